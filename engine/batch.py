@@ -1,0 +1,57 @@
+"""What one step hands to the model. Plain tensors; knows nothing of requests.
+
+Rows are ragged: every sequence's query tokens are laid end to end, `query_starts` says where each begins. A decode row
+has one query token, a prefill row has a chunk of them; nothing else distinguishes the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NULL_BLOCK = 0  # never allocated: writes that must go nowhere (tokens whose K/V is already cached) go here
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One ragged step.
+
+    `token_ids`, `positions` and `slots` have shape (tokens,), int64. A slot is `block * block_size + offset`: where that
+    token's K/V is written. `block_tables` is (rows, max_blocks) int64, padded with NULL_BLOCK. A query token at position
+    p attends to positions 0..p of its own row's block table. `query_starts` has rows + 1 entries; `context_lens[r]` is
+    the position of row r's last query token, plus one. `logits_at` indexes `token_ids`: where logits are wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    query_starts: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    block_tables: Tensor
+    logits_at: Tensor
+
+
+class KVCache:
+    """Paged keys and values of all layers in one tensor: (layers, 2, blocks, block_size, kv_heads, head_dim)."""
+
+    def __init__(
+        self, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.block_size = block_size
+        self.data = torch.zeros(layers, 2, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, each (blocks, block_size, kv_heads, head_dim)."""
+        return self.data[index, 0], self.data[index, 1]
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) in every layer."""
+        if len(pairs) == 1:
+            (source, destination), = pairs
+            self.data[:, :, destination].copy_(self.data[:, :, source])
+        elif pairs:
+            sources, destinations = zip(*pairs, strict=True)
+            self.data[:, :, list(destinations)] = self.data[:, :, list(sources)]

@@ -1,0 +1,76 @@
+"""Everything the engine refuses, each with what was wrong, the limit, and what would be accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class EngineError(Exception):
+    """Base of all errors that the engine raises on purpose. `code` is stable and meant for programs."""
+
+    code = "engine_error"
+
+
+class InvalidParameter(EngineError, ValueError):
+    """A sampling or span parameter is out of range. `name` is the parameter."""
+
+    code = "invalid_parameter"
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class ContextLengthExceeded(EngineError, ValueError):
+    """The sequence, or the sequence with what was asked of it, can never fit the context or the KV pool."""
+
+    code = "context_length_exceeded"
+
+
+class QueueFull(EngineError):
+    """Too many sequences wait already. `retry_after_s` is an estimate of when to try again."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class SequenceClosed(EngineError):
+    """The handle, or a scope around it, was closed, timed out or its engine stopped."""
+
+    code = "sequence_closed"
+
+
+class SequenceBusy(EngineError):
+    """A span or a score runs on this handle; wait for it or cancel it first."""
+
+    code = "sequence_busy"
+
+
+class EngineStopped(EngineError):
+    """The engine is not running: it was stopped, or its core failed."""
+
+    code = "engine_stopped"
+
+
+class CheckpointError(EngineError):
+    """A model directory is missing, incomplete or inconsistent; the message says which file and why."""
+
+    code = "checkpoint_error"
+
+
+class UnsupportedArchitecture(CheckpointError):
+    """The checkpoint's architecture, or an option of it, is not one that this engine can run exactly."""
+
+    code = "unsupported_architecture"
+
+    def __init__(self, found: str, supported: Iterable[str]) -> None:
+        super().__init__(f"architecture {found!r} is not supported; supported: {', '.join(sorted(supported))}.")
+
+
+class ChatTemplateError(EngineError, ValueError):
+    """The model has no chat template, or its template refused the messages; the message says which."""
+
+    code = "chat_template_error"

@@ -1,0 +1,82 @@
+"""What the engine gives back. Plain data; knows nothing of HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "cancelled", "deadline"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probabilities at one position, from the model's own logits (before bias, penalties and temperature)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # the k likeliest (token id, log-probability), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class SpanOutput:
+    """A piece of a running span. Concatenated `text` and `token_ids` of all pieces are the span's whole result.
+
+    `text` can lag `token_ids`: text that may be the start of a stop string, or half a character, is held back until it
+    is decided. The last piece of a span is the only one with a `finish_reason`. `stop_reason` is the stop string or
+    token id that matched, None for end of sequence.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()  # one for each of token_ids, when the span asked for them
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first piece only; None for position 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    prompt_tokens: int = 0  # tokens in the sequence when the span began
+    cached_tokens: int = 0  # of those, how many needed no computing
+
+
+@dataclass(frozen=True, slots=True)
+class SpanResult:
+    """A finished span, whole."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A snapshot of the engine, by its own counters. Tokens and hits count since start.
+
+    `prefix_hit_tokens / prefix_query_tokens` is the hit rate. Both count a sequence's first admission only: what is
+    recomputed or found again after a preemption is in neither.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    sequences: int = 0  # open handles, idle ones included
+    blocks_total: int = 0
+    blocks_used: int = 0  # referenced by some sequence
+    blocks_cached: int = 0  # free to take, but still holding a prefix that can be found
+    blocks_free: int = 0  # free and empty
+    block_size: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0  # prefilled, cache hits excluded
+    generated_tokens: int = 0
+    recomputed_tokens: int = 0  # computed again after a preemption
+    steps: int = 0
+    step_tokens: int = 0  # tokens through the model, all steps together
+    step_seconds: float = 0.0
+    last_batch: int = field(default=0)  # rows in the newest step
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        return self.prefix_hit_tokens / self.prefix_query_tokens if self.prefix_query_tokens else 0.0

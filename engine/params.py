@@ -1,0 +1,94 @@
+"""What a caller asks of the engine: sampling parameters and spans. Plain data; knows nothing of tensors.
+
+A *span* is one stretch of generation on a sequence. Stops, limits and (later) constraints belong to the span,
+not to the request, so thinking and answering can each have their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.errors import InvalidParameter
+
+
+def _check(ok: bool, name: str, value: object, accepted: str) -> None:
+    if not ok:
+        raise InvalidParameter(name, f"{name} is {value!r}; accepted: {accepted}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn from the logits.
+
+    Applied in this order: logit bias, repetition, presence and frequency penalties, mask, temperature, top-k, top-p,
+    min-p. `temperature=0` is greedy and ignores the filters after it. Draws are keyed by (`seed`, the sequence's
+    place in its fork tree, token position), so a row's result does not depend on what shares its batch.
+
+    Raises:
+        InvalidParameter: a value is out of range; the message names it and what is accepted.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # in (0, 1]
+    min_p: float = 0.0  # in [0, 1): drop tokens less likely than min_p x the likeliest
+    repetition_penalty: float = 1.0  # > 0; over prompt and output (Keskar et al. 2019, CTRL)
+    presence_penalty: float = 0.0  # in [-2, 2]; over the output alone
+    frequency_penalty: float = 0.0  # in [-2, 2]; over the output alone
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit, in [-100, 100]
+    seed: int | None = None  # None: drawn by the engine when the span starts
+
+    def __post_init__(self) -> None:
+        _check(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "0 (greedy) to 100")
+        _check(self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive integer")
+        _check(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "greater than 0, at most 1")
+        _check(0.0 <= self.min_p < 1.0, "min_p", self.min_p, "0 to less than 1")
+        _check(0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", self.repetition_penalty, "0 (excl.) to 100")
+        _check(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "-2 to 2")
+        _check(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", self.frequency_penalty, "-2 to 2")
+        for token, bias in self.logit_bias.items():
+            _check(token >= 0 and -100.0 <= bias <= 100.0, "logit_bias", {token: bias}, "token ids >= 0, -100 to 100")
+        if self.seed is not None:
+            _check(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit signed integer")
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of generation.
+
+    `max_tokens=None` runs to the end of the context. Stop strings may span tokens; nothing at or past a stop string
+    is ever emitted as text. A stop token ends the span and is neither emitted as text nor kept in the sequence,
+    unless `keep_stop_token`. `ignore_eos` ignores the model's own end-of-sequence tokens (`stop_token_ids` still count).
+
+    Raises:
+        InvalidParameter: a value is out of range.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    min_tokens: int = 0  # end-of-sequence and stop tokens cannot be drawn, nor stop strings match, before this many
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    keep_stop_token: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; k: the chosen token's log-probability and the k likeliest (k may be 0)
+    prompt_logprobs: int | None = None  # the same for the tokens already in the sequence, sent with the first output
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1, or None for the rest of the context")
+        _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
+        if self.max_tokens is not None:
+            _check(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "at most max_tokens")
+        _check(all(self.stop), "stop", self.stop, "non-empty strings")
+        _check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "token ids >= 0")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _check(value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"None, or 0 to {MAX_LOGPROBS}")
+
+
+MAX_LOGPROBS = 64
