@@ -1,0 +1,51 @@
+"""Ponder's inference engine, usable alone: `from engine import Engine`.
+
+A program holds live sequences: it opens one, lets it generate spans, forks it, scores continuations and cuts it back,
+while the engine batches everything that runs, shares K/V between equal prefixes and recomputes what it had to drop.
+"""
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import (
+    ChatTemplateError,
+    CheckpointError,
+    ContextLengthExceeded,
+    EngineError,
+    EngineStopped,
+    InvalidParameter,
+    QueueFull,
+    SequenceBusy,
+    SequenceClosed,
+    UnsupportedArchitecture,
+)
+from engine.handle import Sequence, SpanStream
+from engine.outputs import FinishReason, SpanOutput, SpanResult, Stats, TokenLogprob
+from engine.params import GREEDY, MAX_LOGPROBS, Sampling, Span
+from engine.tokenizer import Tokenizer
+
+__all__ = [
+    "GREEDY",
+    "MAX_LOGPROBS",
+    "ChatTemplateError",
+    "CheckpointError",
+    "ContextLengthExceeded",
+    "Engine",
+    "EngineConfig",
+    "EngineError",
+    "EngineStopped",
+    "FinishReason",
+    "InvalidParameter",
+    "QueueFull",
+    "Sampling",
+    "Sequence",
+    "SequenceBusy",
+    "SequenceClosed",
+    "Span",
+    "SpanOutput",
+    "SpanResult",
+    "SpanStream",
+    "Stats",
+    "Tokenizer",
+    "TokenLogprob",
+    "UnsupportedArchitecture",
+]

@@ -1,0 +1,119 @@
+"""From a configuration to a core that can run: checkpoint, device, dtype, KV pool, tokenizer. Slow, and done once."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.batch import KVCache
+from engine.blocks import BlockPool
+from engine.checkpoint import resolve
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.detokenizer import Detokenizer
+from engine.errors import InvalidParameter
+from engine.linear import default_dtype
+from engine.models.decoder import load_decoder
+from engine.models.spec import ModelSpec
+from engine.runner import ModelRunner
+from engine.tokenizer import Tokenizer
+
+_LONGEST_BY_DEFAULT = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    core: EngineCore
+    tokenizer: Tokenizer
+    path: Path
+    vocab_size: int
+    max_model_len: int
+    max_tokens: int
+    device: str
+    dtype: str
+
+
+def assemble(config: EngineConfig) -> Parts:
+    """Load everything that `config` names.
+
+    Raises:
+        CheckpointError, UnsupportedArchitecture: see there.
+        InvalidParameter: the device is not there, or the pool cannot hold a sequence.
+    """
+    device = _device(config.device)
+    dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    path = resolve(config.model)
+    decoder = load_decoder(path, dtype=dtype, device=device)
+    spec = decoder.spec
+    declared = spec.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > declared:
+        raise InvalidParameter(
+            "max_model_len", f"max_model_len is {config.max_model_len}; accepted: 1 to {declared}, the model's positions."
+        )
+    max_model_len = config.max_model_len or min(declared, _LONGEST_BY_DEFAULT)
+    blocks = _kv_blocks(config, spec, dtype, device, max_model_len)
+    kv = KVCache(
+        spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim, dtype, device
+    )  # one more: the null block
+    tokenizer = Tokenizer.load(path)
+    core = EngineCore(
+        config,
+        ModelRunner(decoder, kv, device),
+        BlockPool(blocks),
+        lambda: Detokenizer(tokenizer),
+        tokenizer.eos_token_ids,
+        secrets.token_bytes(32),
+    )
+    return Parts(
+        core=core,
+        tokenizer=tokenizer,
+        path=path,
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        max_tokens=min(max_model_len, blocks * config.block_size),
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidParameter("device", f"device {name!r} cannot be used here ({error}); accepted: auto, cpu, cuda.") from None
+    return device
+
+
+def _kv_blocks(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int
+) -> int:
+    """Blocks in the pool: what was asked for, or a quarter of the free memory, up to what could ever be used."""
+    if config.kv_blocks is not None:
+        return config.kv_blocks
+    per_block = 2 * spec.layers * spec.kv_heads * spec.head_dim * config.block_size * dtype.itemsize
+    if config.kv_bytes is not None:
+        blocks = config.kv_bytes // per_block
+        if blocks < 1:
+            raise InvalidParameter(
+                "kv_bytes", f"kv_bytes is {config.kv_bytes}; accepted: at least {per_block}, one block of this model."
+            )
+        return blocks
+    useful = config.max_running * -(-max_model_len // config.block_size)
+    return max(1, min(useful, _free_bytes(device) // 4 // per_block))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 4 << 30  # systems without /proc: assume that 4 GiB are free

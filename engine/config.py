@@ -1,0 +1,45 @@
+"""The engine's one configuration object: made at the edge, passed in, read by all parts. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.errors import InvalidParameter
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What to load and how much to use.
+
+    Raises:
+        InvalidParameter: a value is out of range.
+    """
+
+    model: str  # a directory in Hugging Face format, or a hub name
+    dtype: DType = "auto"  # auto: bfloat16 where the device computes in it, else float32
+    device: str = "auto"  # auto: cuda where there is one, else cpu
+    max_model_len: int | None = None  # tokens; None: what the checkpoint declares, at most 32,768
+    block_size: int = 16  # tokens per KV block
+    kv_blocks: int | None = None  # size of the KV pool; None: from kv_bytes
+    kv_bytes: int | None = None  # None: a quarter of the free memory, but not more than could be used at once
+    max_batch_tokens: int = 512  # tokens through the model in one step: the chunk that bounds a decode's wait
+    max_running: int = 64  # sequences in one step
+    max_waiting: int = 1024  # spans queued beyond the running ones before QueueFull
+    prefix_cache: bool = True
+    ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
+    threads: int | None = None  # CPU threads of the model; None: torch's choice
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "kv_blocks", "kv_bytes", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
+        for name in ("block_size", "max_batch_tokens", "max_running", "max_waiting"):
+            value = getattr(self, name)
+            if value < 1:
+                raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise InvalidParameter("dtype", f"dtype is {self.dtype!r}; accepted: auto, float32, bfloat16, float16.")

@@ -1,0 +1,386 @@
+"""The engine's synchronous heart: commands in, one step at a time, replies out.
+
+Knows nothing of threads, event loops or HTTP. A step schedules rows, runs them on the device, draws tokens, and says
+what became of each job. It may be driven by a thread, a process or a test.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from engine import messages as m
+from engine.blocks import BlockPool, root_digest
+from engine.config import EngineConfig
+from engine.jobs import ScoreJob, ScoreRequest, SpanJob
+from engine.outputs import FinishReason, SpanOutput, Stats, TokenLogprob
+from engine.runner import Runner
+from engine.sampler import Draw, Drawn, logprob_of, row_logprobs, sample
+from engine.scheduler import Row, Scheduler
+from engine.sequence import SequenceState
+from engine.text import Decoder, SpanText
+
+_CONTEXT = 8  # tokens before a span that its first characters may depend on
+
+
+class EngineCore:
+    """Owns every sequence.
+
+    `make_decoder` gives a fresh incremental detokeniser, `eos` the model's end-of-sequence ids, `secret` keys the prefix
+    digests. The caller has checked that commands are in range (see `engine.Engine`); the core only guards its order:
+    commands for a sequence that closed meanwhile are dropped, since its owner may not have heard yet.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        pool: BlockPool,
+        make_decoder: Callable[[], Decoder],
+        eos: Sequence[int],
+        secret: bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._runner = runner
+        self._pool = pool
+        self._scheduler = Scheduler(config, pool, clock)
+        self._make_decoder = make_decoder
+        self._eos = frozenset(eos)
+        self._secret = secret
+        self._clock = clock
+        self._sequences: dict[int, SequenceState] = {}
+        self._deadlines: dict[int, SequenceState] = {}
+        self._arrivals = 0
+        self._private_id = 0  # throw-away children count down, so they never meet a client's ids
+        self._replies: list[m.Reply] = []
+        self._generated_tokens = 0
+        self._steps = 0
+        self._step_tokens = 0
+        self._step_seconds = 0.0
+        self._last_batch = 0
+
+    # -- commands
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def next_deadline(self) -> float | None:
+        """When the core must wake although nothing runs, by its clock."""
+        return min((s.deadline for s in self._deadlines.values() if s.deadline is not None), default=None)
+
+    def handle(self, command: m.Command) -> None:
+        """Take one command. Replies wait for `take_replies`."""
+        match command:
+            case m.Open():
+                self._open(command)
+            case m.GetStats():
+                self._replies.append(m.StatsReply(command.request, self.stats()))
+            case m.Stop():
+                for seq in list(self._sequences.values()):
+                    if seq.parent is None:
+                        self._close(seq, "the engine stopped")
+            case _:
+                seq_or_none = self._sequences.get(command.sequence)
+                if seq_or_none is not None:
+                    self._handle_for(seq_or_none, command)
+                elif isinstance(command, m.Generate | m.Score):
+                    self._replies.append(m.Closed(command.request, "the sequence is closed"))
+
+    def take_replies(self) -> list[m.Reply]:
+        replies, self._replies = self._replies, []
+        return replies
+
+    def _handle_for(self, seq: SequenceState, command: m.Command) -> None:
+        match command:
+            case m.Append():
+                seq.append(list(command.tokens), generated=False)
+            case m.Generate():
+                self._generate(seq, command)
+            case m.Score():
+                self._score(seq, command)
+            case m.Fork():
+                for child_id in command.children:
+                    self._adopt(self._scheduler.fork(seq, child_id, self._next_arrival()))
+            case m.Truncate():
+                self._scheduler.truncate(seq, command.length)
+            case m.Hold():
+                seq.hold_until = self._clock() + command.ttl_s
+            case m.Cancel():
+                self._cancel(seq, command.request)
+            case m.Close():
+                self._close(seq, "the sequence was closed")
+
+    def _open(self, command: m.Open) -> None:
+        root = root_digest(self._secret, self._config.model, "", command.tenant)
+        seq = SequenceState(command.sequence, [], root, self._next_arrival(), priority=command.priority)
+        seq.append(list(command.tokens), generated=False)
+        if command.deadline_s is not None:
+            seq.deadline = self._clock() + command.deadline_s
+        self._adopt(seq)
+
+    def _adopt(self, seq: SequenceState) -> None:
+        self._sequences[seq.id] = seq
+        if seq.deadline is not None:
+            self._deadlines[seq.id] = seq
+
+    def _next_arrival(self) -> int:
+        self._arrivals += 1
+        return self._arrivals
+
+    def _generate(self, seq: SequenceState, command: m.Generate) -> None:
+        span = command.span
+        decoder = self._make_decoder()
+        decoder.push(seq.tokens[-_CONTEXT:])
+        stop_ids = frozenset(span.stop_token_ids) | (frozenset() if span.ignore_eos else self._eos)
+        seq.job = SpanJob(
+            id=command.request,
+            span=span,
+            seed=command.seed,
+            max_tokens=command.max_tokens,
+            text=SpanText(decoder, span.stop),
+            stop_ids=stop_ids,
+            prompt_tokens=len(seq),
+            reading_prompt=span.prompt_logprobs is not None,
+            prompt_logprobs=[None],
+        )
+        self._scheduler.submit(seq)
+
+    def _score(self, seq: SequenceState, command: m.Score) -> None:
+        """Candidates of one token share one child; each longer one has its own."""
+        request = ScoreRequest(command.request, [[0.0] * len(c) for c in command.candidates])
+        seq.job = None
+        first = len(seq) - 1
+        singles = [(i, 0, c[0]) for i, c in enumerate(command.candidates) if len(c) == 1]
+        jobs: list[tuple[Sequence[int], dict[int, list[tuple[int, int, int]]]]] = []
+        if singles:
+            jobs.append(((), {first: singles}))
+        for i, candidate in enumerate(command.candidates):
+            if len(candidate) > 1:
+                jobs.append((candidate[:-1], {first + j: [(i, j, token)] for j, token in enumerate(candidate)}))
+        for tokens, targets in jobs:
+            self._private_id -= 1
+            child = self._scheduler.fork(seq, self._private_id, self._next_arrival())
+            self._adopt(child)
+            child.append(list(tokens), generated=False)
+            child.job = ScoreJob(request, first, targets)
+            request.open_children += 1
+            self._scheduler.submit(child)
+
+    def _cancel(self, seq: SequenceState, request: int) -> None:
+        job = seq.job
+        if isinstance(job, SpanJob) and job.id == request:
+            self._finish_span(seq, job, "cancelled", None)
+            return
+        for child in list(seq.children.values()):
+            if isinstance(child.job, ScoreJob) and child.job.request.id == request:
+                self._drop(child)
+
+    def _close(self, seq: SequenceState, reason: str) -> None:
+        """Close a scope: the descendants first, then the sequence itself."""
+        for child in list(seq.children.values()):
+            self._close(child, reason)
+        match seq.job:
+            case SpanJob() as job:
+                self._replies.append(m.Closed(job.id, reason))
+            case ScoreJob() as job:
+                job.request.open_children -= 1
+                if job.request.open_children == 0:
+                    self._replies.append(m.Closed(job.request.id, reason))
+        self._drop(seq)
+
+    def _drop(self, seq: SequenceState) -> None:
+        self._scheduler.release(seq)
+        self._sequences.pop(seq.id, None)
+        self._deadlines.pop(seq.id, None)
+        if seq.parent is not None:
+            seq.parent.children.pop(seq.id, None)
+
+    # -- steps
+
+    def step(self) -> None:
+        """Run one step, or nothing when there is no work."""
+        self._expire()
+        if not self._scheduler.has_work:
+            return
+        began = self._clock()
+        step = self._scheduler.schedule()
+        assert step.rows, "there is work but no row: a sequence was admitted that can never fit"
+        logits = self._runner.run(step)
+        self._scheduler.complete(step)
+        self._read(step.rows, logits)
+        self._steps += 1
+        self._step_tokens += step.tokens
+        self._last_batch = len(step.rows)
+        self._step_seconds += self._clock() - began
+
+    def _expire(self) -> None:
+        if self._deadlines:
+            now = self._clock()
+            for seq in [s for s in self._deadlines.values() if s.deadline is not None and s.deadline <= now]:
+                if seq.id in self._sequences:
+                    if isinstance(seq.job, SpanJob):
+                        self._finish_span(seq, seq.job, "deadline", None)
+                    self._close(seq, "its deadline passed")
+
+    def _read(self, rows: list[Row], logits: Tensor) -> None:
+        """Hand each row's logits to its job, and draw for the spans that reached their last token."""
+        drawing: list[tuple[SequenceState, SpanJob, int]] = []
+        at = 0
+        for row in rows:
+            seq = row.seq
+            first = max(row.start, row.logits_from)
+            wanted = max(0, row.end - first)
+            match seq.job:
+                case ScoreJob() as job:
+                    self._read_scores(seq, job, first, logits[at : at + wanted], done=row.end == len(seq))
+                case SpanJob() as job:
+                    if job.reading_prompt:
+                        self._read_prompt(seq, job, first, logits[at : at + wanted])
+                    if row.end == len(seq):
+                        drawing.append((seq, job, at + wanted - 1))
+            at += wanted
+        if drawing:
+            index = [row for _, _, row in drawing]
+            chosen = logits if index == list(range(logits.shape[0])) else logits[index]
+            for (seq, job, _), drawn in zip(drawing, sample(chosen, [_draw(s, j) for s, j, _ in drawing]), strict=True):
+                self._advance(seq, job, drawn)
+
+    def _read_scores(self, seq: SequenceState, job: ScoreJob, first: int, logits: Tensor, *, done: bool) -> None:
+        for offset in range(logits.shape[0]):
+            targets = job.targets.get(first + offset, ())
+            if targets:
+                row = row_logprobs(logits[offset])
+                for candidate, index, token in targets:
+                    job.request.logprobs[candidate][index] = float(row[token])
+        if done:
+            job.request.open_children -= 1
+            self._drop(seq)
+            if job.request.open_children == 0:
+                scores = tuple(tuple(candidate) for candidate in job.request.logprobs)
+                self._replies.append(m.Scored(job.request.id, scores))
+
+    def _read_prompt(self, seq: SequenceState, job: SpanJob, first: int, logits: Tensor) -> None:
+        """Log-probabilities of the prompt's tokens; a preempted sequence reads again from the start."""
+        del job.prompt_logprobs[first + 1 :]
+        for offset in range(logits.shape[0]):
+            position = first + offset + 1
+            if position < len(seq):
+                row = row_logprobs(logits[offset])
+                job.prompt_logprobs.append(logprob_of(row, seq.tokens[position], job.span.prompt_logprobs or 0))
+            else:
+                job.reading_prompt = False
+
+    def _advance(self, seq: SequenceState, job: SpanJob, drawn: Drawn) -> None:
+        """A token was drawn: append it, and see whether the span ends here."""
+        token = drawn.token_id
+        job.produced += 1
+        self._generated_tokens += 1
+        logprobs = () if drawn.logprob is None else (drawn.logprob,)
+        if token in job.stop_ids:
+            reason = None if token in self._eos and token not in job.span.stop_token_ids else token
+            if job.span.keep_stop_token:
+                seq.push(token)
+                self._finish_span(seq, job, "stop", reason, (token,), logprobs)
+            else:
+                self._finish_span(seq, job, "stop", reason)
+            return
+        seq.push(token)
+        text, matched = job.text.push(token, may_stop=job.produced >= job.span.min_tokens)
+        if matched is not None:
+            self._end(seq, job, "stop", matched, (token,), text, logprobs)
+        elif job.produced >= job.max_tokens:
+            self._finish_span(seq, job, "length", None, (token,), logprobs, text)
+        else:
+            self._emit(seq, job, SpanOutput((token,), text, logprobs))
+
+    def _finish_span(
+        self,
+        seq: SequenceState,
+        job: SpanJob,
+        finish: FinishReason,
+        reason: str | int | None,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        text: str = "",
+    ) -> None:
+        """End a span, giving out the text that was held back: it may still complete a stop string."""
+        rest, matched = job.text.finish()
+        if matched is not None:
+            finish, reason = "stop", matched
+        self._end(seq, job, finish, reason, tokens, text + rest, logprobs)
+
+    def _end(
+        self,
+        seq: SequenceState,
+        job: SpanJob,
+        finish: FinishReason,
+        reason: str | int | None,
+        tokens: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+    ) -> None:
+        self._scheduler.finish(seq)
+        self._emit(seq, job, SpanOutput(tokens, text, logprobs, finish_reason=finish, stop_reason=reason))
+
+    def _emit(self, seq: SequenceState, job: SpanJob, output: SpanOutput) -> None:
+        if not job.announced:
+            job.announced = True
+            prompt = tuple(job.prompt_logprobs) if job.span.prompt_logprobs is not None else None
+            output = SpanOutput(
+                output.token_ids,
+                output.text,
+                output.logprobs,
+                prompt,
+                output.finish_reason,
+                output.stop_reason,
+                job.prompt_tokens,
+                seq.cached_tokens,
+            )
+        self._replies.append(m.Piece(job.id, output))
+
+    # -- what operators see
+
+    def stats(self) -> Stats:
+        counters = self._scheduler.counters
+        return Stats(
+            waiting=len(self._scheduler.waiting),
+            running=len(self._scheduler.running),
+            sequences=len(self._sequences),
+            blocks_total=self._pool.total,
+            blocks_used=self._pool.used,
+            blocks_cached=self._pool.cached,
+            blocks_free=self._pool.empty,
+            block_size=self._config.block_size,
+            prefix_query_tokens=counters.prefix_query_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            preemptions=counters.preemptions,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            steps=self._steps,
+            step_tokens=self._step_tokens,
+            step_seconds=self._step_seconds,
+            last_batch=self._last_batch,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless the block pool agrees with every sequence's table."""
+        self._pool.check(self._scheduler.tables())
+
+
+def _draw(seq: SequenceState, job: SpanJob) -> Draw:
+    early = job.produced < job.span.min_tokens
+    return Draw(
+        sampling=job.span.sampling,
+        seed=job.seed,
+        stream=seq.stream,
+        position=len(seq),
+        counts=seq.counts,
+        seen=seq.tokens,
+        banned=job.stop_ids if early else frozenset(),
+        logprobs=job.span.logprobs,
+    )

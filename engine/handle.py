@@ -1,0 +1,286 @@
+"""The handle of a live sequence: what an API request, a strategy and a test all hold.
+
+It mirrors the sequence's tokens on the caller's side and turns calls into commands; it knows nothing of K/V, batches or
+threads. One span or score runs on a handle at a time. Handles belong to the event loop that their engine was started in.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from engine import messages as m
+from engine.errors import ContextLengthExceeded, InvalidParameter, SequenceBusy, SequenceClosed
+from engine.outputs import SpanOutput, SpanResult
+from engine.params import Span
+
+if TYPE_CHECKING:
+    from engine.engine import Engine, Request
+
+
+class Sequence:
+    """A sequence of tokens that can be extended, generated from, forked, scored and cut back.
+
+    Get one from `Engine.open` or `fork`. Closing it, or leaving `async with`, closes everything forked from it.
+    """
+
+    def __init__(self, engine: Engine, id: int, tokens: list[int], parent: Sequence | None = None) -> None:
+        self._engine = engine
+        self._id = id
+        self._tokens = tokens
+        self._parent = parent
+        self._children: set[Sequence] = set()
+        self._busy = False
+        self._closed = False
+
+    @property
+    def tokens(self) -> list[int]:
+        """A copy of all tokens so far, given and generated."""
+        return self._tokens.copy()
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Add tokens at the end. Costs nothing until the next `generate` or `score`.
+
+        Raises:
+            ContextLengthExceeded: they would not fit the context.
+            InvalidParameter: a token id is outside the vocabulary.
+            SequenceBusy, SequenceClosed: see there.
+        """
+        self._check_free()
+        added = tuple(tokens)
+        self._engine.check_tokens(added)
+        self._engine.check_length(len(self) + len(added))
+        self._tokens.extend(added)
+        self._engine.post(m.Append(self._id, added))
+
+    def generate(self, span: Span) -> SpanStream:
+        """Start one span; iterate over the result for its pieces as they come.
+
+        Leaving the loop early cancels the span, and the sequence then ends with the last piece that was yielded.
+
+        Raises:
+            ContextLengthExceeded: the sequence with the span's `max_tokens` can never fit.
+            InvalidParameter: a token id of the span is outside the vocabulary, or the sequence is empty.
+            QueueFull: too many spans wait already.
+            SequenceBusy, SequenceClosed, EngineStopped: see there.
+        """
+        self._check_free()
+        max_tokens = self._check_span(span)
+        self._engine.check_queue()
+        seed = span.sampling.seed if span.sampling.seed is not None else secrets.randbits(63)
+        request = self._engine.request()
+        self._engine.post(m.Generate(self._id, request.id, span, seed, max_tokens))
+        self._busy = True
+        return SpanStream(self, self._engine, request)
+
+    async def generate_all(self, span: Span) -> SpanResult:
+        """Run one span to its end. Raises what `generate` raises."""
+        with self.generate(span) as stream:
+            pieces = [piece async for piece in stream]
+        first, last = pieces[0], pieces[-1]
+        assert last.finish_reason is not None
+        return SpanResult(
+            token_ids=tuple(t for p in pieces for t in p.token_ids),
+            text="".join(p.text for p in pieces),
+            logprobs=tuple(lp for p in pieces for lp in p.logprobs),
+            prompt_logprobs=first.prompt_logprobs,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            prompt_tokens=first.prompt_tokens,
+            cached_tokens=first.cached_tokens,
+        )
+
+    def fork(self, n: int = 1) -> list[Sequence]:
+        """`n` children with the same tokens, K/V and penalty counts, and random draws of their own.
+
+        They share all blocks; a child that writes into the last, partial block copies that one block first. Calling
+        `fork` again in the same order gives children that draw the same numbers.
+
+        Raises:
+            InvalidParameter: `n` is less than 1.
+            SequenceBusy, SequenceClosed: see there.
+        """
+        self._check_free()
+        if n < 1:
+            raise InvalidParameter("n", f"n is {n}; accepted: at least 1.")
+        ids = tuple(self._engine.next_id() for _ in range(n))
+        self._engine.post(m.Fork(self._id, ids))
+        children = [Sequence(self._engine, id, self._tokens.copy(), self) for id in ids]
+        self._children.update(children)
+        return children
+
+    async def score(self, candidates: Iterable[Iterable[int]]) -> list[list[float]]:
+        """Log-probabilities of candidate continuations, all read in one batch on throw-away forks.
+
+        Returns one list per candidate with one natural-log probability per token, given the sequence and the
+        candidate's earlier tokens; the sum is the continuation's. The sequence does not change.
+
+        Raises:
+            InvalidParameter: there are no candidates, one is empty, or a token id is outside the vocabulary.
+            ContextLengthExceeded: a candidate does not fit.
+            QueueFull, SequenceBusy, SequenceClosed, EngineStopped: see there.
+        """
+        self._check_free()
+        wanted = tuple(tuple(c) for c in candidates)
+        if not wanted or not all(wanted):
+            raise InvalidParameter("candidates", "candidates are empty; accepted: one or more, each of 1 token or more.")
+        self._check_not_empty()
+        for candidate in wanted:
+            self._engine.check_tokens(candidate)
+        self._engine.check_length(len(self) + max(map(len, wanted)))
+        self._engine.check_queue()
+        request = self._engine.request()
+        self._busy = True
+        try:
+            self._engine.post(m.Score(self._id, request.id, wanted))
+            (reply,) = await request.replies()
+            if isinstance(reply, m.Closed):
+                self._mark_closed()
+                raise SequenceClosed(reply.reason)
+            assert isinstance(reply, m.Scored)
+            return [list(logprobs) for logprobs in reply.logprobs]
+        finally:
+            if not request.done:
+                self._engine.post(m.Cancel(self._id, request.id))
+            self._engine.forget(request)
+            self._busy = False
+
+    def truncate(self, n: int) -> None:
+        """Keep the first `n` tokens.
+
+        Raises:
+            InvalidParameter: `n` is negative or beyond the end.
+            SequenceBusy, SequenceClosed: see there.
+        """
+        self._check_free()
+        if not 0 <= n <= len(self):
+            raise InvalidParameter("n", f"n is {n}; accepted: 0 to {len(self)}, the sequence's length.")
+        del self._tokens[n:]
+        self._engine.post(m.Truncate(self._id, n))
+
+    def hold(self, ttl_s: float) -> None:
+        """Hint that the sequence will go on within `ttl_s` seconds: its K/V is the last to be taken of those idle.
+
+        Raises:
+            InvalidParameter: `ttl_s` is negative.
+        """
+        if ttl_s < 0:
+            raise InvalidParameter("ttl_s", f"ttl_s is {ttl_s}; accepted: 0 or more seconds.")
+        if not self._closed:
+            self._engine.post(m.Hold(self._id, ttl_s))
+
+    def close(self) -> None:
+        """End the sequence and everything forked from it; what runs on them ends with `SequenceClosed`. Idempotent."""
+        if not self._closed:
+            self._mark_closed()
+            self._engine.post(m.Close(self._id))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- parts
+
+    def _mark_closed(self) -> None:
+        self._closed = True
+        for child in self._children:
+            child._mark_closed()
+        self._children.clear()
+        if self._parent is not None:
+            self._parent._children.discard(self)
+
+    def _check_free(self) -> None:
+        if self._closed:
+            raise SequenceClosed("The sequence is closed.")
+        if self._busy:
+            raise SequenceBusy("A span or score runs on this sequence; wait for it, or fork first.")
+
+    def _check_not_empty(self) -> None:
+        if not self._tokens:
+            raise InvalidParameter("tokens", "The sequence is empty; accepted: at least one token to continue from.")
+
+    def _check_span(self, span: Span) -> int:
+        """The span's `max_tokens` as a number that fits."""
+        self._check_not_empty()
+        self._engine.check_tokens((*span.stop_token_ids, *span.sampling.logit_bias))
+        room = self._engine.max_tokens - len(self)
+        if room < max(1, span.min_tokens) or (span.max_tokens or 1) > room:
+            asked = f" and max_tokens is {span.max_tokens}" if span.max_tokens is not None else ""
+            raise ContextLengthExceeded(
+                f"The sequence has {len(self)} tokens{asked}; the context holds {self._engine.max_tokens} tokens in all."
+            )
+        return span.max_tokens or room
+
+
+class SpanStream:
+    """The pieces of one running span, as an async iterator.
+
+    It ends after the piece with a `finish_reason`. `close`, leaving `with`, or dropping the stream before that cancels
+    the span and cuts the sequence back to what was yielded, so caller and engine never disagree about its tokens.
+    """
+
+    def __init__(self, sequence: Sequence, engine: Engine, request: Request) -> None:
+        self._sequence = sequence
+        self._engine = engine
+        self._request = request
+        self._replies: deque[m.Reply] = deque()
+        self._over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SpanOutput:
+        """Raises `SequenceClosed` when the sequence is closed meanwhile, `EngineStopped` when the engine fails."""
+        if self._over:
+            raise StopAsyncIteration
+        if not self._replies:
+            self._replies.extend(await self._request.replies())
+        reply = self._replies.popleft()
+        if isinstance(reply, m.Closed):
+            self._end()
+            self._sequence._mark_closed()
+            raise SequenceClosed(f"The sequence ended while a span ran on it: {reply.reason}.")
+        assert isinstance(reply, m.Piece)
+        output = reply.output
+        self._sequence._tokens.extend(output.token_ids)
+        if output.finish_reason is not None:
+            self._end()
+        return output
+
+    def close(self) -> None:
+        """Cancel the span if it still runs. Idempotent."""
+        if not self._over:
+            self._end()
+            if not self._sequence._closed:
+                self._engine.post(m.Cancel(self._sequence._id, self._request.id))
+                self._engine.post(m.Truncate(self._sequence._id, len(self._sequence)))
+
+    def _end(self) -> None:
+        self._over = True
+        self._engine.forget(self._request)
+        self._sequence._busy = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,60 @@
+"""What can run on a sequence: a span that generates, or a score that reads log-probabilities. Plain state.
+
+A job says from which position on it wants logits; the scheduler needs to know nothing else about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.outputs import TokenLogprob
+from engine.params import Span
+from engine.text import SpanText
+
+
+@dataclass(slots=True, eq=False)
+class SpanJob:
+    """A running span: its limits resolved to numbers, and what it has produced."""
+
+    id: int
+    span: Span
+    seed: int
+    max_tokens: int
+    text: SpanText
+    stop_ids: frozenset[int]
+    prompt_tokens: int
+    produced: int = 0
+    cached_tokens: int = 0
+    reading_prompt: bool = False  # prompt log-probabilities are still being gathered
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    announced: bool = False  # the first piece, with the prompt's figures, was sent
+
+    def logits_from(self, length: int) -> int:
+        return 0 if self.reading_prompt else length - 1
+
+
+@dataclass(slots=True, eq=False)
+class ScoreJob:
+    """Reads the log-probabilities of given tokens at given positions on a throw-away child.
+
+    `targets` maps a position to (candidate, index in it, token id) triples: the logits at that position decide them.
+    """
+
+    request: ScoreRequest
+    first: int
+    targets: dict[int, list[tuple[int, int, int]]]
+
+    def logits_from(self, length: int) -> int:
+        return self.first
+
+
+@dataclass(slots=True, eq=False)
+class ScoreRequest:
+    """All children that one `score` call reads."""
+
+    id: int
+    logprobs: list[list[float]]
+    open_children: int = 0
+
+
+Job = SpanJob | ScoreJob

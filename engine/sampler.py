@@ -1,0 +1,170 @@
+"""Draws tokens from logits, for all rows of a step at once. Knows nothing of sequences, text or scheduling.
+
+Order: logit bias, repetition, presence and frequency penalties, mask, temperature, top-k, top-p, min-p. Each row's
+draw depends on that row alone: the uniform number is a hash of (seed, stream, position), and rows that need a sorted
+vocabulary are treated apart from rows that do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.outputs import TokenLogprob
+from engine.params import Sampling
+from engine.sequence import mix64
+
+# Filters look at this many of the likeliest tokens first, and at the whole vocabulary only where that is not enough.
+_LIKELIEST = 256
+_GREEDY_BELOW = 1e-5  # a temperature this low would overflow the division, and means the likeliest token anyway
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What the sampler must know of one row. `position` is where the drawn token will stand in its sequence."""
+
+    sampling: Sampling
+    seed: int
+    stream: int
+    position: int
+    counts: Mapping[int, int]  # generated tokens and how often each occurred
+    seen: Sequence[int]  # all tokens of the sequence, for the repetition penalty
+    banned: Set[int] = frozenset()  # tokens that may not be drawn now
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    token_id: int
+    logprob: TokenLogprob | None
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    """Draw one token for each row of `logits` (rows, vocabulary), fp32. The logits are changed in place."""
+    raw = {i: row_logprobs(logits[i]) for i, draw in enumerate(draws) if draw.logprobs is not None}
+    _adjust(logits, draws)
+    tokens: Tensor = logits.argmax(-1)
+    drawn = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= _GREEDY_BELOW]
+    filtered = [i for i in drawn if _filters(draws[i].sampling)]
+    plain = [i for i in drawn if not _filters(draws[i].sampling)]
+    if filtered:
+        tokens[filtered] = _draw_filtered(logits, draws, filtered)
+    if plain:
+        probabilities = torch.softmax(logits[plain] / _column(logits, [draws[i].sampling.temperature for i in plain]), -1)
+        tokens[plain] = _invert(probabilities, [draws[i] for i in plain])
+    ids: list[int] = tokens.tolist()
+    return [
+        Drawn(token, logprob_of(raw[i], token, draw.logprobs or 0) if i in raw else None)
+        for i, (token, draw) in enumerate(zip(ids, draws, strict=True))
+    ]
+
+
+def row_logprobs(logits: Tensor) -> Tensor:
+    """Log-probabilities of one row (vocabulary,), as the model has them: before bias, penalties and temperature."""
+    return torch.log_softmax(logits, -1)
+
+
+def logprob_of(logprobs: Tensor, token: int, k: int) -> TokenLogprob:
+    """The record of one token and the `k` likeliest, from a row of log-probabilities."""
+    top: tuple[tuple[int, float], ...] = ()
+    if k:
+        values, ids = torch.topk(logprobs, min(k, logprobs.shape[-1]))
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token, float(logprobs[token]), top)
+
+
+def uniform(seed: int, stream: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing but these three."""
+    return (mix64(seed, stream, position) >> 11) * 2.0**-53
+
+
+def _filters(sampling: Sampling) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+
+
+def _column(like: Tensor, values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+
+
+def _adjust(logits: Tensor, draws: Sequence[Draw]) -> None:
+    """Bias, penalties and bans, as sparse updates: only tokens that a row names are touched."""
+    _add(logits, ((i, d.sampling.logit_bias.items()) for i, d in enumerate(draws)))
+    for i, draw in enumerate(draws):
+        if draw.sampling.repetition_penalty != 1.0:
+            _repetition(logits[i], draw)
+    _add(logits, ((i, _occurrence_penalties(d)) for i, d in enumerate(draws)))
+    _add(logits, ((i, ((t, -torch.inf) for t in d.banned)) for i, d in enumerate(draws)))
+
+
+def _add(logits: Tensor, deltas: Iterable[tuple[int, Iterable[tuple[int, float]]]]) -> None:
+    """Add to logits, given for each row as (token id, delta) pairs."""
+    entries = [(row, token, delta) for row, pairs in deltas for token, delta in pairs]
+    if entries:
+        rows, tokens, values = zip(*entries, strict=True)
+        where = (torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device))
+        logits.index_put_(where, torch.tensor(values, dtype=logits.dtype, device=logits.device), accumulate=True)
+
+
+def _occurrence_penalties(draw: Draw) -> Iterable[tuple[int, float]]:
+    presence, frequency = draw.sampling.presence_penalty, draw.sampling.frequency_penalty
+    if not presence and not frequency:
+        return ()
+    return ((token, -presence - frequency * count) for token, count in draw.counts.items())
+
+
+def _repetition(row: Tensor, draw: Draw) -> None:
+    """Divide positive and multiply negative logits of seen tokens (Keskar et al. 2019, CTRL), in place."""
+    ids = torch.tensor(sorted(set(draw.seen)), device=row.device)
+    penalty = draw.sampling.repetition_penalty
+    values = row[ids]
+    row[ids] = torch.where(values > 0, values / penalty, values * penalty)
+
+
+def _draw_filtered(logits: Tensor, draws: Sequence[Draw], rows: list[int]) -> Tensor:
+    """Token ids for rows with top-k, top-p or min-p: cut the sorted distribution, then draw from what is left."""
+    scaled = logits[rows] / _column(logits, [draws[i].sampling.temperature for i in rows])
+    width = min(scaled.shape[1], max(_LIKELIEST, *(draws[i].sampling.top_k for i in rows)))
+    values, ids = torch.topk(scaled, width, dim=-1)
+    undecided = _undecided(scaled, values, [draws[i].sampling for i in rows])
+    if undecided:
+        values, ids = torch.sort(scaled, dim=-1, descending=True)
+    order = torch.arange(values.shape[1], device=values.device)
+    top_k = torch.tensor([draws[i].sampling.top_k or values.shape[1] for i in rows], device=values.device)
+    values = values.masked_fill(order >= top_k.unsqueeze(1), -torch.inf)
+    # With top-k on, the rest is gone before top-p looks: probabilities are among those left.
+    whole = torch.where(
+        top_k.unsqueeze(1) < scaled.shape[1], torch.logsumexp(values, -1, True), torch.logsumexp(scaled, -1, True)
+    )
+    probabilities = torch.exp(values - whole)
+    before = probabilities.cumsum(-1) - probabilities  # mass of the likelier tokens; the first is always kept
+    top_p = _column(logits, [draws[i].sampling.top_p for i in rows])
+    probabilities = probabilities.masked_fill((before >= top_p) & (top_p < 1.0), 0.0)
+    min_p = _column(logits, [draws[i].sampling.min_p for i in rows])
+    probabilities = probabilities.masked_fill(probabilities < min_p * probabilities[:, :1], 0.0)
+    return ids.gather(1, _invert(probabilities, [draws[i] for i in rows]).unsqueeze(1)).squeeze(1)
+
+
+def _undecided(scaled: Tensor, values: Tensor, samplings: list[Sampling]) -> bool:
+    """Whether some row's cut may lie beyond the likeliest tokens in `values`."""
+    if values.shape[1] == scaled.shape[1]:
+        return False
+    mass = torch.exp(torch.logsumexp(values, -1) - torch.logsumexp(scaled, -1)).tolist()
+    ratio = torch.exp(values[:, -1] - values[:, 0]).tolist()
+    for s, covered, last in zip(samplings, mass, ratio, strict=True):
+        by_k = s.top_k > 0
+        by_p = s.top_p < 1.0 and covered >= s.top_p
+        by_min = s.min_p > 0.0 and last < s.min_p
+        if not (by_k or by_p or by_min):
+            return True
+    return False
+
+
+def _invert(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Inverse-CDF draw for each row of unnormalised probabilities, in double precision."""
+    cumulative = probabilities.double().cumsum(-1)
+    u = [uniform(d.seed, d.stream, d.position) for d in draws]
+    targets = torch.tensor(u, dtype=torch.float64, device=cumulative.device).unsqueeze(1) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp_(max=probabilities.shape[1] - 1)

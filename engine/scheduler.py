@@ -1,0 +1,284 @@
+"""Which tokens run in the next step. Knows nothing of tensors, text or clients.
+
+One rule: every sequence with a job lets its cursor catch up with its tokens, within the step's token budget. A decode
+is one token behind, a prefill many, a prefix hit fewer, a preempted sequence all of them again.
+
+Order: running decodes, running prefills, then waiting sequences by class of priority (lower first) and arrival, where
+waiting lifts a sequence by one class every `ageing_s`. When blocks run out, K/V goes first from idle sequences, then
+from the running one of the lowest class that arrived last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.blocks import BlockPool, OutOfBlocks
+from engine.config import EngineConfig
+from engine.sequence import SequenceState
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """`count` tokens of a sequence from position `start` on, in one step.
+
+    Logits are wanted from position `logits_from` (it may lie past the row). `copy` is a block to copy first.
+    """
+
+    seq: SequenceState
+    start: int
+    count: int
+    logits_from: int
+    copy: tuple[int, int] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(slots=True)
+class Step:
+    rows: list[Row] = field(default_factory=list)
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What only the scheduler can count, since start."""
+
+    preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+class Scheduler:
+    """Turns sequences with jobs into steps, and keeps their block tables."""
+
+    def __init__(self, config: EngineConfig, pool: BlockPool, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._size = config.block_size
+        self._pool = pool
+        self._clock = clock
+        self.waiting: dict[int, SequenceState] = {}
+        self.running: dict[int, SequenceState] = {}  # in order of admission
+        self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
+        self.counters = Counters()
+
+    # -- what the core tells it
+
+    def submit(self, seq: SequenceState) -> None:
+        """The sequence has a job. Its cursor moves back to where the job's first logits are."""
+        self.idle.pop(seq.id, None)
+        seq.queued_at = self._clock()
+        seq.admitted = False
+        self._rewind(seq)
+        self.waiting[seq.id] = seq
+
+    def finish(self, seq: SequenceState) -> None:
+        """The job is over; K/V stays until the sequence closes or its blocks are needed."""
+        seq.job = None
+        seq.used_at = self._clock()
+        self._forget(seq)
+        if seq.table:
+            self.idle[seq.id] = seq
+
+    def release(self, seq: SequenceState) -> None:
+        """The sequence is gone: all its blocks go back to the pool now."""
+        self._forget(seq)
+        self.idle.pop(seq.id, None)
+        self._pool.release(seq.drop_kv())
+
+    def truncate(self, seq: SequenceState, length: int) -> None:
+        self._pool.release(seq.truncate(length, self._size))
+
+    def fork(self, seq: SequenceState, child_id: int, arrival: int) -> SequenceState:
+        """A child that shares all of the parent's blocks; whoever writes to a shared one first copies it."""
+        child = seq.fork(child_id, arrival)
+        for block in child.table:
+            self._pool.acquire(block)
+        if child.table:
+            child.used_at = self._clock()
+            self.idle[child_id] = child
+        return child
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def tables(self) -> list[list[int]]:
+        """Block tables of every sequence known here, for `BlockPool.check`."""
+        return [s.table for group in (self.waiting, self.running, self.idle) for s in group.values()]
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a sequence of this many tokens could ever run, alone in the pool."""
+        return -(-tokens // self._size) <= self._pool.total
+
+    # -- one step
+
+    def schedule(self) -> Step:
+        """Choose the next step's rows and give them their blocks."""
+        self._pool.clear_claims()
+        rows: dict[int, Row] = {}
+        budget = self._config.max_batch_tokens
+        for seq in sorted(self.running.values(), key=lambda s: s.remaining > 1):  # stable: decodes first
+            if budget == 0:
+                break
+            if seq.id in self.running:  # an earlier row may have preempted it
+                budget += self._schedule_row(seq, budget, rows)
+        if self.waiting and budget > 0:
+            self._admit(budget, rows)
+        chosen = list(rows.values())
+        return Step(chosen, sum(row.count for row in chosen))
+
+    def complete(self, step: Step) -> None:
+        """The step ran: its tokens have K/V, and blocks that became full can be found."""
+        for row in step.rows:
+            seq = row.seq
+            old = seq.kv_len
+            seq.cursor = row.end
+            seq.kv_len = max(old, row.end)
+            again = max(0, min(row.end, seq.preempted_at) - row.start)
+            self.counters.recomputed_tokens += again
+            self.counters.prompt_tokens += seq.generated.count(0, row.start + again, row.end)
+            if self._config.prefix_cache:
+                for index in range(old // self._size, seq.kv_len // self._size):
+                    self._pool.publish(seq.table[index], seq.digest(index, self._size))
+
+    # -- parts
+
+    def _schedule_row(self, seq: SequenceState, budget: int, rows: dict[int, Row]) -> int:
+        """Add a row for a running sequence. Returns the change of the budget: preempting gives tokens back."""
+        freed = 0
+        count = min(seq.remaining, budget)
+        while True:
+            try:
+                copy = self._provide(seq, seq.cursor + count)
+                break
+            except OutOfBlocks:
+                if self._reclaim(seq):
+                    continue
+                victim = max(self.running.values(), key=lambda s: (s.priority, s.arrival))
+                row = rows.pop(victim.id, None)
+                freed += row.count if row else 0
+                self._preempt(victim)
+                if victim is seq:
+                    return freed
+        assert seq.job is not None
+        rows[seq.id] = Row(seq, seq.cursor, count, seq.job.logits_from(len(seq)), copy)
+        self._claim(seq)
+        return freed - count
+
+    def _admit(self, budget: int, rows: dict[int, Row]) -> None:
+        now = self._clock()
+        ageing = self._config.ageing_s
+        order = sorted(
+            self.waiting.values(), key=lambda s: (s.priority - int((now - s.queued_at) / ageing), s.arrival)
+        )
+        for seq in order:
+            if budget == 0 or len(self.running) >= self._config.max_running:
+                return
+            if self._match(seq):
+                continue  # a twin computes the next block of its prefix in this step
+            if not self._make_room(seq):
+                return  # nobody overtakes: otherwise a large prompt could wait forever
+            del self.waiting[seq.id]
+            self.running[seq.id] = seq
+            self._count_admission(seq)
+            budget += self._schedule_row(seq, budget, rows)
+
+    def _make_room(self, seq: SequenceState) -> bool:
+        """Whether the whole of a waiting sequence fits beside the running ones, taking from idle ones if need be."""
+        growth = len(self.running)  # each running sequence may need one more block soon
+        needed = -(-len(seq) // self._size) - len(seq.table) + 1
+        while self._pool.available < needed + growth:
+            if not self._reclaim(seq):
+                return not self.running  # alone it fits: the core refused what cannot
+        return True
+
+    def _match(self, seq: SequenceState) -> bool:
+        """Take over the cached blocks that continue this sequence's K/V; True when it should wait for a twin."""
+        if not self._config.prefix_cache or seq.kv_len != len(seq.table) * self._size:
+            return False
+        waits = False
+        for index in range(len(seq.table), len(seq) // self._size):
+            digest = seq.digest(index, self._size)
+            block = self._pool.find(digest)
+            if block is None:
+                waits = self._pool.is_pending(digest)
+                break
+            self._pool.acquire(block)
+            seq.table.append(block)
+            seq.kv_len += self._size
+        self._rewind(seq)
+        return waits
+
+    def _rewind(self, seq: SequenceState) -> None:
+        """Put the cursor where the next logits are wanted, or where K/V ends if that is earlier."""
+        assert seq.job is not None
+        seq.cursor = min(seq.kv_len, seq.job.logits_from(len(seq)))
+
+    def _count_admission(self, seq: SequenceState) -> None:
+        if seq.admitted:
+            return
+        seq.admitted = True
+        seq.cached_tokens = seq.cursor
+        self.counters.prefix_query_tokens += len(seq)
+        self.counters.prefix_hit_tokens += seq.cursor
+
+    def _provide(self, seq: SequenceState, end: int) -> tuple[int, int] | None:
+        """Give the sequence writable blocks for positions up to `end`; return a block copy that must precede.
+
+        Raises:
+            OutOfBlocks: there are too few; nothing has changed then.
+        """
+        if end <= seq.kv_len:
+            return None
+        first = seq.kv_len // self._size  # the first block that is written to
+        shared = first < len(seq.table) and self._pool.is_shared(seq.table[first])
+        missing = max(0, -(-end // self._size) - len(seq.table))
+        if self._pool.available < missing + shared:
+            raise OutOfBlocks
+        copy = None
+        if shared:
+            copy = (seq.table[first], self._pool.allocate())
+            self._pool.release(seq.table[first : first + 1])
+            seq.table[first] = copy[1]
+        elif first < len(seq.table):
+            self._pool.make_private(seq.table[first])
+        seq.table.extend(self._pool.allocate() for _ in range(missing))
+        return copy
+
+    def _claim(self, seq: SequenceState) -> None:
+        if self._config.prefix_cache and seq.remaining > 1:
+            first, last = seq.kv_len // self._size, len(seq) // self._size
+            self._pool.claim([seq.digest(index, self._size) for index in range(first, last)])
+
+    def _reclaim(self, keeper: SequenceState) -> bool:
+        """Take the K/V that will be missed least from a sequence that does not run; False when there is none.
+
+        Idle sequences first, held ones last among them, then waiting ones that still have K/V of an earlier job.
+        """
+        if self.idle:
+            now = self._clock()
+            seq = min(self.idle.values(), key=lambda s: (s.hold_until > now, s.used_at))
+            del self.idle[seq.id]
+        else:
+            holders = [s for s in self.waiting.values() if s.table and s is not keeper]
+            if not holders:
+                return False
+            seq = max(holders, key=lambda s: (s.priority, s.arrival))
+        self._pool.release(seq.drop_kv())
+        return True
+
+    def _preempt(self, seq: SequenceState) -> None:
+        self.counters.preemptions += 1
+        del self.running[seq.id]
+        self._pool.release(seq.drop_kv())
+        seq.queued_at = self._clock()
+        self.waiting[seq.id] = seq
+
+    def _forget(self, seq: SequenceState) -> None:
+        self.running.pop(seq.id, None)
+        self.waiting.pop(seq.id, None)

@@ -1,0 +1,135 @@
+"""A sequence as the core sees it: tokens, which of them have K/V and where, and the job that runs on it.
+
+Tokens are truth and K/V is a cache of them: `table` and `kv_len` may be dropped at any time and are recomputed. Knows
+nothing of scheduling, tensors or clients.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from engine.blocks import chain_digest
+from engine.jobs import Job
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """One sequence.
+
+    `kv_len` tokens have valid K/V in `table`'s blocks. `cursor` is the next position to run through the model: equal to
+    `kv_len`, or less when logits are wanted at positions whose K/V exists (those are run without writing).
+    """
+
+    id: int
+    tokens: list[int]
+    root: bytes
+    arrival: int
+    priority: int = 0
+    parent: SequenceState | None = None
+    children: dict[int, SequenceState] = field(default_factory=dict)
+    stream: int = 0  # with a seed and a position, what keys the random draws
+    forks: int = 0
+    generated: bytearray = field(default_factory=bytearray)  # 1 where the token was drawn by us, 0 where it was given
+    counts: Counter[int] = field(default_factory=Counter)  # of generated tokens, for penalties
+
+    table: list[int] = field(default_factory=list)
+    kv_len: int = 0
+    cursor: int = 0
+    digests: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as they were needed
+
+    job: Job | None = None
+    queued_at: float = 0.0  # when the job began to wait
+    admitted: bool = False  # the current job was counted in the prefix statistics
+    cached_tokens: int = 0  # tokens that the current job did not need to compute, when it was admitted
+    preempted_at: int = 0  # tokens below this position were computed before and lost: not counted twice
+    used_at: float = 0.0
+    hold_until: float = 0.0
+    deadline: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to run through the model before the job gets its logits."""
+        return len(self.tokens) - self.cursor
+
+    def append(self, tokens: list[int], *, generated: bool) -> None:
+        self.tokens.extend(tokens)
+        self.generated.extend((b"\1" if generated else b"\0") * len(tokens))
+        if generated:
+            self.counts.update(tokens)
+
+    def push(self, token: int) -> None:
+        """Append one token that was drawn."""
+        self.tokens.append(token)
+        self.generated.append(1)
+        self.counts[token] += 1
+
+    def digest(self, index: int, block_size: int) -> bytes:
+        """Chained digest of full block `index`."""
+        while len(self.digests) <= index:
+            start = len(self.digests) * block_size
+            previous = self.digests[-1] if self.digests else self.root
+            self.digests.append(chain_digest(previous, self.tokens[start : start + block_size]))
+        return self.digests[index]
+
+    def truncate(self, length: int, block_size: int) -> list[int]:
+        """Forget the tokens from `length` on; return the blocks that are no longer needed, in table order."""
+        for token, was_generated in zip(self.tokens[length:], self.generated[length:], strict=True):
+            if was_generated:
+                self.counts[token] -= 1
+        self.counts = +self.counts
+        del self.tokens[length:], self.generated[length:], self.digests[length // block_size :]
+        self.kv_len = min(self.kv_len, length)
+        self.cursor = min(self.cursor, self.kv_len)
+        self.preempted_at = min(self.preempted_at, length)
+        keep = -(-self.kv_len // block_size)
+        dropped = self.table[keep:]
+        del self.table[keep:]
+        return dropped
+
+    def drop_kv(self) -> list[int]:
+        """Lose all K/V; return the blocks it was in."""
+        dropped, self.table = self.table, []
+        self.preempted_at = max(self.preempted_at, self.kv_len)
+        self.kv_len = self.cursor = 0
+        return dropped
+
+    def fork(self, child_id: int, arrival: int) -> SequenceState:
+        """A child with the same tokens and random key of its own. The caller takes the references to its blocks."""
+        self.forks += 1
+        child = SequenceState(
+            id=child_id,
+            tokens=self.tokens.copy(),
+            root=self.root,
+            arrival=arrival,
+            priority=self.priority,
+            parent=self,
+            stream=mix64(self.stream, self.forks),
+            generated=self.generated.copy(),
+            counts=self.counts.copy(),
+            table=self.table.copy(),
+            kv_len=self.kv_len,
+            cursor=self.kv_len,
+            digests=self.digests.copy(),
+            preempted_at=self.preempted_at,
+            deadline=self.deadline,
+        )
+        self.children[child_id] = child
+        return child
+
+
+_MASK64 = (1 << 64) - 1
+
+
+def mix64(*values: int) -> int:
+    """Hash integers into 64 bits: the finaliser of splitmix64 (Steele, Lea, Flood 2014), folded over the values."""
+    state = 0
+    for value in values:
+        state = (state + (value & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+        state ^= state >> 31
+    return state
