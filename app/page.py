@@ -1,0 +1,87 @@
+"""Serves the built page: its files, and `index.html` for every address that the page routes itself.
+
+Knows nothing of chats or runs. It answers only what nothing else of the app does, and never under `/api` or `/v1`, so
+a mistyped API path gets the API's own 404 instead of a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
+
+HERE = Path(__file__).parent
+PLACES = (HERE / "page", HERE.parent / "web" / "dist")  # in a wheel; in a checkout
+RESERVED = frozenset({"api", "v1"})
+
+SECURITY = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'self'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "style-src-attr 'unsafe-inline'",
+            "img-src 'self' data:",
+            "object-src 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+REVALIDATE = {"Cache-Control": "no-cache"}
+FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}  # for names that carry a hash of their content
+
+NOT_BUILT = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Ponder: the page is not built</title></head>
+<body><h1>The page is not built</h1>
+<p>The server runs and its API works, but the chat page has not been built in this checkout. Build it with</p>
+<pre>make setup</pre>
+<p>and load this address again.</p></body></html>
+"""
+
+
+def mount_page(app: Starlette) -> None:
+    """Serve the page at `/`. To be called after all other routes: what they match is theirs."""
+    app.router.routes.append(Page(PLACES))
+
+
+class Page(BaseRoute):
+    """A route for every address that is left over, except the API's."""
+
+    def __init__(self, places: Iterable[Path]) -> None:
+        self.places = tuple(places)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        reserved = PurePosixPath(scope["path"]).parts[1:2]
+        if scope["type"] != "http" or scope["method"] not in {"GET", "HEAD"} or RESERVED.intersection(reserved):
+            return Match.NONE, {}
+        return Match.FULL, {"endpoint": self.respond}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = self.respond(Request(scope))
+        await response(scope, receive, send)
+
+    def respond(self, request: Request) -> Response:
+        # Looked for at each request: a page that is built while the server runs is there on the next load.
+        root = next((place for place in self.places if (place / "index.html").is_file()), None)
+        if root is None:
+            return HTMLResponse(NOT_BUILT, status_code=503, headers=SECURITY | REVALIDATE)
+        name = request.url.path.lstrip("/")
+        file = (root / name).resolve()
+        if name and file.is_file() and file.is_relative_to(root.resolve()):
+            hashed = name.startswith("assets/")
+            return FileResponse(file, headers=SECURITY | (FOREVER if hashed else REVALIDATE))
+        if PurePosixPath(name).suffix or name.startswith("assets/"):
+            raise HTTPException(404)  # a file that is not there is no place in the page
+        return FileResponse(root / "index.html", headers=SECURITY | REVALIDATE)

@@ -1,0 +1,116 @@
+/** The server's HTTP interface, typed. Knows nothing of the page. */
+import { clock } from "./clock";
+import type { Usage } from "./protocol";
+
+export interface ServerInfo {
+  version: string;
+  model: string;
+  max_model_len: number;
+  device: string;
+  dtype: string;
+  about: string;
+  starters: string[];
+}
+
+export interface ChatSummary {
+  id: string;
+  title: string;
+  created_at: number | string;
+  updated_at: number | string;
+}
+
+export type Status = "running" | "completed" | "failed" | "cancelled";
+
+export interface StoredMessage {
+  id: string;
+  role: "user" | "assistant";
+  content: string;
+  thinking: string;
+  run_id: string | null;
+  thinking_s: number | null;
+  tokens_per_s: number | null;
+  ttft_s?: number | null;
+  usage: Usage | null;
+  status: Status;
+  error: string | null;
+}
+
+export interface Chat extends ChatSummary {
+  messages: StoredMessage[];
+  active_run_id: string | null;
+}
+
+export interface StartedRun {
+  run_id: string;
+  message_id: string;
+}
+
+/** What the server refused and why, or status 0 when it could not be reached. */
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    readonly code: string,
+    message: string,
+  ) {
+    super(message);
+    this.name = "ApiError";
+  }
+}
+
+export async function request(path: string, init: RequestInit = {}): Promise<Response> {
+  const sent = Date.now() / 1000;
+  let response: Response;
+  try {
+    response = await fetch(path, init);
+  } catch (cause) {
+    if (init.signal?.aborted) throw cause;
+    throw new ApiError(0, "unreachable", "");
+  }
+  clock.observe(response.headers.get("date"), sent, Date.now() / 1000);
+  if (!response.ok) throw await refusal(response);
+  return response;
+}
+
+async function refusal(response: Response): Promise<ApiError> {
+  try {
+    const { error } = (await response.json()) as { error: { message?: string; code?: string | null } };
+    return new ApiError(response.status, error.code ?? "", error.message ?? "");
+  } catch {
+    return new ApiError(response.status, "", "");
+  }
+}
+
+async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return (await (await request(path, signal ? { signal } : {})).json()) as T;
+}
+
+function post(path: string, body: object): Promise<Response> {
+  return request(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+}
+
+const chatPath = (id: string): string => `/api/chats/${encodeURIComponent(id)}`;
+const runPath = (id: string): string => `/api/runs/${encodeURIComponent(id)}`;
+
+export const getServer = (): Promise<ServerInfo> => get("/api/server");
+export const getChat = (id: string, signal?: AbortSignal): Promise<Chat> => get(chatPath(id), signal);
+export const eventsPath = (runId: string, after: number): string => `${runPath(runId)}/events?after=${after}`;
+
+export async function listChats(): Promise<ChatSummary[]> {
+  return (await get<{ chats: ChatSummary[] }>("/api/chats")).chats;
+}
+
+export async function createChat(): Promise<ChatSummary> {
+  return (await (await post("/api/chats", {})).json()) as ChatSummary;
+}
+
+export async function deleteChat(id: string): Promise<void> {
+  await request(chatPath(id), { method: "DELETE" });
+}
+
+export async function startRun(chatId: string, content: string): Promise<StartedRun> {
+  return (await (await post(`${chatPath(chatId)}/runs`, { content })).json()) as StartedRun;
+}
+
+export async function cancelRun(id: string): Promise<void> {
+  await post(`${runPath(id)}/cancel`, {});
+}

@@ -1,0 +1,229 @@
+/**
+ * One chat as the page shows it: messages, and the answer now being made. Events are folded in as they come and shown
+ * once an animation frame, so a replay of thousands costs one rendering.
+ */
+import {
+  ApiError,
+  cancelRun,
+  createChat,
+  getChat,
+  startRun,
+  type Chat,
+  type ChatSummary,
+  type StoredMessage,
+} from "./api";
+import { EMPTY, fromStored, reduce, type Answer, type Failure } from "./answer";
+import { follow, type Link } from "./events";
+import { strings } from "./strings";
+
+export interface Question {
+  readonly role: "user";
+  readonly key: string;
+  readonly content: string;
+}
+
+/** An answer and its road from the server to the screen. */
+export class Reply {
+  readonly role = "assistant";
+  shown = $state.raw<Answer>(EMPTY);
+  link = $state.raw<Link>({ state: "live" });
+  stopping = $state(false);
+  readonly askedAt = Date.now(); // local, ms; for as long as the server's clock is not known
+  runId: string | null = null;
+  #answer: Answer = EMPTY;
+  #frame = 0;
+
+  constructor(
+    readonly key: string,
+    readonly question: string,
+    answer: Answer = EMPTY,
+  ) {
+    this.#answer = this.shown = answer;
+  }
+
+  /** Was it never taken in by the server, so that a retry replaces it rather than asks again? */
+  get unsent(): boolean {
+    return this.runId === null && this.shown.status === "failed";
+  }
+
+  async follow(runId: string, signal: AbortSignal): Promise<void> {
+    this.runId = runId;
+    if (this.stopping) void this.stop();
+    try {
+      await follow(
+        runId,
+        this.#answer.seq,
+        {
+          onEvent: (seq, event) => this.#show(reduce(this.#answer, seq, event)),
+          onLink: (link) => (this.link = link),
+        },
+        signal,
+      );
+    } catch (error) {
+      const gone = error instanceof ApiError && error.status === 404;
+      this.fail(gone ? { code: "server_restarted", message: strings.restarted, retryable: true } : failureOf(error));
+    }
+    this.#flush();
+  }
+
+  /** Ask the server to stop. Its log says when it has; asking before the run exists is remembered. */
+  async stop(): Promise<void> {
+    this.stopping = true;
+    if (this.runId !== null) await cancelRun(this.runId).catch(() => (this.stopping = false));
+  }
+
+  fail(failure: Failure): void {
+    this.#answer = { ...this.#answer, status: "failed", failure };
+    this.#flush();
+  }
+
+  #show(answer: Answer): void {
+    this.#answer = answer;
+    if (document.hidden) this.#flush(); // no frames come to a hidden page
+    else this.#frame ||= requestAnimationFrame(() => this.#flush());
+  }
+
+  #flush(): void {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = 0;
+    this.shown = this.#answer;
+  }
+}
+
+export type Message = Question | Reply;
+export type Phase = "ready" | "loading" | "missing" | "unreachable";
+
+export class Conversation {
+  id = $state<string | null>(null);
+  title = $state("");
+  phase = $state<Phase>("ready");
+  messages = $state.raw<readonly Message[]>([]);
+  announcement = $state(""); // what a screen reader says
+  notice = $state("");
+  readonly last = $derived(this.messages.at(-1));
+  readonly running = $derived(this.last?.role === "assistant" && this.last.shown.status === "running");
+  #scope = new AbortController(); // ends when another chat is opened
+  #keys = 0;
+
+  /** `created` hears of a chat that a first message began, `changed` of one whose listing may have changed. */
+  constructor(
+    private readonly created: (chat: ChatSummary) => void,
+    private readonly changed: () => void,
+  ) {}
+
+  /** Show a chat, or an empty new one. An answer under way goes on without being watched. */
+  async open(id: string | null): Promise<void> {
+    const signal = this.#enter();
+    this.id = id;
+    this.title = "";
+    this.messages = [];
+    this.notice = "";
+    this.announcement = "";
+    this.phase = id === null ? "ready" : "loading";
+    if (id === null) return;
+    try {
+      this.#fill(await getChat(id, signal), signal);
+    } catch (error) {
+      if (signal.aborted) return;
+      this.phase = error instanceof ApiError && error.status === 404 ? "missing" : "unreachable";
+    }
+  }
+
+  /** Ask. Returns false, with a notice set, when the chat turned out to be busy and the words were not sent. */
+  async send(content: string): Promise<boolean> {
+    if (this.running || this.phase !== "ready") return false;
+    const { signal } = this.#scope;
+    this.notice = "";
+    const reply = new Reply(this.#key(), content);
+    const before = this.messages;
+    this.messages = [...before, { role: "user", key: this.#key(), content }, reply];
+    this.announcement = strings.thinking;
+    try {
+      let { id } = this;
+      if (id === null) {
+        const chat = await createChat();
+        id = chat.id;
+        if (!signal.aborted) {
+          this.id = id;
+          this.created(chat);
+        }
+      }
+      const { run_id } = await startRun(id, content);
+      this.changed();
+      if (!signal.aborted) void this.#watch(reply, run_id, signal);
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 409 && !signal.aborted) {
+        await this.open(this.id);
+        this.notice = strings.busy;
+        return false;
+      }
+      reply.fail(failureOf(error));
+      this.#announce(reply);
+    }
+    return true;
+  }
+
+  async stop(): Promise<void> {
+    if (this.last?.role === "assistant" && this.running) await this.last.stop();
+  }
+
+  /** Ask the question of a failed answer again. */
+  async retry(reply: Reply): Promise<void> {
+    if (this.running) return;
+    if (reply.unsent) this.messages = this.messages.slice(0, this.messages.indexOf(reply) - 1);
+    await this.send(reply.question);
+  }
+
+  async #watch(reply: Reply, runId: string, signal: AbortSignal): Promise<void> {
+    await reply.follow(runId, signal);
+    if (signal.aborted) return;
+    this.#announce(reply);
+    this.changed();
+  }
+
+  #fill(chat: Chat, signal: AbortSignal): void {
+    this.title = chat.title;
+    this.phase = "ready";
+    let question = "";
+    this.messages = chat.messages.map((message) => {
+      if (message.role === "user") {
+        question = message.content;
+        return { role: "user", key: this.#key(), content: question };
+      }
+      const reply = this.#stored(message, question);
+      if (message.run_id !== null && message.status === "running") void this.#watch(reply, message.run_id, signal);
+      return reply;
+    });
+  }
+
+  /** An answer still being made is built from its log alone, so nothing is shown twice. */
+  #stored(message: StoredMessage, question: string): Reply {
+    const reply = new Reply(this.#key(), question, message.status === "running" ? EMPTY : fromStored(message));
+    reply.runId = message.run_id;
+    return reply;
+  }
+
+  #announce(reply: Reply): void {
+    const { status, text, failure } = reply.shown;
+    if (status === "completed") this.announcement = strings.announceDone(text);
+    else if (status === "cancelled") this.announcement = strings.announceStopped;
+    else if (status === "failed") this.announcement = strings.announceFailed(failure?.message ?? "");
+  }
+
+  #enter(): AbortSignal {
+    this.#scope.abort();
+    this.#scope = new AbortController();
+    return this.#scope.signal;
+  }
+
+  #key(): string {
+    this.#keys += 1;
+    return `m${this.#keys}`;
+  }
+}
+
+function failureOf(error: unknown): Failure {
+  if (!(error instanceof ApiError)) throw error;
+  const message = error.message || (error.status === 0 ? strings.unreachable : strings.failed);
+  return { code: error.code, message, retryable: true };
+}

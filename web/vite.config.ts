@@ -1,0 +1,14 @@
+import { svelte } from "@sveltejs/vite-plugin-svelte";
+import { defineConfig } from "vitest/config";
+
+export default defineConfig({
+  plugins: [svelte()],
+  build: {
+    target: "es2022",
+    assetsInlineLimit: 0, // data: URLs would need holes in the content security policy
+    modulePreload: { polyfill: false },
+  },
+  // `npm run dev` shows the page with hot reload in front of a server that `make serve` started.
+  server: { proxy: { "/api": "http://127.0.0.1:8000" } },
+  test: { include: ["src/**/*.test.ts"], environment: "node" },
+});
