@@ -1,0 +1,189 @@
+"""Model directories in Hugging Face format: finding one, reading its JSON, and handing out its tensors one at a time.
+
+Knows nothing of architectures: it is asked for names and shapes. The idea: whatever is wrong with a directory is found
+here and said once, as a CheckpointError that names the file and what to do; and no more than one tensor is in memory
+beyond what its caller keeps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.errors import CheckpointError
+
+WANTED_FILES = ("*.json", "*.safetensors", "*.jinja")  # of a hub repository; not its .bin or .gguf twins
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+FLOATS = {"F64", "F32", "F16", "BF16"}
+
+Json = Mapping[str, Any]  # Any: the JSON of other people's tools; every field is checked where it is used
+
+
+def resolve(model: str) -> Path:
+    """The directory of `model`: itself a directory, or a Hugging Face hub name, downloaded (or found in hub's cache).
+
+    Raises:
+        CheckpointError: there is no such directory or repository, it cannot be reached, or it holds no config.json.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(_no_config(path))
+        return path
+    if path.exists():
+        raise CheckpointError(f"{model!r} is a file; give the directory that holds config.json and *.safetensors.")
+    if model.count("/") > 1 or model.startswith((".", "/", "~")) or not model:
+        raise CheckpointError(f"there is no directory {model!r}; give a model directory or a hub name such as "
+                              "'Qwen/Qwen3-0.6B'.")
+    path = _download(model)
+    if not (path / "config.json").is_file():
+        raise CheckpointError(_no_config(path))
+    return path
+
+
+def _no_config(path: Path) -> str:
+    inside = sorted(child.name for child in path.iterdir() if (child / "config.json").is_file())
+    hint = f"; did you mean its subdirectory {inside[0]!r}?" if inside else "; is it a Hugging Face model directory?"
+    return f"{path} has no config.json{hint}"
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    hint = "Give a directory with config.json and *.safetensors, or check the name on huggingface.co."
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(WANTED_FILES)))
+    except GatedRepoError as error:
+        raise CheckpointError(f"{model!r} asks for its licence to be accepted on huggingface.co; then log in with "
+                              "`hf auth login` or set HF_TOKEN.") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise CheckpointError(f"there is neither a directory nor a hub repository {model!r} (or it is private and "
+                              f"HF_TOKEN is not set). {hint}") from error
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(f"{model!r} is not in the local cache and huggingface.co cannot be reached. Connect to "
+                              "the network for the first start, or give a directory.") from error
+    except OSError as error:  # httpx errors of the hub's client, full disks, broken connections
+        raise CheckpointError(f"{model!r} could not be downloaded: {error}. {hint}") from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in {"httpx", "httpcore", "huggingface_hub", "requests"}:
+            raise
+        raise CheckpointError(f"{model!r} could not be downloaded: {error}. {hint}") from error
+
+
+def read_json(path: Path, *, required: bool = True) -> Json:
+    """The JSON object in `path`; an empty one where the file is missing and not `required`.
+
+    Raises:
+        CheckpointError: missing, unreadable, or not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if not required:
+            return {}
+        raise CheckpointError(f"{path} is missing; download the model again.") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}; an object is needed.")
+    return value
+
+
+class Weights:
+    """The tensors of a model directory: `model.safetensors`, or the shards that its index names.
+
+    `take` remembers what was asked for, so that `leftovers` can tell what nothing used.
+
+    Raises:
+        CheckpointError: no weights, a shard that the index names is missing, or a file is truncated.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files: dict[str, Any] = {}  # Any: safe_open has no exported type
+        self._file_of: dict[str, str] = {}
+        self._taken: set[str] = set()
+        if (directory / INDEX).is_file():
+            self._open_shards()
+        elif (directory / SINGLE).is_file():
+            self._file_of = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+        else:
+            other = sorted(p.name for pattern in ("*.bin", "*.gguf", "*.pt", "*.pth") for p in directory.glob(pattern))
+            hint = f" It has {other[0]}: convert it to safetensors first." if other else " Download the model again."
+            raise CheckpointError(f"{directory} has no weights: neither {SINGLE} nor {INDEX}.{hint}")
+
+    def _open_shards(self) -> None:
+        index = read_json(self.directory / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+            raise CheckpointError(f"{self.directory / INDEX} has no 'weight_map' from tensors to files.")
+        for shard in sorted(set(index.values())):
+            if Path(shard).name != shard:
+                raise CheckpointError(f"{self.directory / INDEX} names {shard!r}, which is outside the directory.")
+            if not (self.directory / shard).is_file():
+                raise CheckpointError(f"{self.directory / shard} is missing, but {INDEX} names it; download it again.")
+            held = set(self._open(shard).keys())
+            for name in (name for name, file in index.items() if file == shard):
+                if name not in held:
+                    raise CheckpointError(f"{self.directory / shard} lacks tensor {name!r}, which {INDEX} says it has.")
+                self._file_of[name] = shard
+
+    def _open(self, file: str) -> Any:
+        try:
+            handle = self._files[file] = safe_open(self.directory / file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{self.directory / file} is not a whole safetensors file ({error}); was the download "
+                                  "cut short?") from error
+        return handle
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def names(self) -> Iterable[str]:
+        """Every tensor's name."""
+        return self._file_of.keys()
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Read one tensor, in the dtype of the file, on the CPU.
+
+        Raises:
+            CheckpointError: missing, of another shape, or not a floating-point tensor of 16 bits or more.
+        """
+        if name not in self._file_of:
+            raise CheckpointError(f"{self.directory}: tensor {name!r} is missing from the weights.")
+        handle = self._files[self._file_of[name]]
+        meta = handle.get_slice(name)
+        found = tuple(meta.get_shape())
+        if found != shape:
+            raise CheckpointError(f"{self.directory}: tensor {name!r} has shape {found}; config.json asks for {shape}.")
+        if meta.get_dtype() not in FLOATS:
+            raise CheckpointError(f"{self.directory}: tensor {name!r} is stored as {meta.get_dtype()}; only "
+                                  f"{', '.join(sorted(FLOATS))} are supported. Use the unquantised checkpoint.")
+        self._taken.add(name)
+        tensor: Tensor = handle.get_tensor(name)
+        return tensor.to(torch.float32) if meta.get_dtype() == "F64" else tensor
+
+    def check_all_used(self, ignored: tuple[str, ...]) -> None:
+        """Refuse a checkpoint with tensors that nothing asked for: the model would not be the one that was trained.
+
+        `ignored` are prefixes of what may be left over. Buffers that are computed from the configuration (rotary
+        frequencies) are never counted.
+
+        Raises:
+            CheckpointError: names the first tensors left over.
+        """
+        rest = sorted(
+            name for name in self._file_of
+            if name not in self._taken and not name.startswith(ignored) and not name.endswith("rotary_emb.inv_freq")
+        )
+        if rest:
+            raise CheckpointError(f"{self.directory}: {len(rest)} tensors are not part of this architecture "
+                                  f"({', '.join(rest[:3])}{', …' if len(rest) > 3 else ''}); the configuration and the "
+                                  "weights do not belong together.")

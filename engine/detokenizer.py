@@ -1,0 +1,58 @@
+"""Token ids to text, piece by piece. Knows what bytes a token stands for, nothing of sequences or stop strings.
+
+The idea: text is the UTF-8 reading of the tokens' bytes, so a stream needs to remember at most three bytes of an
+unfinished character, whatever its length; nothing is ever decoded twice.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class TokenBytes(Protocol):
+    """What a detokeniser needs of a tokenizer."""
+
+    @property
+    def strips_first_space(self) -> bool:
+        """Whether text begins without the space that its first token carries (SentencePiece)."""
+
+    def visible_bytes(self, id: int, skip_special: bool) -> bytes:
+        """The bytes of a token in running text; empty for a special token to be skipped."""
+
+
+class Detokenizer:
+    """Incremental decoding: the pieces, joined, equal `Tokenizer.decode` of all ids, however they were split.
+
+    A piece never ends within a character. Bytes that can no longer become one are shown as U+FFFD, as Unicode
+    recommends (chapter 3.9, substitution of maximal subparts).
+    """
+
+    def __init__(self, tokenizer: TokenBytes, *, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._at_start = tokenizer.strips_first_space
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete; possibly empty."""
+        data = b"".join(self._tokenizer.visible_bytes(id, self._skip_special) for id in token_ids)
+        return self._begin(self._utf8.decode(data)) if data else ""
+
+    def flush(self) -> str:
+        """What is left of an unfinished character, as U+FFFD; the detokeniser then starts afresh within the text."""
+        return self._begin(self._utf8.decode(b"", final=True))
+
+    def fork(self) -> Detokenizer:
+        """A copy that goes on from here on its own."""
+        twin = Detokenizer(self._tokenizer, skip_special=self._skip_special)
+        twin._utf8.setstate(self._utf8.getstate())
+        twin._at_start = self._at_start
+        return twin
+
+    def _begin(self, text: str) -> str:
+        if self._at_start and text:
+            self._at_start = False
+            return text.removeprefix(" ")
+        return text

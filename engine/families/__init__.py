@@ -1,0 +1,35 @@
+"""The families of checkpoints that the engine runs, and how a config.json finds its own.
+
+To add a family, write its file and name it here; the tests in tests/engine/models/ then hold it to `transformers`.
+"""
+
+from __future__ import annotations
+
+from engine.checkpoint import Json
+from engine.errors import CheckpointError, UnsupportedArchitecture
+from engine.families import llama, qwen2, qwen3
+from engine.families.family import Family
+
+FAMILIES = tuple(module.FAMILY for module in (llama, qwen2, qwen3))
+SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)
+
+__all__ = ["FAMILIES", "SUPPORTED", "Family", "family_of"]
+
+
+def family_of(config: Json) -> Family:
+    """The family that `architectures[0]` names, or `model_type` where a configuration lists no architectures.
+
+    Raises:
+        UnsupportedArchitecture: none does; the message lists those supported.
+        CheckpointError: the configuration says neither.
+    """
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise CheckpointError(f"config.json: architectures is {architectures!r}; a list is needed.")
+    name = architectures[0] if architectures else config.get("model_type")
+    if name is None:
+        raise CheckpointError("config.json has neither 'architectures' nor 'model_type': it does not describe a model.")
+    for family in FAMILIES:
+        if name in family.architectures or (not architectures and name == family.model_type):
+            return family
+    raise UnsupportedArchitecture(str(name), SUPPORTED)

@@ -1,0 +1,19 @@
+"""What a family file declares. Plain data; knows nothing of any family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.checkpoint import Json
+from engine.models.spec import ModelSpec, WeightNames
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of checkpoints: the names that select it, how its config.json reads, where its weights are."""
+
+    model_type: str
+    architectures: tuple[str, ...]
+    spec: Callable[[Json], ModelSpec]
+    names: Callable[[Json], WeightNames] = field(default=lambda config: WeightNames())

@@ -1,0 +1,59 @@
+"""Linear layers with the weight laid out for the machine; knows nothing of models.
+
+The idea: weights are packed once, at load, and a layer is then one call. Measured on 2 cores of a Cascade Lake Xeon
+(AVX-512, no bf16), torch 2.13, float32, microseconds for 1 and 16 rows: out x in = 1408 x 256: F.linear 26 and 331,
+the transposed matrix 18 and 55; 2048 x 2048: F.linear 514 and 2533, transposed 464 and 1823, oneDNN prepacked 611 and
+1131. So small matrices are transposed and large ones prepacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Linear = Callable[[Tensor], Tensor]  # (tokens, in) -> (tokens, out)
+
+PREPACK_FROM = 1 << 20  # elements; below this a float32 matrix stays in cache and the packed call costs more
+
+
+@cache
+def native_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware (AMX or AVX512-BF16) and torch can use it."""
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    )
+
+
+def default_dtype(device: torch.device | str) -> torch.dtype:
+    """bfloat16 where the hardware multiplies it, else float32."""
+    return torch.bfloat16 if torch.device(device).type == "cuda" or native_bf16() else torch.float32
+
+
+def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """x -> x @ weight.T + bias, for `weight` (out, in) and `bias` (out,) of one dtype on one device.
+
+    The packed layer keeps a copy of its own on the CPU, so the caller may drop `weight`.
+    """
+    if weight.device.type == "cpu":
+        if weight.dtype == torch.float32 and weight.numel() < PREPACK_FROM:
+            return _transposed(weight, bias)
+        if torch.backends.mkldnn.is_available() and (weight.dtype == torch.float32 or native_bf16()):
+            return _prepacked(weight, bias)
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _transposed(weight: Tensor, bias: Tensor | None) -> Linear:
+    columns = weight.t().contiguous()
+    if bias is None:
+        return lambda x: torch.mm(x, columns)
+    return lambda x: torch.addmm(bias, x, columns)
+
+
+def _prepacked(weight: Tensor, bias: Tensor | None) -> Linear:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: linear(x, packed, bias, "none", [], "")

@@ -1,0 +1,165 @@
+"""The one decoder: every dense family is a ModelSpec away.
+
+Knows a batch, a KV cache and its own weights; nothing of requests, sampling or text. The idea: tokens of all rows lie
+end to end as (tokens, hidden), nothing is padded outside attention, and what all layers share (rotations, attention
+plan, cache views) is made once a step. Small models at batch 1 spend their time in calls, not in arithmetic, so the
+layer below is written for few calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine import attention
+from engine.attention import AttentionPlan, Scratch
+from engine.batch import Batch, KVCache
+from engine.checkpoint import Weights, read_json
+from engine.errors import CheckpointError
+from engine.families import family_of
+from engine.linear import pack
+from engine.models.layers import ACTIVATIONS, Layer, LayerReader
+from engine.models.rope import Rotation, rotate_
+from engine.models.spec import ModelSpec, Rope, WeightNames
+
+Attention = Callable[..., Tensor]  # the signature of attention.paged
+
+
+class Decoder:
+    """A dense decoder-only transformer, loaded.
+
+    `spec.max_position_embeddings` is how far positions may go. For longrope (Phi-3's long variants) the frequencies
+    depend on the length that is served: up to the pre-training context the short set is exact, and is the default;
+    asking for more (`max_model_len`) switches to the long set for all lengths, since cached keys cannot change later.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, names: WeightNames, weights: Weights, *, dtype: torch.dtype, device: torch.device,
+        max_model_len: int | None = None, attend: Attention = attention.paged,
+    ) -> None:
+        long_context = False
+        if spec.longrope_context is not None:
+            long_context = max_model_len is not None and max_model_len > spec.longrope_context
+            if not long_context:
+                limit = min(spec.max_position_embeddings, spec.longrope_context)
+                spec = replace(spec, max_position_embeddings=limit)
+        self.spec, self.dtype, self.device = spec, dtype, device
+        self._attend = attend
+        self._activation = ACTIVATIONS[spec.activation]
+        self._scratch = Scratch()
+        self._rotations: dict[Rope, Rotation] = {
+            rope: Rotation(rope, spec.head_dim, device, long_context=long_context)
+            for rope in dict.fromkeys(spec.ropes) if rope is not None
+        }
+        read = LayerReader(spec, names, weights, dtype, device)
+        self._embedding = read.tensor(f"{names.root}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        # rounded like the embeddings it scales, as the checkpoints were trained
+        self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
+        self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
+        self._norm = read.norm(f"{names.root}norm.weight", spec.hidden_size)
+        head = self._embedding
+        if not spec.tied_embeddings:
+            head = read.tensor(names.lm_head, spec.vocab_size, spec.hidden_size)
+        self._lm_head = pack(head)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: KVCache) -> Tensor:
+        """Run one step, writing its K/V to the cache.
+
+        Returns:
+            Logits after the tokens at `batch.logits_at`: (len(logits_at), vocab) float32.
+        """
+        return self.logits(self._run(batch, kv).index_select(0, batch.logits_at))
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch, kv: KVCache) -> Tensor:
+        """Run one step; the final-normed hidden states of all its tokens: (tokens, hidden) in the model's dtype."""
+        return self._norm(self._run(batch, kv))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits of last-layer states (n, hidden), before the final norm: (n, vocab) float32."""
+        spec = self.spec
+        logits = self._lm_head(self._norm(states)).float()
+        if spec.logits_scaling != 1.0:
+            logits = logits / spec.logits_scaling
+        if spec.logit_softcap is not None:
+            logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+        return logits
+
+    def _run(self, batch: Batch, kv: KVCache) -> Tensor:
+        spec = self.spec
+        x = self._embedding.index_select(0, batch.token_ids)
+        if self._embedding_multiplier != 1.0:
+            x.mul_(self._embedding_multiplier)
+        plan = AttentionPlan(
+            batch, kv.block_size, set(spec.windows), group_heads=spec.heads // spec.kv_heads, dtype=self.dtype,
+            scratch=self._scratch, maskless=spec.attention_softcap is None,
+        )
+        rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
+        caches = kv.data.unbind(0)
+        for layer, cache in zip(self._layers, caches, strict=True):
+            self._attention(layer, x, cache, plan, None if layer.rope is None else rotations[layer.rope])
+            self._mlp(layer, x)
+        return x
+
+    def _attention(self, layer: Layer, x: Tensor, cache: Tensor, plan: AttentionPlan, rotation: Tensor | None) -> None:
+        """Add the layer's attention to `x` (tokens, hidden), in place."""
+        spec = self.spec
+        heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
+        normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
+        joined = layer.qkv(normed)
+        qkv = joined.view(-1, heads + 2 * kv_heads, width)
+        qk = qkv[:, : heads + kv_heads]
+        if layer.qk_norm is not None:
+            qk.copy_(layer.qk_norm(qk))
+        elif layer.q_norm is not None and layer.k_norm is not None:
+            q, k = joined[:, : heads * width], joined[:, heads * width : (heads + kv_heads) * width]
+            q.copy_(layer.q_norm(q))
+            k.copy_(layer.k_norm(k))
+        if rotation is not None:
+            rotate_(qk, rotation)
+        new = qkv[:, heads:].unflatten(1, (2, kv_heads)).transpose(0, 1)
+        cache.flatten(1, 2).index_copy_(1, plan.batch.slots, new)
+        attended = self._attend(
+            qkv[:, :heads], cache, plan, window=layer.window, scale=spec.attention_scale, softcap=spec.attention_softcap,
+        )
+        out = layer.o(attended.flatten(1))
+        if layer.attention_post_norm is not None:
+            out = layer.attention_post_norm(out)
+        x.add_(out, alpha=spec.residual_multiplier)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> None:
+        """Add the layer's gated MLP (Shazeer 2020) to `x`, in place."""
+        normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
+        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+        out = layer.down(self._activation(gate).mul_(up))
+        if layer.mlp_post_norm is not None:
+            out = layer.mlp_post_norm(out)
+        x.add_(out, alpha=self.spec.residual_multiplier)
+
+
+def load_decoder(
+    path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", max_model_len: int | None = None,
+) -> Decoder:
+    """The decoder of a model directory (see `checkpoint.resolve`), with weights in `dtype` on `device`.
+
+    `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`.
+
+    Raises:
+        UnsupportedArchitecture: no family here runs it.
+        CheckpointError: an option is not supported exactly, or the weights are incomplete or inconsistent.
+    """
+    config = read_json(path / "config.json")
+    family = family_of(config)
+    spec, names = family.spec(config), family.names(config)
+    if max_model_len is not None and max_model_len > spec.max_position_embeddings:
+        raise CheckpointError(f"max_model_len is {max_model_len}, but {path.name} supports at most "
+                              f"{spec.max_position_embeddings} positions (max_position_embeddings).")
+    weights = Weights(path)
+    decoder = Decoder(spec, names, weights, dtype=dtype, device=torch.device(device), max_model_len=max_model_len)
+    weights.check_all_used((*names.ignored, names.lm_head) if spec.tied_embeddings else names.ignored)
+    return decoder

@@ -1,0 +1,98 @@
+"""Everything that tells one dense decoder from another, as plain data.
+
+A ModelSpec says what to compute and WeightNames where a checkpoint keeps the weights; both come from a family file.
+They know nothing of tensors, files or requests. The idea: a family is a value, not a subclass, so there is one decoder
+to make fast and one to test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+QKNorm = Literal["none", "head", "projection"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """One rotary embedding (Su et al. 2021, RoFormer) over the first `dim` components of a head.
+
+    `kind` says how the frequencies are stretched to a longer context; the fields below it are read by the kinds named.
+    """
+
+    dim: int
+    theta: float
+    kind: RopeKind = "default"
+    factor: float = 1.0  # linear, llama3, yarn
+    original_context: int = 0  # llama3, yarn, longrope: the context length of pre-training
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: round the ramp's ends to whole components
+    attention_factor: float = 1.0  # yarn, longrope: multiplies sine and cosine
+    short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies, one for each pair
+    long_factors: tuple[float, ...] = ()  # longrope: the same beyond `original_context`
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the decoder computes. `windows` and `ropes` have one entry per layer.
+
+    A window of w lets position p attend to p-w+1..p; None is the whole context. A rope of None leaves queries and keys
+    without positions. `pre_norm` normalises the input of attention and MLP, `post_norm` their output before the
+    residual is added; Gemma 2 does both.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position_embeddings: int
+    windows: tuple[int | None, ...]
+    ropes: tuple[Rope | None, ...]
+    activation: Activation = "silu"
+    norm_eps: float = 1e-6
+    norm_offset: float = 0.0  # added to every norm weight: 1 for Gemma, whose checkpoints store weight - 1
+    pre_norm: bool = True
+    post_norm: bool = False
+    qk_norm: QKNorm = "none"  # "head": over each head; "projection": over all heads of the projection at once
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    attention_scale: float = 1.0
+    attention_softcap: float | None = None  # c * tanh(score / c)
+    logit_softcap: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0  # logits are divided by this
+    tied_embeddings: bool = False
+
+    @property
+    def longrope_context(self) -> int | None:
+        """The shortest pre-training context of the longrope layers, None without any: see `Decoder`."""
+        contexts = [rope.original_context for rope in self.ropes if rope is not None and rope.kind == "longrope"]
+        return min(contexts) if contexts else None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """Where a checkpoint keeps the weights: Llama's names unless the family differs.
+
+    `qkv` and `gate_up` name either the separate projections, which are joined at load, or the one already joined.
+    """
+
+    root: str = "model."
+    lm_head: str = "lm_head.weight"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    attention_pre_norm: str = "input_layernorm"
+    attention_post_norm: str = ""
+    mlp_pre_norm: str = "post_attention_layernorm"
+    mlp_post_norm: str = ""
+    ignored: tuple[str, ...] = ()  # prefixes of tensors of other parts, such as a vision tower
