@@ -1,0 +1,196 @@
+"""The command line: `ponder serve`, `ponder chat`, `ponder bench`. Also `python -m app.cli`.
+
+Options are checked where settings are (app/config.py), so that a flag, a variable and the file complain alike; here
+they are only named. Imports are made by the command that needs them: `ponder --help` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from app.config import Settings
+
+cli = typer.Typer(
+    name="ponder",
+    help="A chat server that thinks, on an inference engine of its own.",
+    epilog="Every option of `serve` is also a variable (PONDER_PORT) and a key of ponder.toml (port = 8000).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        try:
+            typer.echo(f"ponder {importlib.metadata.version('ponder')}")
+        except importlib.metadata.PackageNotFoundError:
+            typer.echo("ponder (not installed)")
+        raise typer.Exit
+
+
+@cli.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _option(help: str, metavar: str, panel: str, *names: str) -> Any:  # Any: typer's OptionInfo, untyped there too
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
+
+
+_SERVER, _ENGINE = "Server", "Engine"
+
+
+@cli.command()
+def serve(
+    model: Annotated[str | None, _option(r"What to serve. \[models/pebble]", "DIR|NAME", _SERVER)] = None,
+    host: Annotated[str | None, _option(r"Address to listen on. \[127.0.0.1]", "ADDRESS", _SERVER)] = None,
+    port: Annotated[str | None, _option(r"Port; 0 picks a free one. \[8000]", "PORT", _SERVER)] = None,
+    data_dir: Annotated[
+        str | None, _option("Where chats are kept. [the user's data directory]".replace("[", r"\["), "DIR", _SERVER)
+    ] = None,
+    config: Annotated[
+        Path | None, _option(r"Configuration file. \[ponder.toml, if there is one]", "FILE", _SERVER)
+    ] = None,
+    served_model_name: Annotated[
+        str | None, _option("The model's name for clients. [its directory's]".replace("[", r"\["), "NAME", _SERVER)
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, _option("A web origin that may call this server. Repeatable.", "ORIGIN", _SERVER)
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, _option("A host name that is ours, say behind a proxy. Repeatable.", "NAME", _SERVER)
+    ] = None,
+    log_level: Annotated[
+        str | None, _option(r"debug, info, warning or error. \[warning]", "LEVEL", _SERVER)
+    ] = None,
+    device: Annotated[str | None, _option(r"auto, cpu, cuda or cuda:N. \[auto]", "DEVICE", _ENGINE)] = None,
+    dtype: Annotated[
+        str | None, _option(r"auto, float32, bfloat16 or float16. \[auto]", "TYPE", _ENGINE)
+    ] = None,
+    max_model_len: Annotated[
+        str | None, _option("Tokens of context. [what the model allows]".replace("[", r"\["), "TOKENS", _ENGINE)
+    ] = None,
+    kv_bytes: Annotated[
+        str | None, _option("Memory for the KV cache, such as 2GiB. [chosen by the machine's]".replace("[", r"\["),
+                            "SIZE", _ENGINE)
+    ] = None,
+    kv_blocks: Annotated[str | None, _option("The same, as a number of blocks.", "N", _ENGINE)] = None,
+    block_size: Annotated[str | None, _option(r"Tokens in a KV block. \[16]", "TOKENS", _ENGINE)] = None,
+    max_batch_tokens: Annotated[
+        str | None, _option(r"Tokens through the model in one step. \[512]", "TOKENS", _ENGINE)
+    ] = None,
+    max_running: Annotated[str | None, _option(r"Sequences in one step. \[64]", "N", _ENGINE)] = None,
+    max_waiting: Annotated[
+        str | None, _option(r"Sequences that may wait before others are turned away. \[1024]", "N", _ENGINE)
+    ] = None,
+    prefix_cache: Annotated[
+        bool | None,
+        typer.Option("--prefix-cache/--no-prefix-cache", help=r"Reuse KV of equal prompt beginnings. \[on]",
+                     rich_help_panel=_ENGINE, show_default=False),
+    ] = None,
+    threads: Annotated[str | None, _option("CPU threads of the model.", "N", _ENGINE)] = None,
+) -> None:  # fmt: skip
+    """Serve a model: the chat page, its API, and OpenAI's API under /v1."""
+    settings = _settings(
+        config, model=model, host=host, port=port, data_dir=data_dir, served_model_name=served_model_name,
+        cors_origins=_joined(cors_origin), allowed_hosts=_joined(allowed_host), log_level=log_level, device=device,
+        dtype=dtype, max_model_len=max_model_len, kv_bytes=kv_bytes, kv_blocks=kv_blocks, block_size=block_size,
+        max_batch_tokens=max_batch_tokens, max_running=max_running, max_waiting=max_waiting,
+        prefix_cache=prefix_cache, threads=threads,
+    )  # fmt: skip
+    from app.config import unknown_variables
+
+    for name in unknown_variables():
+        typer.echo(f"Warning: {name} is set, but is no setting of Ponder's.", err=True)
+    from app.serve import serve as run
+
+    _or_explain(run, settings)
+
+
+@cli.command()
+def chat(
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="A server to talk to.", show_default="http://127.0.0.1:8000")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="DIR|NAME", help="No server: load this model here.", show_default=False)
+    ] = None,
+) -> None:
+    """Chat in the terminal. Ctrl-C stops an answer; /new starts over; /exit leaves."""
+    if url is not None and model is not None:
+        _fail("--url and --model exclude each other: a server brings its own model.", 2)
+    settings = None if model is None else _settings(None, model=model)
+    from app.terminal import converse
+
+    _or_explain(converse, url, settings)
+
+
+@cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(context: typer.Context) -> None:
+    """Run the benchmarks; options are passed on (`ponder bench --help` lists them)."""
+    sys.path.insert(0, os.getcwd())
+    if importlib.util.find_spec("bench") is None or importlib.util.find_spec("bench.__main__") is None:
+        _fail("The benchmarks are not installed here: run this in a checkout of Ponder.", 1)
+    sys.argv = ["ponder bench", *context.args]
+    runpy.run_module("bench", run_name="__main__", alter_sys=False)
+
+
+def _joined(values: list[str] | None) -> str | None:
+    return ",".join(values) if values else None
+
+
+def _settings(config: Path | None, **flags: Any) -> Settings:
+    from app.config import BadSetting, load_settings
+
+    try:
+        return load_settings(config, **flags)
+    except BadSetting as error:
+        _fail(str(error), 2)
+
+
+def _or_explain(work: Any, *arguments: Any) -> None:
+    """Call `work`; what it refuses becomes a sentence and exit code 1."""
+    from app.config import BadSetting
+
+    try:
+        work(*arguments)
+    except BadSetting as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except Exception as error:
+        from engine.errors import EngineError
+
+        if not isinstance(error, EngineError):
+            raise
+        _fail(str(error), 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"ponder: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    cli()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Every setting of the server in one typed object, and where its value comes from.
+
+A flag beats an environment variable (`PONDER_PORT`), which beats the configuration file (TOML: `--config`,
+`PONDER_CONFIG`, or `ponder.toml` in the working directory), which beats the default. Nothing below `app/` reads the
+environment: the engine gets an `EngineConfig` made from this. Knows nothing of the command line's words.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import ByteSize, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+if TYPE_CHECKING:
+    from engine import EngineConfig
+
+ENV_PREFIX = "PONDER_"
+CONFIG_VARIABLE = "PONDER_CONFIG"
+DEFAULT_FILE = "ponder.toml"
+BUNDLED_MODEL = "models/pebble"
+
+_NO_FILE: Mapping[str, Any] = MappingProxyType({})
+_file_values: ContextVar[Mapping[str, Any]] = ContextVar("_file_values", default=_NO_FILE)
+
+
+class BadSetting(Exception):
+    """A setting cannot be used; the message says which, where it came from and what is accepted."""
+
+
+class _FileSource(PydanticBaseSettingsSource):
+    """The configuration file, read already, as the weakest of the sources."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # the base class's signature
+        return _file_values.get().get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return dict(_file_values.get())
+
+
+_REPEATED = frozenset({"cors_origins", "allowed_hosts"})  # given one by one on the command line
+
+CommaSeparated = Annotated[tuple[str, ...], NoDecode]
+
+
+class Settings(BaseSettings):
+    """What an operator may set. A field's description is what is accepted, as an error message says it."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", min_length=1, description="an address or host name to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="0 (any free port) to 65535")
+    model: str = Field(BUNDLED_MODEL, min_length=1, description="a model directory, or a Hugging Face Hub name")
+    served_model_name: str | None = Field(None, min_length=1, description="the name that clients ask for")
+    data_dir: Path | None = Field(None, description="a directory that Ponder may write to")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto, float32, bfloat16 or float16"
+    )
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    max_model_len: int | None = Field(None, ge=16, description="tokens of context, 16 or more")
+    kv_bytes: ByteSize | None = Field(None, ge=1 << 16, description="a size of 64KiB or more, such as 512MiB or 2GiB")
+    kv_blocks: int | None = Field(None, ge=2, description="a number of KV blocks, 2 or more")
+    block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block, 1 to 256")
+    max_batch_tokens: int = Field(512, ge=1, description="tokens in a step, 1 or more")
+    max_running: int = Field(64, ge=1, description="sequences in a batch, 1 or more")
+    max_waiting: int = Field(1024, ge=1, description="sequences that may wait, 1 or more")
+    prefix_cache: bool = Field(True, description="true or false")
+    threads: int | None = Field(None, ge=1, description="CPU threads, 1 or more")
+    cors_origins: CommaSeparated = Field((), description="origins such as https://chat.example.org, comma-separated")
+    allowed_hosts: CommaSeparated = Field((), description="host names such as chat.example.org, comma-separated")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="debug, info, warning or error"
+    )
+
+    @field_validator("cors_origins", "allowed_hosts", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _is_origin(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if bad := [o for o in value if o != "*" and (not o.startswith(("http://", "https://")) or o.count("/") != 2)]:
+            raise ValueError(f"{bad[0]!r} is not an origin")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, _FileSource(settings_cls)
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients ask for: the given one, or the last part of the model's path."""
+        return self.served_model_name or self.model.rstrip("/").rpartition("/")[2] or self.model
+
+    @property
+    def resolved_data_dir(self) -> Path:
+        return (self.data_dir or default_data_dir()).expanduser()
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's part of the settings. Imports the engine, and so torch."""
+        from engine import EngineConfig
+
+        return EngineConfig(
+            model=find_model(self.model),
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            kv_blocks=self.kv_blocks,
+            kv_bytes=None if self.kv_bytes is None else int(self.kv_bytes),
+            max_batch_tokens=self.max_batch_tokens,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            prefix_cache=self.prefix_cache,
+            threads=self.threads,
+        )
+
+
+def default_data_dir() -> Path:
+    """Where the platform keeps a user's application data."""
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "ponder"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "ponder"
+
+
+def find_model(model: str) -> str:
+    """`model` itself, except that the bundled model is also found beside the code when started from elsewhere."""
+    if model == BUNDLED_MODEL and not Path(model).exists():
+        beside_code = Path(__file__).resolve().parent.parent / BUNDLED_MODEL
+        if beside_code.exists():
+            return str(beside_code)
+    return model
+
+
+def unknown_variables() -> list[str]:
+    """Environment variables with our prefix that mean nothing to us: likely misspelt."""
+    known = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    return sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
+
+
+def load_settings(config: Path | None = None, **flags: Any) -> Settings:
+    """Settings from flags (those not None), environment, file and defaults, in that order.
+
+    Raises:
+        BadSetting: a value is not accepted, a key of the file is unknown, or the file cannot be read.
+    """
+    values, file = _read_file(config)
+    token = _file_values.set(values)
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise BadSetting("\n".join(_explain(e, given, file) for e in error.errors())) from None
+    finally:
+        _file_values.reset(token)
+
+
+def _read_file(config: Path | None) -> tuple[dict[str, Any], Path | None]:
+    named = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
+    path = named or Path(DEFAULT_FILE)
+    if named is None and not path.is_file():
+        return {}, None
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadSetting(f"The configuration file {path} cannot be read: {error.strerror or error}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadSetting(f"The configuration file {path} is not valid TOML: {error}.") from None
+    return {name.replace("-", "_"): value for name, value in values.items()}, path
+
+
+def _explain(error: Any, given: Mapping[str, Any], file: Path | None) -> str:
+    """One validation error as a sentence. `error` is pydantic's ErrorDetails."""
+    name = str(error["loc"][0]) if error["loc"] else "?"
+    # pydantic-settings names a field by its environment variable when that is where the value came from.
+    field = name.lower().removeprefix(ENV_PREFIX.lower())
+    if field not in Settings.model_fields:
+        accepted = ", ".join(sorted(Settings.model_fields))
+        return f"{file}: {name!r} is not a setting; accepted: {accepted}."
+    if field in given:
+        source = f"--{field.removesuffix('s') if field in _REPEATED else field}".replace("_", "-")
+    elif any(n.upper() == f"{ENV_PREFIX}{field}".upper() for n in os.environ):
+        source = f"{ENV_PREFIX}{field.upper()}"
+    else:
+        source = f"{field} in {file}"
+    accepted = Settings.model_fields[field].description
+    return f"{source} is {error['input']!r}; accepted: {accepted}."

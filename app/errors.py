@@ -1,0 +1,123 @@
+"""Errors as the outside sees them: one JSON shape everywhere, OpenAI's, with a sentence a person can act on.
+
+`ApiError` is what our routes raise. Engine errors, unknown paths and bugs are turned into the same shape here, so a
+client needs one way of reading errors, and a bug shows its caller nothing of our insides.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from engine.errors import (
+    ChatTemplateError,
+    ContextLengthExceeded,
+    EngineError,
+    EngineStopped,
+    InvalidParameter,
+    QueueFull,
+    SequenceClosed,
+)
+
+log = logging.getLogger("ponder")
+
+
+class ApiError(Exception):
+    """An answer other than the one asked for. `param` names the field at fault, `code` is stable and for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.kind = kind
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, headers=self.headers)
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    """A 400 that blames one field."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def from_exception(error: BaseException, *, param: str | None = None) -> ApiError:
+    """Any exception as an `ApiError`. One that nobody foresaw is logged with its trace and shown without it."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidParameter():
+            return invalid(error.name, str(error))
+        case ContextLengthExceeded():
+            return invalid(param, str(error), error.code)
+        case ChatTemplateError():
+            return invalid("messages", str(error), error.code)
+        case QueueFull():
+            retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+            return ApiError(429, str(error), code=error.code, kind="rate_limit_error", headers=retry)
+        case EngineStopped() | SequenceClosed():
+            return stopping()
+        case EngineError():
+            log.error("engine error", exc_info=error)
+            return ApiError(500, str(error), code=error.code, kind="server_error")
+        case _:
+            log.error("unforeseen error", exc_info=error)
+            message = "Something went wrong inside Ponder; the server's log has the details."
+            return ApiError(500, message, code="internal_error", kind="server_error")
+
+
+def stopping() -> ApiError:
+    message = "The engine is not running: the server is stopping, or its engine failed. Try again shortly."
+    return ApiError(503, message, code="engine_stopped", kind="server_error", headers={"Retry-After": "5"})
+
+
+def install(app: FastAPI) -> None:
+    """Make every error response of `app` take the one shape."""
+
+    @app.exception_handler(ApiError)
+    async def _api_error(_: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(EngineError)
+    async def _engine_error(_: Request, error: EngineError) -> JSONResponse:
+        return from_exception(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+        messages = {
+            404: f"There is nothing at {request.url.path}.",
+            405: f"{request.method} is not accepted at {request.url.path}.",
+        }
+        message = messages.get(error.status_code, str(error.detail))
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"][1:])
+        return invalid(param, f"{param}: {first['msg']}.").response()
+
+    @app.exception_handler(Exception)
+    async def _unforeseen(_: Request, error: Exception) -> JSONResponse:
+        return from_exception(error).response()

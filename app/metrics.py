@@ -1,0 +1,126 @@
+"""What an operator's monitoring reads at `/metrics`, in Prometheus' format.
+
+Latencies and outcomes are counted here as requests pass; the engine's own counters are read when a scrape asks, so an
+idle server does no work for its metrics. One registry per app: two apps in one process never mix.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from engine import Engine
+    from engine.outputs import Stats
+
+_TTFT = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+_INTER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+_DURATION = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+
+
+class Meter:
+    """Counts what passes. `watch()` one of these per answer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.registry = CollectorRegistry()
+        self._snapshot = _EngineCounters()
+        self.registry.register(self._snapshot)
+        self.ttft = Histogram(
+            "ponder_time_to_first_token_seconds", "From a request's arrival to its first token.",
+            registry=self.registry, buckets=_TTFT,
+        )  # fmt: skip
+        self.inter_token = Histogram(
+            "ponder_inter_token_latency_seconds", "Between two tokens of one answer, as its reader gets them.",
+            registry=self.registry, buckets=_INTER_TOKEN,
+        )  # fmt: skip
+        self.duration = Histogram(
+            "ponder_request_duration_seconds", "From a request's arrival to its end.", ["endpoint"],
+            registry=self.registry, buckets=_DURATION,
+        )  # fmt: skip
+        self.outcomes = Counter(
+            "ponder_requests", "Requests that ended, by how: completed, cancelled, refused (4xx) or failed.",
+            ["endpoint", "outcome"], registry=self.registry,
+        )  # fmt: skip
+        self.in_flight = Gauge(
+            "ponder_requests_in_flight", "Requests being answered, whether running or waiting.", registry=self.registry
+        )
+
+    def watch(self, endpoint: str) -> Watch:
+        return Watch(self, endpoint)
+
+    async def exposition(self) -> bytes:
+        """The text of a scrape.
+
+        Raises:
+            EngineStopped: there is no engine to ask.
+        """
+        self._snapshot.stats = await self.engine.stats()
+        return generate_latest(self.registry)
+
+
+class Watch:
+    """One request's clock: `tokens` for each arrival of an answer (of several, by index), then `end` once."""
+
+    def __init__(self, meter: Meter, endpoint: str) -> None:
+        self._meter = meter
+        self._endpoint = endpoint
+        self._began = time.perf_counter()
+        self._latest: dict[int, float] = {}
+        self._ended = False
+        meter.in_flight.inc()
+
+    def tokens(self, index: int, count: int) -> None:
+        if not count:
+            return
+        now = time.perf_counter()
+        latest = self._latest.get(index)
+        if latest is None:
+            self._meter.ttft.observe(now - self._began)
+        else:
+            self._meter.inter_token.observe((now - latest) / count)
+        self._latest[index] = now
+
+    def end(self, outcome: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._meter.in_flight.dec()
+        self._meter.duration.labels(self._endpoint).observe(time.perf_counter() - self._began)
+        self._meter.outcomes.labels(self._endpoint, outcome).inc()
+
+
+class _EngineCounters(Collector):
+    """The engine's newest statistics as metrics."""
+
+    stats: Stats | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        s = self.stats
+        if s is None:
+            return
+        yield GaugeMetricFamily("ponder_requests_running", "Sequences in the engine's batch.", s.running)
+        yield GaugeMetricFamily("ponder_requests_waiting", "Sequences waiting for the engine.", s.waiting)
+        yield GaugeMetricFamily("ponder_sequences_open", "Open sequence handles, idle ones included.", s.sequences)
+        blocks = GaugeMetricFamily("ponder_kv_blocks", "KV blocks by state.", labels=["state"])
+        for state, count in (("used", s.blocks_used), ("cached", s.blocks_cached), ("free", s.blocks_free)):
+            blocks.add_metric([state], count)
+        yield blocks
+        counters = (
+            ("prompt_tokens", "Prompt tokens computed (prefix cache hits excluded).", s.prompt_tokens),
+            ("generation_tokens", "Tokens generated.", s.generated_tokens),
+            ("recomputed_tokens", "Tokens computed again after a preemption.", s.recomputed_tokens),
+            ("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.", s.prefix_query_tokens),
+            ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", s.prefix_hit_tokens),
+            ("preemptions", "Sequences that lost their KV to others.", s.preemptions),
+            ("engine_steps", "Steps of the engine.", s.steps),
+            ("engine_step_tokens", "Tokens through the model, all steps together.", s.step_tokens),
+            ("engine_step_seconds", "Seconds spent in steps.", s.step_seconds),
+        )
+        for name, text, value in counters:
+            yield CounterMetricFamily(f"ponder_{name}", text, value)

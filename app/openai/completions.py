@@ -1,0 +1,144 @@
+"""`POST /v1/completions`: text (or token ids) in, its continuation out, streamed or whole.
+
+Nothing is parsed out of the text: thinking markers, where a model writes them, are just text here. With `echo` and
+`logprobs` it scores a prompt, which is what evaluation harnesses use it for.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from app.errors import invalid
+from app.metrics import Meter
+from app.openai.chat import usage_json
+from app.openai.fields import COMPLETION_REFUSED, parse
+from app.openai.generation import Generation, check_model, room_for
+from app.openai.logprobs import CompletionLogprobs
+from app.openai.schemas import CompletionRequest
+from app.openai.stream import event
+from app.served import Served
+from app.thinking import Piece
+from engine.outputs import TokenLogprob
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI documents it for this endpoint
+
+
+@dataclass(slots=True)
+class CompletionJob:
+    """A checked completion request, ready to run."""
+
+    request: CompletionRequest
+    served: Served
+    generation: Generation
+    texts: list[str]  # the prompts as text, for `echo`
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    async def of(cls, body: Mapping[str, Any], served: Served, meter: Meter) -> CompletionJob:
+        """
+        Raises:
+            ApiError: 400 or 404, naming the field.
+        """
+        request = parse(body, CompletionRequest, COMPLETION_REFUSED)
+        check_model(served, request.model)
+        tokenizer = served.engine.tokenizer
+        prompts: list[list[int]] = []
+        texts: list[str] = []
+        for i, prompt in enumerate(request.prompts):
+            ids = await served.text_tokens(prompt) if isinstance(prompt, str) else list(prompt)
+            if not ids and tokenizer.bos_token_id is not None:
+                ids = [tokenizer.bos_token_id]
+            if not ids:
+                raise invalid("prompt", f"prompt {i} is empty; accepted: at least one token to continue.")
+            if (worst := max(ids)) >= served.engine.vocab_size:
+                accepted = f"token ids from 0 to {served.engine.vocab_size - 1}"
+                raise invalid("prompt", f"prompt {i} has token {worst}; accepted: {accepted}.")
+            prompts.append(ids)
+            texts.append(prompt if isinstance(prompt, str) else tokenizer.decode(ids, skip_special=False))
+        if not prompts:
+            raise invalid("prompt", "prompt is an empty list; accepted: at least one prompt.")
+        spans = []
+        for ids in prompts:
+            room = room_for(served, ids, request.max_tokens or 1, "prompt")
+            span = request.span(
+                served.sampling, room=room, vocab_size=served.engine.vocab_size,
+                default_limit=1 if request.max_tokens == 0 else DEFAULT_MAX_TOKENS,
+            )  # fmt: skip
+            scored = request.logprobs if request.echo else None
+            spans.append(replace(span, logprobs=request.logprobs, prompt_logprobs=scored))
+        generation = Generation(served, meter, "completions", prompts, request.n, spans, chat=False)
+        return cls(request, served, generation, texts)
+
+    async def whole(self) -> dict[str, Any]:
+        """The reply, when all of it is there."""
+        choices = [_Choice(self, i) for i in range(len(self.texts) * self.request.n)]
+        async with aclosing(self.generation.pieces()) as pieces:
+            async for index, piece in pieces:
+                choices[index].add(piece)
+        replies = []
+        for index, choice in enumerate(choices):
+            text, logprobs = choice.take()
+            replies.append({"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason})
+        return {**self._head(), "choices": replies, "usage": self._usage()}
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The reply as events, `[DONE]` excepted."""
+        head = self._head()
+        tail = {"usage": None} if self.request.include_usage else {}
+        choices = [_Choice(self, i) for i in range(len(self.texts) * self.request.n)]
+        async with aclosing(self.generation.pieces()) as pieces:
+            async for index, piece in pieces:
+                choice = choices[index]
+                choice.add(piece)
+                text, logprobs = choice.take()
+                if text or choice.finish_reason or logprobs:
+                    reply = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+                    yield event({**head, "choices": [reply], **tail})
+        if self.request.include_usage:
+            yield event({**head, "choices": [], "usage": self._usage()})
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.served.name}
+
+    def _usage(self) -> dict[str, Any]:
+        if self.request.max_tokens == 0:
+            self.generation.tally.completion_tokens = 0
+        return usage_json(self.generation.tally)
+
+
+class _Choice:
+    """One continuation being put together: `add` pieces, `take` what is new."""
+
+    def __init__(self, job: CompletionJob, index: int) -> None:
+        prompt = index // job.request.n
+        self.finish_reason: str | None = None
+        self._discard = job.request.max_tokens == 0  # the one token that was made to get the prompt scored
+        self._text = [job.texts[prompt]] if job.request.echo else []
+        self._prompt = job.generation.prompts[prompt]
+        self._entries: list[tuple[int, TokenLogprob | None]] = []
+        top = job.request.logprobs
+        self._logprobs = None if top is None else CompletionLogprobs(job.served.engine.tokenizer, top)
+
+    def add(self, piece: Piece) -> None:
+        if piece.prompt_logprobs is not None:
+            self._entries += zip(self._prompt, piece.prompt_logprobs, strict=True)
+        if not self._discard:
+            self._text.append(piece.text)
+            self._entries += [(entry.token_id, entry) for entry in piece.logprobs]
+        if piece.finish_reason is not None:
+            self.finish_reason = "stop" if piece.finish_reason == "stop" and not self._discard else "length"
+
+    def take(self) -> tuple[str, dict[str, Any] | None]:
+        text = "".join(self._text)
+        self._text.clear()
+        if self._logprobs is None or not self._entries:
+            return text, None
+        logprobs = self._logprobs.take(self._entries)
+        self._entries.clear()
+        return text, logprobs

@@ -1,0 +1,131 @@
+"""What becomes of every field of a request: it works, it is accepted without effect, or it is refused by name.
+
+`parse` turns a JSON object into a checked request or raises the one 400 that says which field is wrong and what would
+be accepted. `docs/api.md` lists these tables; a test holds the two together. Knows nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from app.errors import ApiError, invalid
+
+Request = TypeVar("Request", bound=BaseModel)
+
+# About OpenAI's own service, its billing or its data retention; they change no token of an answer.
+NO_EFFECT = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+        "prompt_cache_retention", "prompt_cache_options", "inference_geo",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A known field that does nothing here yet: what would be accepted, and which values ask for nothing."""
+
+    accepted: str
+    neutral: Callable[[Any], bool] = lambda value: False
+
+
+def _empty(value: Any) -> bool:
+    return value == [] or value == {}
+
+
+_NO_TOOLS = "no tools: they come to this API in a later version"
+
+CHAT_REFUSED: Mapping[str, Refusal] = {
+    "tools": Refusal(_NO_TOOLS, _empty),
+    "tool_choice": Refusal('"none" or "auto", as there are no tools yet', lambda v: v in ("none", "auto")),
+    "parallel_tool_calls": Refusal("true or false, as there are no tools yet", lambda v: isinstance(v, bool)),
+    "functions": Refusal(_NO_TOOLS, _empty),
+    "function_call": Refusal('"none" or "auto", as there are no tools yet', lambda v: v in ("none", "auto")),
+    "response_format": Refusal('{"type": "text"}', lambda v: v == {"type": "text"}),
+    "modalities": Refusal('["text"]', lambda v: v == ["text"]),
+    "audio": Refusal("no audio: this model reads and writes text"),
+    "prediction": Refusal("no prediction"),
+    "web_search_options": Refusal("no web search"),
+    "reasoning_effort": Refusal('chat_template_kwargs, such as {"enable_thinking": false}'),
+    "verbosity": Refusal('"medium"; say in a message how long the answer should be', lambda v: v == "medium"),
+    "moderation": Refusal("no moderation"),
+    "prompt_logprobs": Refusal("logprobs; for the prompt's: /v1/completions with echo", lambda v: v is False),
+    "echo": Refusal("false", lambda v: v is False),
+    "best_of": Refusal("n", lambda v: v == 1),
+}  # fmt: skip
+
+COMPLETION_REFUSED: Mapping[str, Refusal] = {
+    "suffix": Refusal("no suffix: this model continues a text, it does not fill gaps", lambda v: v == ""),
+    "response_format": Refusal('{"type": "text"}', lambda v: v == {"type": "text"}),
+    "max_completion_tokens": Refusal("max_tokens"),
+    "top_logprobs": Refusal("logprobs, an integer here"),
+    "prompt_logprobs": Refusal("echo together with logprobs", lambda v: v is False),
+    "messages": Refusal("prompt; messages go to /v1/chat/completions"),
+    "chat_template_kwargs": Refusal("no chat template here; it belongs to /v1/chat/completions", _empty),
+    "tools": Refusal(_NO_TOOLS, _empty),
+}
+
+
+def parse(body: Mapping[str, Any], model: type[Request], refused: Mapping[str, Refusal]) -> Request:
+    """`body` as a checked request. A null is an absent field.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    known = model.model_fields
+    for name, value in body.items():
+        if name in known or name in NO_EFFECT:
+            continue
+        refusal = refused.get(name)
+        if refusal is None:
+            raise invalid(
+                name, f"{_short(name)} is not a field of this request; accepted: {', '.join(sorted(known))}.",
+                "unknown_parameter",
+            )  # fmt: skip
+        if value is not None and not refusal.neutral(value):
+            raise invalid(
+                name, f"{name} is not supported yet (it was {_short(value)}); accepted: {refusal.accepted}.",
+                "unsupported_parameter",
+            )  # fmt: skip
+    given = {name: value for name, value in body.items() if name in known and value is not None}
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise explain(error, model) from None
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    """The first thing wrong with a request, as a 400."""
+    first = error.errors(include_url=False)[0]
+    raised = first.get("ctx", {}).get("error")
+    if isinstance(raised, ApiError):  # a validator of ours said it better
+        return raised
+    location = first["loc"]
+    field = str(location[0]) if location else None
+    description = model.model_fields[field].description if field in model.model_fields else None
+    accepted = f"; accepted: {description}" if description else ""
+    if first["type"] == "missing" and len(location) == 1:
+        return invalid(field, f"{field} is missing{accepted}.", "missing_required_parameter")
+    return invalid(_path(location), f"{_path(location)} is {_short(first['input'])}{accepted}.")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """A place in the body as `messages[0].content`. Union branches that pydantic names are left out."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not path:
+            path = part
+        elif part.isidentifier() and part not in ("str", "int", "list", "float", "bool"):
+            path += f".{part}"
+    return path
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,55 @@
+"""The routes of `/v1`: read a body, check it, answer it whole or as a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from app.body import json_object
+from app.disconnect import while_connected
+from app.errors import ApiError, from_exception
+from app.openai.chat import ChatJob
+from app.openai.completions import CompletionJob
+from app.openai.models import model_entry, model_list
+from app.openai.stream import EventStream
+from app.state import State
+
+router = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+
+@router.post("/chat/completions")
+async def chat_completions(request: Request) -> Response:
+    state = State.of(request)
+    body = await json_object(request)
+    return await _reply(request, await ChatJob.of(body, state.served, state.meter), "messages")
+
+
+@router.post("/completions")
+async def completions(request: Request) -> Response:
+    state = State.of(request)
+    body = await json_object(request)
+    return await _reply(request, await CompletionJob.of(body, state.served, state.meter), "prompt")
+
+
+@router.get("/models")
+async def models(request: Request) -> dict[str, Any]:
+    return model_list(State.of(request).served)
+
+
+@router.get("/models/{name:path}")
+async def model(request: Request, name: str) -> dict[str, Any]:
+    return model_entry(State.of(request).served, name)
+
+
+async def _reply(request: Request, job: ChatJob | CompletionJob, prompt_field: str) -> Response:
+    def explain(error: BaseException) -> ApiError:
+        return from_exception(error, param=prompt_field)
+
+    if job.request.stream:
+        return EventStream(job.chunks(), explain=explain)
+    try:
+        return JSONResponse(await while_connected(request, job.whole()))
+    except Exception as error:
+        raise explain(error) from error

@@ -1,0 +1,273 @@
+"""The requests of `/v1` as typed objects. A field's description says what is accepted; errors and docs quote it.
+
+Validation is strict: "5" is no number and 1 is no boolean, so a client's mistake is told, not guessed around.
+Knows nothing of HTTP or of the engine's state; `span` makes the engine's parameters from a request.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from app.errors import invalid
+from engine.params import Sampling, Span
+
+MAX_N = 128
+MAX_STOPS = 4
+MAX_TOP_LOGPROBS = 20
+
+_Token = Annotated[int, Field(ge=0)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # hides lengths of chunks on OpenAI's network; without effect here
+
+
+class SamplingRequest(BaseModel):
+    """What chat and plain completions share."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    model: str = Field(description='the served model\'s name or "default"; GET /v1/models lists them')
+    max_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
+    temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
+    top_p: float | None = Field(None, gt=0, le=1, description="a number greater than 0, at most 1")
+    top_k: int | None = Field(None, ge=-1, description="an integer: 0 or -1 (off), or 1 and more")
+    min_p: float | None = Field(None, ge=0, lt=1, description="a number from 0 (off) to less than 1")
+    presence_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=100, description="a number greater than 0, at most 100; 1 is off"
+    )
+    logit_bias: dict[str, float] = Field(
+        default_factory=dict, max_length=1024,
+        description='an object of at most 1024 token ids and biases, such as {"42": -100}; biases from -100 to 100',
+    )  # fmt: skip
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")
+    n: int = Field(1, ge=1, le=MAX_N, description=f"an integer from 1 to {MAX_N}")
+    stop: str | list[str] = Field(
+        default_factory=list, max_length=1000,
+        description=f"a non-empty string of at most 1000 characters, or a list of at most {MAX_STOPS} of them",
+    )  # fmt: skip
+    stop_token_ids: list[_Token] = Field(
+        default_factory=list, max_length=64, description="a list of at most 64 token ids"
+    )
+    min_tokens: int = Field(0, ge=0, description="an integer of 0 or more, at most max_tokens")
+    ignore_eos: bool = Field(False, description="true or false")
+    stream: bool = Field(False, description="true or false")
+    stream_options: StreamOptions | None = Field(
+        None, description='an object such as {"include_usage": true}, and only with stream'
+    )
+
+    @field_validator("stop")
+    @classmethod
+    def _stops(cls, value: str | list[str]) -> list[str]:
+        stops = [value] if isinstance(value, str) else value
+        if len(stops) > MAX_STOPS or not all(0 < len(s) <= 1000 for s in stops):
+            raise ValueError("stop")
+        return stops
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _biases(cls, value: dict[str, float]) -> dict[str, float]:
+        for token, bias in value.items():
+            if not (token.isascii() and token.isdigit() and len(token) < 10) or not -100 <= bias <= 100:
+                raise ValueError("logit_bias")
+        return value
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> SamplingRequest:
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "stream_options is only accepted together with stream: true.")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    def sampling(self, defaults: Sampling) -> Sampling:
+        """What was asked for; the model's own defaults where nothing was."""
+
+        def choose(value: float | None, default: float) -> float:
+            return default if value is None else value
+
+        return Sampling(
+            temperature=choose(self.temperature, defaults.temperature),
+            top_k=max(0, int(choose(self.top_k, defaults.top_k))),
+            top_p=choose(self.top_p, defaults.top_p),
+            min_p=choose(self.min_p, defaults.min_p),
+            repetition_penalty=choose(self.repetition_penalty, defaults.repetition_penalty),
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
+            seed=self.seed,
+        )
+
+    def span(self, defaults: Sampling, *, room: int, vocab_size: int, default_limit: int | None) -> Span:
+        """The engine's parameters. `room` is what the context leaves after the prompt.
+
+        Raises:
+            ApiError: a token id is not in the vocabulary, or `min_tokens` does not fit.
+        """
+        for field, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", map(int, self.logit_bias))):
+            if (worst := max(ids, default=0)) >= vocab_size:
+                raise invalid(field, f"{field} names token {worst}; accepted: token ids from 0 to {vocab_size - 1}.")
+        limit = self.token_limit or min(default_limit or room, room)
+        if self.min_tokens > limit:
+            raise invalid("min_tokens", f"min_tokens is {self.min_tokens}; accepted: 0 to max_tokens ({limit}).")
+        return Span(
+            sampling=self.sampling(defaults),
+            max_tokens=limit,
+            min_tokens=self.min_tokens,
+            stop=tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One turn. `content` is joined text once checked."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+class ChatRequest(SamplingRequest):
+    messages: list[Message] = Field(
+        min_length=1, max_length=10_000,
+        description="a non-empty list of {role: system, developer, user or assistant, content: text}",
+    )  # fmt: skip
+    max_completion_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
+    logprobs: bool = Field(False, description="true or false")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description=f"an integer from 0 to {MAX_TOP_LOGPROBS}, with logprobs: true"
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description='an object of template variables, such as {"enable_thinking": false}'
+    )
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _messages(cls, value: Any) -> Any:  # any JSON: this is where it gets its type
+        return [_message(item, i) for i, item in enumerate(value)] if isinstance(value, list) else value
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _template_variables(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := _RESERVED_VARIABLES & value.keys():
+            name = sorted(taken)[0]
+            raise invalid(
+                "chat_template_kwargs", f"chat_template_kwargs may not set {name}: the server sets it itself."
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "top_logprobs is only accepted together with logprobs: true.")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; accepted: one of them.")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def engine_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The messages as a chat template takes them."""
+        return [{"role": m.role, "content": m.content} for m in self.messages]
+
+
+class CompletionRequest(SamplingRequest):
+    prompt: str | list[str] | list[_Token] | list[list[_Token]] = Field(
+        description="a string, a list of strings, a list of token ids, or a list of such lists; none of them empty"
+    )
+    max_tokens: int | None = Field(None, ge=0, description="an integer of 1 or more; 0 only with echo: true")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description=f"an integer from 0 to {MAX_TOP_LOGPROBS}"
+    )
+    echo: bool = Field(False, description="true or false")
+    best_of: int | None = Field(None, description="the value of n; there is no ranking of candidates")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens", "max_tokens is 0; accepted: an integer of 1 or more (0 only with echo: true).")
+        if self.best_of is not None and self.best_of != self.n:
+            raise invalid(
+                "best_of", f"best_of is {self.best_of}; accepted: the value of n ({self.n}), as nothing is ranked.",
+                "unsupported_parameter",
+            )  # fmt: skip
+        if len(self.prompts) * self.n > MAX_N:
+            raise invalid("prompt", f"{len(self.prompts)} prompts times n={self.n}; accepted: at most {MAX_N} answers.")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, one by one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]  # a list whose first item is an int has only ints
+        return self.prompt  # type: ignore[return-value]  # and otherwise it is a list of strings or of lists
+
+
+_RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "self"})
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+def _message(item: Any, index: int) -> dict[str, Any]:
+    """A turn checked by hand: its errors are the ones that people meet most."""
+    where = f"messages[{index}]"
+    if not isinstance(item, dict):
+        raise invalid(where, f"{where} is {item!r:.60}; accepted: an object with role and content.")
+    role = item.get("role")
+    if role in ("tool", "function"):
+        raise invalid(f"{where}.role", f"{where}.role is {role!r}: tools come to this API in a later version.")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise invalid(f"{where}.role", f"{where}.role is {role!r:.60}; accepted: {', '.join(_ROLES)}.")
+    for name, value in item.items():
+        if name in ("tool_calls", "function_call", "audio") and value:
+            raise invalid(f"{where}.{name}", f"{where}.{name} is not supported yet; accepted: content.")
+    content = item.get("content")
+    if isinstance(content, list):
+        content = "".join(_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    if not isinstance(content, str):
+        accepted = 'a string, or a list of {"type": "text", "text": "..."}'
+        raise invalid(f"{where}.content", f"{where}.content is {content!r:.60}; accepted: {accepted}.")
+    return {"role": _ROLES[role], "content": content}
+
+
+def _part_text(part: Any, where: str) -> str:
+    accepted = 'accepted: {"type": "text", "text": "..."}'
+    if not isinstance(part, dict):
+        raise invalid(where, f"{where} is {part!r:.60}; {accepted}.")
+    kind, text = part.get("type"), part.get("text")
+    if kind != "text":
+        raise invalid(f"{where}.type", f"{where}.type is {kind!r:.60}: this model reads text alone; {accepted}.")
+    if not isinstance(text, str):
+        raise invalid(f"{where}.text", f"{where}.text is {text!r:.60}; {accepted}.")
+    return text

@@ -1,0 +1,175 @@
+"""`ponder serve` from start to end: bind, load, say when ready, and stop cleanly when told to.
+
+The port is taken before the model is loaded, so a port in use is told at once; connections are accepted only when an
+answer can be given. The first SIGINT or SIGTERM ends what runs and then the process; a second one hurries it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+from rich.console import Console
+
+from app.config import BadSetting, Settings
+from app.guard import is_loopback
+
+_DRAIN_S = 3  # for responses to reach their readers after everything that makes them has ended
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, except that signals are ours and that we hear when it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]  # a context manager all the same
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+
+def serve(settings: Settings) -> None:
+    """Run the server until it is told to stop.
+
+    Raises:
+        BadSetting: the address cannot be listened on, or the data directory cannot be used.
+        EngineError: the model cannot be loaded.
+    """
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    listener = bind(settings.host, settings.port)
+    with listener:
+        asyncio.run(_serve(settings, listener))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the address but does not listen yet.
+
+    Raises:
+        BadSetting: why not, and what to do.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise BadSetting(f"The host {host!r} has no address here: {error.strerror}.") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _explain_bind(error, host, port) from None
+    return listener
+
+
+def _explain_bind(error: OSError, host: str, port: int) -> BadSetting:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return BadSetting(
+                f"Port {port} on {host} is in use; stop what uses it, choose another with --port, or take any free one "
+                "with --port 0."
+            )
+        case errno.EACCES:
+            return BadSetting(f"Port {port} needs rights that this process lacks; accepted: 1024 to 65535, or 0.")
+        case errno.EADDRNOTAVAIL:
+            return BadSetting(f"{host} is no address of this machine; accepted: 127.0.0.1, 0.0.0.0 or one of its own.")
+        case _:
+            return BadSetting(f"{host}:{port} cannot be listened on: {error.strerror}.")
+
+
+def url(host: str, port: int) -> str:
+    """Where a browser on this machine finds the server."""
+    if host in ("0.0.0.0", "::", ""):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    told_to_stop = asyncio.Event()
+    hurry: list[Callable[[], None]] = []
+
+    def on_signal() -> None:
+        if told_to_stop.is_set():
+            for action in hurry:
+                action()
+        told_to_stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+
+    stop = asyncio.create_task(told_to_stop.wait())
+    from app.server import create_app  # torch comes with it: not before the port is ours
+    from engine import Engine
+
+    with _progress(f"Loading {settings.model}"):
+        loading = asyncio.ensure_future(Engine.start(settings.engine_config()))
+        await asyncio.wait({loading, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        # A model is loaded in a thread that cannot be interrupted, and nothing was begun that needs an end.
+        sys.stdout.flush()
+        os._exit(0)
+    engine = loading.result()
+    try:
+        app = create_app(engine, settings)
+        async with app.router.lifespan_context(app):
+            config = uvicorn.Config(
+                app, lifespan="off", log_config=None, access_log=settings.log_level in ("debug", "info"),
+                timeout_graceful_shutdown=_DRAIN_S, server_header=False,
+            )  # fmt: skip
+            port = listener.getsockname()[1]
+            server = _Server(config, ready=lambda: _say_ready(settings.host, port))
+            hurry.append(lambda: setattr(server, "force_exit", True))
+            try:
+                listener.listen(config.backlog)
+            except OSError as error:
+                raise _explain_bind(error, settings.host, port) from None
+            await _until(server, listener, stop, end_work=[app.state.ponder.runs.stop, engine.stop])
+    finally:
+        await engine.stop()
+        stop.cancel()
+
+
+async def _until(
+    server: _Server, listener: socket.socket, stop: asyncio.Task[bool], end_work: list[Callable[[], Awaitable[None]]]
+) -> None:
+    """Serve until `stop`, then end the work first: every open stream gets its last event and nothing has to drain."""
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
+    for end in end_work:
+        await end()
+    server.should_exit = True
+    await serving
+
+
+def _say_ready(host: str, port: int) -> None:
+    if not is_loopback(host):
+        print(
+            f"Warning: whoever can reach {host}:{port} can use this server; there is no authentication yet.",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+    print(f"Ponder is ready at {url(host, port)}", flush=True)
+
+
+@contextlib.contextmanager
+def _progress(text: str) -> Iterator[None]:
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(f"{text} …"):
+            yield
+    else:
+        yield

@@ -1,0 +1,92 @@
+"""The model being served: its engine, the names it answers to, and how its authors want it sampled.
+
+What a request leaves open comes from the model's own `generation_config.json`; what a page says about it comes from
+its `ponder.json`. Both are read once. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.thinking import Markers
+from engine.params import Sampling
+
+if TYPE_CHECKING:
+    from engine import Engine
+
+DEFAULT_NAME = "default"
+_STARTERS = (
+    "What can you do?",
+    "Explain step by step how to add 27 and 58.",
+    "Write a short poem about the sea.",
+)
+_LONG_TEXT = 20_000  # characters; encoding more than this would be felt by the other streams
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the page says on its first screen."""
+
+    text: str
+    starters: tuple[str, ...]
+
+
+class Served:
+    """An engine and what the outside needs to know about its model."""
+
+    def __init__(self, engine: Engine, model: str, name: str | None = None) -> None:
+        directory = Path(engine.model_path)
+        self.engine = engine
+        self.name = name or engine.model_name
+        self.names = frozenset({self.name, model, str(directory), DEFAULT_NAME})
+        self.created = int(time.time())
+        self.markers = Markers.of(engine.tokenizer)
+        self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
+        self.about = _about(_read_json(directory / "ponder.json"))
+
+    async def chat_tokens(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+        """The prompt of a chat, ready for the assistant's turn."""
+        template = self.engine.tokenizer.apply_chat_template
+        if sum(len(m.get("content") or "") for m in messages) > _LONG_TEXT:
+            return await asyncio.to_thread(template, messages, **variables)
+        return template(messages, **variables)
+
+    async def text_tokens(self, text: str) -> list[int]:
+        """The prompt of a plain completion; special tokens spelt out in it count as such."""
+        if len(text) > _LONG_TEXT:
+            return await asyncio.to_thread(self.engine.tokenizer.encode, text, special=True, bos=True)
+        return self.engine.tokenizer.encode(text, special=True, bos=True)
+
+    def opens_thinking(self, prompt: list[int]) -> bool:
+        return self.markers is not None and self.markers.left_open(prompt, self.engine.tokenizer)
+
+
+def default_sampling(config: Mapping[str, Any]) -> Sampling:
+    """`generation_config.json` as sampling defaults; what it leaves out is the engine's default."""
+    if config.get("do_sample") is False:
+        return Sampling(temperature=0.0)
+    fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return Sampling(**{name: config[name] for name in fields if config.get(name) is not None})
+
+
+def _about(config: Mapping[str, Any]) -> About:
+    starters = tuple(str(s) for s in config.get("starters") or _STARTERS)
+    return About(str(config.get("about", "")), starters)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        from engine.errors import CheckpointError
+
+        raise CheckpointError(f"{path} cannot be read: {error}.") from None
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,87 @@
+"""The web application: routes, middleware and the life of what they share. `create_app` is all there is to it.
+
+The engine is given and stays the caller's to stop; the database is opened and closed with the app's lifespan.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.middleware.cors import CORSMiddleware
+
+from app import chats, errors, openai
+from app.config import Settings
+from app.guard import Guard
+from app.metrics import Meter
+from app.runs import Runs
+from app.served import Served
+from app.state import State
+from app.store import Store
+from engine.errors import EngineStopped
+
+if TYPE_CHECKING:
+    from engine import Engine
+
+
+def create_app(engine: Engine, settings: Settings) -> FastAPI:
+    """A server of `engine`.
+
+    Raises:
+        CheckpointError: a file beside the model's weights cannot be read.
+    """
+    served = Served(engine, settings.model, settings.served_model_name)
+    state = State(settings, served, Meter(engine))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        store = await Store.open(settings.resolved_data_dir)
+        runs = Runs(served, state.meter, store)
+        try:
+            await runs.recover()
+            state.opened(store, runs)
+            yield
+        finally:
+            await runs.stop()
+            await store.close()
+
+    app = FastAPI(title="Ponder", version=chats.version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+    state.attach(app)
+    errors.install(app)
+    app.include_router(openai.router)
+    app.include_router(chats.router)
+    app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])
+    app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(
+        Guard, bound=settings.host, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins
+    )
+    _mount_page(app)
+    return app
+
+
+def _mount_page(app: FastAPI) -> None:
+    # The page is built apart from the server, and comes last: it answers for every path that nobody else took.
+    if importlib.util.find_spec("app.page") is not None:
+        from app.page import mount_page
+
+        mount_page(app)
+
+
+async def _health(request: Request) -> Response:
+    try:
+        await State.of(request).served.engine.stats()
+    except EngineStopped as error:
+        return JSONResponse({"status": "stopped", "reason": str(error)}, 503)
+    return JSONResponse({"status": "ok"})
+
+
+async def _metrics(request: Request) -> Response:
+    return Response(await State.of(request).meter.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")

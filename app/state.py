@@ -1,0 +1,47 @@
+"""What the routes of one app share. Made when the app is, reached through a request; there are no globals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+
+from app.config import Settings
+from app.metrics import Meter
+from app.served import Served
+
+if TYPE_CHECKING:
+    from app.runs import Runs
+    from app.store import Store
+
+
+@dataclass(slots=True)
+class State:
+    settings: Settings
+    served: Served
+    meter: Meter
+    _store: Store | None = None  # open while the app's lifespan lasts
+    _runs: Runs | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> State:
+        app: Any = request.app  # Starlette keeps state untyped
+        state: State = app.state.ponder
+        return state
+
+    def attach(self, app: FastAPI) -> None:
+        app.state.ponder = self
+
+    def opened(self, store: Store, runs: Runs) -> None:
+        self._store, self._runs = store, runs
+
+    @property
+    def store(self) -> Store:
+        assert self._store is not None, "the app's lifespan has not begun"
+        return self._store
+
+    @property
+    def runs(self) -> Runs:
+        assert self._runs is not None, "the app's lifespan has not begun"
+        return self._runs

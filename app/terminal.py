@@ -1,0 +1,208 @@
+"""`ponder chat`: a conversation in the terminal, with a server or with an engine of its own.
+
+Ctrl-C stops an answer, not the program. Thinking is shown dimmed. Knows nothing of how the answer is made: a `Partner`
+is anything that streams one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+import httpx
+from rich.console import Console
+
+from app.config import BadSetting, Settings
+
+if TYPE_CHECKING:
+    from app.served import Served
+    from app.thinking import Part
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+Messages = list[dict[str, str]]
+
+
+class Partner(Protocol):
+    """Who answers."""
+
+    name: str
+
+    def answer(self, messages: Messages) -> AsyncGenerator[tuple[Part, str], None]:
+        """The next turn, piece by piece."""
+
+    async def close(self) -> None: ...
+
+
+class ServerPartner:
+    """A Ponder server, or any other that speaks OpenAI's chat completions."""
+
+    def __init__(self, url: str) -> None:
+        base_url = url.rstrip("/").removesuffix("/v1")
+        self._client = httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(10, read=None))
+        self.url = url
+        self.name = url
+
+    async def greet(self) -> None:
+        """Find out the model's name.
+
+        Raises:
+            BadSetting: nobody answers there.
+        """
+        try:
+            reply = await self._client.get("/v1/models")
+            reply.raise_for_status()
+            self.name = reply.json()["data"][0]["id"]
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
+            raise BadSetting(
+                f"No server answers at {self.url} ({error or type(error).__name__}); start one with `ponder serve`, "
+                "or chat without one: `ponder chat --model models/pebble`."
+            ) from None
+
+    async def answer(self, messages: Messages) -> AsyncGenerator[tuple[Part, str], None]:
+        body = {"model": self.name, "messages": messages, "stream": True}
+        async with self._client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            if reply.status_code != 200:
+                raise BadSetting(_message(await reply.aread()))
+            async for line in reply.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    raise BadSetting(chunk["error"]["message"])
+                for choice in chunk["choices"]:
+                    if text := choice["delta"].get("reasoning_content"):
+                        yield "thinking", text
+                    if text := choice["delta"].get("content"):
+                        yield "answer", text
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+class LocalPartner:
+    """An engine in this process."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self.name = served.name
+
+    @classmethod
+    async def start(cls, settings: Settings) -> LocalPartner:
+        """
+        Raises:
+            EngineError: the model cannot be loaded.
+        """
+        from app.served import Served
+        from engine import Engine
+
+        return cls(Served(await Engine.start(settings.engine_config()), settings.model))
+
+    async def answer(self, messages: Messages) -> AsyncGenerator[tuple[Part, str], None]:
+        from app.thinking import think_and_answer
+        from engine import Span
+
+        served = self._served
+        prompt = await served.chat_tokens(list(messages), {})
+        async with await served.engine.open(prompt) as seq:
+            span = Span(sampling=served.sampling, max_tokens=served.engine.max_tokens - len(prompt))
+            opened = served.opens_thinking(prompt)
+            async with aclosing(think_and_answer(seq, span, served.markers, opened=opened)) as pieces:
+                async for piece in pieces:
+                    if piece.text:
+                        yield piece.part, piece.text
+
+    async def close(self) -> None:
+        await self._served.engine.stop()
+
+
+def converse(url: str | None, settings: Settings | None) -> None:
+    """Chat until /exit or the end of the input: with the server at `url`, or with `settings.model` here.
+
+    Raises:
+        BadSetting, EngineError: there is nobody to chat with.
+    """
+    console = Console(highlight=False)
+    with asyncio.Runner() as runner:
+        waiting = console.status("Looking for someone to talk to …") if console.is_terminal else nullcontext()
+        with waiting:
+            partner = runner.run(_partner(url, settings))
+        try:
+            console.print(f"Chatting with [bold]{partner.name}[/bold]. /new starts over, /exit leaves.", style="dim")
+            _loop(console, runner, partner)
+        finally:
+            runner.run(partner.close())
+
+
+async def _partner(url: str | None, settings: Settings | None) -> Partner:
+    if settings is not None:
+        return await LocalPartner.start(settings)
+    partner = ServerPartner(url or DEFAULT_URL)
+    await partner.greet()
+    return partner
+
+
+def _loop(console: Console, runner: asyncio.Runner, partner: Partner) -> None:
+    messages: Messages = []
+    while True:
+        try:
+            line = console.input("[bold]› [/bold]").strip()
+        except EOFError:
+            console.print()
+            return
+        except KeyboardInterrupt:
+            console.print("\n/exit leaves.", style="dim")
+            continue
+        if line in ("/exit", "/quit"):
+            return
+        if line == "/new":
+            messages = []
+            console.print("A new conversation.", style="dim")
+        elif line.startswith("/") and " " not in line:
+            console.print(f"{line} is no command; accepted: /new, /exit.", style="dim", markup=False)
+        elif line:
+            _turn(console, runner, partner, messages, line)
+
+
+def _turn(console: Console, runner: asyncio.Runner, partner: Partner, messages: Messages, question: str) -> None:
+    answer: list[str] = []
+    asked: Messages = [*messages, {"role": "user", "content": question}]
+    try:
+        runner.run(_print_answer(console, partner, asked, answer))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print(" [stopped]", style="dim", markup=False)
+    except Exception as error:
+        console.print(f"\n{error}", style="red", markup=False)
+    if text := "".join(answer):
+        messages[:] = [*asked, {"role": "assistant", "content": text}]
+
+
+async def _print_answer(console: Console, partner: Partner, messages: Messages, answer: list[str]) -> None:
+    """Stream one answer; SIGINT cancels this task alone."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    last: Part | None = None
+    try:
+        async with aclosing(partner.answer(messages)) as pieces:
+            async for part, text in pieces:
+                if last == "thinking" and part == "answer":
+                    console.print("\n")
+                last = part
+                if part == "answer":
+                    answer.append(text)
+                console.print(text, end="", style="dim" if part == "thinking" else None, markup=False, soft_wrap=True)
+        console.print()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body.decode(errors="replace")[:300]

@@ -1,0 +1,177 @@
+"""An answer whose thinking is told apart from its content, by token ids and never by text.
+
+Thinking is one span of a sequence and the answer is the next: the thinking span stops on `</think>`, the answer span
+on the caller's own stops, and one budget of tokens covers both. A marker met anywhere switches the part, so no
+thinking ever shows up as content. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from app.events import Usage
+from engine.outputs import FinishReason, SpanOutput, TokenLogprob
+from engine.params import Span
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+    from engine import Tokenizer
+
+Part = Literal["thinking", "answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """The token ids that open and close thinking."""
+
+    opening: int
+    closing: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Markers | None:
+        """The model's markers, or None for a model that does not think."""
+        opening, closing = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
+        return None if opening is None or closing is None else cls(opening, closing)
+
+    def left_open(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+        """Whether the prompt itself ends by opening the thinking, as some chat templates do."""
+        for at in range(len(prompt) - 1, max(-1, len(prompt) - 5), -1):
+            if prompt[at] == self.opening:
+                return not tokenizer.decode(list(prompt[at + 1 :])).strip()
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one engine output adds to one part. `spent` counts tokens, the markers included."""
+
+    part: Part
+    text: str
+    spent: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: FinishReason | None = None  # of the answer as a whole: on its last piece alone
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Token counts of an answer as it grows."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def add(self, piece: Piece) -> None:
+        self.completion_tokens += piece.spent
+        if piece.part == "thinking":
+            self.reasoning_tokens += piece.spent
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+async def plain(seq: EngineSequence, span: Span) -> AsyncGenerator[Piece, None]:
+    """One span as pieces of an answer, for text that is nobody's chat turn."""
+    with seq.generate(span) as outputs:
+        async for out in outputs:
+            yield _piece("answer", out, out.text)
+
+
+async def think_and_answer(
+    seq: EngineSequence, span: Span, markers: Markers | None, *, opened: bool
+) -> AsyncGenerator[Piece, None]:
+    """Generate on `seq` within `span`, whose `max_tokens` must be set; it covers thinking and answer together.
+
+    `span`'s stops, `min_tokens` and `logprobs` are the answer's. With `opened` the prompt has opened the thinking.
+    """
+    if markers is None:
+        async with aclosing(plain(seq, span)) as pieces:
+            async for piece in pieces:
+                yield piece
+        return
+    assert span.max_tokens is not None
+    left = span.max_tokens
+    part: Part = "thinking" if opened else "answer"
+    strip_head = opened  # the newlines that templates put after a marker belong to no one
+    answered = False  # some content that is not white space is out
+    while True:
+        held: list[SpanOutput] = []  # white space at the very start: content only if no thinking follows
+        marker: int | None = None
+        with seq.generate(_span_of(part, span, left, markers)) as outputs:
+            async for out in outputs:
+                left -= len(out.token_ids)
+                text = out.text
+                if strip_head:
+                    text = text.lstrip("\n")
+                    strip_head = not text
+                if out.finish_reason == "stop" and _switches(out.stop_reason, part, span, markers):
+                    marker = int(out.stop_reason or 0)
+                undecided = part == "answer" and not answered and not text.strip()
+                if undecided and (marker is not None or out.finish_reason is None):
+                    held.append(replace(out, text=text))
+                    continue
+                answered = answered or part == "answer"
+                for early in held:
+                    yield _piece(part, early, early.text)
+                held.clear()
+                yield _piece(part, out, text, last=marker is None)
+        if marker is None:
+            return
+        # A stray `</think>` in an answer leads from answer to answer, and is no thinking.
+        around: Part = "thinking" if part == "thinking" or marker == markers.opening else "answer"
+        for early in held:  # the white space is dropped, its tokens are counted
+            yield Piece(
+                around, "", len(early.token_ids), prompt_tokens=early.prompt_tokens, cached_tokens=early.cached_tokens
+            )
+        left -= 1
+        yield Piece(around, "", 1, finish_reason=None if left > 0 else "length")
+        if left <= 0:
+            return
+        seq.append([marker])
+        part = "thinking" if marker == markers.opening else "answer"
+        strip_head = True
+
+
+def _span_of(part: Part, span: Span, left: int, markers: Markers) -> Span:
+    if part == "thinking":
+        return replace(
+            span, max_tokens=left, min_tokens=0, stop=(), stop_token_ids=(markers.closing,), logprobs=None,
+            prompt_logprobs=None,
+        )  # fmt: skip
+    stops = tuple(dict.fromkeys((*span.stop_token_ids, markers.opening, markers.closing)))
+    return replace(span, max_tokens=left, min_tokens=min(span.min_tokens, left), stop_token_ids=stops)
+
+
+def _switches(stop_reason: str | int | None, part: Part, span: Span, markers: Markers) -> bool:
+    if part == "thinking":
+        return stop_reason == markers.closing
+    return stop_reason in (markers.opening, markers.closing) and stop_reason not in span.stop_token_ids
+
+
+def _piece(part: Part, out: SpanOutput, text: str, *, last: bool = True) -> Piece:
+    """`last=False` drops the finish reason: the span ends here, the answer does not."""
+    return Piece(
+        part,
+        text,
+        len(out.token_ids),
+        out.token_ids,
+        out.logprobs,
+        out.prompt_logprobs,
+        out.prompt_tokens,
+        out.cached_tokens,
+        out.finish_reason if last else None,
+        out.stop_reason if last else None,
+    )

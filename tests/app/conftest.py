@@ -1,0 +1,101 @@
+"""A real server on a free port, on the real engine, with the tiny scripted model; one for all tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from app.config import Settings
+from app.serve import bind
+from app.server import create_app
+from engine import Engine, EngineConfig, Stats
+from tests.tiny import write_checkpoint
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@dataclass
+class Server:
+    """A server in a thread of its own, with its loop, so that tests may block."""
+
+    url: str
+    engine: Engine
+    loop: asyncio.AbstractEventLoop
+
+    def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+
+    def stats(self) -> Stats:
+        return self.on_loop(self.engine.stats())
+
+    def until(self, condition: Callable[[Stats], bool]) -> Stats:
+        """The engine's statistics once they satisfy `condition`."""
+        deadline = time.monotonic() + 20
+        while not condition(stats := self.stats()):
+            assert time.monotonic() < deadline, stats
+            threading.Event().wait(0.005)
+        return stats
+
+
+@pytest.fixture(scope="session")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    settings = Settings(model=str(model), data_dir=tmp_path_factory.mktemp("data"))
+    started: list[Server] = []
+    ready, stop = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        listener = bind("127.0.0.1", 0)
+        config = EngineConfig(model=str(model), device="cpu", kv_blocks=600, max_running=16, threads=1)
+        async with await Engine.start(config) as engine:
+            web = uvicorn.Server(uvicorn.Config(create_app(engine, settings), log_config=None, timeout_keep_alive=60))
+            serving = asyncio.create_task(web.serve(sockets=[listener]))
+            while not web.started:
+                await asyncio.sleep(0.01)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            started.append(Server(url, engine, asyncio.get_running_loop()))
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+            web.should_exit = True
+            await serving
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    assert ready.wait(60), "the server did not start"
+    yield started[0]
+    stop.set()
+    thread.join(20)
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def nothing_lost(server: Server) -> Iterator[None]:
+    """After the test, every sequence is closed, every block is back, and the server still answers."""
+    yield
+    server.until(lambda s: s.sequences == 0 and s.blocks_used == 0 and s.running == 0 and s.waiting == 0)
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
