@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from engine.checkpoint import Json
 from engine.errors import CheckpointError, UnsupportedArchitecture
-from engine.families import llama, qwen2, qwen3
+from engine.families import gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from engine.families.family import Family
 
-FAMILIES = tuple(module.FAMILY for module in (llama, qwen2, qwen3))
+FAMILIES = (
+    *(module.FAMILY for module in (llama, mistral, qwen2, qwen3, smollm3, phi3, gemma2, gemma3, granite, olmo2)),
+    gemma3.WITH_VISION,
+)
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)
 
 __all__ = ["FAMILIES", "SUPPORTED", "Family", "family_of"]

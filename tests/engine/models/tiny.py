@@ -1,0 +1,82 @@
+"""Small random checkpoints that we make ourselves, one for each family and option, for `transformers` to run too.
+
+Every parameter is drawn anew after initialisation: with norms at one and biases at zero, a forgotten norm or bias
+would not show. The sizes are such that a window, a rope scale or a cap bites within a few dozen tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 384, "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 640, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 100_000.0, "factor": 6.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 80}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 160,
+            "short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.5, 4.0, 7.0]}
+GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 24}
+
+# name -> (configuration class, model class, what differs from SIZES)
+MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "llama_biased": ("LlamaConfig", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama_tied": ("LlamaConfig", "LlamaForCausalLM", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "llama3": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": LLAMA3}),
+    "llama_linear": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": LINEAR}),
+    "llama_yarn": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": YARN}),
+    "llama_yarn_mscale": ("LlamaConfig", "LlamaForCausalLM", {
+        "rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.5, "beta_fast": 16.0, "truncate": False}}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"head_dim": 12, "sliding_window": 24}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
+    "qwen2_windows": ("Qwen2Config", "Qwen2ForCausalLM",
+                      {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"num_hidden_layers": 4}),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", {"sliding_window": 40}),
+    "phi3_partial": ("Phi3Config", "Phi3ForCausalLM", {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM",
+               {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 15.0}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**GEMMA, "num_hidden_layers": 6}),
+    "granite": ("GraniteConfig", "GraniteForCausalLM", {
+        "embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 5.0}),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {}),
+}
+LONGROPE_PHI3 = ("Phi3Config", "Phi3ForCausalLM", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 160})
+
+
+def build(config_class: str, model_class: str, overrides: Mapping[str, Any], seed: int = 7) -> Any:
+    """A float32 model with eager attention and every parameter drawn anew. Any: transformers' classes are untyped."""
+    config = getattr(transformers, config_class)(**{**SIZES, **overrides})
+    config._attn_implementation = "eager"
+    return redraw(getattr(transformers, model_class)(config).eval().float(), seed)
+
+
+@torch.no_grad()
+def redraw(model: Any, seed: int) -> Any:
+    """Draw every parameter anew: matrices of gain 1.4, vectors around the value that they were initialised to."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        drawn = torch.empty_like(parameter).normal_(generator=generator)
+        if parameter.dim() < 2:
+            parameter.add_(drawn, alpha=0.35)
+        elif "embed" in name:
+            parameter.copy_(drawn * 0.6)
+        else:
+            parameter.copy_(drawn * (1.4 / parameter.shape[-1] ** 0.5))
+    return model
+
+
+def save(model: Any, path: Path, **options: Any) -> Path:
+    """Save in Hugging Face format and return the directory. Any: options of save_pretrained."""
+    model.save_pretrained(path, **options)
+    return path
