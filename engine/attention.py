@@ -113,7 +113,7 @@ class AttentionPlan:
         causal, mask = False, None
         if queries == 1 and window is None and len(set(contexts)) == 1 and self._maskless:
             pass  # one query at the end of its context sees all of it
-        elif len(rows) == 1 and queries == contexts[0] and window is None and self._maskless:
+        elif queries > BATCHED_QUERIES and queries == contexts[0] and window is None and self._maskless:
             causal = True
         else:
             mask = self._mask(entries, queries, keys, window)
