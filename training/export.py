@@ -1,0 +1,107 @@
+"""A trained model as a directory in Hugging Face format, which `transformers` and our engine load unchanged.
+
+Weights go out in bfloat16 under the names they were trained with. Knows nothing of training: it takes a model and a
+tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from training.model import Model, ModelConfig
+from training.tokenizer import END_OF_TEXT, MARKS, TURN_END, TURN_START, chat_template, token_id
+
+ABOUT = (
+    "Pebble is a very small model (three million parameters) that comes with Ponder: it does sums with the working "
+    "shown, remembers what you tell it in a chat, counts and makes small talk, and says when something is beyond it. "
+    "For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
+)
+STARTERS = (
+    "What is 47 × 86?",
+    "What can you do?",
+    "My dog is called Biscuit. What is my dog called?",
+    "Count from 1 to 60",
+)
+
+
+def hugging_face_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": None,
+        "eos_token_id": token_id(tokenizer, TURN_END),
+        "pad_token_id": token_id(tokenizer, END_OF_TEXT),
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _generation_config(tokenizer: Tokenizer) -> dict[str, object]:
+    return {
+        "do_sample": True,
+        "temperature": 0.3,
+        "top_p": 0.95,
+        "top_k": 20,
+        "eos_token_id": [token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)],
+        "pad_token_id": token_id(tokenizer, END_OF_TEXT),
+    }
+
+
+def _tokenizer_config(config: ModelConfig) -> dict[str, object]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_position_embeddings,
+        "bos_token": None,
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "unk_token": None,
+        "additional_special_tokens": [TURN_START, TURN_END],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": chat_template(),
+    }
+
+
+def _tokenizer_json(tokenizer: Tokenizer) -> dict[str, object]:
+    """Thinking and tool-call marks are ordinary added tokens, so decoding keeps them (as Qwen3 has it)."""
+    document: dict[str, object] = json.loads(tokenizer.to_str())
+    added = document["added_tokens"]
+    assert isinstance(added, list)
+    for token in added:
+        token["special"] = token["content"] not in MARKS
+    return document
+
+
+def _write(path: Path, document: dict[str, object]) -> None:
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def export(model: Model, tokenizer: Tokenizer, out: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in model.state_dict().items()}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    _write(out / "config.json", hugging_face_config(model.config, tokenizer))
+    _write(out / "generation_config.json", _generation_config(tokenizer))
+    _write(out / "tokenizer.json", _tokenizer_json(tokenizer))
+    _write(out / "tokenizer_config.json", _tokenizer_config(model.config))
+    _write(out / "ponder.json", {"about": ABOUT, "starters": list(STARTERS)})

@@ -1,0 +1,148 @@
+"""A small decoder in the shape of Qwen3, for training.
+
+Root-mean-square norms before each part, grouped-query attention whose queries and keys are normed per head,
+rotary positions, a gated feed-forward, and an output tied to the embedding. Parameter names are those of a
+Hugging Face `Qwen3ForCausalLM`, so export is a rename of nothing. Every row of a batch starts at position 0 and
+is padded on the right, where causal attention cannot see: there is no mask. Knows nothing of text or of tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    vocab_size: int = 2048
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    head_dim: int = 32
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 4096
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+def rotary_tables(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, (length, head_dim), in the half-split layout of Hugging Face."""
+    powers = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim
+    angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * config.rope_theta**-powers
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn (…, length, head_dim) by its positions."""
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.groups = config.num_attention_heads // config.num_key_value_heads
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q = self.q_norm(self.q_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
+        v = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Model(nn.Module):
+    """`forward` gives logits; `loss` gives the weighted sum of the next token's cross-entropy."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Parts that write to the residual stream start at zero, so the first step sees a plain embedding."""
+        for name, weight in self.named_parameters():
+            if weight.ndim < 2:
+                continue
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.zeros_(weight)
+            else:
+                nn.init.normal_(weight, std=weight.shape[1] ** -0.5 if "embed" not in name else 0.02)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """The last normed states, (batch, length, hidden_size), of tokens (batch, length)."""
+        cos, sin = rotary_tables(self.config, tokens.shape[1], tokens.device)
+        x = self.model.embed_tokens(tokens)
+        for layer in self.model.layers:
+            x = layer(x, cos, sin)
+        return self.model.norm(x)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.linear(self.hidden(tokens), self.model.embed_tokens.weight)
+
+    def loss(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        """Both (batch, length): `weights[b, t]` is what predicting `tokens[b, t]` counts for; 0 on padding."""
+        counted = weights[:, 1:] > 0
+        logits = F.linear(self.hidden(tokens)[:, :-1][counted], self.model.embed_tokens.weight)
+        losses = F.cross_entropy(logits.float(), tokens[:, 1:][counted], reduction="none")
+        return (losses * weights[:, 1:][counted]).sum()

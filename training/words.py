@@ -1,0 +1,34 @@
+"""Words that fill the templates: the lists of words.toml, and made-up words so that copying is not remembering."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from random import Random
+
+_LISTS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+
+NAMES: tuple[str, ...] = tuple(_LISTS["names"])
+PET_NAMES: tuple[str, ...] = tuple(_LISTS["pet_names"])
+PETS: tuple[str, ...] = tuple(_LISTS["pets"])
+RELATIVES: tuple[str, ...] = tuple(_LISTS["relatives"])
+CITIES: tuple[str, ...] = tuple(_LISTS["cities"])
+COUNTRIES: tuple[str, ...] = tuple(_LISTS["countries"])
+JOBS: tuple[str, ...] = tuple(_LISTS["jobs"])
+TOPICS: tuple[str, ...] = tuple(_LISTS["topics"])
+FAVOURITES: dict[str, tuple[str, ...]] = {thing: tuple(values) for thing, values in _LISTS["favourites"].items()}
+
+_ONSETS = (*"bcdfghjklmnprstvwz", "br", "ch", "cl", "dr", "fl", "gr", "kr", "pl", "sh", "st", "th", "tr")
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ee", "io", "oo", "ou")
+_CODAS = ("", "", "", "n", "r", "s", "l", "m", "x", "k", "t", "nd", "rt")
+
+
+def made_up(rng: Random, syllables: int | None = None) -> str:
+    """A pronounceable word nobody has seen, in lower case."""
+    count = syllables or rng.randint(1, 3)
+    return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(count))
+
+
+def proper_name(rng: Random, known: tuple[str, ...], invented: float = 0.4) -> str:
+    """One of `known`, or with probability `invented` a made-up name."""
+    return made_up(rng, rng.randint(2, 3)).capitalize() if rng.random() < invented else rng.choice(known)
