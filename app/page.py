@@ -77,9 +77,9 @@ class Page(BaseRoute):
         root = next((place for place in self.places if (place / "index.html").is_file()), None)
         if root is None:
             return HTMLResponse(NOT_BUILT, status_code=503, headers=SECURITY | REVALIDATE)
-        name = request.url.path.lstrip("/")
+        name = request.scope["path"].lstrip("/").replace("\0", "")
         file = (root / name).resolve()
-        if name and file.is_file() and file.is_relative_to(root.resolve()):
+        if name and file.is_relative_to(root.resolve()) and file.is_file():
             hashed = name.startswith("assets/")
             return FileResponse(file, headers=SECURITY | (FOREVER if hashed else REVALIDATE))
         if PurePosixPath(name).suffix or name.startswith("assets/"):

@@ -6,6 +6,7 @@ export default defineConfig({
   build: {
     target: "es2022",
     assetsInlineLimit: 0, // data: URLs would need holes in the content security policy
+    license: { fileName: "LICENSES.md" },
     modulePreload: { polyfill: false },
   },
   // `npm run dev` shows the page with hot reload in front of a server that `make serve` started.

@@ -41,7 +41,7 @@ function parser(copy: string): Marked {
         return (
           `<figure class="code"><figcaption><span>${escape(language)}</span>` +
           `<button type="button" data-copy>${escape(copy)}</button></figcaption>` +
-          `<pre tabindex="0"><code data-language="${escape(language.toLowerCase())}">${escape(text)}</code></pre></figure>`
+          `<pre tabindex="0"><code data-language="${escape(language.toLowerCase())}">${escape(text.replace(/\n$/, ""))}</code></pre></figure>`
         );
       },
       table(token: Tokens.Table) {
@@ -76,22 +76,15 @@ export class MarkdownStream {
     const text = raw.replace(/\r\n?/g, "\n"); // as the lexer does: lengths must agree
     if (this.#ended && text === this.#text) return this.#frozen;
     if (this.#ended || !text.startsWith(this.#text)) this.#reset();
-    let blocks = this.#advance(text, ended);
-    if (ended && Object.keys(this.#links).length > 0) {
-      // A link may be defined after its use, in a block that was frozen before the definition came.
-      const links = this.#links;
-      this.#reset();
-      this.#links = links;
-      blocks = this.#advance(text, ended);
-    }
+    // A link may be defined after its use, in a block that was frozen before the definition came: read it all again.
+    if (ended && text.includes("]:")) this.#reset();
     this.#ended = ended;
-    return blocks;
+    return this.#advance(text, ended);
   }
 
   #advance(text: string, ended: boolean): readonly Block[] {
     this.#text = text;
     const tail = this.#lex(text.slice(this.#frozenEnd));
-    Object.assign(this.#links, tail.links);
     const settled = ended ? tail.length : settledTokens(tail);
     this.#freeze(tail.slice(0, settled));
     const before = this.#live;
@@ -120,7 +113,10 @@ export class MarkdownStream {
   #freeze(tokens: Token[]): void {
     const blocks = tokens.filter(visible).map((token) => this.#block(token, true));
     if (blocks.length > 0) this.#frozen = [...this.#frozen, ...blocks];
-    for (const token of tokens) this.#frozenEnd += token.raw.length;
+    for (const token of tokens) {
+      this.#frozenEnd += token.raw.length;
+      if (token.type === "def") this.#links[token.tag] ??= { href: token.href, title: token.title };
+    }
   }
 
   #block(token: Token, frozen: boolean): Block {

@@ -24,7 +24,7 @@ export const strings = {
   facts: (context: number) => `${number.format(context)} tokens of context`,
 
   message: "Message",
-  placeholder: (model: string | null) => (model === null ? "Write a message" : `Ask ${model} something`),
+  placeholder: "Write a message",
   send: "Send",
   stop: "Stop",
   stopping: "Stopping…",

@@ -1,0 +1,70 @@
+import { expect, test } from "vitest";
+import { MarkdownStream } from "./markdown";
+
+const identity = (html: string): string => html;
+const whole = (text: string): string => html(new MarkdownStream(identity).update(text, true));
+const html = (blocks: readonly { html: string }[]): string => blocks.map((block) => block.html).join("");
+
+const TEXT = [
+  "A *first* paragraph\nof two lines with [a link][ref] used before it is defined.",
+  "Setext heading\n===",
+  "- one\n- two\n\n  with a paragraph\n\n- three\n  1. deep\n  2. deeper",
+  "1. first\n\n2. second after a blank line",
+  "```python\ndef f(x):\n\n    return x\n```",
+  "    indented code\n\n    goes on",
+  "> a quote\nlazily continued\n\n> another quote",
+  "| a | b |\n|---|---|\n| 1 | `2` |",
+  "<div onclick=alert(1)>\nraw\n</div>",
+  "Text\r\nwith carriage returns\r\n\r\nand more.",
+  "---",
+  "[ref]: https://example.org/there",
+  "```\nnever closed",
+].join("\n\n");
+
+/** A seeded source of numbers in [0, 1), so that a failure can be seen again. */
+function random(seed: number): () => number {
+  let state = seed;
+  return () => (state = (state * 48271) % 2147483647) / 2147483647;
+}
+
+test("text in pieces ends as the same HTML as text in one piece", () => {
+  const expected = whole(TEXT);
+  for (let seed = 1; seed <= 60; seed += 1) {
+    const next = random(seed);
+    const longest = 1 + Math.floor(next() * 40);
+    const stream = new MarkdownStream(identity);
+    for (let end = 0; end < TEXT.length; end += 1 + Math.floor(next() * longest)) stream.update(TEXT.slice(0, end));
+    expect(html(stream.update(TEXT, true)), `seed ${seed}`).toBe(expected);
+  }
+});
+
+test("a block is rendered no more once it is frozen", () => {
+  let rendered = 0;
+  const stream = new MarkdownStream((html) => ((rendered += 1), html));
+  const paragraphs = "Several words of one paragraph.\n\n".repeat(200);
+  for (let end = 0; end < paragraphs.length; end += 7) stream.update(paragraphs.slice(0, end));
+  stream.update(paragraphs, true);
+  expect(rendered).toBeLessThan(paragraphs.length / 7 + 200 * 3);
+});
+
+test("frozen blocks keep their identity, so the page leaves them alone", () => {
+  const stream = new MarkdownStream(identity);
+  const [first] = stream.update("One.\n\nTwo\nlines");
+  expect(first?.frozen).toBe(true);
+  expect(stream.update("One.\n\nTwo\nlines and more\n\nThree\n")[0]).toBe(first);
+});
+
+test("a text that does not continue the last one starts afresh", () => {
+  const stream = new MarkdownStream(identity);
+  stream.update("One.\n\nTwo\n\nThree\n");
+  expect(html(stream.update("Other.", true))).toBe(whole("Other."));
+});
+
+test("HTML is shown as text, images become links, and scripts are no links", () => {
+  expect(whole("<script>alert(1)</script>")).not.toContain("<script>");
+  expect(whole("a <b onclick=x>b</b>")).toContain("&lt;b onclick=x&gt;");
+  expect(whole("![dot](https://example.org/x.png)")).toContain('<a href="https://example.org/x.png"');
+  expect(whole("![dot](https://example.org/x.png)")).not.toContain("<img");
+  expect(whole("[x](javascript:alert(1))")).not.toContain("href");
+  expect(whole('```"><img src=x>\ncode\n```')).not.toContain("<img");
+});
