@@ -1,0 +1,131 @@
+"""`paged` against `reference` on random ragged batches: one test holds the two together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention import BATCHED_QUERIES, AttentionPlan, paged, reference
+from engine.batch import Batch
+
+WIDTH = 16
+# (query tokens, context length) of each row
+SHAPES: dict[str, Sequence[tuple[int, int]]] = {
+    "one decode": [(1, 37)],
+    "equal decodes": [(1, 40)] * 5,
+    "decodes of like length": [(1, 33), (1, 47), (1, 60)],
+    "decodes of all lengths": [(1, 1), (1, 2), (1, 15), (1, 16), (1, 17), (1, 64), (1, 200), (1, 333)],
+    "first prefill": [(50, 50)],
+    "short prefill": [(2, 2)],
+    "later chunk": [(20, 90)],
+    "few queries": [(3, 20), (3, 45), (2, 80), (8, 8), (8, 31)],
+    "border of batched queries": [(BATCHED_QUERIES, 70), (BATCHED_QUERIES + 1, 70), (BATCHED_QUERIES + 1, 9)],
+    "mixed": [(1, 100), (30, 30), (1, 7), (4, 64), (25, 140), (1, 300), (4, 90)],
+}
+
+
+def make_batch(
+    shapes: Sequence[tuple[int, int]], block_size: int, *, shuffled: bool = True, shift: int = 0, seed: int = 0,
+) -> tuple[Batch, int]:
+    """A batch of these rows, and how many blocks it needs. With `shift`, queries stand that far before each other."""
+    counts = [-(-context // block_size) for _, context in shapes]
+    free = list(range(1, sum(counts) + 1))
+    if shuffled:
+        random.Random(seed).shuffle(free)
+    width = max(counts) + 2
+    tables = [[free.pop(0) for _ in range(count)] + [0] * (width - count) for count in counts]
+    starts, positions = [0], list[int]()
+    for queries, context in shapes:
+        step = 1 + shift if queries > 1 and context >= (queries - 1) * (1 + shift) + 1 else 1
+        positions += [context - 1 - step * i for i in range(queries)][::-1]
+        starts.append(len(positions))
+    tokens = torch.zeros(len(positions), dtype=torch.long)
+    batch = Batch(tokens, torch.tensor(positions), tokens, tuple(starts), tuple(context for _, context in shapes),
+                  torch.tensor(tables), tokens[:1])
+    return batch, sum(counts) + 1
+
+
+def both(
+    batch: Batch, blocks: int, *, block_size: int, heads: int, kv_heads: int, window: int | None, softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """What `paged` and `reference` make of random queries, keys and values."""
+    torch.manual_seed(blocks)
+    cache = torch.randn(2, blocks, block_size, kv_heads, WIDTH)
+    query = torch.randn(len(batch.positions), heads, WIDTH)
+    plan = AttentionPlan(batch, block_size, {None, window}, group_heads=heads // kv_heads, dtype=query.dtype,
+                         maskless=softcap is None)
+    found = paged(query, cache, plan, window=window, scale=0.3, softcap=softcap)
+    return found, reference(query, cache, plan, window=window, scale=0.3, softcap=softcap)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5], ids=["plain", "softcap"])
+@pytest.mark.parametrize("window", [None, 5, 24], ids=["whole", "window5", "window24"])
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=[name.replace(" ", "_") for name in SHAPES])
+def test_paged_equals_reference(shapes: Sequence[tuple[int, int]], window: int | None, softcap: float | None) -> None:
+    for block_size, heads, kv_heads, shuffled in ((16, 6, 2, True), (4, 2, 2, False)):
+        batch, blocks = make_batch(shapes, block_size, shuffled=shuffled)
+        found, expected = both(batch, blocks, block_size=block_size, heads=heads, kv_heads=kv_heads, window=window,
+                               softcap=softcap)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_queries_need_not_be_neighbours(window: int | None) -> None:
+    batch, blocks = make_batch([(4, 60), (10, 90), (1, 5)], 8, shift=3)
+    found, expected = both(batch, blocks, block_size=8, heads=4, kv_heads=2, window=window, softcap=None)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_without_queries_are_passed_over() -> None:
+    batch, blocks = make_batch([(1, 20), (0, 9), (12, 30)], 8)
+    found, expected = both(batch, blocks, block_size=8, heads=4, kv_heads=2, window=None, softcap=None)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_a_row_does_not_depend_on_the_others(window: int | None) -> None:
+    shapes = SHAPES["mixed"]
+    batch, blocks = make_batch(shapes, 16)
+    torch.manual_seed(1)
+    cache, query = torch.randn(2, blocks, 16, 2, WIDTH), torch.randn(len(batch.positions), 4, WIDTH)
+    options = {"window": window, "scale": 0.25}
+    plan = AttentionPlan(batch, 16, {window}, group_heads=2, dtype=query.dtype)
+    together = paged(query, cache, plan, **options)
+    for row, (_, context) in enumerate(shapes):
+        span = slice(batch.query_starts[row], batch.query_starts[row + 1])
+        alone = Batch(batch.token_ids[span], batch.positions[span], batch.slots[span], (0, span.stop - span.start),
+                      (context,), batch.block_tables[row : row + 1], batch.logits_at)
+        plan = AttentionPlan(alone, 16, {window}, group_heads=2, dtype=query.dtype)
+        torch.testing.assert_close(paged(query[span], cache, plan, **options), together[span], rtol=1e-4, atol=1e-5)
+
+
+def test_stale_values_of_other_sequences_do_not_leak() -> None:
+    batch, blocks = make_batch([(1, 18), (1, 30)], 16)
+    cache, query = torch.randn(2, blocks, 16, 2, WIDTH), torch.randn(2, 4, WIDTH)
+    plan = AttentionPlan(batch, 16, {None}, group_heads=2, dtype=query.dtype)
+    before = paged(query, cache, plan, window=None, scale=0.25)
+    cache[:, 0] = 1e4  # the null block
+    for row, context in enumerate(batch.context_lens):
+        cache[:, batch.block_tables[row, (context - 1) // 16], context % 16 :] = -1e4
+    torch.testing.assert_close(paged(query, cache, plan, window=None, scale=0.25), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_paged_on_cuda_equals_the_cpu(window: int | None, softcap: float | None) -> None:
+    batch, blocks = make_batch(SHAPES["mixed"], 16)
+    cache, query = torch.randn(2, blocks, 16, 2, WIDTH), torch.randn(len(batch.positions), 4, WIDTH)
+    results = []
+    for device in ("cpu", "cuda"):
+        moved = Batch(*(field.to(device) if isinstance(field, Tensor) else field for field in (
+            batch.token_ids, batch.positions, batch.slots, batch.query_starts, batch.context_lens, batch.block_tables,
+            batch.logits_at)))
+        plan = AttentionPlan(moved, 16, {window}, group_heads=2, dtype=query.dtype, maskless=softcap is None)
+        results.append(paged(query.to(device), cache.to(device), plan, window=window, scale=0.3, softcap=softcap).cpu())
+    torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
