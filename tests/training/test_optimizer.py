@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.training.conftest import TINY
+from training.model import Model
+from training.optimizer import Optimizer, orthogonalise, wsd
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 16), (1, 8, 24), (3, 24, 8)])
+def test_orthogonalise_brings_singular_values_near_one(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
+    assert values.min() > 0.3 and values.max() < 1.5
+
+
+def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
+    shares = [wsd(step / 100) for step in range(101)]
+    assert shares[0] < 0.1
+    assert shares[10] == shares[59] == 1.0
+    assert 0.4 < shares[80] < 0.6
+    assert shares[100] == 0.0
+
+
+def test_it_learns_to_repeat_a_sequence() -> None:
+    torch.manual_seed(0)
+    model = Model(TINY)
+    optimizer = Optimizer(model)
+    tokens = torch.randint(0, TINY.vocab_size, (4, 12))
+    losses: list[float] = []
+    for _ in range(60):
+        loss = model.loss(tokens, torch.ones(4, 12)) / 44
+        loss.backward()
+        optimizer.step(1.0)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
