@@ -48,7 +48,7 @@ def assemble(config: EngineConfig) -> Parts:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     path = resolve(config.model)
-    decoder = load_decoder(path, dtype=dtype, device=device)
+    decoder = load_decoder(path, dtype=dtype, device=device, max_model_len=config.max_model_len)
     spec = decoder.spec
     declared = spec.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > declared:

@@ -218,13 +218,16 @@ class EngineCore:
         self._step_seconds += self._clock() - began
 
     def _expire(self) -> None:
-        if self._deadlines:
-            now = self._clock()
-            for seq in [s for s in self._deadlines.values() if s.deadline is not None and s.deadline <= now]:
-                if seq.id in self._sequences:
-                    if isinstance(seq.job, SpanJob):
-                        self._finish_span(seq, seq.job, "deadline", None)
-                    self._close(seq, "its deadline passed")
+        if not self._deadlines:
+            return
+        now = self._clock()
+        expired = [s for s in self._deadlines.values() if s.deadline is not None and s.deadline <= now]
+        for seq in expired:  # children inherit the deadline: their spans end with it, not with their parent's closing
+            if isinstance(seq.job, SpanJob):
+                self._finish_span(seq, seq.job, "deadline", None)
+        for seq in expired:
+            if seq.id in self._sequences:
+                self._close(seq, "its deadline passed")
 
     def _read(self, rows: list[Row], logits: Tensor) -> None:
         """Hand each row's logits to its job, and draw for the spans that reached their last token."""
@@ -329,7 +332,8 @@ class EngineCore:
     def _emit(self, seq: SequenceState, job: SpanJob, output: SpanOutput) -> None:
         if not job.announced:
             job.announced = True
-            prompt = tuple(job.prompt_logprobs) if job.span.prompt_logprobs is not None else None
+            read = job.span.prompt_logprobs is not None and not job.reading_prompt
+            prompt = tuple(job.prompt_logprobs) if read else None
             output = SpanOutput(
                 output.token_ids,
                 output.text,

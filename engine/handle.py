@@ -141,16 +141,18 @@ class Sequence:
         self._engine.check_queue()
         request = self._engine.request()
         self._busy = True
+        answered = False
         try:
             self._engine.post(m.Score(self._id, request.id, wanted))
             (reply,) = await request.replies()
+            answered = True
             if isinstance(reply, m.Closed):
                 self._mark_closed()
                 raise SequenceClosed(reply.reason)
             assert isinstance(reply, m.Scored)
             return [list(logprobs) for logprobs in reply.logprobs]
         finally:
-            if not request.done:
+            if not answered:
                 self._engine.post(m.Cancel(self._id, request.id))
             self._engine.forget(request)
             self._busy = False
@@ -197,9 +199,9 @@ class Sequence:
 
     def _mark_closed(self) -> None:
         self._closed = True
-        for child in self._children:
+        children, self._children = self._children, set()
+        for child in children:
             child._mark_closed()
-        self._children.clear()
         if self._parent is not None:
             self._parent._children.discard(self)
 
@@ -268,6 +270,10 @@ class SpanStream:
             if not self._sequence._closed:
                 self._engine.post(m.Cancel(self._sequence._id, self._request.id))
                 self._engine.post(m.Truncate(self._sequence._id, len(self._sequence)))
+
+    async def aclose(self) -> None:
+        """The same, for `contextlib.aclosing`."""
+        self.close()
 
     def _end(self) -> None:
         self._over = True

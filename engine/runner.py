@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.batch import NULL_BLOCK, Batch, KVCache
-from engine.models.decoder import Decoder
 from engine.scheduler import Step
+
+if TYPE_CHECKING:
+    from engine.models.decoder import Decoder
 
 
 class Runner(Protocol):

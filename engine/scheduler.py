@@ -73,6 +73,7 @@ class Scheduler:
         self.idle.pop(seq.id, None)
         seq.queued_at = self._clock()
         seq.admitted = False
+        seq.own_tokens = seq.kv_len
         self._rewind(seq)
         self.waiting[seq.id] = seq
 
@@ -224,8 +225,8 @@ class Scheduler:
             return
         seq.admitted = True
         seq.cached_tokens = seq.cursor
-        self.counters.prefix_query_tokens += len(seq)
-        self.counters.prefix_hit_tokens += seq.cursor
+        self.counters.prefix_query_tokens += len(seq) - seq.own_tokens
+        self.counters.prefix_hit_tokens += max(0, seq.cursor - seq.own_tokens)
 
     def _provide(self, seq: SequenceState, end: int) -> tuple[int, int] | None:
         """Give the sequence writable blocks for positions up to `end`; return a block copy that must precede.

@@ -41,6 +41,7 @@ class SequenceState:
     job: Job | None = None
     queued_at: float = 0.0  # when the job began to wait
     admitted: bool = False  # the current job was counted in the prefix statistics
+    own_tokens: int = 0  # tokens whose K/V the sequence had kept when the current job came: no hits of the prefix cache
     cached_tokens: int = 0  # tokens that the current job did not need to compute, when it was admitted
     preempted_at: int = 0  # tokens below this position were computed before and lost: not counted twice
     used_at: float = 0.0

@@ -1,0 +1,18 @@
+"""A small random Qwen3 with a byte tokenizer on disk, and engines that run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.models import tiny
+from tests.tiny import _tokenizer
+
+
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "random-qwen3"
+    tiny.build(*tiny.MODELS["qwen3"]).save_pretrained(path)
+    _tokenizer().save(str(path / "tokenizer.json"))
+    return path

@@ -1,0 +1,79 @@
+"""A device that needs no model: its K/V cache holds (position, token) pairs, and it checks every one that it reads.
+
+The next token is a fixed function of the tokens that it *finds in the cache*, so a wrong block table, a lost copy or a
+second writer shows as a failed assertion or a wrong token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from engine.batch import NULL_BLOCK
+from engine.blocks import BlockPool
+from engine.runner import make_batch
+from engine.scheduler import Step
+
+VOCAB = 4
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """What the fake model says after `tokens`. Token 0 is its end of sequence and is rare."""
+    digest = hashlib.blake2b(bytes(tokens), digest_size=2).digest()
+    return 0 if digest[0] < 8 else 1 + digest[1] % 3
+
+
+class FakeRunner:
+    """Stands where the model's runner stands; see the module."""
+
+    vocab_size = VOCAB
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self._size = block_size
+        self._cache: list[tuple[int, int] | None] = [None] * ((pool.total + 1) * block_size)
+        self.steps: list[Step] = []
+        self.batches: list[list[tuple[int, int]]] = []  # (sequence id, tokens run) of every step
+
+    def run(self, step: Step) -> torch.Tensor:
+        self.batches.append([(row.seq.id, row.count) for row in step.rows])
+        copies = [(row.copy[0], self._block(row.copy[0])) for row in step.rows if row.copy]
+        for (_, content), row in zip(copies, [r for r in step.rows if r.copy], strict=True):
+            assert row.copy is not None
+            self._cache[row.copy[1] * self._size : (row.copy[1] + 1) * self._size] = content
+        batch = make_batch(step, self._size)
+        slots, tokens, positions = batch.slots.tolist(), batch.token_ids.tolist(), batch.positions.tolist()
+        written = [slot for slot in slots if slot // self._size != NULL_BLOCK]
+        assert len(written) == len(set(written)), "two tokens of one step write to one slot"
+        for slot, token, position in zip(slots, tokens, positions, strict=True):
+            block = slot // self._size
+            if block != NULL_BLOCK:
+                assert not self._pool.is_shared(block), "a shared block is written to"
+                assert self._pool._digest[block] is None, "a block that can be found is written to"
+                self._cache[slot] = (position, token)
+        rows = []
+        for at in batch.logits_at.tolist():
+            index = next(i for i, start in enumerate(batch.query_starts[1:]) if at < start)
+            rows.append(self._logits(batch.block_tables[index].tolist(), positions[at], step, index))
+        return torch.stack(rows) if rows else torch.empty(0, VOCAB)
+
+    def _logits(self, table: list[int], position: int, step: Step, index: int) -> torch.Tensor:
+        found = [self._cache[table[p // self._size] * self._size + p % self._size] for p in range(position + 1)]
+        expected = list(enumerate(step.rows[index].seq.tokens[: position + 1]))
+        assert found == expected, "the cache holds something else than the sequence's tokens"
+        return torch.nn.functional.one_hot(torch.tensor(next_token([t for _, t in expected])), VOCAB).float() * 8
+
+    def _block(self, block: int) -> list[tuple[int, int] | None]:
+        return self._cache[block * self._size : (block + 1) * self._size]
+
+
+class Letters:
+    """A detokeniser for which token n is the n-th letter."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(chr(ord("a") + t) for t in token_ids)
+
+    def flush(self) -> str:
+        return ""
