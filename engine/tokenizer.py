@@ -42,6 +42,7 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_str(source)
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"tokenizer.json cannot be read: {error}.") from error
+        data: dict[str, Any] = json.loads(source)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
@@ -57,8 +58,8 @@ class Tokenizer:
         self._marked = _alternatives(self._control)
         self._marked_special = _alternatives(text for text, id in self._control.items() if id in self._special)
         self._nonce = secrets.token_hex(12)
-        self._plain, self._alias_ids = self._without_control(source, added)
-        self._bytes = _ByteReader(json.loads(self._tokenizer.to_str())["decoder"])
+        self._plain, self._alias_ids = self._without_control(data, added)
+        self._bytes = _ByteReader(data.get("decoder"))
         self.strips_first_space = self._bytes.strips_first_space
         self._bos_prefix = self._find_bos_prefix(config)
         self._templates = _templates(config.get("chat_template"), self._named)
@@ -189,14 +190,13 @@ class Tokenizer:
         return f"{self._nonce}a{id}z"
 
     def _without_control(
-        self, source: str, added: Mapping[int, AddedToken],
+        self, data: dict[str, Any], added: Mapping[int, AddedToken],
     ) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
         """A twin of the tokenizer that reads control tokens as ordinary text, and knows each by a secret alias instead.
 
         The aliases behave like the tokens they stand for (stripping, splitting), so a text with aliases is tokenised
         exactly as the text with the tokens would be. Returns the twin and its alias ids -> real ids.
         """
-        data = json.loads(source)
         control = set(self._control.values())
         for token in data.get("added_tokens", []):
             token["special"] = token["id"] in control
