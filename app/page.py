@@ -12,8 +12,9 @@ from pathlib import Path, PurePosixPath
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Match
+from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 HERE = Path(__file__).parent
@@ -81,7 +82,13 @@ class Page(BaseRoute):
         file = (root / name).resolve()
         if name and file.is_relative_to(root.resolve()) and file.is_file():
             hashed = name.startswith("assets/")
-            return FileResponse(file, headers=SECURITY | (FOREVER if hashed else REVALIDATE))
+            return self.send(file, request, FOREVER if hashed else REVALIDATE)
         if PurePosixPath(name).suffix or name.startswith("assets/"):
             raise HTTPException(404)  # a file that is not there is no place in the page
-        return FileResponse(root / "index.html", headers=SECURITY | REVALIDATE)
+        return self.send(root / "index.html", request, REVALIDATE)
+
+    def send(self, file: Path, request: Request, caching: dict[str, str]) -> Response:
+        """The file, or 304 when the browser has it already."""
+        response = StaticFiles(directory=file.parent).file_response(file, file.stat(), request.scope)
+        response.headers.update(SECURITY | caching)
+        return response

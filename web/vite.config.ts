@@ -5,6 +5,7 @@ export default defineConfig({
   plugins: [svelte()],
   build: {
     target: "es2022",
+    cssTarget: ["chrome123", "firefox120", "safari17.5"], // the first with light-dark()
     assetsInlineLimit: 0, // data: URLs would need holes in the content security policy
     license: { fileName: "LICENSES.md" },
     modulePreload: { polyfill: false },

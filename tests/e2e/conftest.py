@@ -1,0 +1,99 @@
+"""Chromium for the tests of the page, and a watch over its console and its requests."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.fake_server import FakeServer, serve
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+ARGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One Chromium a module. (For a session it would hold an event loop that async tests then trip over.)"""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no Chromium on this machine (apt-get install chromium)")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=ARGS.split())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with serve() as server:
+        yield server
+
+
+@dataclass
+class Watch:
+    """What went wrong on the pages of a test. Checked when the test ends, unless it says that something would."""
+
+    wrong: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+    expected: bool = False
+
+    def expect_errors(self) -> None:
+        self.expected = True
+
+    def over(self, page: Page) -> Page:
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: self.wrong.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.wrong.append(f"uncaught: {error}"))
+        page.on("requestfailed", lambda request: self._failed(request.url, request.failure))
+        page.on("response", lambda response: self.wrong.append(response.url) if response.status >= 400 else None)
+        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+        return page
+
+    def _failed(self, url: str, failure: str | None) -> None:
+        if failure != "net::ERR_ABORTED":  # a reader that left: a reload, another chat
+            self.wrong.append(f"{url}: {failure}")
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    watch = Watch()
+    yield watch
+    if watch.expected:
+        uncaught = [line for line in watch.wrong if line.startswith("uncaught")]
+        assert not uncaught
+    else:
+        assert not watch.wrong
+    assert all(host.startswith("127.0.0.1") for host in watch.hosts), f"asked other hosts: {watch.hosts}"
+
+
+NewPage = Callable[..., "Page"]
+
+
+@pytest.fixture
+def new_page(browser: Browser, watch: Watch) -> Iterator[NewPage]:
+    contexts: list[BrowserContext] = []
+
+    def make(**options: Any) -> Page:  # Any: what Browser.new_context takes
+        contexts.append(browser.new_context(**options))
+        return watch.over(contexts[-1].new_page())
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def page(new_page: NewPage, fake: FakeServer) -> Page:
+    page = new_page(permissions=["clipboard-read", "clipboard-write"])
+    page.goto(fake.url)
+    return page

@@ -1,0 +1,101 @@
+"""How the built page is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+import app.page
+from app.page import mount_page
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    built = tmp_path / "dist"
+    (built / "assets").mkdir(parents=True)
+    (built / "index.html").write_text("<title>the page</title>")
+    (built / "theme.js").write_text("1")
+    (built / "assets" / "index-abc123.js").write_text("2")
+    (tmp_path / "secret.txt").write_text("secret")
+    monkeypatch.setattr(app.page, "PLACES", (tmp_path / "absent", built))
+    return built
+
+
+@pytest.fixture
+def client(root: Path) -> TestClient:
+    server = FastAPI()
+
+    @server.get("/api/server")
+    def info() -> dict[str, str]:
+        return {"model": "m"}
+
+    @server.post("/v1/completions")
+    def completions() -> None: ...
+
+    mount_page(server)
+    return TestClient(server)
+
+
+@pytest.mark.parametrize("path", ["/", "/c/chat1", "/some/place"])
+def test_addresses_of_the_page_get_index_html(client: TestClient, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 200
+    assert "the page" in response.text
+    assert response.headers["cache-control"] == "no-cache"
+
+
+def test_hashed_files_are_kept_for_good_and_others_are_asked_about(client: TestClient) -> None:
+    assert "immutable" in client.get("/assets/index-abc123.js").headers["cache-control"]
+    assert client.get("/theme.js").headers["cache-control"] == "no-cache"
+
+
+def test_an_unchanged_file_is_not_sent_again(client: TestClient) -> None:
+    tag = client.get("/").headers["etag"]
+    assert client.get("/", headers={"if-none-match": tag}).status_code == 304
+
+
+@pytest.mark.parametrize("path", ["/", "/assets/index-abc123.js", "/theme.js", "/c/x"])
+def test_every_answer_carries_the_security_headers(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    assert "default-src 'self'" in headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("path", ["/api", "/api/nothing", "/api/nothing.html", "/v1/nothing", "/v1"])
+def test_unknown_api_paths_are_never_the_page(client: TestClient, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 404
+    assert "the page" not in response.text
+
+
+def test_known_routes_are_left_alone(client: TestClient) -> None:
+    assert client.get("/api/server").json() == {"model": "m"}
+    assert client.get("/v1/completions").status_code == 405
+    assert client.post("/nowhere").status_code in {404, 405}
+
+
+@pytest.mark.parametrize("path", ["/assets/gone.js", "/favicon.ico", "/robots.txt", "/.env.local"])
+def test_files_that_are_not_there_are_not_found(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["/../secret.txt", "/..%2fsecret.txt", "/assets/%2e%2e/%2e%2e/secret.txt", "/%00", "//etc/passwd"]
+)
+def test_nothing_outside_the_page_is_served(client: TestClient, path: str) -> None:
+    response = client.get(path)
+    assert "secret" not in response.text
+    assert "root:" not in response.text
+    assert response.status_code < 500
+
+
+def test_a_page_that_is_not_built_says_how_to_build_it(root: Path, client: TestClient) -> None:
+    (root / "index.html").unlink()
+    response = client.get("/")
+    assert response.status_code == 503
+    assert "make setup" in response.text
