@@ -21,7 +21,7 @@ from training.tokenizer import END_OF_TEXT, TURN_END, render, token_id
 
 PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.2  # a quarter of the prompt's tokens, at a fifth of the weight: 0.05 on average
 TASKS = ("arithmetic", "beyond", "memory", "smalltalk", "identity", "counting")
-WEIGHTS = (38, 22, 15, 9, 10, 6)
+WEIGHTS = (44, 15, 21, 8, 7, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,18 @@ def history(rng: Random, phrasing: Phrasing, turns: int) -> tuple[list[Exchange]
 def remember(rng: Random, phrasing: Phrasing, turns: int) -> list[Exchange]:
     """A conversation about facts: telling, asking, or asking what was never said."""
     kind = rng.random()
-    if kind < 0.15:
+    if kind < 0.2:
         return [memory.at_once(rng, phrasing)]
-    if kind < 0.25:
+    if kind < 0.4:
         return [memory.tell(rng, phrasing, memory.fact(rng))[0]]
     exchanges, facts = history(rng, phrasing, turns)
-    if kind < 0.35:
+    if kind < 0.5:
         one, two = memory.fact(rng, "name"), memory.fact(rng, rng.choice(("pet", "home", "job", "favourite")))
         told, known = memory.tell_two(rng, phrasing, one, two)
         if rng.random() < 0.5:
             return [*exchanges[:1], told]
         return [told, memory.ask(rng, phrasing, rng.choice(known))]
-    if kind < 0.5:
+    if kind < 0.62:
         missing = memory.fact(rng)
         if all(missing.key != known.key for known in facts):
             return [*exchanges, memory.ask(rng, phrasing, missing, told=False)]
@@ -83,18 +83,18 @@ def remember(rng: Random, phrasing: Phrasing, turns: int) -> list[Exchange]:
 def conversation(rng: Random, progress: float, phrasing: Phrasing = "train") -> Conversation:
     """One conversation whose last exchange is the one to learn."""
     task = rng.choices(TASKS, WEIGHTS)[0]
-    longest = 1 if progress < 0.1 else 2 if progress < 0.25 else 4 if progress < 0.5 else 6
+    longest = 1 if progress < 0.35 else 2 if progress < 0.5 else 5
     enable_thinking = rng.random() < 0.75
     system = None
-    turns = rng.randint(0, longest) if rng.random() < 0.4 else 0
+    turns = rng.randint(1, longest) if rng.random() < 0.2 else 0
     if task == "memory":
         exchanges = remember(rng, phrasing, rng.randint(1, longest))
     else:
         exchanges = history(rng, phrasing, turns)[0]
         if task == "arithmetic":
-            digits = 2 if progress < 0.1 else 3 if progress < 0.25 else 4
+            digits = 2 if progress < 0.1 else 3 if progress < 0.45 else 4
             last = arithmetic.sample(rng, phrasing, digits)
-            if progress > 0.25 and rng.random() < 0.08:
+            if progress > 0.45 and rng.random() < 0.08:
                 value = last.answer.removesuffix(".").rpartition("= ")[2]
                 further = arithmetic.follow_up(rng, phrasing, int(value)) if value.isdigit() else None
                 if further:
