@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from engine import messages as m
@@ -103,8 +104,9 @@ class EngineCore:
             case m.Score():
                 self._score(seq, command)
             case m.Fork():
-                for child_id in command.children:
-                    self._adopt(self._scheduler.fork(seq, child_id, self._next_arrival()))
+                scope = self._sequences.get(command.scope)
+                for child_id in command.children if scope is not None else ():
+                    self._adopt(self._scheduler.fork(seq, child_id, self._next_arrival()), scope)
             case m.Truncate():
                 self._scheduler.truncate(seq, command.length)
             case m.Hold():
@@ -120,10 +122,13 @@ class EngineCore:
         seq.append(list(command.tokens), generated=False)
         if command.deadline_s is not None:
             seq.deadline = self._clock() + command.deadline_s
-        self._adopt(seq)
+        self._adopt(seq, None)
 
-    def _adopt(self, seq: SequenceState) -> None:
+    def _adopt(self, seq: SequenceState, scope: SequenceState | None) -> None:
         self._sequences[seq.id] = seq
+        if scope is not None:
+            seq.parent = scope
+            scope.children[seq.id] = seq
         if seq.deadline is not None:
             self._deadlines[seq.id] = seq
 
@@ -164,7 +169,7 @@ class EngineCore:
         for tokens, targets in jobs:
             self._private_id -= 1
             child = self._scheduler.fork(seq, self._private_id, self._next_arrival())
-            self._adopt(child)
+            self._adopt(child, seq)
             child.append(list(tokens), generated=False)
             child.job = ScoreJob(request, first, targets)
             request.open_children += 1
@@ -201,6 +206,7 @@ class EngineCore:
 
     # -- steps
 
+    @torch.inference_mode()
     def step(self) -> None:
         """Run one step, or nothing when there is no work."""
         self._expire()

@@ -100,23 +100,29 @@ class Sequence:
             cached_tokens=first.cached_tokens,
         )
 
-    def fork(self, n: int = 1) -> list[Sequence]:
+    def fork(self, n: int = 1, *, scope: Sequence | None = None) -> list[Sequence]:
         """`n` children with the same tokens, K/V and penalty counts, and random draws of their own.
 
         They share all blocks; a child that writes into the last, partial block copies that one block first. Calling
         `fork` again in the same order gives children that draw the same numbers.
 
+        Children close with `scope`, by default this sequence. A search that drops a parent and keeps its children names
+        the root here.
+
         Raises:
             InvalidParameter: `n` is less than 1.
-            SequenceBusy, SequenceClosed: see there.
+            SequenceBusy, SequenceClosed: see there; also when the scope is closed.
         """
         self._check_free()
+        owner = scope or self
+        if owner._closed:
+            raise SequenceClosed("The scope of the fork is closed.")
         if n < 1:
             raise InvalidParameter("n", f"n is {n}; accepted: at least 1.")
         ids = tuple(self._engine.next_id() for _ in range(n))
-        self._engine.post(m.Fork(self._id, ids))
-        children = [Sequence(self._engine, id, self._tokens.copy(), self) for id in ids]
-        self._children.update(children)
+        self._engine.post(m.Fork(self._id, ids, owner._id))
+        children = [Sequence(self._engine, id, self._tokens.copy(), owner) for id in ids]
+        owner._children.update(children)
         return children
 
     async def score(self, candidates: Iterable[Iterable[int]]) -> list[list[float]]:

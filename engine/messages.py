@@ -44,8 +44,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
+    """New sequences that continue as `sequence`, and close when `scope` closes."""
+
     sequence: int
     children: tuple[int, ...]
+    scope: int
 
 
 @dataclass(frozen=True, slots=True)

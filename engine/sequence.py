@@ -26,7 +26,7 @@ class SequenceState:
     root: bytes
     arrival: int
     priority: int = 0
-    parent: SequenceState | None = None
+    parent: SequenceState | None = None  # the scope that closes this one with it
     children: dict[int, SequenceState] = field(default_factory=dict)
     stream: int = 0  # with a seed and a position, what keys the random draws
     forks: int = 0
@@ -99,15 +99,14 @@ class SequenceState:
         return dropped
 
     def fork(self, child_id: int, arrival: int) -> SequenceState:
-        """A child with the same tokens and random key of its own. The caller takes the references to its blocks."""
+        """A twin with the same tokens and a random key of its own. The caller takes the references to its blocks."""
         self.forks += 1
-        child = SequenceState(
+        return SequenceState(
             id=child_id,
             tokens=self.tokens.copy(),
             root=self.root,
             arrival=arrival,
             priority=self.priority,
-            parent=self,
             stream=mix64(self.stream, self.forks),
             generated=self.generated.copy(),
             counts=self.counts.copy(),
@@ -118,8 +117,6 @@ class SequenceState:
             preempted_at=self.preempted_at,
             deadline=self.deadline,
         )
-        self.children[child_id] = child
-        return child
 
 
 _MASK64 = (1 << 64) - 1

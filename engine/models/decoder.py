@@ -51,6 +51,7 @@ class Decoder:
         self._attend = attend
         self._activation = ACTIVATIONS[spec.activation]
         self._scratch = Scratch()
+        self._windows = tuple(dict.fromkeys(spec.windows))
         self._rotations: dict[Rope, Rotation] = {
             rope: Rotation(rope, spec.head_dim, device, long_context=long_context)
             for rope in dict.fromkeys(spec.ropes) if rope is not None
@@ -96,8 +97,8 @@ class Decoder:
         if self._embedding_multiplier != 1.0:
             x.mul_(self._embedding_multiplier)
         plan = AttentionPlan(
-            batch, kv.block_size, set(spec.windows), group_heads=spec.heads // spec.kv_heads, dtype=self.dtype,
-            scratch=self._scratch, maskless=spec.attention_softcap is None,
+            batch, kv, self._windows, group_heads=spec.heads // spec.kv_heads, scratch=self._scratch,
+            maskless=spec.attention_softcap is None,
         )
         rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
         caches = kv.data.unbind(0)
@@ -122,10 +123,13 @@ class Decoder:
             k.copy_(layer.k_norm(k))
         if rotation is not None:
             rotate_(qk, rotation)
-        new = qkv[:, heads:].unflatten(1, (2, kv_heads)).transpose(0, 1)
-        cache.flatten(1, 2).index_copy_(1, plan.batch.slots, new)
+        # keys and values of the new tokens as (2, tokens, kv_heads, head_dim): one view instead of four
+        row, side = joined.shape[1], kv_heads * width
+        new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)
+        cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)
         attended = self._attend(
-            qkv[:, :heads], cache, plan, window=layer.window, scale=spec.attention_scale, softcap=spec.attention_softcap,
+            qkv[:, :heads], cache, plan, window=layer.window, scale=spec.attention_scale,
+            softcap=spec.attention_softcap,
         )
         out = layer.o(attended.flatten(1))
         if layer.attention_post_norm is not None:

@@ -49,9 +49,10 @@ class RMSNorm:
             if self._weight.dim() > 1:
                 return F.rms_norm(x.float(), x.shape[-1:], eps=self._eps).mul_(self._weight).to(x.dtype)
             return F.rms_norm(x, x.shape[-1:], self._weight.to(x.dtype), self._eps)
-        wide = x.float()
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        return (wide / torch.hypot(length, self._floor)).mul_(self._scaled).to(x.dtype)
+        if x.dtype != torch.float32:
+            return self(x.float()).to(x.dtype)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x / torch.hypot(length, self._floor)).mul_(self._scaled)
 
 
 @dataclass(frozen=True, slots=True)

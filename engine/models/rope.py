@@ -89,11 +89,10 @@ class Rotation:
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:
     """Rotate `heads` (tokens, heads, head_dim) in place by `rotations` (tokens, 1, head_dim / 2) complex64."""
-    pairs = heads.unflatten(-1, (-1, 2))
     if heads.dtype == torch.float32:
-        torch.view_as_complex(pairs).mul_(rotations)
+        heads.view(torch.complex64).mul_(rotations)
     else:  # the product is made in float32: bfloat16 has no complex twin, and positions need the precision
-        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotations))
+        heads.copy_((heads.float().view(torch.complex64) * rotations).view(torch.float32))
 
 
 def interleave(weight: Tensor, head_dim: int, rotary_dim: int) -> Tensor:

@@ -100,7 +100,7 @@ class CoreMachine(RuleBasedStateMachine):
         if first:
             self.settle(sequence, first)
         children = [next(self.ids) for _ in range(n)]
-        self.core.handle(m.Fork(sequence, tuple(children)))
+        self.core.handle(m.Fork(sequence, tuple(children), sequence))
         for child in children:
             self.expected[child] = self.expected[sequence].copy()
             self.parents[child] = sequence

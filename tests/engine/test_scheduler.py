@@ -89,7 +89,7 @@ def test_a_fork_shares_full_blocks_and_copies_at_most_one_block_a_child() -> Non
     bench.generate(1, 1)
     bench.drain()
     used = bench.pool.used
-    bench.core.handle(m.Fork(1, (2, 3, 4)))
+    bench.core.handle(m.Fork(1, (2, 3, 4), 1))
     assert bench.pool.used == used
     for id in (2, 3, 4):
         bench.generate(id, 1)
@@ -154,8 +154,8 @@ def test_idle_kv_goes_before_running_kv_and_held_kv_last() -> None:
 def test_closing_a_parent_closes_its_descendants_and_frees_their_blocks() -> None:
     bench = Bench()
     bench.open(1, 9)
-    bench.core.handle(m.Fork(1, (2,)))
-    bench.core.handle(m.Fork(2, (3,)))
+    bench.core.handle(m.Fork(1, (2,), 1))
+    bench.core.handle(m.Fork(2, (3,), 2))
     for id in (1, 2, 3):
         bench.generate(id, 50)
     bench.step(3)
@@ -168,7 +168,7 @@ def test_closing_a_parent_closes_its_descendants_and_frees_their_blocks() -> Non
 def test_a_deadline_ends_the_span_and_closes_the_scope() -> None:
     bench = Bench()
     bench.core.handle(m.Open(1, (1, 2, 3), "", 0, 5.0))
-    bench.core.handle(m.Fork(1, (2,)))
+    bench.core.handle(m.Fork(1, (2,), 1))
     bench.generate(2, 50)
     bench.step(2)
     assert bench.core.next_deadline() == 5.0
