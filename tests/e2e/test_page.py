@@ -268,6 +268,11 @@ def test_a_second_tab_sees_the_same_run_and_cannot_start_another(
     fake.open("go")
     for tab in (page, second):
         expect(reply(tab)).to_contain_text("Two and more.")
+    fake.play(answer("Three."))
+    ask(page, "Another")
+    expect(reply(page)).to_contain_text("Three.")
+    second.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # what coming back to a tab does
+    expect(reply(second)).to_contain_text("Three.")
 
 
 def test_chats_are_listed_opened_and_deleted(page: Page, fake: FakeServer) -> None:

@@ -24,6 +24,7 @@ test("a whole log gives the whole answer", () => {
     seq: 11,
     status: "completed",
     position: 0,
+    startedAt: 10,
     maxTokens: 64,
     thinkingStartedAt: 11,
     thinking: "hmm",

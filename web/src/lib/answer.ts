@@ -15,8 +15,9 @@ export interface Answer {
   readonly seq: number; // of the last event folded in
   readonly status: Status;
   readonly position: number; // runs ahead in the queue
+  readonly startedAt: number | null; // seconds since the epoch, the server's clock
   readonly maxTokens: number | null;
-  readonly thinkingStartedAt: number | null; // seconds since the epoch, the server's clock
+  readonly thinkingStartedAt: number | null; // likewise
   readonly thinking: string;
   readonly thought: { duration_s: number; tokens: number | null } | null;
   readonly text: string;
@@ -30,6 +31,7 @@ export const EMPTY: Answer = {
   seq: 0,
   status: "running",
   position: 0,
+  startedAt: null,
   maxTokens: null,
   thinkingStartedAt: null,
   thinking: "",
@@ -51,7 +53,7 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
     case "run.queued":
       return { position: event.position };
     case "run.started":
-      return { position: 0, maxTokens: event.max_tokens };
+      return { position: 0, startedAt: event.started_at, maxTokens: event.max_tokens };
     case "thinking.started":
       return { thinkingStartedAt: event.started_at };
     case "thinking.delta":

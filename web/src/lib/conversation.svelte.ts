@@ -163,6 +163,15 @@ export class Conversation {
     return true;
   }
 
+  /** Take in what another tab has added, unless something is going on here. */
+  async refresh(): Promise<void> {
+    const { signal } = this.#scope;
+    if (this.id === null || this.phase !== "ready" || this.running || this.#unsent) return;
+    const chat = await getChat(this.id, signal).catch(() => null);
+    if (chat === null || signal.aborted || this.running || this.#unsent) return;
+    if (chat.messages.length !== this.messages.length) this.#fill(chat, signal);
+  }
+
   async stop(): Promise<void> {
     if (this.last?.role === "assistant" && this.running) await this.last.stop();
   }
@@ -172,6 +181,10 @@ export class Conversation {
     if (this.running) return;
     if (reply.unsent) this.messages = this.messages.slice(0, this.messages.indexOf(reply) - 1);
     await this.send(reply.question);
+  }
+
+  get #unsent(): boolean {
+    return this.last?.role === "assistant" && this.last.unsent;
   }
 
   async #watch(reply: Reply, runId: string, signal: AbortSignal): Promise<void> {

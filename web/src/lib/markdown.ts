@@ -32,6 +32,10 @@ function parser(copy: string): Marked {
     gfm: true,
     renderer: {
       html: ({ text, block }: Tokens.HTML | Tokens.Tag) => (block ? `<p>${escape(text)}</p>` : escape(text)),
+      heading({ depth, tokens }: Tokens.Heading) {
+        const level = Math.min(6, depth + 1); // the first level is the chat's own title
+        return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;
+      },
       link({ href, title, tokens }: Tokens.Link) {
         return link(href, title, this.parser.parseInline(tokens));
       },
