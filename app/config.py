@@ -199,5 +199,5 @@ def _explain(error: Any, given: Mapping[str, Any], file: Path | None) -> str:
         source = f"{ENV_PREFIX}{field.upper()}"
     else:
         source = f"{field} in {file}"
-    accepted = Settings.model_fields[field].description
+    accepted = Settings.model_fields[field].description or "another value"
     return f"{source} is {error['input']!r}; accepted: {accepted}."

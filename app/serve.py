@@ -15,12 +15,17 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 from rich.console import Console
 
 from app.config import BadSetting, Settings
-from app.guard import is_loopback
+from app.loopback import is_loopback
+from app.store import Store
+
+if TYPE_CHECKING:
+    from engine import Engine
 
 _DRAIN_S = 3  # for responses to reach their readers after everything that makes them has ended
 
@@ -33,7 +38,7 @@ class _Server(uvicorn.Server):
         self._ready = ready
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]  # a context manager all the same
+    def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -113,19 +118,17 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         loop.add_signal_handler(number, on_signal)
 
     stop = asyncio.create_task(told_to_stop.wait())
-    from app.server import create_app  # torch comes with it: not before the port is ours
-    from engine import Engine
-
-    with _progress(f"Loading {settings.model}"):
-        loading = asyncio.ensure_future(Engine.start(settings.engine_config()))
-        await asyncio.wait({loading, stop}, return_when=asyncio.FIRST_COMPLETED)
-    if not loading.done():
-        # A model is loaded in a thread that cannot be interrupted, and nothing was begun that needs an end.
-        sys.stdout.flush()
-        os._exit(0)
-    engine = loading.result()
+    store = await Store.open(settings.resolved_data_dir)
     try:
-        app = create_app(engine, settings)
+        with _progress(f"Loading {settings.model}"):
+            engine = await _load(settings, stop)
+    except BaseException:
+        await store.close()
+        raise
+    try:
+        from app.server import create_app
+
+        app = create_app(engine, settings, store=store)
         async with app.router.lifespan_context(app):
             config = uvicorn.Config(
                 app, lifespan="off", log_config=None, access_log=settings.log_level in ("debug", "info"),
@@ -141,7 +144,20 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             await _until(server, listener, stop, end_work=[app.state.ponder.runs.stop, engine.stop])
     finally:
         await engine.stop()
+        await store.close()
         stop.cancel()
+
+
+async def _load(settings: Settings, stop: asyncio.Task[bool]) -> Engine:
+    from engine import Engine  # torch comes with it: not before port and data directory are ours
+
+    loading = asyncio.ensure_future(Engine.start(settings.engine_config()))
+    await asyncio.wait({loading, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        # A model is loaded in a thread that cannot be interrupted, and nothing was begun that needs an end.
+        sys.stdout.flush()
+        os._exit(0)
+    return loading.result()
 
 
 async def _until(

@@ -5,7 +5,6 @@ The engine is given and stays the caller's to stop; the database is opened and c
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from app import chats, errors, openai
 from app.config import Settings
 from app.guard import Guard
 from app.metrics import Meter
+from app.page import mount_page
 from app.runs import Runs
 from app.served import Served
 from app.state import State
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from engine import Engine
 
 
-def create_app(engine: Engine, settings: Settings) -> FastAPI:
-    """A server of `engine`.
+def create_app(engine: Engine, settings: Settings, *, store: Store | None = None) -> FastAPI:
+    """A server of `engine`. A `store` that is given, open, becomes the app's, which closes it.
 
     Raises:
         CheckpointError: a file beside the model's weights cannot be read.
@@ -39,15 +39,15 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        store = await Store.open(settings.resolved_data_dir)
-        runs = Runs(served, state.meter, store)
+        opened = store or await Store.open(settings.resolved_data_dir)
+        runs = Runs(served, state.meter, opened)
         try:
             await runs.recover()
-            state.opened(store, runs)
+            state.opened(opened, runs)
             yield
         finally:
             await runs.stop()
-            await store.close()
+            await opened.close()
 
     app = FastAPI(title="Ponder", version=chats.version(), lifespan=lifespan, docs_url=None, redoc_url=None)
     state.attach(app)
@@ -63,16 +63,8 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
     app.add_middleware(
         Guard, bound=settings.host, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins
     )
-    _mount_page(app)
+    mount_page(app)  # last: it answers for every path that nobody else took
     return app
-
-
-def _mount_page(app: FastAPI) -> None:
-    # The page is built apart from the server, and comes last: it answers for every path that nobody else took.
-    if importlib.util.find_spec("app.page") is not None:
-        from app.page import mount_page
-
-        mount_page(app)
 
 
 async def _health(request: Request) -> Response:

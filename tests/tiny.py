@@ -27,8 +27,7 @@ TEMPLATE = """\
 {{ m['content'] }}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
-{% if open_thinking %}<think>
-{% elif forever %}<|forever|>{% elif enable_thinking %}<|ponder|>{% endif %}{% endif %}"""
+{% if open_thinking %}<think>{% elif forever %}<|forever|>{% elif enable_thinking %}<|ponder|>{% endif %}{% endif %}"""
 
 
 def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
@@ -70,7 +69,7 @@ def _transitions(vocab: dict[str, int], seed: int) -> torch.Tensor:
         among(letter, SMALL, {"<|im_end|>": 0.0, "</think>": -2.0})  # a stray </think> must never show
     for letter in CAPITALS:
         among(letter, CAPITALS, {"</think>": 1.5})
-    among("<think>", CAPITALS, {newline: 3.0})
+    among("<think>", CAPITALS, {})
     among("</think>", [newline], {})
     among("<|ponder|>", ["<think>"], {})
     among("<|forever|>", ["0"], {})

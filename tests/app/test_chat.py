@@ -1,0 +1,208 @@
+"""Chat completions, seen through the official client."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.app.conftest import Server
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+THINK = {"chat_template_kwargs": {"enable_thinking": True}}
+FOREVER = {"chat_template_kwargs": {"forever": True}}
+
+
+def test_an_answer_has_the_shape_and_the_counts_of_openai(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=5, extra_body=FOREVER)
+    assert reply.object == "chat.completion" and reply.id.startswith("chatcmpl-") and reply.model == "tiny"
+    (choice,) = reply.choices
+    assert choice.message.role == "assistant" and choice.message.content == "01234"
+    assert choice.finish_reason == "length"
+    usage = reply.usage
+    assert usage is not None and usage.completion_tokens == 5
+    assert usage.total_tokens == usage.prompt_tokens + 5
+
+
+def test_a_stream_says_what_the_whole_reply_says(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": HI, "max_tokens": 40, "seed": 11, "extra_body": THINK}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert all(c.usage is None for c in chunks[:-1])
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None and whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    deltas = [c.choices[0].delta for c in chunks[:-1]]
+    assert "".join(d.content or "" for d in deltas) == whole.choices[0].message.content
+    thinking = "".join(getattr(d, "reasoning_content", None) or "" for d in deltas)
+    assert thinking == getattr(whole.choices[0].message, "reasoning_content")  # noqa: B009  # not in the client's types
+    assert [c.choices[0].finish_reason for c in chunks[:-1]][-1] == whole.choices[0].finish_reason
+    assert len({c.id for c in chunks}) == 1
+
+
+@pytest.mark.parametrize("variables", [{"enable_thinking": True}, {"open_thinking": True}])
+@pytest.mark.parametrize("seed", range(6))
+def test_thinking_never_shows_as_content(client: openai.OpenAI, variables: dict[str, bool], seed: int) -> None:
+    extra = {"chat_template_kwargs": variables}
+    reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=300, seed=seed, extra_body=extra)
+    content, thinking = reply.choices[0].message.content, reply.choices[0].message.model_extra["reasoning_content"]
+    assert content and content.islower() and content.isalpha()
+    assert thinking.isupper() and thinking.isalpha()
+    details = reply.usage.completion_tokens_details
+    assert details.reasoning_tokens >= len(thinking) + 1  # the closing marker is a token too
+    assert details.reasoning_tokens < reply.usage.completion_tokens
+
+
+def test_one_budget_covers_thinking_and_answer(client: openai.OpenAI) -> None:
+    for limit in range(1, 12):
+        reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=limit, seed=5, extra_body=THINK)
+        assert reply.usage.completion_tokens <= limit
+        if reply.choices[0].finish_reason == "length":
+            assert reply.usage.completion_tokens == limit
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_one_another(client: openai.OpenAI) -> None:
+    def ask(seed: int) -> str | None:
+        reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=30, seed=seed)
+        return reply.choices[0].message.content
+
+    assert ask(7) == ask(7)
+    assert len({ask(seed) for seed in range(5)}) > 1
+
+
+def test_n_answers_share_a_prompt_and_differ(client: openai.OpenAI, nothing_lost: None) -> None:
+    reply = client.chat.completions.create(model="tiny", messages=HI, n=4, max_tokens=25, seed=3, temperature=1)
+    assert [c.index for c in reply.choices] == [0, 1, 2, 3]
+    assert len({c.message.content for c in reply.choices}) > 1
+    again = client.chat.completions.create(model="tiny", messages=HI, n=4, max_tokens=25, seed=3, temperature=1)
+    assert [c.message.content for c in again.choices] == [c.message.content for c in reply.choices]
+    texts: dict[int, str] = {}
+    for chunk in client.chat.completions.create(
+        model="tiny", messages=HI, n=4, max_tokens=25, seed=3, temperature=1, stream=True
+    ):
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+    assert texts == {c.index: c.message.content for c in reply.choices}
+
+
+def test_logprobs_come_with_their_tokens_and_alternatives(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny", "messages": HI, "max_tokens": 6, "seed": 2, "logprobs": True, "top_logprobs": 3
+    }  # fmt: skip
+    reply = client.chat.completions.create(**asked)
+    entries = reply.choices[0].logprobs.content
+    assert "".join(e.token for e in entries) == reply.choices[0].message.content
+    for entry in entries:
+        assert entry.bytes == list(entry.token.encode()) and entry.logprob <= 0
+        assert len(entry.top_logprobs) == 3
+        values = [t.logprob for t in entry.top_logprobs]
+        assert values == sorted(values, reverse=True) and entry.logprob <= values[0] + 1e-6
+    streamed = [
+        e.token for c in client.chat.completions.create(**asked, stream=True)
+        if c.choices[0].logprobs for e in c.choices[0].logprobs.content
+    ]  # fmt: skip
+    assert streamed == [e.token for e in entries]
+
+
+@pytest.mark.parametrize("stop", ["45", ["45"], ["zzz", "45", "78"]])
+def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI, stop: Any) -> None:
+    reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=50, stop=stop, extra_body=FOREVER)
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("0123", "stop")
+    chunks = client.chat.completions.create(
+        model="tiny", messages=HI, max_tokens=50, stop=stop, stream=True, extra_body=FOREVER
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "0123"
+
+
+def test_a_stop_string_does_not_cut_the_thinking(client: openai.OpenAI) -> None:
+    for seed in range(4):
+        asked: dict[str, Any] = {"model": "tiny", "messages": HI, "max_tokens": 200, "seed": seed, "extra_body": THINK}
+        free = client.chat.completions.create(**asked).choices[0].message.model_extra["reasoning_content"]
+        stopped = client.chat.completions.create(**asked, stop=[free[:1]])
+        assert stopped.choices[0].message.model_extra["reasoning_content"] == free
+
+
+def test_the_engines_own_options_work(client: openai.OpenAI, server: Server) -> None:
+    def ask(**extra: Any) -> Any:
+        temperature = extra.pop("temperature", 1)
+        return client.chat.completions.create(
+            model="tiny", messages=HI, max_tokens=30, temperature=temperature, extra_body=extra
+        ).choices[0]  # fmt: skip
+
+    greedy = ask(temperature=0, ignore_eos=True).message.content
+    assert ask(top_k=1, ignore_eos=True).message.content == greedy
+    assert ask(min_p=0.9999, ignore_eos=True).message.content == greedy
+    assert len(ask(ignore_eos=True).message.content) >= 29
+    assert len(ask(min_tokens=25).message.content) >= 25
+    letter = server.engine.tokenizer.encode("k")[0]
+    assert ask(logit_bias={str(letter): 100}).message.content == "k" * 30
+    assert ask(logit_bias={str(letter): 100}, stop_token_ids=[letter]).message.content == ""
+    repeated = ask(temperature=0, repetition_penalty=50.0, ignore_eos=True).message.content
+    assert repeated != greedy
+
+
+def test_content_may_come_in_parts_and_developer_is_system(client: openai.OpenAI) -> None:
+    parts: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]
+    a = client.chat.completions.create(model="tiny", messages=parts, max_tokens=9, seed=1)
+    b = client.chat.completions.create(model="tiny", messages=HI, max_tokens=9, seed=1)
+    assert a.choices[0].message.content == b.choices[0].message.content
+    for role in ("developer", "system"):
+        reply = client.chat.completions.create(
+            model="default", messages=[{"role": role, "content": "be brief"}, *HI], max_tokens=2  # type: ignore[list-item]
+        )
+        assert reply.usage.prompt_tokens == b.usage.prompt_tokens + len("<>system\nbe brief<>\n") - 2
+
+
+def test_a_repeated_prompt_is_found_in_the_cache(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "a question of some length, asked twice"}]
+    first = client.chat.completions.create(model="tiny", messages=messages, max_tokens=2)
+    second = client.chat.completions.create(model="tiny", messages=messages, max_tokens=2)
+    assert first.usage.prompt_tokens_details.cached_tokens < second.usage.prompt_tokens_details.cached_tokens
+    assert second.usage.prompt_tokens_details.cached_tokens <= second.usage.prompt_tokens
+
+
+def test_models_are_listed_under_both_names(client: openai.OpenAI, model: Any) -> None:
+    assert [m.id for m in client.models.list()] == ["tiny", "default"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("gpt-4")
+    assert caught.value.code == "model_not_found"
+    assert client.chat.completions.create(model=str(model), messages=HI, max_tokens=1).model == "tiny"
+
+
+def test_leaving_a_stream_cancels_it(client: openai.OpenAI, server: Server, nothing_lost: None) -> None:
+    with client.chat.completions.create(
+        model="tiny", messages=HI, n=3, max_tokens=1500, stream=True, extra_body=FOREVER
+    ) as stream:
+        for _, _chunk in zip(range(9), stream, strict=False):
+            pass
+    before = server.until(lambda s: s.sequences == 0).generated_tokens
+    assert before < 3 * 1500
+
+
+def test_leaving_a_request_cancels_it(server: Server, nothing_lost: None) -> None:
+    body = {"model": "tiny", "messages": HI, "max_tokens": 1900, "n": 2, **FOREVER}
+    started = server.stats().generated_tokens
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.4)
+    server.until(lambda s: s.sequences == 0)
+    assert server.stats().generated_tokens - started < 2 * 1900
+
+
+def test_streams_run_side_by_side(client: openai.OpenAI, nothing_lost: None) -> None:
+    alone = client.chat.completions.create(model="tiny", messages=HI, max_tokens=60, seed=4).choices[0].message.content
+    answers: list[str | None] = []
+
+    def ask() -> None:
+        reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=60, seed=4)
+        answers.append(reply.choices[0].message.content)
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [alone] * 12

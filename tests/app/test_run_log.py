@@ -1,0 +1,125 @@
+"""The log and the store beneath it, without HTTP or an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.config import BadSetting
+from app.events import AnswerDelta, RunCancelled, RunQueued, Usage
+from app.migrations import STEPS
+from app.run_log import Deltas, RunLog
+from app.runs import RESTARTED
+from app.store import RESTART_GAP, LoggedEvent, Store
+
+NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, reasoning_tokens=0, cached_tokens=0)
+
+
+class NowhereStore:
+    """Takes events and forgets them."""
+
+    def write_events(self, run_id: str, events: list[LoggedEvent]) -> None:
+        pass
+
+
+@settings(max_examples=60, deadline=None)
+@given(chunks=st.lists(st.lists(st.text(min_size=1, max_size=3), max_size=4), max_size=6), data=st.data())
+def test_readers_that_break_off_and_resume_lose_and_double_nothing(
+    chunks: list[list[str]], data: st.DataObject
+) -> None:
+    async def main() -> None:
+        log = RunLog("r", NowhereStore())  # type: ignore[arg-type]  # all of a store that a log uses
+
+        async def read() -> list[int]:
+            seen: list[int] = []
+            while not (log.ended and seen and seen[-1] == log.last_seq):
+                patience = data.draw(st.integers(1, 4))
+                async for event in log.follow(seen[-1] if seen else 0):
+                    seen.append(event.seq)
+                    patience -= 1
+                    if not patience:
+                        break
+            return seen
+
+        readers = [asyncio.create_task(read()) for _ in range(2)]
+        for chunk in chunks:
+            await asyncio.sleep(0)
+            for text in chunk:
+                log.append(AnswerDelta(text=text))
+        log.append(RunCancelled(usage=NO_USAGE))
+        log.append(AnswerDelta(text="too late"))
+        expected = list(range(1, sum(map(len, chunks)) + 2))
+        assert [await r for r in readers] == [expected, expected]
+
+    asyncio.run(main())
+
+
+async def test_the_first_delta_goes_at_once_and_the_rest_in_batches() -> None:
+    log = RunLog("r", NowhereStore())  # type: ignore[arg-type]  # all of a store that a log uses
+    deltas = Deltas(log)
+    for letter in "abcd":
+        deltas.add("answer", letter)
+    assert [json.loads(e.data)["text"] for e in log.events] == ["a"]
+    follow = log.follow(after=1)
+    assert json.loads((await anext(follow)).data)["text"] == "bcd"
+    deltas.add("thinking", "x")
+    deltas.add("answer", "y")  # a change of part does not wait
+    deltas.flush()
+    assert [(e.type, json.loads(e.data)["text"]) for e in log.events[2:]] == [
+        ("thinking.delta", "x"),
+        ("answer.delta", "y"),
+    ]
+
+
+async def test_a_crash_leaves_runs_that_the_next_start_fails(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path)
+    chat = await store.create_chat()
+    await store.begin_run(chat["id"], "run_1", "question", "title", {})
+    log = RunLog("run_1", store)
+    log.append(RunQueued(position=0))
+    log.append(AnswerDelta(text="half an "))
+    log.append(AnswerDelta(text="answer"))
+    log.flush()
+    await store.close()  # and no word of how the run ended
+
+    store = await Store.open(tmp_path)
+    assert await store.fail_unfinished(LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json()), "restarted") == 1
+    events = await store.events("run_1")
+    assert events[-1].type == "run.failed" and json.loads(events[-1].data)["code"] == "server_restarted"
+    assert events[-1].seq == 3 + RESTART_GAP  # above any number that a reader saw before the crash
+    answer = (await store.messages(chat["id"]))[1]
+    assert (answer["status"], answer["content"], answer["error"]) == ("failed", "half an answer", "restarted")
+    assert await store.fail_unfinished(LoggedEvent(0, "run.failed", "{}"), "") == 0
+    await store.close()
+
+
+async def test_one_process_holds_a_data_directory(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path)
+    with pytest.raises(BadSetting, match="another Ponder"):
+        await Store.open(tmp_path)
+    await store.close()
+    await (await Store.open(tmp_path)).close()
+
+
+async def test_a_database_of_a_newer_ponder_is_left_alone(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path)
+    await store._read(lambda db: db.conn.execute(f"PRAGMA user_version = {len(STEPS) + 1}"))
+    await store.close()
+    with pytest.raises(BadSetting, match="newer Ponder"):
+        await Store.open(tmp_path)
+
+
+async def test_deleting_a_chat_deletes_all_of_it(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path)
+    chat = await store.create_chat()
+    await store.begin_run(chat["id"], "run_1", "question", "title", {})
+    await store.delete_chat(chat["id"])
+    store.write_events("run_1", [LoggedEvent(1, "run.queued", "{}")])  # a straggler
+    for table in ("chats", "messages", "runs", "events"):
+        assert await store._read(lambda db, table=table: db.table(table).count) == 0  # type: ignore[misc]  # a default
+    await store.close()
