@@ -11,6 +11,20 @@ from random import Random
 
 _WORD = re.compile(r"\{[^}]*\}|[A-Za-z]{4,}")
 _PLACE = re.compile(r"(\{[^}]*\})")
+_OPENINGS = (
+    "ok, ",
+    "please ",
+    "so ",
+    "well, ",
+    "Hey, ",
+    "hi, ",
+    "now ",
+    "and ",
+    "Pebble, ",
+    "tell me, ",
+    "then ",
+    "ok so ",
+)
 
 
 def _slip(rng: Random, word: str) -> str:
@@ -36,8 +50,8 @@ def casual(rng: Random, text: str, typos: float = 0.06) -> str:
         if words:
             match = rng.choice(words)
             text = text[: match.start()] + _slip(rng, match.group()) + text[match.end() :]
-    if rng.random() < 0.05:
-        text = rng.choice(("ok, ", "please ", "so ", "well, ", "Hey, ", "hi, ")) + text
+    if rng.random() < 0.08:
+        text = rng.choice(_OPENINGS) + text
     elif rng.random() < 0.05:
         text = text.rstrip(".!") + rng.choice((" please", ", please", " thanks"))
     return text
