@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import BATCHED_QUERIES, AttentionPlan, paged, reference
-from engine.batch import Batch
+from engine.batch import Batch, KVCache
 
 WIDTH = 16
 # (query tokens, context length) of each row
@@ -19,6 +19,7 @@ SHAPES: dict[str, Sequence[tuple[int, int]]] = {
     "equal decodes": [(1, 40)] * 5,
     "decodes of like length": [(1, 33), (1, 47), (1, 60)],
     "decodes of all lengths": [(1, 1), (1, 2), (1, 15), (1, 16), (1, 17), (1, 64), (1, 200), (1, 333)],
+    "long decodes": [(1, 300), (1, 40), (1, 270), (1, 301)],
     "first prefill": [(50, 50)],
     "short prefill": [(2, 2)],
     "later chunk": [(20, 90)],
@@ -49,6 +50,13 @@ def make_batch(
     return batch, sum(counts) + 1
 
 
+def plan_for(batch: Batch, cache: Tensor, window: int | None, group_heads: int, **options: bool) -> AttentionPlan:
+    """A plan over a cache of one layer, (2, blocks, block_size, kv_heads, head_dim)."""
+    _, blocks, block_size, kv_heads, width = cache.shape
+    kv = KVCache(1, blocks, block_size, kv_heads, width, cache.dtype, cache.device)
+    return AttentionPlan(batch, kv, (None, window), group_heads=group_heads, **options)
+
+
 def both(
     batch: Batch, blocks: int, *, block_size: int, heads: int, kv_heads: int, window: int | None, softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
@@ -56,8 +64,7 @@ def both(
     torch.manual_seed(blocks)
     cache = torch.randn(2, blocks, block_size, kv_heads, WIDTH)
     query = torch.randn(len(batch.positions), heads, WIDTH)
-    plan = AttentionPlan(batch, block_size, {None, window}, group_heads=heads // kv_heads, dtype=query.dtype,
-                         maskless=softcap is None)
+    plan = plan_for(batch, cache, window, heads // kv_heads, maskless=softcap is None)
     found = paged(query, cache, plan, window=window, scale=0.3, softcap=softcap)
     return found, reference(query, cache, plan, window=window, scale=0.3, softcap=softcap)
 
@@ -93,20 +100,20 @@ def test_a_row_does_not_depend_on_the_others(window: int | None) -> None:
     torch.manual_seed(1)
     cache, query = torch.randn(2, blocks, 16, 2, WIDTH), torch.randn(len(batch.positions), 4, WIDTH)
     options = {"window": window, "scale": 0.25}
-    plan = AttentionPlan(batch, 16, {window}, group_heads=2, dtype=query.dtype)
+    plan = plan_for(batch, cache, window, 2)
     together = paged(query, cache, plan, **options)
     for row, (_, context) in enumerate(shapes):
         span = slice(batch.query_starts[row], batch.query_starts[row + 1])
         alone = Batch(batch.token_ids[span], batch.positions[span], batch.slots[span], (0, span.stop - span.start),
                       (context,), batch.block_tables[row : row + 1], batch.logits_at)
-        plan = AttentionPlan(alone, 16, {window}, group_heads=2, dtype=query.dtype)
+        plan = plan_for(alone, cache, window, 2)
         torch.testing.assert_close(paged(query[span], cache, plan, **options), together[span], rtol=1e-4, atol=1e-5)
 
 
 def test_stale_values_of_other_sequences_do_not_leak() -> None:
     batch, blocks = make_batch([(1, 18), (1, 30)], 16)
     cache, query = torch.randn(2, blocks, 16, 2, WIDTH), torch.randn(2, 4, WIDTH)
-    plan = AttentionPlan(batch, 16, {None}, group_heads=2, dtype=query.dtype)
+    plan = plan_for(batch, cache, None, 2)
     before = paged(query, cache, plan, window=None, scale=0.25)
     cache[:, 0] = 1e4  # the null block
     for row, context in enumerate(batch.context_lens):
@@ -126,6 +133,6 @@ def test_paged_on_cuda_equals_the_cpu(window: int | None, softcap: float | None)
         moved = Batch(*(field.to(device) if isinstance(field, Tensor) else field for field in (
             batch.token_ids, batch.positions, batch.slots, batch.query_starts, batch.context_lens, batch.block_tables,
             batch.logits_at)))
-        plan = AttentionPlan(moved, 16, {window}, group_heads=2, dtype=query.dtype, maskless=softcap is None)
+        plan = plan_for(moved, cache.to(device), window, 2, maskless=softcap is None)
         results.append(paged(query.to(device), cache.to(device), plan, window=window, scale=0.3, softcap=softcap).cpu())
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
