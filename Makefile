@@ -6,6 +6,7 @@ STAMP := $(VENV)/.ponder-setup
 PORT ?= 8000
 HOST ?= 127.0.0.1
 MODEL ?= models/pebble
+DEVICE ?= cpu
 WEB := $(shell find web -type f -not -path 'web/node_modules/*' -not -path 'web/dist/*' 2>/dev/null)
 
 .PHONY: setup serve test check bench gpu train clean
@@ -13,6 +14,8 @@ WEB := $(shell find web -type f -not -path 'web/node_modules/*' -not -path 'web/
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt hatch_build.py $(WEB)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Ponder needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV): Python packages and the web page. The first time takes a few minutes."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -22,21 +25,23 @@ serve: setup
 	@$(BIN)/ponder serve --host $(HOST) --port $(PORT) --model $(MODEL)
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 check: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/ponder bench
+	$(BIN)/ponder bench $(BENCH_ARGS)
 
+# The tests that need a CUDA device; elsewhere they skip and say so.
 gpu: setup
-	$(BIN)/python -m pytest -q -m gpu
+	$(BIN)/python -m pytest -q -rs -m gpu; status=$$?; test $$status -eq 0 -o $$status -eq 5
 
 train: setup
-	$(BIN)/python -m training
+	$(BIN)/python -m training --device $(DEVICE)
 
 clean:
 	rm -rf $(VENV) web/dist build dist

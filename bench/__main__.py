@@ -1,0 +1,67 @@
+"""`python -m bench` or `ponder bench`: measure the engine against `transformers` and against the memory's limit."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import Progress
+
+from bench import hardware, overheads, report
+from bench.models import random_checkpoint
+from bench.prefix import prefix
+from bench.throughput import throughput
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    model: Annotated[Path, typer.Option(help="A checkpoint to measure, beside a random one of 135M parameters.")] = Path(
+        "models/pebble"
+    ),
+    repeats: Annotated[int, typer.Option(min=1, help="Turns; the medians are reported.")] = 3,
+    quick: Annotated[bool, typer.Option(help="The given model alone, one turn, few requests.")] = False,
+    write: Annotated[bool, typer.Option(help="Keep the JSON and bring docs/performance.md up to date.")] = True,
+) -> None:
+    """Measure; print tables; keep them. Takes about ten minutes on two cores, one with --quick."""
+    console = Console()
+    bandwidth = hardware.read_bandwidth()
+    repeats = 1 if quick else repeats
+    concurrency = [1, 4] if quick else [1, 4, 16, 64]
+    with tempfile.TemporaryDirectory() as scratch, Progress(console=console) as progress:
+        models = [model] if quick else [model, random_checkpoint(Path(scratch) / "random-135m", model)]
+        runs = [
+            asyncio.run(
+                throughput(m, concurrency, dtype="float32", repeats=repeats, bandwidth=bandwidth, progress=progress)
+            )
+            for m in models
+        ]
+        prefixes = [
+            asyncio.run(prefix(m, dtype="float32", repeats=3 * repeats, progress=progress)) for m in models
+        ]
+    results: report.Results = {
+        "date": datetime.date.today().isoformat(),
+        "command": "make bench",
+        "slug": hardware.slug(),
+        "hardware": hardware.describe(),
+        "bandwidth_gb_per_s": bandwidth / 1e9,
+        "throughput": runs,
+        "prefix": prefixes,
+        "fork": asyncio.run(overheads.fork(model)),
+        "idle": overheads.idle(model),
+    }
+    console.print(Markdown(report.tables(results)))
+    if write and not quick:
+        console.print(f"Kept in {report.save(results).relative_to(report.ROOT)}; docs/performance.md is up to date.")
+        report.write_page(results)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,103 @@
+"""A run's results: as JSON under bench/results/, as the tables of docs/performance.md, and as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+PICTURE = ROOT / "docs" / "img" / "throughput.png"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+Results = dict[str, Any]  # Any: plain JSON
+
+
+def save(results: Results) -> Path:
+    """Write the JSON, named by date and hardware."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{results['date']}-{results['slug']}.json"
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def tables(results: Results) -> str:
+    """Markdown of everything that was measured."""
+    hw = results["hardware"]
+    lines = [
+        f"Measured on {results['date']} with `{results['command']}`: {hw['gpu'] or hw['cpu']}, {hw['cores']} cores, "
+        f"{hw['torch_threads']} threads, {hw['cpu_capability']}, torch {hw['torch']}, Python {hw['python']}. "
+        f"Memory reads at {results['bandwidth_gb_per_s']:.1f} GB/s (all threads, a sum over 0.5 GiB).",
+        "",
+    ]
+    for run in results["throughput"]:
+        lines += [
+            f"### {run['model']}, {run['dtype']}: generated tokens/s",
+            "",
+            "| requests at once | Ponder | transformers, one batch | ratio (min–max) | transformers, one by one | ratio (min–max) |",
+            "|---|---|---|---|---|---|",
+        ]
+        for r in run["rows"]:
+            b, s = r["ratio_to_batched"], r["ratio_to_one_at_a_time"]
+            lines.append(
+                f"| {r['concurrency']} | {r['engine_tokens_per_s']:.0f} | {r['transformers_batched_tokens_per_s']:.0f} "
+                f"| **{b['median']:.2f}×** ({b['min']:.2f}–{b['max']:.2f}) | "
+                f"{r['transformers_one_at_a_time_tokens_per_s']:.0f} "
+                f"| **{s['median']:.2f}×** ({s['min']:.2f}–{s['max']:.2f}) |"
+            )
+        lines += [
+            "",
+            f"A decode step of one sequence takes {run['decode_step_ms']:.2f} ms. Its floor, the weights' bytes over the "
+            f"measured bandwidth, is {run['floor_ms']:.2f} ms: {run['step_over_floor']:.1f} times the limit.",
+            "",
+        ]
+    lines += ["### Prefix cache, forks, idling", "", "| what | measured | goal |", "|---|---|---|"]
+    for p in results["prefix"]:
+        c = p["cost_at_no_hits"]
+        lines += [
+            f"| {p['model']}: time with the cache on over off, no hits | {c['median']:.3f} ({c['min']:.3f}–{c['max']:.3f}) | ≤ 1.01 |",
+            f"| {p['model']}: TTFT of a repeated {p['prompt_tokens']}-token prompt over cold | {p['ttft_ratio'] * 100:.1f}% "
+            f"({p['ttft_repeated_ms']:.1f} of {p['ttft_cold_ms']:.1f} ms) | ≤ 15% |",
+        ]
+    f, i = results["fork"], results["idle"]
+    lines += [
+        f"| fork of a live 1,000-token sequence: the call / with the core's part | {f['call_us']:.0f} / {f['with_core_us']:.0f} µs | < 100 µs |",
+        f"| CPU time of an idle server | {i['cpu_seconds'] * 1e3:.0f} ms in {i['seconds']:.0f} s ({i['cpu_share'] * 100:.2f}%) | none |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_page(results: Results) -> None:
+    """Replace the measured part of docs/performance.md, and its picture."""
+    page = PAGE.read_text(encoding="utf-8")
+    head, rest = page.split(BEGIN)
+    _, tail = rest.split(END)
+    PAGE.write_text(f"{head}{BEGIN}\n\n{tables(results)}\n{END}{tail}", encoding="utf-8")
+    _draw(results)
+
+
+def _draw(results: Results) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    runs = results["throughput"]
+    figure, axes = pyplot.subplots(1, len(runs), figsize=(5.2 * len(runs), 3.6), squeeze=False)
+    for axis, run in zip(axes[0], runs, strict=True):
+        x = [r["concurrency"] for r in run["rows"]]
+        for key, label, style in (
+            ("engine_tokens_per_s", "Ponder", "o-"),
+            ("transformers_batched_tokens_per_s", "transformers, one batch", "s--"),
+            ("transformers_one_at_a_time_tokens_per_s", "transformers, one by one", "^:"),
+        ):
+            axis.plot(x, [r[key] for r in run["rows"]], style, label=label)
+        axis.set(xscale="log", yscale="log", xticks=x, xticklabels=x, xlabel="requests at once", ylabel="tokens/s")
+        axis.set_title(f"{run['model']}, {run['dtype']}", fontsize=10)
+        axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURE, dpi=110)
