@@ -62,6 +62,7 @@ def test_first_screen_says_what_the_model_is_and_a_starter_begins(page: Page, fa
     page.get_by_role("button", name=STARTERS[0], exact=True).click()
     expect(questions(page)).to_have_text(STARTERS[0])
     expect(reply(page)).to_contain_text("Because.")
+    expect(box(page)).to_be_focused()
 
 
 def test_a_message_is_thought_about_then_answered_as_it_streams(page: Page, fake: FakeServer) -> None:
@@ -109,6 +110,18 @@ def test_code_has_a_language_colours_and_a_copy_button(page: Page, fake: FakeSer
     figure.get_by_role("button", name="Copy").click()
     expect(figure.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == code
+
+
+def test_copying_works_without_a_secure_origin(page: Page, fake: FakeServer) -> None:
+    page.add_init_script("Object.defineProperty(Navigator.prototype, 'clipboard', { get: () => undefined })")
+    page.reload()
+    fake.play(answer("Words to keep."))
+    ask(page, "Words, please")
+    page.get_by_role("button", name="Copy the answer").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_focused()
+    box(page).focus()
+    page.keyboard.press("Control+V")
+    expect(box(page)).to_have_value("Words to keep.")
 
 
 @pytest.mark.parametrize("way", ["button", "escape"])
