@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -152,6 +153,12 @@ def bench(context: typer.Context) -> None:
     runpy.run_module("bench", run_name="__main__", alter_sys=False)
 
 
+def _leave(*_: object) -> NoReturn:
+    # Told to stop before anything began: imports are all that can be interrupted here.
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def _joined(values: list[str] | None) -> str | None:
     return ",".join(values) if values else None
 
@@ -189,6 +196,9 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["serve"]:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _leave)  # until the server has handlers of its own
     cli()
 
 

@@ -198,7 +198,10 @@ class Store:
         return await self._read(lambda db: list(db.query(sql, list(parameters))))
 
     def _write(self, work: Callable[[Database], None]) -> None:
-        self._thread.submit(work, self._db).add_done_callback(_report)
+        try:
+            self._thread.submit(work, self._db).add_done_callback(_report)
+        except RuntimeError:  # closed already: the next start ends what this leaves open
+            log.warning("a write to the database came after it was closed")
 
     @staticmethod
     def _insert(db: Database, table: str, row: Row) -> None:

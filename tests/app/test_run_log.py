@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -28,25 +30,30 @@ class NowhereStore:
 
 
 @settings(max_examples=60, deadline=None)
-@given(chunks=st.lists(st.lists(st.text(min_size=1, max_size=3), max_size=4), max_size=6), data=st.data())
+@given(
+    chunks=st.lists(st.lists(st.text(min_size=1, max_size=3), max_size=4), max_size=6),
+    patience=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=2, max_size=2),
+)
 def test_readers_that_break_off_and_resume_lose_and_double_nothing(
-    chunks: list[list[str]], data: st.DataObject
+    chunks: list[list[str]], patience: list[list[int]]
 ) -> None:
     async def main() -> None:
         log = RunLog("r", NowhereStore())  # type: ignore[arg-type]  # all of a store that a log uses
 
-        async def read() -> list[int]:
+        async def read(lengths: list[int]) -> list[int]:
             seen: list[int] = []
-            while not (log.ended and seen and seen[-1] == log.last_seq):
-                patience = data.draw(st.integers(1, 4))
-                async for event in log.follow(seen[-1] if seen else 0):
-                    seen.append(event.seq)
-                    patience -= 1
-                    if not patience:
-                        break
+            for length in itertools.cycle(lengths):
+                async with aclosing(log.follow(seen[-1] if seen else 0)) as events:
+                    async for event in events:
+                        seen.append(event.seq)
+                        length -= 1
+                        if not length:
+                            break
+                if log.ended and seen[-1] == log.last_seq:
+                    break
             return seen
 
-        readers = [asyncio.create_task(read()) for _ in range(2)]
+        readers = [asyncio.create_task(read(lengths)) for lengths in patience]
         for chunk in chunks:
             await asyncio.sleep(0)
             for text in chunk:
