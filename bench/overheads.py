@@ -52,5 +52,5 @@ def idle(model: Path, seconds: float = 10.0) -> dict[str, Any]:  # Any: plain JS
                 after = process.cpu_times()
             finally:
                 server.terminate()
-    used = after.user + after.system - before.user - before.system
+    used = max(0.0, after.user + after.system - before.user - before.system)
     return {"seconds": seconds, "cpu_seconds": used, "cpu_share": used / seconds}
