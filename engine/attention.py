@@ -20,6 +20,7 @@ from engine.batch import Batch, KVCache
 
 BATCHED_QUERIES = 8  # rows of at most this many query tokens are batched with rows of as many; longer ones go alone
 SMALL_BLOCKS = 4  # rows of so few blocks share a group whatever the ratio of their lengths
+GATHER_BYTES = 1 << 20  # on the CPU, what is gathered at once: about a core's L2 cache
 LONG_RUN = 16  # a decode row of so many neighbouring blocks goes alone: reading in place beats copying together
 
 
@@ -119,8 +120,19 @@ class AttentionPlan:
                 alone.append(row)
             else:
                 by_count.setdefault(queries, []).append(row)
-        groups = [rows for counted in by_count.values() for rows in _similar(counted)] + [[row] for row in alone]
+        similar = [rows for counted in by_count.values() for rows in _similar(counted)]
+        groups = [part for rows in similar for part in self._in_cache(rows)] + [[row] for row in alone]
         return [self._group(rows, window) for rows in groups]
+
+    def _in_cache(self, rows: list[_Row]) -> list[list[_Row]]:
+        """Split rows so that what is gathered for a group is still in the processor's cache when it is attended to."""
+        if not self._on_cpu:
+            return [rows]
+        row_bytes = 2 * self._cache[0, 0].numel() * self._cache.element_size() * max(row.count for row in rows)
+        if row_bytes * len(rows) <= 4 * GATHER_BYTES:  # the next cache holds it, and fewer calls count for more
+            return [rows]
+        fit = max(1, GATHER_BYTES // row_bytes)
+        return [rows[i : i + fit] for i in range(0, len(rows), fit)]
 
     def _group(self, rows: list[_Row], window: int | None) -> _Group:
         batch = self.batch
@@ -136,7 +148,7 @@ class AttentionPlan:
         if run is not None:
             return _Group(tokens, len(rows), queries, keys, mask, causal, run)
         gathered = self._gathered(rows, max(row.count for row in rows))
-        blocks, block_size, kv_heads, width = self._cache.shape[1:]
+        block_size, kv_heads, width = self._cache.shape[2:]
         buffer = self._scratch.take(len(gathered) * block_size * kv_heads * width, self._cache)
         near = buffer.view(2, len(rows), -1, kv_heads, width)[:, :, :keys].transpose(2, 3)
         if long:

@@ -56,7 +56,12 @@ def _no_config(path: Path) -> str:
 
 def _download(model: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     hint = "Give a directory with config.json and *.safetensors, or check the name on huggingface.co."
     try:
@@ -139,8 +144,8 @@ class Weights:
         try:
             handle = self._files[file] = safe_open(self.directory / file, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{self.directory / file} is not a whole safetensors file ({error}); was the download "
-                                  "cut short?") from error
+            raise CheckpointError(f"{self.directory / file} is not a whole safetensors file ({error}); was the "
+                                  "download cut short?") from error
         return handle
 
     def __contains__(self, name: str) -> bool:

@@ -26,8 +26,8 @@ class Detokenizer:
     """Incremental decoding: the pieces, joined, equal `Tokenizer.decode` of all ids, however they were split.
 
     A piece never ends within a character. Bytes that can no longer become one are shown as U+FFFD, as Unicode
-    recommends (chapter 3.9, substitution of maximal subparts). For well-formed text that is what `tokenizers` decodes; of
-    a malformed run of byte tokens `tokenizers` would replace the whole, which no stream could take back.
+    recommends (chapter 3.9, substitution of maximal subparts). For well-formed text that is what `tokenizers` decodes;
+    of a malformed run of byte tokens `tokenizers` would replace the whole, which no stream could take back.
     """
 
     def __init__(self, tokenizer: TokenBytes, *, skip_special: bool = True) -> None:

@@ -24,7 +24,7 @@ from engine.detokenizer import Detokenizer
 from engine.errors import ChatTemplateError, CheckpointError
 
 # Tokens that some checkpoints do not mark as special, but that steer a model all the same.
-TAGS = re.compile(r"<[|｜].*[|｜]>|</?(think|tool_call|tool_calls|tool_response|tool_responses|tools)>|\[/?(INST|TOOL_\w+)\]")
+TAGS = re.compile(r"<[|｜].*[|｜]>|</?(think|tool_calls?|tool_responses?|tools)>|\[/?(INST|TOOL_\w+)\]")
 ROLES_THAT_MAY_WRITE_TAGS = {"assistant"}  # its earlier thinking and calls may come back as text; never special tokens
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -210,7 +210,8 @@ class Tokenizer:
                        rstrip=added[id].rstrip, normalized=False, special=False)
             for id in ids
         ])
-        return plain, {plain.token_to_id(self._alias(id)): id for id in ids}
+        aliases = {plain.token_to_id(self._alias(id)): id for id in ids}
+        return plain, {alias: id for alias, id in aliases.items() if alias is not None}
 
     def _encode_plain(self, text: str) -> list[int]:
         ids = self._plain.encode(text, add_special_tokens=False).ids

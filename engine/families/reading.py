@@ -166,7 +166,8 @@ def _scaled(kind: str, parameters: Json, config: Json, dim: int, base: float) ->
     factors = {}
     for field in ("short_factor", "long_factor"):
         values = parameters.get(field)
-        if not isinstance(values, list) or len(values) != dim // 2 or not all(isinstance(v, (int, float)) for v in values):
+        numbers = isinstance(values, list) and all(isinstance(value, (int, float)) for value in values)
+        if not isinstance(values, list) or not numbers or len(values) != dim // 2:
             raise refuse(f"rope_parameters.{field}", values, f"a list of {dim // 2} numbers")
         factors[field] = tuple(float(value) for value in values)
     return Rope(dim, base, "longrope", original_context=original, short_factors=factors["short_factor"],

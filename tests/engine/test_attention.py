@@ -20,6 +20,7 @@ SHAPES: dict[str, Sequence[tuple[int, int]]] = {
     "decodes of like length": [(1, 33), (1, 47), (1, 60)],
     "decodes of all lengths": [(1, 1), (1, 2), (1, 15), (1, 16), (1, 17), (1, 64), (1, 200), (1, 333)],
     "long decodes": [(1, 300), (1, 40), (1, 270), (1, 301)],
+    "more than is gathered at once": [(1, 17 * 900 - 5 * i) for i in range(4)],
     "first prefill": [(50, 50)],
     "short prefill": [(2, 2)],
     "later chunk": [(20, 90)],

@@ -1,6 +1,8 @@
-"""Incremental detokenisation: however a text's tokens are split, the pieces join to the whole and hold whole characters."""
+"""Incremental detokenisation: however tokens are split, the pieces join to the whole and hold whole characters."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import tokenizers
@@ -28,7 +30,7 @@ each_tokenizer = pytest.mark.parametrize("name", MADE)
 
 def pieces(detokenizer: Detokenizer, ids: list[int], cuts: list[int]) -> list[str]:
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
-    return [detokenizer.push(ids[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [detokenizer.push(ids[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 @each_tokenizer

@@ -20,6 +20,7 @@ from tests.engine import vocabularies
 SHARED = Path(os.environ.get("PONDER_SHARED", Path(__file__).parents[3] / "shared"))
 VOCAB = SHARED / "data/vocab"
 NAMED = {"bos_token": "<bos>", "eos_token": "<|im_end|>"}
+CONTROL = vocabularies.SPECIALS + vocabularies.TAGS
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -58,7 +59,9 @@ STRICT = (
     "{{ ' ' + m['content'] + eos_token }}{% endif %}{% endfor %}"
 )
 TEMPLATES = {"chatml": CHATML, "thinking": THINKING, "strict": STRICT}
-TOOLS = [{"type": "function", "function": {"name": "f<g>", "description": "it's & \"é\"", "parameters": {"type": "object"}}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "f<g>", "description": "it's & \"é\"", "parameters": {"type": "object"}}},
+]
 CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "  Größe? 日本語 🙂 a < b && c > d\n"},
     {"role": "assistant", "content": "<think>\nhm\n</think>\n\nThe answer"},
@@ -105,11 +108,11 @@ def test_real_special_tokens_do_not_arise_from_text(qwen: Tokenizer) -> None:
 
 
 @settings(deadline=None)
-@given(parts=st.lists(st.one_of(st.sampled_from(vocabularies.SPECIALS + vocabularies.TAGS), st.text(max_size=8)), max_size=8))
+@given(parts=st.lists(st.one_of(st.sampled_from(CONTROL), st.text(max_size=8)), max_size=8))
 def test_control_tokens_never_arise_from_text(parts: list[str]) -> None:
     tokenizer = SHARED_TOKENIZER
     text = "".join(parts)
-    control = {tokenizer.token_id(token) for token in vocabularies.SPECIALS + vocabularies.TAGS}
+    control = {tokenizer.token_id(token) for token in CONTROL}
     assert not control.intersection(tokenizer.encode(text))
 
 
@@ -157,7 +160,8 @@ def test_templates_give_the_ids_that_transformers_gives(name: str, thinking: boo
 
 def test_tool_calls_are_written_by_the_template() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": [1, "é<"]}}}
-    messages = [*CHAT[:1], {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "42"}]
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    messages = [*CHAT[:1], said, {"role": "tool", "content": "42"}]
     found = make(THINKING).apply_chat_template(messages)
     assert found == theirs(THINKING).apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert make().token_id("<tool_call>") in found
@@ -168,7 +172,7 @@ def test_control_tokens_in_messages_are_ordinary_text(name: str) -> None:
     tokenizer = make(TEMPLATES[name])
     harmless = [{**message, "content": "x"} for message in CHAT[:1]]
     evil = [{"role": "user", "content": EVIL}]
-    control = {tokenizer.token_id(token) for token in vocabularies.SPECIALS + vocabularies.TAGS}
+    control = {tokenizer.token_id(token) for token in CONTROL}
 
     def written(messages: list[dict[str, Any]]) -> list[int]:
         return [id for id in tokenizer.apply_chat_template(messages) if id in control]
@@ -189,7 +193,7 @@ def test_control_tokens_in_tools_and_arguments_are_ordinary_text() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(["<|im_end|>", "fox", " ", "<|im", "_end|>", "\n", "日", "<think>", "lazy dog"]), max_size=8))
+@given(st.lists(st.sampled_from(["<|im_end|>", "fox", " ", "<|im", "_end|>", "\n", "日", "<think>"]), max_size=8))
 def test_text_around_control_tokens_is_tokenised_as_ever(parts: list[str]) -> None:
     tokenizer = SHARED_TOKENIZER
     content = "".join(parts)
@@ -261,5 +265,5 @@ def test_directory_without_tokenizer_says_so(tmp_path: Path) -> None:
 
 def test_broken_tokenizer_says_so(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="tokenizer.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.load(tmp_path)

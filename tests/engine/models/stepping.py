@@ -15,7 +15,9 @@ from engine.models.decoder import Decoder
 class Stepper:
     """A pool of blocks in shuffled order, and sequences that are advanced by chunks."""
 
-    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], *, block_size: int = 16, seed: int = 0) -> None:
+    def __init__(
+        self, decoder: Decoder, prompts: Sequence[Sequence[int]], *, block_size: int = 16, seed: int = 0,
+    ) -> None:
         spec = decoder.spec
         self.decoder = decoder
         self.prompts = [list(prompt) for prompt in prompts]
@@ -43,9 +45,10 @@ class Stepper:
             contexts.append(span.stop)
             self.done[i] = span.stop
         width = max(len(self._tables[i]) for i in rows)
+        tables = [self._tables[i] + [0] * (width - len(self._tables[i])) for i in rows]
         batch = Batch(
             torch.tensor(ids), torch.tensor(positions), torch.tensor(slots), tuple(starts), tuple(contexts),
-            torch.tensor([self._tables[i] + [0] * (width - len(self._tables[i])) for i in rows]), torch.arange(len(ids)),
+            torch.tensor(tables), torch.arange(len(ids)),
         )
         logits = self.decoder.forward(batch, self._kv)
         parts = iter(logits.split([chunks[i] for i in rows]))

@@ -114,7 +114,9 @@ DROPPED: list[tuple[str, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "feature", "change"), DROPPED, ids=[f"{n}-{f}".replace(" ", "_") for n, f, _ in DROPPED])
+@pytest.mark.parametrize(
+    ("name", "feature", "change"), DROPPED, ids=[f"{name}-{feature}".replace(" ", "_") for name, feature, _ in DROPPED]
+)
 def test_dropping_a_feature_breaks_parity(own_cases: Any, name: str, feature: str, change: Any) -> None:
     case = own_cases(name)
     config = read_json(case.path / "config.json")
@@ -122,7 +124,8 @@ def test_dropping_a_feature_breaks_parity(own_cases: Any, name: str, feature: st
     spec = family.spec(config)
     without = replace(spec, **(change(spec) if callable(change) else change))
     assert without != spec, f"{name} has no {feature} to drop"
-    decoder = Decoder(without, family.names(config), Weights(case.path), dtype=torch.float32, device=torch.device("cpu"))
+    decoder = Decoder(without, family.names(config), Weights(case.path), dtype=torch.float32,
+                      device=torch.device("cpu"))
     assert apart(Stepper(decoder, [case.prompts[-1]]).run(300)[0], case.expected[-1]) > VISIBLE
 
 
@@ -206,7 +209,7 @@ def test_bfloat16_stays_near_float32(own_cases: Any) -> None:
 
 
 def test_longer_than_declared_is_refused(own_cases: Any) -> None:
-    with pytest.raises(CheckpointError, match="max_model_len is 641.*at most 640"):
+    with pytest.raises(CheckpointError, match=r"max_model_len is 641.*at most 640"):
         load_decoder(own_cases("llama").path, dtype=torch.float32, max_model_len=641)
 
 

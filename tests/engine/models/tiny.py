@@ -51,7 +51,9 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 5.0}),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {}),
 }
-LONGROPE_PHI3 = ("Phi3Config", "Phi3ForCausalLM", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 160})
+LONGROPE_PHI3 = (
+    "Phi3Config", "Phi3ForCausalLM", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 160},
+)
 
 
 def build(config_class: str, model_class: str, overrides: Mapping[str, Any], seed: int = 7) -> Any:
