@@ -19,8 +19,9 @@ from app.body import json_object
 from app.errors import ApiError, invalid
 from app.openai.fields import explain
 from app.openai.stream import PING_S, STREAM_HEADERS
+from app.run import Ask
 from app.run_log import RunLog
-from app.runs import Ask, ChatBusy
+from app.runs import ChatBusy
 from app.state import State
 from app.store import Row
 
@@ -162,10 +163,8 @@ async def events(request: Request, run_id: str) -> Response:
 
 @router.post("/runs/{run_id}/cancel")
 async def cancel(request: Request, run_id: str) -> Response:
-    state = State.of(request)
-    if state.runs.live(run_id) is None and await state.store.run(run_id) is None:
+    if not await State.of(request).runs.cancel(run_id):
         raise _missing("run", run_id)
-    await state.runs.cancel(run_id)
     return JSONResponse({"id": run_id}, 202)
 
 

@@ -91,9 +91,8 @@ class Deltas:
     def add(self, part: Part, text: str) -> None:
         if not text:
             return
-        if part != self._part:
-            self.flush()
-            self._part = part
+        self.flush_unless(part)
+        self._part = part
         self._texts.append(text)
         loop = asyncio.get_running_loop()
         wait_s = self._sent_at + COALESCE_S - loop.time()
@@ -102,7 +101,13 @@ class Deltas:
         elif self._timer is None:
             self._timer = loop.call_later(wait_s, self.flush)
 
+    def flush_unless(self, part: Part) -> None:
+        """Flush if what waits is of another part."""
+        if part != self._part:
+            self.flush()
+
     def flush(self) -> None:
+        """Send what waits."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

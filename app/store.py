@@ -14,7 +14,7 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +120,9 @@ class Store:
 
     # -- runs
 
-    async def begin_run(self, chat_id: str, run_id: str, content: str, title: str, params: Row) -> str | None:
+    async def begin_run(
+        self, chat_id: str, run_id: str, content: str, title: str, params: Mapping[str, Any]
+    ) -> str | None:
         """Add a question and its answer-to-be; the answer's message id, or None when the chat is gone."""
         question, answer, now = _id("msg"), _id("msg"), time.time()
 

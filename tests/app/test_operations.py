@@ -173,3 +173,27 @@ def test_bound_to_the_network_any_name_will_do_unless_names_are_listed() -> None
     assert not Guard(None, bound="0.0.0.0", allowed_hosts=(), cors_origins=()).check_host  # type: ignore[arg-type]  # unused
     assert Guard(None, bound="0.0.0.0", allowed_hosts=("a",), cors_origins=()).check_host  # type: ignore[arg-type]  # unused
     assert is_loopback("::1") and not is_loopback("localhost.evil.example")
+
+
+async def test_stopping_the_server_ends_its_runs_and_their_readers(model: Path, tmp_path: Path) -> None:
+    config = EngineConfig(model=str(model), device="cpu", kv_blocks=300, max_running=1)
+    settings = Settings(model=str(model), data_dir=tmp_path)
+    async with await Engine.start(config) as engine:
+        app = create_app(engine, settings)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+            async with app.router.lifespan_context(app):
+                held = await engine.open(engine.tokenizer.encode("0"))  # the only place: the run waits behind it
+                with held.generate(Span(max_tokens=1900)):
+                    chat = (await http.post("/api/chats")).json()["id"]
+                    run = (await http.post(f"/api/chats/{chat}/runs", json={"content": "x"})).json()["run_id"]
+                    reader = asyncio.create_task(http.get(f"/api/runs/{run}/events"))
+                    await app.state.ponder.runs.stop()
+                    log = (await reader).text
+                    assert log.count("event: run.failed") == 1 and "server_stopping" in log
+                    refused = await http.post(f"/api/chats/{chat}/runs", json={"content": "x"})
+                    assert refused.status_code == 503
+            async with create_app(engine, settings).router.lifespan_context(app):
+                pass
+    store = await Store.open(tmp_path)
+    assert (await store.messages(chat))[1]["status"] == "failed"
+    await store.close()

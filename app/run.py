@@ -1,0 +1,200 @@
+"""One run: an answer being made for the chat page, written to its log as it grows.
+
+Whatever happens to it, its log ends with exactly one terminal event, and the chat's message says the same. Knows
+nothing of other runs, nor of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from app.errors import from_exception, invalid
+from app.events import (
+    AnswerDone,
+    Metrics,
+    RunCancelled,
+    RunCompleted,
+    RunFailed,
+    RunStarted,
+    ThinkingDone,
+    ThinkingStarted,
+)
+from app.metrics import Watch
+from app.run_log import Deltas, RunLog
+from app.served import Served
+from app.store import Answer
+from app.thinking import Piece, Tally, think_and_answer
+from engine.params import Span
+
+_METRICS_S = 0.25
+
+Messages = list[dict[str, Any]]  # as chat templates take them: role and content
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a person asked for, checked already. None: what the model's authors chose."""
+
+    content: str
+    temperature: float | None = None
+    max_tokens: int | None = None
+    thinking: bool | None = None
+
+    def params(self) -> Mapping[str, Any]:
+        """All but the question."""
+        return {name: value for name, value in asdict(self).items() if name != "content"}
+
+
+class Run:
+    """An answer and its log. `on_end` hears how it ended, once, just before the log's readers do."""
+
+    def __init__(
+        self, id: str, chat_id: str, served: Served, log: RunLog, watch: Watch, on_end: Callable[[Answer], None]
+    ) -> None:
+        self.id = id
+        self.chat_id = chat_id
+        self.log = log
+        self.started = False
+        self._served = served
+        self.watch = watch
+        self._on_end = on_end
+        self._deltas = Deltas(log)
+        self._began = time.perf_counter()
+        self._ending: RunFailed | None = None
+        self._tally = Tally()
+        self._content: list[str] = []
+        self._thinking: list[str] = []
+        self._thinking_began: float | None = None
+        self._thinking_tokens = 0
+        self._thinking_s: float | None = None
+        self._first_token_at: float | None = None
+        self._metrics_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, messages: Messages, ask: Ask) -> asyncio.Task[None]:
+        """Start making the answer; the task ends when it is made, and raises nothing."""
+        self._task = asyncio.create_task(self._work(messages, ask), name=self.id)
+        # A task that is cancelled before its first step never runs: its log still ends.
+        self._task.add_done_callback(lambda _: self._cut_short())
+        return self._task
+
+    async def cancel(self, ending: RunFailed | None = None) -> None:
+        """End it, as cancelled or with `ending`, and wait until it has."""
+        if self._task is not None and not self.log.ended:
+            self._ending = ending
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _work(self, messages: Messages, ask: Ask) -> None:
+        try:
+            finish = await self._generate(messages, ask)
+            self._deltas.flush()
+            self._close_thinking()
+            self.log.append(AnswerDone(text="".join(self._content), finish_reason=finish))
+            if metrics := self._metrics():
+                self.log.append(metrics)
+            self._end(RunCompleted(usage=self._tally.usage()))
+        except asyncio.CancelledError:
+            self._cut_short()
+        except Exception as error:
+            explained = from_exception(error)
+            retryable = explained.status in (429, 500, 503)
+            self._end(RunFailed(code=explained.code or "error", message=explained.message, retryable=retryable))
+
+    async def _generate(self, messages: Messages, ask: Ask) -> Literal["stop", "length"]:
+        """Make the answer; how it finished."""
+        served = self._served
+        prompt = await served.chat_tokens(messages, {} if ask.thinking is None else {"enable_thinking": ask.thinking})
+        room = served.engine.max_tokens - len(prompt)
+        if room < 1:
+            raise invalid(
+                "content", f"This conversation has {len(prompt)} tokens and the model's context "
+                f"{served.engine.max_tokens}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
+            )  # fmt: skip
+        limit = min(ask.max_tokens or room, room)
+        sampling = served.sampling if ask.temperature is None else replace(served.sampling, temperature=ask.temperature)
+        span = Span(sampling=sampling, max_tokens=limit)
+        self._tally.prompt_tokens = len(prompt)
+        finish: Literal["stop", "length"] = "length"
+        async with await served.engine.open(prompt) as seq:
+            self.started = True
+            self.log.append(RunStarted(model=served.name, started_at=time.time(), max_tokens=limit))
+            opened = served.opens_thinking(prompt)
+            async with aclosing(think_and_answer(seq, span, served.markers, opened=opened)) as pieces:
+                async for piece in pieces:
+                    self._take(piece)
+                    if piece.finish_reason == "stop":
+                        finish = "stop"
+        return finish
+
+    def _take(self, piece: Piece) -> None:
+        now = time.perf_counter()
+        if self._first_token_at is None:
+            self._tally.cached_tokens = piece.cached_tokens
+            if piece.spent:
+                self._first_token_at = self._metrics_at = now
+        self.watch.tokens(0, piece.spent)
+        self._tally.add(piece)
+        if piece.part == "thinking":
+            self._thinking_tokens += piece.spent
+            if piece.text and self._thinking_began is None:
+                self._deltas.flush()
+                self._thinking_began = now
+                self.log.append(ThinkingStarted(started_at=time.time()))
+            self._thinking.append(piece.text)
+        elif piece.text:
+            self._deltas.flush_unless("answer")
+            self._close_thinking()
+            self._content.append(piece.text)
+        self._deltas.add(piece.part, piece.text)
+        if now - self._metrics_at >= _METRICS_S and (metrics := self._metrics()):
+            self._metrics_at = now
+            self.log.append(metrics)
+
+    def _close_thinking(self) -> None:
+        if self._thinking_began is None:
+            return
+        duration_s = time.perf_counter() - self._thinking_began
+        self._thinking_s = (self._thinking_s or 0.0) + duration_s
+        self.log.append(ThinkingDone(duration_s=duration_s, tokens=self._thinking_tokens))
+        self._thinking_began = None
+        self._thinking_tokens = 0
+
+    def _metrics(self) -> Metrics | None:
+        if self._first_token_at is None:
+            return None
+        made = self._tally.completion_tokens
+        elapsed_s = time.perf_counter() - self._first_token_at
+        rate = (made - 1) / elapsed_s if made > 1 and elapsed_s > 0 else 0.0
+        return Metrics(ttft_s=self._first_token_at - self._began, tokens_per_s=rate, completion_tokens=made)
+
+    def _cut_short(self) -> None:
+        self._end(self._ending or RunCancelled(usage=self._tally.usage()))
+
+    def _end(self, terminal: RunCompleted | RunFailed | RunCancelled) -> None:
+        if self.log.ended:
+            return
+        self._deltas.flush()
+        if self._thinking_began is not None:
+            self._thinking_s = (self._thinking_s or 0.0) + time.perf_counter() - self._thinking_began
+        status = terminal.type.removeprefix("run.")
+        metrics = self._metrics()
+        self._on_end(
+            Answer(
+                status=status,
+                content="".join(self._content),
+                thinking="".join(self._thinking),
+                thinking_s=self._thinking_s,
+                ttft_s=metrics.ttft_s if metrics else None,
+                tokens_per_s=metrics.tokens_per_s if metrics else None,
+                usage=self._tally.usage(),
+                error=terminal.message if isinstance(terminal, RunFailed) else None,
+            )
+        )
+        self.log.append(terminal)
+        self.watch.end(status)
