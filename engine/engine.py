@@ -82,6 +82,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[m.Command] = queue.SimpleQueue()
         self._requests: dict[int, Request] = {}
+        self._queued: set[int] = set()  # of those, what waits for the model: spans and scores
         self._ids = itertools.count(1)
         self._stopped: EngineError | None = None
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
@@ -137,7 +138,7 @@ class Engine:
 
     async def stats(self) -> Stats:
         """A snapshot between two steps. Raises `EngineStopped`."""
-        request = self.request()
+        request = self.request(queued=False)
         try:
             self.post(m.GetStats(request.id))
             (reply,) = await request.replies()
@@ -176,17 +177,20 @@ class Engine:
         if self._stopped is None:
             self._commands.put(command)
 
-    def request(self) -> Request:
-        """Somewhere for replies to arrive. Raises `EngineStopped`."""
+    def request(self, *, queued: bool = True) -> Request:
+        """Somewhere for replies to arrive; `queued` counts it towards the limit of spans. Raises `EngineStopped`."""
         if self._stopped is not None:
             raise self._stopped
         request = Request(self.next_id())
         self._requests[request.id] = request
+        if queued:
+            self._queued.add(request.id)
         return request
 
     def forget(self, request: Request) -> None:
         """Whatever still comes for this request is dropped."""
         self._requests.pop(request.id, None)
+        self._queued.discard(request.id)
 
     def check_tokens(self, tokens: Iterable[int]) -> None:
         for token in tokens:
@@ -203,8 +207,8 @@ class Engine:
 
     def check_queue(self) -> None:
         limit = self.config.max_running + self.config.max_waiting
-        if len(self._requests) >= limit:
-            raise QueueFull(f"{len(self._requests)} spans run or wait already; the limit is {limit}.", retry_after_s=1.0)
+        if len(self._queued) >= limit:
+            raise QueueFull(f"{len(self._queued)} spans run or wait already; the limit is {limit}.", retry_after_s=1.0)
 
     # -- the core's thread
 
