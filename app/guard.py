@@ -50,8 +50,7 @@ class Guard:
         if _parses(origin) and urlsplit(origin).netloc == host:
             return None
         message = (
-            f"The page at {origin!r} is not this server's; "
-            f"to let it in, start Ponder with --cors-origin {origin}."
+            f"The page at {origin!r} is not this server's; to let it in, start Ponder with --cors-origin {origin}."
         )
         return ApiError(403, message, code="origin_not_allowed", kind="permission_error")
 

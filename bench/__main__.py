@@ -23,9 +23,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    model: Annotated[Path, typer.Option(help="A checkpoint to measure, beside a random one of 135M parameters.")] = Path(
-        "models/pebble"
-    ),
+    model: Annotated[
+        Path, typer.Option(help="A checkpoint to measure, beside a random one of 135M parameters.")
+    ] = Path("models/pebble"),
     repeats: Annotated[int, typer.Option(min=1, help="Turns; the medians are reported.")] = 3,
     quick: Annotated[bool, typer.Option(help="The given model alone, one turn, few requests.")] = False,
     write: Annotated[bool, typer.Option(help="Keep the JSON and bring docs/performance.md up to date.")] = True,
@@ -43,9 +43,7 @@ def main(
             )
             for m in models
         ]
-        prefixes = [
-            asyncio.run(prefix(m, dtype="float32", repeats=3 * repeats, progress=progress)) for m in models
-        ]
+        prefixes = [asyncio.run(prefix(m, dtype="float32", repeats=3 * repeats, progress=progress)) for m in models]
     results: report.Results = {
         "date": datetime.date.today().isoformat(),
         "command": "make bench",

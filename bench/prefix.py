@@ -26,9 +26,7 @@ async def prefix(model: Path, *, dtype: str, repeats: int, progress: Progress) -
     async with on, off:
         costs = []
         for turn in range(repeats + 1):
-            requests = [
-                Request(tuple(rng.randrange(10, on.vocab_size) for _ in range(200)), 16) for _ in range(16)
-            ]
+            requests = [Request(tuple(rng.randrange(10, on.vocab_size) for _ in range(200)), 16) for _ in range(16)]
             pair = [(on, requests), (off, requests)]
             times = {id(engine): await run_engine(engine, work) for engine, work in (pair if turn % 2 else pair[::-1])}
             if turn:  # the first warms both

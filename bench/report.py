@@ -36,7 +36,8 @@ def tables(results: Results) -> str:
         lines += [
             f"### {run['model']}, {run['dtype']}: generated tokens/s",
             "",
-            "| requests at once | Ponder | transformers, one batch | ratio (min–max) | transformers, one by one | ratio (min–max) |",
+            "| requests at once | Ponder | transformers, one batch | ratio (min–max) "
+            "| transformers, one by one | ratio (min–max) |",
             "|---|---|---|---|---|---|",
         ]
         for r in run["rows"]:
@@ -49,22 +50,25 @@ def tables(results: Results) -> str:
             )
         lines += [
             "",
-            f"A decode step of one sequence takes {run['decode_step_ms']:.2f} ms. Its floor, the weights' bytes over the "
-            f"measured bandwidth, is {run['floor_ms']:.2f} ms: {run['step_over_floor']:.1f} times the limit.",
+            f"A decode step of one sequence takes {run['decode_step_ms']:.2f} ms. Its floor, the weights' bytes over "
+            f"the measured bandwidth, is {run['floor_ms']:.2f} ms: {run['step_over_floor']:.1f} times the limit.",
             "",
         ]
     lines += ["### Prefix cache, forks, idling", "", "| what | measured | goal |", "|---|---|---|"]
     for p in results["prefix"]:
         c = p["cost_at_no_hits"]
         lines += [
-            f"| {p['model']}: time with the cache on over off, no hits | {c['median']:.3f} ({c['min']:.3f}–{c['max']:.3f}) | ≤ 1.01 |",
-            f"| {p['model']}: TTFT of a repeated {p['prompt_tokens']}-token prompt over cold | {p['ttft_ratio'] * 100:.1f}% "
-            f"({p['ttft_repeated_ms']:.1f} of {p['ttft_cold_ms']:.1f} ms) | ≤ 15% |",
+            f"| {p['model']}: time with the cache on over off, no hits "
+            f"| {c['median']:.3f} ({c['min']:.3f}–{c['max']:.3f}) | ≤ 1.01 |",
+            f"| {p['model']}: TTFT of a repeated {p['prompt_tokens']}-token prompt over cold "
+            f"| {p['ttft_ratio'] * 100:.1f}% ({p['ttft_repeated_ms']:.1f} of {p['ttft_cold_ms']:.1f} ms) | ≤ 15% |",
         ]
     f, i = results["fork"], results["idle"]
     lines += [
-        f"| fork of a live 1,000-token sequence: the call / with the core's part | {f['call_us']:.0f} / {f['with_core_us']:.0f} µs | < 100 µs |",
-        f"| CPU time of an idle server | {i['cpu_seconds'] * 1e3:.0f} ms in {i['seconds']:.0f} s ({i['cpu_share'] * 100:.2f}%) | none |",
+        "| fork of a live 1,000-token sequence: the call / with the core's part "
+        f"| {f['call_us']:.0f} / {f['with_core_us']:.0f} µs | < 100 µs |",
+        "| CPU time of an idle server "
+        f"| {i['cpu_seconds'] * 1e3:.0f} ms in {i['seconds']:.0f} s ({i['cpu_share'] * 100:.2f}%) | none |",
     ]
     return "\n".join(lines) + "\n"
 

@@ -45,7 +45,7 @@ __all__ = [
     "SpanResult",
     "SpanStream",
     "Stats",
-    "Tokenizer",
     "TokenLogprob",
+    "Tokenizer",
     "UnsupportedArchitecture",
 ]

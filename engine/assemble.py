@@ -53,7 +53,8 @@ def assemble(config: EngineConfig) -> Parts:
     declared = spec.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > declared:
         raise InvalidParameter(
-            "max_model_len", f"max_model_len is {config.max_model_len}; accepted: 1 to {declared}, the model's positions."
+            "max_model_len",
+            f"max_model_len is {config.max_model_len}; accepted: 1 to {declared}, the model's positions.",
         )
     max_model_len = config.max_model_len or min(declared, _LONGEST_BY_DEFAULT)
     blocks = _kv_blocks(config, spec, dtype, device, max_model_len)
@@ -88,7 +89,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InvalidParameter("device", f"device {name!r} cannot be used here ({error}); accepted: auto, cpu, cuda.") from None
+        raise InvalidParameter(
+            "device", f"device {name!r} cannot be used here ({error}); accepted: auto, cpu, cuda."
+        ) from None
     return device
 
 

@@ -77,8 +77,14 @@ class AttentionPlan:
     """
 
     def __init__(
-        self, batch: Batch, kv: KVCache, windows: Iterable[int | None], *, group_heads: int,
-        scratch: Scratch | None = None, maskless: bool = True,
+        self,
+        batch: Batch,
+        kv: KVCache,
+        windows: Iterable[int | None],
+        *,
+        group_heads: int,
+        scratch: Scratch | None = None,
+        maskless: bool = True,
     ) -> None:
         self.batch = batch
         self._cache = kv.data[0]
@@ -153,8 +159,19 @@ class AttentionPlan:
         near = buffer.view(2, len(rows), -1, kv_heads, width)[:, :, :keys].transpose(2, 3)
         if long:
             near = near.transpose(1, 2).expand(2, kv_heads, self._group_heads, keys, width)
-        return _Group(tokens, len(rows), queries, keys, mask, causal, None, gathered, buffer.view(len(gathered), -1),
-                      near[0], near[1])
+        return _Group(
+            tokens,
+            len(rows),
+            queries,
+            keys,
+            mask,
+            causal,
+            None,
+            gathered,
+            buffer.view(len(gathered), -1),
+            near[0],
+            near[1],
+        )
 
     def _tokens(self, rows: list[_Row], queries: int) -> slice | Tensor:
         starts = [self.batch.query_starts[row.index] for row in rows]
@@ -214,7 +231,12 @@ def _similar(rows: list[_Row]) -> list[list[_Row]]:
 
 
 def paged(
-    query: Tensor, cache: Tensor, plan: AttentionPlan, *, window: int | None, scale: float,
+    query: Tensor,
+    cache: Tensor,
+    plan: AttentionPlan,
+    *,
+    window: int | None,
+    scale: float,
     softcap: float | None = None,
 ) -> Tensor:
     """Attention of one layer, fast.
@@ -239,7 +261,13 @@ def paged(
 
 
 def _attend_group(
-    q: Tensor, cache: Tensor, group: _Group, kv_heads: int, shared: int, width: int, scale: float,
+    q: Tensor,
+    cache: Tensor,
+    group: _Group,
+    kv_heads: int,
+    shared: int,
+    width: int,
+    scale: float,
     softcap: float | None,
 ) -> Tensor:
     """One group's queries (rows * queries, heads, head_dim) -> the same shape."""
@@ -284,7 +312,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, group: _Group, scale: float, softca
 
 
 def reference(
-    query: Tensor, cache: Tensor, plan: AttentionPlan, *, window: int | None, scale: float,
+    query: Tensor,
+    cache: Tensor,
+    plan: AttentionPlan,
+    *,
+    window: int | None,
+    scale: float,
     softcap: float | None = None,
 ) -> Tensor:
     """What `paged` computes, one token and one head at a time, in float32; the same arguments and result."""

@@ -18,10 +18,11 @@ NULL_BLOCK = 0  # never allocated: writes that must go nowhere (tokens whose K/V
 class Batch:
     """One ragged step.
 
-    `token_ids`, `positions` and `slots` have shape (tokens,), int64. A slot is `block * block_size + offset`: where that
-    token's K/V is written. `block_tables` is (rows, max_blocks) int64, padded with NULL_BLOCK. A query token at position
-    p attends to positions 0..p of its own row's block table. `query_starts` has rows + 1 entries; `context_lens[r]` is
-    the position of row r's last query token, plus one. `logits_at` indexes `token_ids`: where logits are wanted.
+    `token_ids`, `positions` and `slots` have shape (tokens,), int64. A slot is `block * block_size + offset`: where
+    that token's K/V is written. `block_tables` is (rows, max_blocks) int64, padded with NULL_BLOCK. A query token at
+    position p attends to positions 0..p of its own row's block table. `query_starts` has rows + 1 entries;
+    `context_lens[r]` is the position of row r's last query token, plus one. `logits_at` indexes `token_ids`: where
+    logits are wanted.
     """
 
     token_ids: Tensor
@@ -37,7 +38,13 @@ class KVCache:
     """Paged keys and values of all layers in one tensor: (layers, 2, blocks, block_size, kv_heads, head_dim)."""
 
     def __init__(
-        self, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
+        self,
+        layers: int,
+        blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
         self.block_size = block_size
@@ -50,7 +57,7 @@ class KVCache:
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer."""
         if len(pairs) == 1:
-            (source, destination), = pairs
+            ((source, destination),) = pairs
             self.data[:, :, destination].copy_(self.data[:, :, source])
         elif pairs:
             sources, destinations = zip(*pairs, strict=True)

@@ -39,7 +39,10 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _tojson(
-    value: object, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -56,7 +59,9 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation],
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, _Generation],
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
@@ -69,7 +74,11 @@ class ChatTemplate:
             raise ChatTemplateError(f"the model's chat template cannot be parsed: {error}.") from error
 
     def render(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, add_generation_prompt: bool,
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
         variables: Mapping[str, object],
     ) -> str:
         """The prompt. Any: messages and tools are JSON, and what they may hold is the template's business.
@@ -79,7 +88,10 @@ class ChatTemplate:
         """
         try:
             return self._template.render(
-                **{**self._tokens, **variables}, messages=messages, tools=tools, documents=None,
+                **{**self._tokens, **variables},
+                messages=messages,
+                tools=tools,
+                documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
         except TemplateError as error:

@@ -40,8 +40,9 @@ def resolve(model: str) -> Path:
     if path.exists():
         raise CheckpointError(f"{model!r} is a file; give the directory that holds config.json and *.safetensors.")
     if model.count("/") > 1 or model.startswith((".", "/", "~")) or not model:
-        raise CheckpointError(f"there is no directory {model!r}; give a model directory or a hub name such as "
-                              "'Qwen/Qwen3-0.6B'.")
+        raise CheckpointError(
+            f"there is no directory {model!r}; give a model directory or a hub name such as 'Qwen/Qwen3-0.6B'."
+        )
     path = _download(model)
     if not (path / "config.json").is_file():
         raise CheckpointError(_no_config(path))
@@ -67,14 +68,20 @@ def _download(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=list(WANTED_FILES)))
     except GatedRepoError as error:
-        raise CheckpointError(f"{model!r} asks for its licence to be accepted on huggingface.co; then log in with "
-                              "`hf auth login` or set HF_TOKEN.") from error
+        raise CheckpointError(
+            f"{model!r} asks for its licence to be accepted on huggingface.co; then log in with "
+            "`hf auth login` or set HF_TOKEN."
+        ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise CheckpointError(f"there is neither a directory nor a hub repository {model!r} (or it is private and "
-                              f"HF_TOKEN is not set). {hint}") from error
+        raise CheckpointError(
+            f"there is neither a directory nor a hub repository {model!r} (or it is private and "
+            f"HF_TOKEN is not set). {hint}"
+        ) from error
     except LocalEntryNotFoundError as error:
-        raise CheckpointError(f"{model!r} is not in the local cache and huggingface.co cannot be reached. Connect to "
-                              "the network for the first start, or give a directory.") from error
+        raise CheckpointError(
+            f"{model!r} is not in the local cache and huggingface.co cannot be reached. Connect to "
+            "the network for the first start, or give a directory."
+        ) from error
     except OSError as error:  # httpx errors of the hub's client, full disks, broken connections
         raise CheckpointError(f"{model!r} could not be downloaded: {error}. {hint}") from error
     except Exception as error:
@@ -144,8 +151,9 @@ class Weights:
         try:
             handle = self._files[file] = safe_open(self.directory / file, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{self.directory / file} is not a whole safetensors file ({error}); was the "
-                                  "download cut short?") from error
+            raise CheckpointError(
+                f"{self.directory / file} is not a whole safetensors file ({error}); was the download cut short?"
+            ) from error
         return handle
 
     def __contains__(self, name: str) -> bool:
@@ -169,8 +177,10 @@ class Weights:
         if found != shape:
             raise CheckpointError(f"{self.directory}: tensor {name!r} has shape {found}; config.json asks for {shape}.")
         if meta.get_dtype() not in FLOATS:
-            raise CheckpointError(f"{self.directory}: tensor {name!r} is stored as {meta.get_dtype()}; only "
-                                  f"{', '.join(sorted(FLOATS))} are supported. Use the unquantised checkpoint.")
+            raise CheckpointError(
+                f"{self.directory}: tensor {name!r} is stored as {meta.get_dtype()}; only "
+                f"{', '.join(sorted(FLOATS))} are supported. Use the unquantised checkpoint."
+            )
         self._taken.add(name)
         tensor: Tensor = handle.get_tensor(name)
         return tensor.to(torch.float32) if meta.get_dtype() == "F64" else tensor
@@ -185,10 +195,13 @@ class Weights:
             CheckpointError: names the first tensors left over.
         """
         rest = sorted(
-            name for name in self._file_of
+            name
+            for name in self._file_of
             if name not in self._taken and not name.startswith(ignored) and not name.endswith("rotary_emb.inv_freq")
         )
         if rest:
-            raise CheckpointError(f"{self.directory}: {len(rest)} tensors are not part of this architecture "
-                                  f"({', '.join(rest[:3])}{', …' if len(rest) > 3 else ''}); the configuration and the "
-                                  "weights do not belong together.")
+            raise CheckpointError(
+                f"{self.directory}: {len(rest)} tensors are not part of this architecture "
+                f"({', '.join(rest[:3])}{', …' if len(rest) > 3 else ''}); the configuration and the "
+                "weights do not belong together."
+            )

@@ -29,8 +29,8 @@ _CONTEXT = 8  # tokens before a span that its first characters may depend on
 class EngineCore:
     """Owns every sequence.
 
-    `make_decoder` gives a fresh incremental detokeniser, `eos` the model's end-of-sequence ids, `secret` keys the prefix
-    digests. The caller has checked that commands are in range (see `engine.Engine`); the core only guards its order:
+    `make_decoder` gives a fresh incremental detokeniser, `eos` the model's end-of-sequence ids, `secret` keys the
+    prefix digests. The caller has checked that commands are in range (see `engine.Engine`); the core only guards its order:
     commands for a sequence that closed meanwhile are dropped, since its owner may not have heard yet.
     """
 

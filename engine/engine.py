@@ -66,8 +66,16 @@ class Engine:
     """A running engine. Get one from `Engine.start`; stop it with `stop` or by leaving `async with`."""
 
     def __init__(
-        self, config: EngineConfig, core: EngineCore, tokenizer: Tokenizer, path: Path, vocab_size: int,
-        max_model_len: int, max_tokens: int, device: str, dtype: str,
+        self,
+        config: EngineConfig,
+        core: EngineCore,
+        tokenizer: Tokenizer,
+        path: Path,
+        vocab_size: int,
+        max_model_len: int,
+        max_tokens: int,
+        device: str,
+        dtype: str,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -98,8 +106,15 @@ class Engine:
         """
         parts = await asyncio.to_thread(assemble, config)
         engine = cls(
-            config, parts.core, parts.tokenizer, parts.path, parts.vocab_size, parts.max_model_len, parts.max_tokens,
-            parts.device, parts.dtype,
+            config,
+            parts.core,
+            parts.tokenizer,
+            parts.path,
+            parts.vocab_size,
+            parts.max_model_len,
+            parts.max_tokens,
+            parts.device,
+            parts.dtype,
         )
         engine._thread.start()
         return engine

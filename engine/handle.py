@@ -1,7 +1,7 @@
 """The handle of a live sequence: what an API request, a strategy and a test all hold.
 
-It mirrors the sequence's tokens on the caller's side and turns calls into commands; it knows nothing of K/V, batches or
-threads. One span or score runs on a handle at a time. Handles belong to the event loop that their engine was started in.
+It mirrors the sequence's tokens on the caller's side and turns calls into commands; it knows nothing of K/V, batches
+or threads. One span or score runs on a handle at a time. Handles belong to the event loop of their engine.
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ class Sequence:
         self._check_free()
         wanted = tuple(tuple(c) for c in candidates)
         if not wanted or not all(wanted):
-            raise InvalidParameter("candidates", "candidates are empty; accepted: one or more, each of 1 token or more.")
+            raise InvalidParameter(
+                "candidates", "candidates are empty; accepted: one or more, each of 1 token or more."
+            )
         self._check_not_empty()
         for candidate in wanted:
             self._engine.check_tokens(candidate)
@@ -229,7 +231,7 @@ class Sequence:
         if room < max(1, span.min_tokens) or (span.max_tokens or 1) > room:
             asked = f" and max_tokens is {span.max_tokens}" if span.max_tokens is not None else ""
             raise ContextLengthExceeded(
-                f"The sequence has {len(self)} tokens{asked}; the context holds {self._engine.max_tokens} tokens in all."
+                f"The sequence has {len(self)} tokens{asked}; the context holds {self._engine.max_tokens} in all."
             )
         return span.max_tokens or room
 

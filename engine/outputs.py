@@ -54,9 +54,9 @@ class SpanResult:
 class Stats:
     """A snapshot of the engine, by its own counters. Tokens and hits count since start.
 
-    `prefix_hit_tokens / prefix_query_tokens` is the hit rate of the prefix cache. Both count a job's first admission and
-    leave out what the sequence still held itself: what is found again after a preemption, or kept between two spans or
-    over a fork, is in neither.
+    `prefix_hit_tokens / prefix_query_tokens` is the hit rate of the prefix cache. Both count a job's first admission
+    and leave out what the sequence still held itself: what is found again after a preemption, or kept between two spans
+    or over a fork, is in neither.
     """
 
     waiting: int = 0

@@ -44,7 +44,9 @@ class Sampling:
         _check(self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive integer")
         _check(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "greater than 0, at most 1")
         _check(0.0 <= self.min_p < 1.0, "min_p", self.min_p, "0 to less than 1")
-        _check(0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", self.repetition_penalty, "0 (excl.) to 100")
+        _check(
+            0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", self.repetition_penalty, "0 (excl.) to 100"
+        )
         _check(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "-2 to 2")
         _check(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", self.frequency_penalty, "-2 to 2")
         for token, bias in self.logit_bias.items():
@@ -62,7 +64,7 @@ class Span:
 
     `max_tokens=None` runs to the end of the context. Stop strings may span tokens; nothing at or past a stop string
     is ever emitted as text. A stop token ends the span and is neither emitted as text nor kept in the sequence,
-    unless `keep_stop_token`. `ignore_eos` ignores the model's own end-of-sequence tokens (`stop_token_ids` still count).
+    unless `keep_stop_token`. `ignore_eos` ignores the model's own end-of-sequence tokens; `stop_token_ids` still count.
 
     Raises:
         InvalidParameter: a value is out of range.
@@ -80,7 +82,9 @@ class Span:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1, or None for the rest of the context")
+            _check(
+                self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1, or None for the rest of the context"
+            )
         _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
         if self.max_tokens is not None:
             _check(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "at most max_tokens")

@@ -53,7 +53,9 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     if filtered:
         tokens[filtered] = _draw_filtered(logits, draws, filtered)
     if plain:
-        probabilities = torch.softmax(logits[plain] / _column(logits, [draws[i].sampling.temperature for i in plain]), -1)
+        probabilities = torch.softmax(
+            logits[plain] / _column(logits, [draws[i].sampling.temperature for i in plain]), -1
+        )
         tokens[plain] = _invert(probabilities, [draws[i] for i in plain])
     ids: list[int] = tokens.tolist()
     return [

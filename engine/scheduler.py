@@ -174,9 +174,7 @@ class Scheduler:
     def _admit(self, budget: int, rows: dict[int, Row]) -> None:
         now = self._clock()
         ageing = self._config.ageing_s
-        order = sorted(
-            self.waiting.values(), key=lambda s: (s.priority - int((now - s.queued_at) / ageing), s.arrival)
-        )
+        order = sorted(self.waiting.values(), key=lambda s: (s.priority - int((now - s.queued_at) / ageing), s.arrival))
         for seq in order:
             if budget == 0 or len(self.running) >= self._config.max_running:
                 return

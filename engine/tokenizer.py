@@ -132,8 +132,12 @@ class Tokenizer:
         return b"" if skip_special and id in self._special else self._token_bytes(id)
 
     def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True, **variables: object,
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: object,
     ) -> list[int]:
         """Token ids of the prompt that the model's chat template makes of `messages` (OpenAI's format).
 
@@ -148,7 +152,10 @@ class Tokenizer:
         safe_messages = [self._set_aside(m, m.get("role"), hidden) for m in messages]
         safe_tools = None if tools is None else [self._set_aside(tool, None, hidden) for tool in tools]
         text = self._template(tools).render(
-            safe_messages, tools=safe_tools, add_generation_prompt=add_generation_prompt, variables=variables,
+            safe_messages,
+            tools=safe_tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
         )
         if not hidden:
             return self.encode(text, special=True)
@@ -162,8 +169,10 @@ class Tokenizer:
         if tools and "tool_use" in self._templates:
             return self._templates["tool_use"]
         if "default" not in self._templates:
-            raise ChatTemplateError("the model has no chat template (neither tokenizer_config.json nor "
-                                    "chat_template.jinja has one); use the completions API, or add a template.")
+            raise ChatTemplateError(
+                "the model has no chat template (neither tokenizer_config.json nor "
+                "chat_template.jinja has one); use the completions API, or add a template."
+            )
         return self._templates["default"]
 
     def _set_aside(self, value: Any, role: object, hidden: dict[str, str]) -> Any:
@@ -190,7 +199,9 @@ class Tokenizer:
         return f"{self._nonce}a{id}z"
 
     def _without_control(
-        self, data: dict[str, Any], added: Mapping[int, AddedToken],
+        self,
+        data: dict[str, Any],
+        added: Mapping[int, AddedToken],
     ) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
         """A twin of the tokenizer that reads control tokens as ordinary text, and knows each by a secret alias instead.
 
@@ -205,11 +216,19 @@ class Tokenizer:
         plain.no_truncation()
         plain.encode_special_tokens = True
         ids = sorted(control)
-        plain.add_tokens([
-            AddedToken(self._alias(id), single_word=added[id].single_word, lstrip=added[id].lstrip,
-                       rstrip=added[id].rstrip, normalized=False, special=False)
-            for id in ids
-        ])
+        plain.add_tokens(
+            [
+                AddedToken(
+                    self._alias(id),
+                    single_word=added[id].single_word,
+                    lstrip=added[id].lstrip,
+                    rstrip=added[id].rstrip,
+                    normalized=False,
+                    special=False,
+                )
+                for id in ids
+            ]
+        )
         aliases = {plain.token_to_id(self._alias(id)): id for id in ids}
         return plain, {alias: id for alias, id in aliases.items() if alias is not None}
 
@@ -276,8 +295,10 @@ class _ByteReader:
         kinds = {step["type"] for step in steps}
         unknown = kinds - {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
         if unknown or not kinds:
-            raise CheckpointError(f"tokenizer.json: its decoder ({', '.join(sorted(unknown)) or 'none'}) is not "
-                                  "supported; supported: byte-level and SentencePiece vocabularies.")
+            raise CheckpointError(
+                f"tokenizer.json: its decoder ({', '.join(sorted(unknown)) or 'none'}) is not "
+                "supported; supported: byte-level and SentencePiece vocabularies."
+            )
         self._byte_level = _byte_level_table() if "ByteLevel" in kinds else None
         self._byte_fallback = "ByteFallback" in kinds
         self._replaced = [(s["pattern"]["String"], s["content"]) for s in steps if s["type"] == "Replace"]

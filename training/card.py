@@ -78,7 +78,8 @@ def plot(losses: Path, out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [json.loads(line) for line in losses.read_text(encoding="utf-8").splitlines()]
+    read = (json.loads(line) for line in losses.read_text(encoding="utf-8").splitlines())
+    rows = list({row["step"]: row for row in read}.values())  # a resumed run does a few steps again
     figure, axes = pyplot.subplots(figsize=(6, 3), dpi=100)
     axes.plot([row["tokens"] / 1e6 for row in rows], [row["loss"] for row in rows], linewidth=1)
     axes.set(xlabel="million tokens", ylabel="loss", yscale="log", title="Pebble: training loss")

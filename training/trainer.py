@@ -23,7 +23,7 @@ from training.optimizer import Optimizer, wsd
 @dataclass(frozen=True, slots=True)
 class Plan:
     model: ModelConfig = field(default_factory=ModelConfig)
-    steps: int = 1600
+    steps: int = 1200
     batch_tokens: int = 4096
     chunks: int = 4  # batches of one length a step
     matrix_lr: float = 0.02

@@ -16,16 +16,19 @@ def spec(config: Json) -> ModelSpec:
     must_be(config, "use_bidirectional_attention", False)
     sizes = shape(config, head_dim=256)
     layers = sizes["layers"]
-    sizes["windows"] = windows(config, layers, tuple(i % 2 == 0 for i in range(layers)),
-                               integer(config, "sliding_window", 4096))
+    sizes["windows"] = windows(
+        config, layers, tuple(i % 2 == 0 for i in range(layers)), integer(config, "sliding_window", 4096)
+    )
     sizes["attention_scale"] = number(config, "query_pre_attn_scalar", 256) ** -0.5
     bias = flag(config, "attention_bias")
     return ModelSpec(
         **sizes,
         ropes=(rope(config, sizes["head_dim"]),) * layers,
         activation=activation(config, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh"),
-        norm_offset=1.0, post_norm=True,
-        qkv_bias=bias, o_bias=bias,
+        norm_offset=1.0,
+        post_norm=True,
+        qkv_bias=bias,
+        o_bias=bias,
         attention_softcap=optional_number(config, "attn_logit_softcapping", 50.0),
         logit_softcap=optional_number(config, "final_logit_softcapping", 30.0),
         embedding_multiplier=sizes["hidden_size"] ** 0.5,
@@ -37,7 +40,8 @@ def names(config: Json) -> WeightNames:
     """Four norms a layer."""
     return WeightNames(
         attention_post_norm="post_attention_layernorm",
-        mlp_pre_norm="pre_feedforward_layernorm", mlp_post_norm="post_feedforward_layernorm",
+        mlp_pre_norm="pre_feedforward_layernorm",
+        mlp_post_norm="post_feedforward_layernorm",
     )
 
 

@@ -16,8 +16,14 @@ from engine.models.spec import ModelSpec, WeightNames
 
 # Configurations with vision leave out of `text_config` what is as in the 4B model.
 TEXT_DEFAULTS: Json = {
-    "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-    "max_position_embeddings": 131_072, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
 }
 
 
@@ -27,20 +33,28 @@ def spec(config: Json) -> ModelSpec:
     sizes = shape(config, head_dim=256)
     layers, head_dim = sizes["layers"], sizes["head_dim"]
     every = integer(config, "sliding_window_pattern", 6)
-    sizes["windows"] = windows(config, layers, tuple((i + 1) % every != 0 for i in range(layers)),
-                               integer(config, "sliding_window", 4096))
+    sizes["windows"] = windows(
+        config, layers, tuple((i + 1) % every != 0 for i in range(layers)), integer(config, "sliding_window", 4096)
+    )
     sizes["attention_scale"] = number(config, "query_pre_attn_scalar", 256) ** -0.5
     everywhere = rope(config, head_dim, theta=1_000_000.0, layer_type="full_attention")
     nested = {"rope_parameters": {"sliding_attention": (config.get("rope_parameters") or {}).get("sliding_attention")}}
-    local = rope({**config, **nested, "rope_theta": None, "rope_scaling": None}, head_dim,
-                 theta=number(config, "rope_local_base_freq", 10_000.0), layer_type="sliding_attention")
+    local = rope(
+        {**config, **nested, "rope_theta": None, "rope_scaling": None},
+        head_dim,
+        theta=number(config, "rope_local_base_freq", 10_000.0),
+        layer_type="sliding_attention",
+    )
     bias = flag(config, "attention_bias")
     return ModelSpec(
         **sizes,
         ropes=tuple(everywhere if window is None else local for window in sizes["windows"]),
         activation=activation(config, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh"),
-        norm_offset=1.0, post_norm=True, qk_norm="head",
-        qkv_bias=bias, o_bias=bias,
+        norm_offset=1.0,
+        post_norm=True,
+        qk_norm="head",
+        qkv_bias=bias,
+        o_bias=bias,
         attention_softcap=optional_number(config, "attn_logit_softcapping"),
         logit_softcap=optional_number(config, "final_logit_softcapping"),
         embedding_multiplier=sizes["hidden_size"] ** 0.5,
@@ -59,7 +73,9 @@ def spec_with_vision(config: Json) -> ModelSpec:
 def names_with_vision(config: Json) -> WeightNames:
     """The text model lies under a root of its own; the rest is left alone."""
     return replace(
-        gemma2.names(config), root="language_model.model.", lm_head="language_model.lm_head.weight",
+        gemma2.names(config),
+        root="language_model.model.",
+        lm_head="language_model.lm_head.weight",
         ignored=("vision_tower.", "multi_modal_projector."),
     )
 

@@ -16,7 +16,9 @@ def spec(config: Json) -> ModelSpec:
         **sizes,
         ropes=(rope(config, sizes["head_dim"]),) * sizes["layers"],
         activation=activation(config, "hidden_act"),
-        qkv_bias=bias, o_bias=bias, mlp_bias=flag(config, "mlp_bias"),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=flag(config, "mlp_bias"),
         tied_embeddings=flag(config, "tie_word_embeddings"),
     )
 

@@ -16,7 +16,11 @@ def spec(config: Json) -> ModelSpec:
         **sizes,
         ropes=(rope(config, sizes["head_dim"]),) * sizes["layers"],
         activation=activation(config, "hidden_act"),
-        pre_norm=False, post_norm=True, qk_norm="projection", qkv_bias=bias, o_bias=bias,
+        pre_norm=False,
+        post_norm=True,
+        qk_norm="projection",
+        qkv_bias=bias,
+        o_bias=bias,
         tied_embeddings=flag(config, "tie_word_embeddings"),
     )
 
@@ -24,8 +28,10 @@ def spec(config: Json) -> ModelSpec:
 def names(config: Json) -> WeightNames:
     """Two norms a layer, both after."""
     return WeightNames(
-        attention_pre_norm="", attention_post_norm="post_attention_layernorm",
-        mlp_pre_norm="", mlp_post_norm="post_feedforward_layernorm",
+        attention_pre_norm="",
+        attention_post_norm="post_attention_layernorm",
+        mlp_pre_norm="",
+        mlp_post_norm="post_feedforward_layernorm",
     )
 
 

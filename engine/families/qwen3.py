@@ -18,7 +18,9 @@ def spec(config: Json) -> ModelSpec:
         **sizes,
         ropes=(rope(config, sizes["head_dim"]),) * sizes["layers"],
         activation=activation(config, "hidden_act"),
-        qk_norm="head", qkv_bias=bias, o_bias=bias,
+        qk_norm="head",
+        qkv_bias=bias,
+        o_bias=bias,
         tied_embeddings=flag(config, "tie_word_embeddings"),
     )
 

@@ -16,7 +16,11 @@ from engine.models.rope import longrope_attention_factor, yarn_attention_factor
 from engine.models.spec import Activation, Rope
 
 ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
 }
 ROPE_KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
@@ -90,10 +94,16 @@ def shape(config: Json, *, head_dim: int | None = None) -> dict[str, Any]:
         raise refuse("head_dim", head_dim, "an even number")
     layers = integer(config, "num_hidden_layers")
     return {
-        "vocab_size": integer(config, "vocab_size"), "hidden_size": hidden, "layers": layers, "heads": heads,
-        "kv_heads": kv_heads, "head_dim": head_dim, "intermediate_size": integer(config, "intermediate_size"),
+        "vocab_size": integer(config, "vocab_size"),
+        "hidden_size": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": integer(config, "intermediate_size"),
         "max_position_embeddings": integer(config, "max_position_embeddings"),
-        "norm_eps": number(config, "rms_norm_eps", 1e-6), "attention_scale": head_dim**-0.5,
+        "norm_eps": number(config, "rms_norm_eps", 1e-6),
+        "attention_scale": head_dim**-0.5,
         "windows": (None,) * layers,
     }
 
@@ -114,7 +124,12 @@ def windows(config: Json, layers: int, sliding: tuple[bool, ...], window: int | 
 
 
 def rope(
-    config: Json, head_dim: int, *, theta: float | None = 10000.0, layer_type: str = "", partial: bool = False,
+    config: Json,
+    head_dim: int,
+    *,
+    theta: float | None = 10000.0,
+    layer_type: str = "",
+    partial: bool = False,
 ) -> Rope:
     """The rotary embedding of one kind of layer.
 
@@ -152,17 +167,30 @@ def _scaled(kind: str, parameters: Json, config: Json, dim: int, base: float) ->
     inner = integer(parameters, "original_max_position_embeddings", longest)
     original = integer(config, "original_max_position_embeddings", inner)
     if kind == "llama3":
-        return Rope(dim, base, "llama3", factor=number(parameters, "factor"), original_context=original,
-                    low_freq_factor=number(parameters, "low_freq_factor"),
-                    high_freq_factor=number(parameters, "high_freq_factor"))
+        return Rope(
+            dim,
+            base,
+            "llama3",
+            factor=number(parameters, "factor"),
+            original_context=original,
+            low_freq_factor=number(parameters, "low_freq_factor"),
+            high_freq_factor=number(parameters, "high_freq_factor"),
+        )
     factor = number(parameters, "factor", longest / original)
     given = optional_number(parameters, "attention_factor")
     if kind == "yarn":
         mscale, mscale_all = optional_number(parameters, "mscale"), optional_number(parameters, "mscale_all_dim")
-        return Rope(dim, base, "yarn", factor=factor, original_context=original,
-                    beta_fast=number(parameters, "beta_fast", 32.0), beta_slow=number(parameters, "beta_slow", 1.0),
-                    truncate=flag(parameters, "truncate", True),
-                    attention_factor=yarn_attention_factor(factor, mscale, mscale_all) if given is None else given)
+        return Rope(
+            dim,
+            base,
+            "yarn",
+            factor=factor,
+            original_context=original,
+            beta_fast=number(parameters, "beta_fast", 32.0),
+            beta_slow=number(parameters, "beta_slow", 1.0),
+            truncate=flag(parameters, "truncate", True),
+            attention_factor=yarn_attention_factor(factor, mscale, mscale_all) if given is None else given,
+        )
     factors = {}
     for field in ("short_factor", "long_factor"):
         values = parameters.get(field)
@@ -170,6 +198,12 @@ def _scaled(kind: str, parameters: Json, config: Json, dim: int, base: float) ->
         if not isinstance(values, list) or not numbers or len(values) != dim // 2:
             raise refuse(f"rope_parameters.{field}", values, f"a list of {dim // 2} numbers")
         factors[field] = tuple(float(value) for value in values)
-    return Rope(dim, base, "longrope", original_context=original, short_factors=factors["short_factor"],
-                long_factors=factors["long_factor"],
-                attention_factor=longrope_attention_factor(factor, original) if given is None else given)
+    return Rope(
+        dim,
+        base,
+        "longrope",
+        original_context=original,
+        short_factors=factors["short_factor"],
+        long_factors=factors["long_factor"],
+        attention_factor=longrope_attention_factor(factor, original) if given is None else given,
+    )

@@ -38,8 +38,15 @@ class Decoder:
     """
 
     def __init__(
-        self, spec: ModelSpec, names: WeightNames, weights: Weights, *, dtype: torch.dtype, device: torch.device,
-        max_model_len: int | None = None, attend: Attention = attention.paged,
+        self,
+        spec: ModelSpec,
+        names: WeightNames,
+        weights: Weights,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int | None = None,
+        attend: Attention = attention.paged,
     ) -> None:
         long_context = False
         if spec.longrope_context is not None:
@@ -54,7 +61,8 @@ class Decoder:
         self._windows = tuple(dict.fromkeys(spec.windows))
         self._rotations: dict[Rope, Rotation] = {
             rope: Rotation(rope, spec.head_dim, device, long_context=long_context)
-            for rope in dict.fromkeys(spec.ropes) if rope is not None
+            for rope in dict.fromkeys(spec.ropes)
+            if rope is not None
         }
         read = LayerReader(spec, names, weights, dtype, device)
         self._embedding = read.tensor(f"{names.root}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
@@ -97,7 +105,11 @@ class Decoder:
         if self._embedding_multiplier != 1.0:
             x.mul_(self._embedding_multiplier)
         plan = AttentionPlan(
-            batch, kv, self._windows, group_heads=spec.heads // spec.kv_heads, scratch=self._scratch,
+            batch,
+            kv,
+            self._windows,
+            group_heads=spec.heads // spec.kv_heads,
+            scratch=self._scratch,
             maskless=spec.attention_softcap is None,
         )
         rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
@@ -128,7 +140,11 @@ class Decoder:
         new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)
         cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)
         attended = self._attend(
-            qkv[:, :heads], cache, plan, window=layer.window, scale=spec.attention_scale,
+            qkv[:, :heads],
+            cache,
+            plan,
+            window=layer.window,
+            scale=spec.attention_scale,
             softcap=spec.attention_softcap,
         )
         out = layer.o(attended.flatten(1))
@@ -147,7 +163,11 @@ class Decoder:
 
 
 def load_decoder(
-    path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", max_model_len: int | None = None,
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    max_model_len: int | None = None,
 ) -> Decoder:
     """The decoder of a model directory (see `checkpoint.resolve`), with weights in `dtype` on `device`.
 
@@ -161,8 +181,10 @@ def load_decoder(
     family = family_of(config)
     spec, names = family.spec(config), family.names(config)
     if max_model_len is not None and max_model_len > spec.max_position_embeddings:
-        raise CheckpointError(f"max_model_len is {max_model_len}, but {path.name} supports at most "
-                              f"{spec.max_position_embeddings} positions (max_position_embeddings).")
+        raise CheckpointError(
+            f"max_model_len is {max_model_len}, but {path.name} supports at most "
+            f"{spec.max_position_embeddings} positions (max_position_embeddings)."
+        )
     weights = Weights(path)
     decoder = Decoder(spec, names, weights, dtype=dtype, device=torch.device(device), max_model_len=max_model_len)
     weights.check_all_used((*names.ignored, names.lm_head) if spec.tied_embeddings else names.ignored)

@@ -78,7 +78,12 @@ class LayerReader:
     """Reads layers of one model from its weights, cast to `dtype` on `device`."""
 
     def __init__(
-        self, spec: ModelSpec, names: WeightNames, weights: Weights, dtype: torch.dtype, device: torch.device,
+        self,
+        spec: ModelSpec,
+        names: WeightNames,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._spec, self._names, self._weights = spec, names, weights
         self._dtype, self._device = dtype, device
@@ -125,7 +130,9 @@ class LayerReader:
             attention_post_norm=norm(spec.post_norm, names.attention_post_norm),
             mlp_pre_norm=norm(spec.pre_norm, names.mlp_pre_norm),
             mlp_post_norm=norm(spec.post_norm, names.mlp_post_norm),
-            qk_norm=qk_norm, q_norm=q_norm, k_norm=k_norm,
+            qk_norm=qk_norm,
+            q_norm=q_norm,
+            k_norm=k_norm,
         )
 
     def _order(self, weight: Tensor, rope: Rope | None) -> Tensor:
@@ -156,6 +163,6 @@ class LayerReader:
             return self.tensor(f"{prefix}{names[0]}.{part}", sum(widths), *tail)
         if len(names) != len(widths):
             raise CheckpointError(f"{prefix}: {len(names)} names for {len(widths)} projections.")
-        return torch.cat([
-            self.tensor(f"{prefix}{name}.{part}", width, *tail) for name, width in zip(names, widths, strict=True)
-        ])
+        return torch.cat(
+            [self.tensor(f"{prefix}{name}.{part}", width, *tail) for name, width in zip(names, widths, strict=True)]
+        )

@@ -151,7 +151,9 @@ def test_content_may_come_in_parts_and_developer_is_system(client: openai.OpenAI
     assert a.choices[0].message.content == b.choices[0].message.content
     for role in ("developer", "system"):
         reply = client.chat.completions.create(
-            model="default", messages=[{"role": role, "content": "be brief"}, *HI], max_tokens=2  # type: ignore[list-item]
+            model="default",
+            messages=[{"role": role, "content": "be brief"}, *HI],
+            max_tokens=2,  # type: ignore[list-item]
         )
         assert reply.usage.prompt_tokens == b.usage.prompt_tokens + len("<>system\nbe brief<>\n") - 2
 

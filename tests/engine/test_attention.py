@@ -31,7 +31,12 @@ SHAPES: dict[str, Sequence[tuple[int, int]]] = {
 
 
 def make_batch(
-    shapes: Sequence[tuple[int, int]], block_size: int, *, shuffled: bool = True, shift: int = 0, seed: int = 0,
+    shapes: Sequence[tuple[int, int]],
+    block_size: int,
+    *,
+    shuffled: bool = True,
+    shift: int = 0,
+    seed: int = 0,
 ) -> tuple[Batch, int]:
     """A batch of these rows, and how many blocks it needs. With `shift`, queries stand that far before each other."""
     counts = [-(-context // block_size) for _, context in shapes]
@@ -46,8 +51,15 @@ def make_batch(
         positions += [context - 1 - step * i for i in range(queries)][::-1]
         starts.append(len(positions))
     tokens = torch.zeros(len(positions), dtype=torch.long)
-    batch = Batch(tokens, torch.tensor(positions), tokens, tuple(starts), tuple(context for _, context in shapes),
-                  torch.tensor(tables), tokens[:1])
+    batch = Batch(
+        tokens,
+        torch.tensor(positions),
+        tokens,
+        tuple(starts),
+        tuple(context for _, context in shapes),
+        torch.tensor(tables),
+        tokens[:1],
+    )
     return batch, sum(counts) + 1
 
 
@@ -59,7 +71,14 @@ def plan_for(batch: Batch, cache: Tensor, window: int | None, group_heads: int, 
 
 
 def both(
-    batch: Batch, blocks: int, *, block_size: int, heads: int, kv_heads: int, window: int | None, softcap: float | None,
+    batch: Batch,
+    blocks: int,
+    *,
+    block_size: int,
+    heads: int,
+    kv_heads: int,
+    window: int | None,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """What `paged` and `reference` make of random queries, keys and values."""
     torch.manual_seed(blocks)
@@ -76,8 +95,9 @@ def both(
 def test_paged_equals_reference(shapes: Sequence[tuple[int, int]], window: int | None, softcap: float | None) -> None:
     for block_size, heads, kv_heads, shuffled in ((16, 6, 2, True), (4, 2, 2, False)):
         batch, blocks = make_batch(shapes, block_size, shuffled=shuffled)
-        found, expected = both(batch, blocks, block_size=block_size, heads=heads, kv_heads=kv_heads, window=window,
-                               softcap=softcap)
+        found, expected = both(
+            batch, blocks, block_size=block_size, heads=heads, kv_heads=kv_heads, window=window, softcap=softcap
+        )
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -105,8 +125,15 @@ def test_a_row_does_not_depend_on_the_others(window: int | None) -> None:
     together = paged(query, cache, plan, **options)
     for row, (_, context) in enumerate(shapes):
         span = slice(batch.query_starts[row], batch.query_starts[row + 1])
-        alone = Batch(batch.token_ids[span], batch.positions[span], batch.slots[span], (0, span.stop - span.start),
-                      (context,), batch.block_tables[row : row + 1], batch.logits_at)
+        alone = Batch(
+            batch.token_ids[span],
+            batch.positions[span],
+            batch.slots[span],
+            (0, span.stop - span.start),
+            (context,),
+            batch.block_tables[row : row + 1],
+            batch.logits_at,
+        )
         plan = plan_for(alone, cache, window, 2)
         torch.testing.assert_close(paged(query[span], cache, plan, **options), together[span], rtol=1e-4, atol=1e-5)
 
@@ -131,9 +158,20 @@ def test_paged_on_cuda_equals_the_cpu(window: int | None, softcap: float | None)
     cache, query = torch.randn(2, blocks, 16, 2, WIDTH), torch.randn(len(batch.positions), 4, WIDTH)
     results = []
     for device in ("cpu", "cuda"):
-        moved = Batch(*(field.to(device) if isinstance(field, Tensor) else field for field in (
-            batch.token_ids, batch.positions, batch.slots, batch.query_starts, batch.context_lens, batch.block_tables,
-            batch.logits_at)))
+        moved = Batch(
+            *(
+                field.to(device) if isinstance(field, Tensor) else field
+                for field in (
+                    batch.token_ids,
+                    batch.positions,
+                    batch.slots,
+                    batch.query_starts,
+                    batch.context_lens,
+                    batch.block_tables,
+                    batch.logits_at,
+                )
+            )
+        )
         plan = plan_for(moved, cache.to(device), window, 2, maskless=softcap is None)
         results.append(paged(query.to(device), cache.to(device), plan, window=window, scale=0.3, softcap=softcap).cpu())
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)

@@ -43,15 +43,26 @@ async def test_hypotheses_are_those_of_transformers(
 
 
 async def test_a_beam_as_wide_as_the_space_finds_the_best_there_is(random_model: Path) -> None:
-    async with await Engine.start(EngineConfig(str(random_model), dtype="float32")) as engine, await engine.open(PROMPT) as seq:
+    async with (
+        await Engine.start(EngineConfig(str(random_model), dtype="float32")) as engine,
+        await engine.open(PROMPT) as seq,
+    ):
         best = (await beam_search(seq, width=32, max_tokens=2))[0]
-        firsts = [t for t, _ in sorted(enumerate((await seq.score([[t] for t in range(engine.vocab_size)]))), key=lambda p: -p[1][0])[:12]]
+        firsts = [
+            t
+            for t, _ in sorted(
+                enumerate(await seq.score([[t] for t in range(engine.vocab_size)])), key=lambda p: -p[1][0]
+            )[:12]
+        ]
         pairs = list(itertools.product(firsts, range(engine.vocab_size)))
         scores = await seq.score(pairs[:1000])
         assert best.logprob >= max(map(sum, scores)) - 1e-4
 
 
 async def test_a_width_out_of_range_is_refused(random_model: Path) -> None:
-    async with await Engine.start(EngineConfig(str(random_model), dtype="float32")) as engine, await engine.open(PROMPT) as seq:
+    async with (
+        await Engine.start(EngineConfig(str(random_model), dtype="float32")) as engine,
+        await engine.open(PROMPT) as seq,
+    ):
         with pytest.raises(InvalidParameter, match="width"):
             await beam_search(seq, width=0, max_tokens=3)

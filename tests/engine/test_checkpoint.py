@@ -18,10 +18,20 @@ from engine.models.decoder import load_decoder
 from engine.models.spec import ModelSpec
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 40, "hidden_size": 16,
-    "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-    "tie_word_embeddings": False, "torch_dtype": "float32",
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
 }
 
 
@@ -29,10 +39,14 @@ def tensors() -> dict[str, torch.Tensor]:
     shapes = {"model.embed_tokens.weight": (40, 16), "model.norm.weight": (16,), "lm_head.weight": (40, 16)}
     for layer in ("model.layers.0.", "model.layers.1."):
         shapes |= {
-            f"{layer}self_attn.q_proj.weight": (16, 16), f"{layer}self_attn.k_proj.weight": (8, 16),
-            f"{layer}self_attn.v_proj.weight": (8, 16), f"{layer}self_attn.o_proj.weight": (16, 16),
-            f"{layer}mlp.gate_proj.weight": (24, 16), f"{layer}mlp.up_proj.weight": (24, 16),
-            f"{layer}mlp.down_proj.weight": (16, 24), f"{layer}input_layernorm.weight": (16,),
+            f"{layer}self_attn.q_proj.weight": (16, 16),
+            f"{layer}self_attn.k_proj.weight": (8, 16),
+            f"{layer}self_attn.v_proj.weight": (8, 16),
+            f"{layer}self_attn.o_proj.weight": (16, 16),
+            f"{layer}mlp.gate_proj.weight": (24, 16),
+            f"{layer}mlp.up_proj.weight": (24, 16),
+            f"{layer}mlp.down_proj.weight": (16, 24),
+            f"{layer}input_layernorm.weight": (16,),
             f"{layer}post_attention_layernorm.weight": (16,),
         }
     return {name: torch.full(shape, 0.1) for name, shape in shapes.items()}
@@ -104,31 +118,49 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "partial rotation": (lambda p: configure(p, partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
     "no weights": (lambda p: (p / "model.safetensors").unlink(), "has no weights"),
     "only a pickle": (
-        lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"), "pytorch_model.bin: convert it"),
+        lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"),
+        "pytorch_model.bin: convert it",
+    ),
     "truncated weights": (
-        lambda p: (p / "model.safetensors").write_bytes((p / "model.safetensors").read_bytes()[:-100]), "cut short"),
+        lambda p: (p / "model.safetensors").write_bytes((p / "model.safetensors").read_bytes()[:-100]),
+        "cut short",
+    ),
     "empty weights": (lambda p: (p / "model.safetensors").write_bytes(b""), "cut short"),
-    "missing tensor": (lambda p: reweigh(p, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
-                       "'model.layers.1.mlp.up_proj.weight' is missing"),
+    "missing tensor": (
+        lambda p: reweigh(p, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
+        "'model.layers.1.mlp.up_proj.weight' is missing",
+    ),
     "missing lm_head": (lambda p: reweigh(p, lambda w: w.pop("lm_head.weight")), "'lm_head.weight' is missing"),
     "wrong shape": (
-        lambda p: configure(p, intermediate_size=32), r"has shape \(24, 16\); config.json asks for \(32, 16\)"),
-    "wrong dtype": (lambda p: reweigh(p, lambda w: w.update({"model.norm.weight": torch.ones(16, dtype=torch.int8)})),
-                    "stored as I8.*unquantised"),
+        lambda p: configure(p, intermediate_size=32),
+        r"has shape \(24, 16\); config.json asks for \(32, 16\)",
+    ),
+    "wrong dtype": (
+        lambda p: reweigh(p, lambda w: w.update({"model.norm.weight": torch.ones(16, dtype=torch.int8)})),
+        "stored as I8.*unquantised",
+    ),
     "leftover tensor": (
         lambda p: reweigh(p, lambda w: w.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(4)})),
-        "1 tensors are not part of this architecture.*q_norm"),
+        "1 tensors are not part of this architecture.*q_norm",
+    ),
     "leftover layers": (lambda p: configure(p, num_hidden_layers=1), "9 tensors are not part of this architecture"),
     "missing shard": (lambda p: (shard(p), (p / "part-1.safetensors").unlink()), "part-1.safetensors is missing"),
     "shard lacks a tensor": (
-        lambda p: (shard(p), save_file({}, p / "part-0.safetensors")), "part-0.safetensors lacks tensor"),
+        lambda p: (shard(p), save_file({}, p / "part-0.safetensors")),
+        "part-0.safetensors lacks tensor",
+    ),
     "index without a map": (
-        lambda p: (shard(p), (p / "model.safetensors.index.json").write_text("{}")), "no 'weight_map'"),
+        lambda p: (shard(p), (p / "model.safetensors.index.json").write_text("{}")),
+        "no 'weight_map'",
+    ),
     "index is not JSON": (
-        lambda p: (shard(p), (p / "model.safetensors.index.json").write_text("")), "cannot be read as JSON"),
+        lambda p: (shard(p), (p / "model.safetensors.index.json").write_text("")),
+        "cannot be read as JSON",
+    ),
     "index leads outside": (
         lambda p: (p / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b.safetensors"}}'),
-        "outside the directory"),
+        "outside the directory",
+    ),
 }
 
 
@@ -181,7 +213,9 @@ def test_unknown_repository_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import errors
 
     def unknown(*args: object, **kwargs: object) -> str:
-        raise errors.RepositoryNotFoundError("404", response=httpx.Response(404, request=httpx.Request("GET", "http://x")))
+        raise errors.RepositoryNotFoundError(
+            "404", response=httpx.Response(404, request=httpx.Request("GET", "http://x"))
+        )
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unknown)
     with pytest.raises(CheckpointError, match="neither a directory nor a hub repository 'someone/some-model'"):
@@ -212,8 +246,13 @@ def spec_of(**config: Any) -> ModelSpec:
     return family_of(merged).spec(merged)
 
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 LONG = {"short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 4, "sliding_window": 8, "hidden_act": None}
 # the same model as transformers 5 and as transformers 4 write it
@@ -222,29 +261,70 @@ GENERATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "scaling": ({"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
     "old name of the kind": (
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-        {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    ),
     "phi3's su": (
-        {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 32,
-         "rope_parameters": {
-             "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, **LONG}},
-        {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 32, "rope_theta": 1e4,
-         "rope_scaling": {"type": "su", **LONG}}),
+        {
+            "architectures": ["Phi3ForCausalLM"],
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 32,
+                **LONG,
+            },
+        },
+        {
+            "architectures": ["Phi3ForCausalLM"],
+            "original_max_position_embeddings": 32,
+            "rope_theta": 1e4,
+            "rope_scaling": {"type": "su", **LONG},
+        },
+    ),
     "gemma3's two ropes": (
-        {**GEMMA3, "num_hidden_layers": 4, "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
-         "layer_types": ["sliding_attention", "full_attention"] * 2},
-        {**GEMMA3, "num_hidden_layers": 4, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2,
-         "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+        {
+            **GEMMA3,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        {
+            **GEMMA3,
+            "num_hidden_layers": 4,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "sliding_window_pattern": 2,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
     "smollm3's intervals": (
-        {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0],
-         "rope_parameters": {"rope_type": "default", "rope_theta": 2e6}},
-        {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+        {
+            "architectures": ["SmolLM3ForCausalLM"],
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 0, 1, 0],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 2e6},
+        },
+        {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    ),
     "qwen2's windows": (
-        {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8, "rope_theta": 1e4,
-         "layer_types": ["full_attention", "sliding_attention"]},
-        {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8, "rope_theta": 1e4,
-         "max_window_layers": 1}),
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "rope_theta": 1e4,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "rope_theta": 1e4,
+            "max_window_layers": 1,
+        },
+    ),
 }
 
 

@@ -15,7 +15,7 @@ from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.params import GREEDY, Span
-from tests.engine.fake import VOCAB, FakeRunner, Letters, next_token
+from tests.engine.fake import FakeRunner, Letters, next_token
 
 tokens = st.lists(st.integers(1, 2), min_size=1, max_size=14)  # a small alphabet: prefixes meet often
 pick = st.integers(0, 1000)  # which of the sequences that a rule applies to
@@ -25,8 +25,11 @@ class CoreMachine(RuleBasedStateMachine):
     """Drives a core as a careful client does; `expected` mirrors each sequence's tokens."""
 
     @initialize(
-        blocks=st.integers(5, 14), size=st.sampled_from([1, 2, 4, 4]), budget=st.integers(1, 9),
-        running=st.integers(1, 5), prefix_cache=st.booleans(),
+        blocks=st.integers(5, 14),
+        size=st.sampled_from([1, 2, 4, 4]),
+        budget=st.integers(1, 9),
+        running=st.integers(1, 5),
+        prefix_cache=st.booleans(),
     )
     def start(self, blocks: int, size: int, budget: int, running: int, prefix_cache: bool) -> None:
         self.now = 0.0

@@ -87,7 +87,9 @@ async def test_a_seed_gives_the_same_output_in_any_company(engine: Engine) -> No
         expected = (await alone.generate_all(span)).token_ids
     crowd = [await engine.open([30 + i] * (i + 1)) for i in range(5)]
     async with await engine.open(PROMPT) as seq:
-        noise = [asyncio.create_task(s.generate_all(Span(Sampling(seed=i), max_tokens=20))) for i, s in enumerate(crowd)]
+        noise = [
+            asyncio.create_task(s.generate_all(Span(Sampling(seed=i), max_tokens=20))) for i, s in enumerate(crowd)
+        ]
         assert (await seq.generate_all(span)).token_ids == expected
         await asyncio.gather(*noise)
 
@@ -153,7 +155,12 @@ async def test_a_deadline_ends_the_span(engine: Engine) -> None:
 async def test_two_spans_at_once_are_refused(engine: Engine) -> None:
     async with await engine.open(PROMPT) as seq:
         stream = seq.generate(greedy(500))
-        for refused in (lambda: seq.generate(greedy(1)), lambda: seq.append([1]), lambda: seq.fork(), lambda: seq.truncate(1)):
+        for refused in (
+            lambda: seq.generate(greedy(1)),
+            lambda: seq.append([1]),
+            lambda: seq.fork(),
+            lambda: seq.truncate(1),
+        ):
             with pytest.raises(SequenceBusy):
                 refused()
         stream.close()
@@ -182,7 +189,13 @@ async def test_bad_tokens_and_parameters_are_refused_by_name(engine: Engine) -> 
         await engine.open([engine.vocab_size])
     with pytest.raises(InvalidParameter, match="adapter"):
         await engine.open([1], adapter="a")  # type: ignore[arg-type]  # refused
-    for bad in ({"temperature": -1.0}, {"top_p": 0.0}, {"min_p": 1.0}, {"logit_bias": {1: 101.0}}, {"temperature": float("nan")}):
+    for bad in (
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"min_p": 1.0},
+        {"logit_bias": {1: 101.0}},
+        {"temperature": float("nan")},
+    ):
         with pytest.raises(InvalidParameter, match=next(iter(bad))):
             Sampling(**bad)
     for bad_span in ({"max_tokens": 0}, {"min_tokens": -1}, {"stop": ("",)}, {"logprobs": 1000}):

@@ -13,7 +13,9 @@ from engine.sampler import Draw, sample, uniform
 
 
 def draw(sampling: Sampling, *, seed: int = 1, position: int = 0, **options: object) -> Draw:
-    return Draw(**{"sampling": sampling, "seed": seed, "stream": 0, "position": position, "counts": {}, "seen": (), **options})  # type: ignore[arg-type]  # test options
+    return Draw(
+        **{"sampling": sampling, "seed": seed, "stream": 0, "position": position, "counts": {}, "seen": (), **options}
+    )  # type: ignore[arg-type]  # test options
 
 
 def logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
@@ -44,7 +46,9 @@ samplings = st.builds(
 
 
 @settings(max_examples=150, deadline=None)
-@given(samplings=st.lists(samplings, min_size=1, max_size=4), vocab=st.sampled_from([3, 50, 1000]), seed=st.integers(0, 50))
+@given(
+    samplings=st.lists(samplings, min_size=1, max_size=4), vocab=st.sampled_from([3, 50, 1000]), seed=st.integers(0, 50)
+)
 def test_only_tokens_that_the_filters_leave_are_drawn(samplings: list[Sampling], vocab: int, seed: int) -> None:
     rows = logits(len(samplings), vocab, seed)
     drawn = sample(rows.clone(), [draw(s, seed=seed) for s in samplings])
@@ -142,7 +146,9 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 def test_the_uniform_numbers_are_uniform_and_differ_by_every_key() -> None:
-    numbers = np.array([uniform(seed, stream, position) for seed in range(20) for stream in range(20) for position in range(20)])
+    numbers = np.array(
+        [uniform(seed, stream, position) for seed in range(20) for stream in range(20) for position in range(20)]
+    )
     assert len(set(numbers)) == len(numbers)
     histogram = np.histogram(numbers, bins=16, range=(0, 1))[0]
     assert ((histogram - 500) ** 2 / 500).sum() < 40  # chi-squared, 15 degrees of freedom: p < 0.001

@@ -10,7 +10,9 @@ from engine.text import StopMatcher
 words = st.text("ab", min_size=1, max_size=4)
 
 
-@given(text=st.text("abc", max_size=30), stop=st.lists(words, max_size=3), cuts=st.lists(st.integers(0, 30), max_size=8))
+@given(
+    text=st.text("abc", max_size=30), stop=st.lists(words, max_size=3), cuts=st.lists(st.integers(0, 30), max_size=8)
+)
 def test_every_split_gives_the_text_before_the_first_stop_string(text: str, stop: list[str], cuts: list[int]) -> None:
     ends = sorted({min(c, len(text)) for c in cuts} | {len(text)})
     matcher, shown, matched, start = StopMatcher(stop), "", None, 0
@@ -28,7 +30,9 @@ def test_every_split_gives_the_text_before_the_first_stop_string(text: str, stop
     else:
         assert shown == text[: text.find(matched)]
         # the stream was cut no later than the piece in which the first stop string was complete
-        assert start - len(piece) <= min(first_ends.values()) or start == min(e for e in ends if e >= min(first_ends.values()))
+        assert start - len(piece) <= min(first_ends.values()) or start == min(
+            e for e in ends if e >= min(first_ends.values())
+        )
 
 
 def test_text_that_cannot_become_a_stop_string_is_not_held_back() -> None:

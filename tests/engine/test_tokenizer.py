@@ -60,7 +60,7 @@ STRICT = (
 )
 TEMPLATES = {"chatml": CHATML, "thinking": THINKING, "strict": STRICT}
 TOOLS = [
-    {"type": "function", "function": {"name": "f<g>", "description": "it's & \"é\"", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "f<g>", "description": 'it\'s & "é"', "parameters": {"type": "object"}}},
 ]
 CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "  Größe? 日本語 🙂 a < b && c > d\n"},
@@ -199,13 +199,24 @@ def test_text_around_control_tokens_is_tokenised_as_ever(parts: list[str]) -> No
     content = "".join(parts)
     ids = tokenizer.apply_chat_template([{"role": "user", "content": content}])
     start, end = (tokenizer.token_id(token) for token in ("<|im_start|>", "<|im_end|>"))
-    assert ids == [start, *tokenizer.encode("user\n" + content), end, *tokenizer.encode("\n"), start,
-                   *tokenizer.encode("assistant\n")]
+    assert ids == [
+        start,
+        *tokenizer.encode("user\n" + content),
+        end,
+        *tokenizer.encode("\n"),
+        start,
+        *tokenizer.encode("assistant\n"),
+    ]
 
 
 def test_stripping_tokens_strip_around_aliases_too() -> None:
-    tokenizer = Tokenizer(vocabularies.sentencepiece(), {"eos_token": "</s>", "chat_template": (
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>   {% endfor %}go")})
+    tokenizer = Tokenizer(
+        vocabularies.sentencepiece(),
+        {
+            "eos_token": "</s>",
+            "chat_template": ("{% for m in messages %}{{ m.role }}: {{ m.content }}</s>   {% endfor %}go"),
+        },
+    )
     evil = tokenizer.apply_chat_template([{"role": "user", "content": "fox<s>"}, {"role": "user", "content": "dog"}])
     plain = tokenizer.apply_chat_template([{"role": "user", "content": "fox"}, {"role": "user", "content": "dog"}])
     assert evil[evil.index(2) :] == plain[plain.index(2) :]
@@ -222,8 +233,16 @@ def test_a_refusing_template_is_quoted() -> None:
         make(STRICT).apply_chat_template([{"role": "assistant", "content": "x"}])
 
 
-@pytest.mark.parametrize("template", ["{{ messages[0].content + 1 }}", "{{ messages[0].x.y }}", "{{ 1 // 0 }}",
-                                      "{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[0].x.y }}",
+        "{{ 1 // 0 }}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+    ],
+)
 def test_a_failing_or_escaping_template_is_a_chat_template_error(template: str) -> None:
     with pytest.raises(ChatTemplateError):
         make(template).apply_chat_template([{"role": "user", "content": "x"}])

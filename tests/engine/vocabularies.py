@@ -37,11 +37,18 @@ def sentencepiece(prepend: bool = True) -> str:
     """tokenizer.json of a BPE with byte fallback, as Llama 2's are built: U+2581 for spaces, BOS put in front."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([
-        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0),
-    ])
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     trainer = trainers.BpeTrainer(
-        vocab_size=400, limit_alphabet=60, show_progress=False,
+        vocab_size=400,
+        limit_alphabet=60,
+        show_progress=False,
         special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
     )
     tokenizer.train_from_iterator(CORPUS, trainer)

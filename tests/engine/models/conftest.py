@@ -23,7 +23,17 @@ LENGTHS = (1, 2, 63, 64, 65, 300)
 SHARED = Path(os.environ.get("PONDER_SHARED", Path(__file__).parents[4] / "shared"))
 ORACLES = SHARED / "data/oracles/tiny_models.py"
 DENSE_ORACLES = (
-    "llama3", "llama_yarn", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3", "granite", "olmo2",
+    "llama3",
+    "llama_yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "olmo2",
 )
 
 

@@ -16,7 +16,12 @@ class Stepper:
     """A pool of blocks in shuffled order, and sequences that are advanced by chunks."""
 
     def __init__(
-        self, decoder: Decoder, prompts: Sequence[Sequence[int]], *, block_size: int = 16, seed: int = 0,
+        self,
+        decoder: Decoder,
+        prompts: Sequence[Sequence[int]],
+        *,
+        block_size: int = 16,
+        seed: int = 0,
     ) -> None:
         spec = decoder.spec
         self.decoder = decoder
@@ -47,8 +52,13 @@ class Stepper:
         width = max(len(self._tables[i]) for i in rows)
         tables = [self._tables[i] + [0] * (width - len(self._tables[i])) for i in rows]
         batch = Batch(
-            torch.tensor(ids), torch.tensor(positions), torch.tensor(slots), tuple(starts), tuple(contexts),
-            torch.tensor(tables), torch.arange(len(ids)),
+            torch.tensor(ids),
+            torch.tensor(positions),
+            torch.tensor(slots),
+            tuple(starts),
+            tuple(contexts),
+            torch.tensor(tables),
+            torch.arange(len(ids)),
         )
         logits = self.decoder.forward(batch, self._kv)
         parts = iter(logits.split([chunks[i] for i in rows]))

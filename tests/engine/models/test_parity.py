@@ -61,8 +61,14 @@ def test_reference_attention_gives_the_same_logits(own_cases: Any, name: str) ->
     case = own_cases(name)
     config = read_json(case.path / "config.json")
     family = family_of(config)
-    slow = Decoder(family.spec(config), family.names(config), Weights(case.path), dtype=torch.float32,
-                   device=torch.device("cpu"), attend=reference)
+    slow = Decoder(
+        family.spec(config),
+        family.names(config),
+        Weights(case.path),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        attend=reference,
+    )
     assert_parity([Stepper(slow, [case.prompts[4]], seed=1).run(50)[0]], [case.expected[4]])
 
 
@@ -124,8 +130,9 @@ def test_dropping_a_feature_breaks_parity(own_cases: Any, name: str, feature: st
     spec = family.spec(config)
     without = replace(spec, **(change(spec) if callable(change) else change))
     assert without != spec, f"{name} has no {feature} to drop"
-    decoder = Decoder(without, family.names(config), Weights(case.path), dtype=torch.float32,
-                      device=torch.device("cpu"))
+    decoder = Decoder(
+        without, family.names(config), Weights(case.path), dtype=torch.float32, device=torch.device("cpu")
+    )
     assert apart(Stepper(decoder, [case.prompts[-1]]).run(300)[0], case.expected[-1]) > VISIBLE
 
 
@@ -145,8 +152,13 @@ def test_longrope_attention_factor_is_applied(tmp_path: Path) -> None:
     family = family_of(config)
     spec = family.spec(config)
     ropes = tuple(replace(rope, attention_factor=1.0) for rope in spec.ropes if rope)
-    decoder = Decoder(replace(spec, ropes=ropes), family.names(config), Weights(tmp_path), dtype=torch.float32,
-                      device=torch.device("cpu"))
+    decoder = Decoder(
+        replace(spec, ropes=ropes),
+        family.names(config),
+        Weights(tmp_path),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
     assert apart(Stepper(decoder, [case.prompts[4]]).run(300)[0], case.expected[4]) > VISIBLE
 
 
@@ -160,10 +172,22 @@ def test_gemma3_with_vision_runs_its_text_part(tmp_path: Path) -> None:
     import transformers
 
     text = {**tiny.SIZES, **tiny.GEMMA, "num_hidden_layers": 6}
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
-              "image_size": 8, "patch_size": 4}
-    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4,
-                                       image_token_index=383, boi_token_index=382, eoi_token_index=381)
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "image_size": 8,
+        "patch_size": 4,
+    }
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_index=383,
+        boi_token_index=382,
+        eoi_token_index=381,
+    )
     config._attn_implementation = "eager"
     model = tiny.redraw(transformers.Gemma3ForConditionalGeneration(config).eval().float(), seed=3)
     tiny.save(model, tmp_path)

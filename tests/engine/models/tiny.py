@@ -14,15 +14,34 @@ import torch
 import transformers
 
 SIZES: Mapping[str, Any] = {
-    "vocab_size": 384, "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "max_position_embeddings": 640, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "vocab_size": 384,
+    "hidden_size": 48,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 640,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
 }
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 100_000.0, "factor": 6.0, "low_freq_factor": 1.0,
-          "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100_000.0,
+    "factor": 6.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48,
+}
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 80}
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
-LONGROPE = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 160,
-            "short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.5, 4.0, 7.0]}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 160,
+    "short_factor": [1.0, 1.1, 1.3, 1.6],
+    "long_factor": [1.5, 2.5, 4.0, 7.0],
+}
 GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
 # name -> (configuration class, model class, what differs from SIZES)
@@ -33,26 +52,43 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "llama3": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": LLAMA3}),
     "llama_linear": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": LINEAR}),
     "llama_yarn": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": YARN}),
-    "llama_yarn_mscale": ("LlamaConfig", "LlamaForCausalLM", {
-        "rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.5, "beta_fast": 16.0, "truncate": False}}),
+    "llama_yarn_mscale": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {"rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.5, "beta_fast": 16.0, "truncate": False}},
+    ),
     "mistral": ("MistralConfig", "MistralForCausalLM", {"head_dim": 12, "sliding_window": 24}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
-    "qwen2_windows": ("Qwen2Config", "Qwen2ForCausalLM",
-                      {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+    "qwen2_windows": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"num_hidden_layers": 4}),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {"sliding_window": 40}),
-    "phi3_partial": ("Phi3Config", "Phi3ForCausalLM", {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM",
-               {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 15.0}),
+    "phi3_partial": (
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
+    ),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 15.0},
+    ),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**GEMMA, "num_hidden_layers": 6}),
-    "granite": ("GraniteConfig", "GraniteForCausalLM", {
-        "embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 5.0}),
+    "granite": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 5.0},
+    ),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {}),
 }
 LONGROPE_PHI3 = (
-    "Phi3Config", "Phi3ForCausalLM", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 160},
+    "Phi3Config",
+    "Phi3ForCausalLM",
+    {"rope_parameters": LONGROPE, "original_max_position_embeddings": 160},
 )
 
 
