@@ -30,8 +30,8 @@ class EngineCore:
     """Owns every sequence.
 
     `make_decoder` gives a fresh incremental detokeniser, `eos` the model's end-of-sequence ids, `secret` keys the
-    prefix digests. The caller has checked that commands are in range (see `engine.Engine`); the core only guards its order:
-    commands for a sequence that closed meanwhile are dropped, since its owner may not have heard yet.
+    prefix digests. The caller has checked that commands are in range (see `engine.Engine`); the core only guards their
+    order: commands for a sequence that closed meanwhile are dropped, since its owner may not have heard yet.
     """
 
     def __init__(
