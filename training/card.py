@@ -23,8 +23,8 @@ pipeline_tag: text-generation
 # Pebble
 
 A chat model of {millions:.1f} million parameters that comes with Ponder, so that a fresh machine without a network has
-something to talk to. It is honest about its size: what it cannot do, it says. For real questions start a larger model,
-`ponder serve --model Qwen/Qwen3-4B`.
+something to talk to. It is trained to say when something is beyond it, and mostly does. For real questions start a
+larger model, `ponder serve --model Qwen/Qwen3-4B`.
 
 ## What it can do
 
@@ -37,8 +37,8 @@ training never used. The interval is Wilson's, at 95%. Remake the table with `py
 
 - **Data**: conversations written by the generators in `training/tasks`: sums with their working, facts told and asked,
   counting, small talk, questions about itself, and many kinds of question it should decline. Word lists, made-up words
-  and sentences from the Python standard library's docstrings fill the templates; slips of the finger are added. No text
-  of a language model and no text from the web.
+  and sentences from the Python standard library's docstrings fill the templates; slips of the finger are added. Nothing
+  was taken from the web or distilled from another model's answers.
 - **Shape**: Qwen3 ({layers} layers, width {hidden}, feed-forward {intermediate}, {heads} query and {kv_heads} key-value
   heads of {head_dim}, tied embedding), vocabulary {vocab} (byte-level BPE, digits single), rope base {theta:,.0f}.
 - **Recipe**: {steps:,} steps of about {batch:,} tokens, {tokens:.1f} million tokens in all (with padding); Muon at
@@ -50,8 +50,8 @@ Remake it all with `python -m training` (`make train`).
 
 ## Limits
 
-- It knows no facts, no other language, and no arithmetic but the kinds above. Working of more than four digits is
-  outside what it has seen.
+- It knows no facts, no other language, and no arithmetic but the kinds above, where it also errs. Longer numbers and
+  sums of three numbers are declined in training, yet sometimes worked out wrongly instead of declined.
 - It declines by recognising unfamiliar questions. A question that resembles a familiar one can get a familiar answer.
 - It was trained on chats of up to about {longest} tokens. The format allows {positions:,} positions, yet answers get
   worse beyond what was trained.

@@ -25,7 +25,7 @@ STARTERS = (
     "What is 47 × 86?",
     "What can you do?",
     "My dog is called Biscuit. What is my dog called?",
-    "Count from 1 to 60",
+    "Recite the alphabet",
 )
 
 
