@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence as Items
 from pathlib import Path
@@ -14,8 +15,13 @@ from bench.workload import Request
 from engine import GREEDY, Engine, Span
 
 
-async def run_engine(engine: Engine, requests: Items[Request]) -> float:
-    """Seconds until all requests, submitted at once, have generated all their tokens."""
+async def run_engine(engine: Engine, requests: Items[Request], threads: int | None = None) -> float:
+    """Seconds until all requests, submitted at once, have generated all their tokens.
+
+    `threads` puts torch's number back to the engine's own, where a contestant in the same process changed it.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
 
     async def one(request: Request) -> None:
         async with await engine.open(request.prompt) as seq:
@@ -36,6 +42,17 @@ class Transformers:
         transformers.utils.logging.set_verbosity_error()
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0, do_sample=False)
+        self._threads = os.cpu_count() or 1
+
+    def choose_threads(self, requests: Items[Request]) -> int:
+        """Take one thread or all of them for what follows, whichever serves these requests faster."""
+        times = {}
+        for count in {1, self._threads}:
+            self._threads = count
+            self.one_at_a_time(requests)  # the first time warms up
+            times[count] = self.one_at_a_time(requests)
+        self._threads = min(times, key=lambda count: times[count])
+        return self._threads
 
     def batched(self, requests: Items[Request]) -> float:
         """One left-padded batch until the longest request is done, as static batching does. Seconds."""
@@ -55,6 +72,7 @@ class Transformers:
         )
 
     def _generate(self, ids: torch.Tensor, mask: torch.Tensor, new: int) -> float:
+        torch.set_num_threads(self._threads)  # the engine, in this process too, may have chosen differently
         start = time.perf_counter()
         with torch.inference_mode():
             out = self._model.generate(ids, attention_mask=mask, min_new_tokens=new, max_new_tokens=new)

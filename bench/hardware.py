@@ -17,7 +17,6 @@ def describe() -> dict[str, Any]:  # Any: plain JSON
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpu": torch.cuda.get_device_name() if cuda else None,

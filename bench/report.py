@@ -28,7 +28,7 @@ def tables(results: Results) -> str:
     hw = results["hardware"]
     lines = [
         f"Measured on {results['date']} with `{results['command']}`: {hw['gpu'] or hw['cpu']}, {hw['cores']} cores, "
-        f"{hw['torch_threads']} threads, {hw['cpu_capability']}, torch {hw['torch']}, Python {hw['python']}. "
+        f"{hw['cpu_capability']}, torch {hw['torch']}, Python {hw['python']}. "
         f"Memory reads at {results['bandwidth_gb_per_s']:.1f} GB/s (all threads, a sum over 0.5 GiB).",
         "",
     ]
@@ -50,6 +50,8 @@ def tables(results: Results) -> str:
             )
         lines += [
             "",
+            f"Threads: {run['engine_threads']} (Ponder's own choice) and {run['transformers_threads']} (the faster for "
+            "transformers).",
             f"A decode step of one sequence takes {run['decode_step_ms']:.2f} ms. Its floor, the weights' bytes over "
             f"the measured bandwidth, is {run['floor_ms']:.2f} ms: {run['step_over_floor']:.1f} times the limit.",
             "",

@@ -22,6 +22,10 @@ from engine.runner import ModelRunner
 from engine.tokenizer import Tokenizer
 
 _LONGEST_BY_DEFAULT = 32_768
+# Below this, weights live in the processor's cache and a step is bound by calls: a second thread brought no more than a
+# sixth, and served over HTTP on two cores one thread gave 1.4 times the tokens of two (docs/performance.md).
+_ONE_THREAD_BELOW_BYTES = 32 << 20
+_TORCH_THREADS = torch.get_num_threads()  # torch's choice, before any engine of this process changed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,9 @@ def assemble(config: EngineConfig) -> Parts:
     """
     device = _device(config.device)
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     path = resolve(config.model)
+    small = device.type == "cpu" and _weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
+    torch.set_num_threads(config.threads or (1 if small else _TORCH_THREADS))
     decoder = load_decoder(path, dtype=dtype, device=device, max_model_len=config.max_model_len)
     spec = decoder.spec
     declared = spec.max_position_embeddings
@@ -80,6 +84,11 @@ def assemble(config: EngineConfig) -> Parts:
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
     )
+
+
+def _weight_bytes(path: Path, dtype: torch.dtype) -> int:
+    """About how many bytes the weights take in memory: checkpoints are kept in 16 bits as a rule."""
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
 
 
 def _device(name: str) -> torch.device:

@@ -30,7 +30,7 @@ class EngineConfig:
     max_waiting: int = 1024  # spans queued beyond the running ones before QueueFull
     prefix_cache: bool = True
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
-    threads: int | None = None  # CPU threads of the model; None: torch's choice
+    threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "kv_blocks", "kv_bytes", "threads"):
