@@ -196,10 +196,11 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def main() -> None:
-    # torch's threads wait for each other by spinning. Where anything else needs a core (this server's own event loop
-    # does) that made a step up to 80 times slower; sleeping instead costs about a tenth on an idle machine. It must be
-    # said before torch is imported; docs/performance.md has the figures.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if sys.argv[1:2] in (["serve"], ["chat"]):
+        # torch's threads wait for each other by spinning. Where anything else needs a core (this server's own event
+        # loop does) that made a step up to 80 times slower; sleeping instead costs about a tenth on an idle machine. It
+        # must be said before torch is imported; docs/performance.md has the figures.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if sys.argv[1:2] == ["serve"]:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _leave)  # until the server has handlers of its own

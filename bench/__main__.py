@@ -26,7 +26,7 @@ def main(
     model: Annotated[
         Path, typer.Option(help="A checkpoint to measure, beside a random one of 135M parameters.")
     ] = Path("models/pebble"),
-    repeats: Annotated[int, typer.Option(min=1, help="Turns; the medians are reported.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns; the medians are reported.")] = 2,
     quick: Annotated[bool, typer.Option(help="The given model alone, one turn, few requests.")] = False,
     write: Annotated[bool, typer.Option(help="Keep the JSON and bring docs/performance.md up to date.")] = True,
 ) -> None:
@@ -37,13 +37,21 @@ def main(
     concurrency = [1, 4] if quick else [1, 4, 16, 64]
     with tempfile.TemporaryDirectory() as scratch, Progress(console=console) as progress:
         models = [model] if quick else [model, random_checkpoint(Path(scratch) / "random-135m", model)]
-        runs = [
-            asyncio.run(
-                throughput(m, concurrency, dtype="float32", repeats=repeats, bandwidth=bandwidth, progress=progress)
+        runs, prefixes = [], []
+        for m in models:
+            longest = 512 if m is model else 128  # the large one would take half an hour
+            task = throughput(
+                m,
+                concurrency,
+                longest=longest,
+                dtype="float32",
+                repeats=repeats,
+                bandwidth=bandwidth,
+                progress=progress,
             )
-            for m in models
-        ]
-        prefixes = [asyncio.run(prefix(m, dtype="float32", repeats=3 * repeats, progress=progress)) for m in models]
+            runs.append(asyncio.run(task))
+            turns = 3 * repeats if m is model else repeats
+            prefixes.append(asyncio.run(prefix(m, dtype="float32", repeats=turns, progress=progress)))
     results: report.Results = {
         "date": datetime.date.today().isoformat(),
         "command": "make bench",

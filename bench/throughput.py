@@ -16,7 +16,14 @@ from engine import Engine, EngineConfig
 
 
 async def throughput(
-    model: Path, concurrency: list[int], *, dtype: str, repeats: int, bandwidth: float, progress: Progress
+    model: Path,
+    concurrency: list[int],
+    *,
+    longest: int,
+    dtype: str,
+    repeats: int,
+    bandwidth: float,
+    progress: Progress,
 ) -> dict[str, Any]:  # Any: plain JSON
     """Median tokens a second of each contestant, and ratios of the medians of each turn.
 
@@ -30,7 +37,7 @@ async def throughput(
         peer_threads = peer.choose_threads(mixed(1, engine.vocab_size))
         task = progress.add_task(f"{model.name}: throughput", total=len(concurrency) * repeats)
         for count in concurrency:
-            requests = mixed(count, engine.vocab_size, seed=count, longest=min(512, engine.max_tokens))
+            requests = mixed(count, engine.vocab_size, seed=count, longest=longest)
             tokens = sum(r.new_tokens for r in requests)
             few = requests[:4]
             few_tokens = sum(r.new_tokens for r in few)
@@ -57,6 +64,7 @@ async def throughput(
     return {
         "model": model.name,
         "dtype": dtype,
+        "longest_request": longest,
         "engine_threads": threads,
         "transformers_threads": peer_threads,
         "rows": rows,

@@ -269,6 +269,8 @@ class SpanStream:
         self._sequence._tokens.extend(output.token_ids)
         if output.finish_reason is not None:
             self._end()
+        if output.finish_reason == "deadline":
+            self._sequence._mark_closed()
         return output
 
     def close(self) -> None:

@@ -144,12 +144,13 @@ async def test_cancelling_the_task_frees_the_sequence(engine: Engine) -> None:
     seq.close()
 
 
-async def test_a_deadline_ends_the_span(engine: Engine) -> None:
-    seq = await engine.open(PROMPT, deadline_s=0.05)
-    result = await seq.generate_all(greedy(1000 - len(PROMPT) if engine.max_tokens > 1000 else 500))
-    assert result.finish_reason in ("deadline", "length")
-    assert await blocks_used(engine) == 0 or result.finish_reason == "length"
-    seq.close()
+async def test_a_deadline_ends_the_span_and_closes_the_sequence(engine: Engine) -> None:
+    seq = await engine.open(PROMPT, deadline_s=0.02)
+    result = await seq.generate_all(greedy(engine.max_tokens - len(PROMPT)))
+    assert result.finish_reason == "deadline"
+    assert await blocks_used(engine) == 0
+    with pytest.raises(SequenceClosed):
+        seq.append([1])
 
 
 async def test_two_spans_at_once_are_refused(engine: Engine) -> None:
