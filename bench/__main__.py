@@ -50,7 +50,7 @@ def main(
                 progress=progress,
             )
             runs.append(asyncio.run(task))
-            turns = 3 * repeats if m is model else repeats
+            turns = 15 * repeats if m is model else 2 * repeats
             prefixes.append(asyncio.run(prefix(m, dtype="float32", repeats=turns, progress=progress)))
     results: report.Results = {
         "date": datetime.date.today().isoformat(),

@@ -15,13 +15,9 @@ from bench.workload import Request
 from engine import GREEDY, Engine, Span
 
 
-async def run_engine(engine: Engine, requests: Items[Request], threads: int | None = None) -> float:
-    """Seconds until all requests, submitted at once, have generated all their tokens.
-
-    `threads` puts torch's number back to the engine's own, where a contestant in the same process changed it.
-    """
-    if threads is not None:
-        torch.set_num_threads(threads)
+async def run_engine(engine: Engine, requests: Items[Request]) -> float:
+    """Seconds until all requests, submitted at once, have generated all their tokens."""
+    torch.set_num_threads(engine.threads)  # a contestant in this process may have changed it
 
     async def one(request: Request) -> None:
         async with await engine.open(request.prompt) as seq:
@@ -72,7 +68,7 @@ class Transformers:
         )
 
     def _generate(self, ids: torch.Tensor, mask: torch.Tensor, new: int) -> float:
-        torch.set_num_threads(self._threads)  # the engine, in this process too, may have chosen differently
+        torch.set_num_threads(self._threads)  # the engine has a choice of its own
         start = time.perf_counter()
         with torch.inference_mode():
             out = self._model.generate(ids, attention_mask=mask, min_new_tokens=new, max_new_tokens=new)

@@ -34,7 +34,7 @@ def tables(results: Results) -> str:
     ]
     for run in results["throughput"]:
         lines += [
-            f"### {run['model']}, {run['dtype']}: generated tokens/s, requests of up to {run['longest_request']} tokens",
+            f"### {run['model']}, {run['dtype']}: tokens/s, requests of up to {run['longest_request']} tokens",
             "",
             "| requests at once | Ponder | transformers, one batch | ratio (min–max) "
             "| transformers, one by one | ratio (min–max) |",

@@ -6,7 +6,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.progress import Progress
 
 from bench.contestants import Transformers, run_engine
@@ -32,7 +31,6 @@ async def throughput(
     peer = Transformers(model, dtype)
     rows = []
     async with await Engine.start(EngineConfig(str(model), dtype=dtype, prefix_cache=False)) as engine:  # type: ignore[arg-type]  # a dtype's name
-        threads = torch.get_num_threads()  # what the engine chose
         await run_engine(engine, mixed(2, engine.vocab_size))
         peer_threads = peer.choose_threads(mixed(1, engine.vocab_size))
         task = progress.add_task(f"{model.name}: throughput", total=len(concurrency) * repeats)
@@ -43,7 +41,7 @@ async def throughput(
             few_tokens = sum(r.new_tokens for r in few)
             ours, batched, single = [], [], []
             for _ in range(repeats):
-                ours.append(tokens / await run_engine(engine, requests, threads))
+                ours.append(tokens / await run_engine(engine, requests))
                 batched.append(tokens / peer.batched(requests))
                 single.append(few_tokens / peer.one_at_a_time(few))
                 progress.advance(task)
@@ -59,13 +57,12 @@ async def throughput(
                 }
             )
         floor = weight_bytes(model, 2 if dtype == "bfloat16" else 4) / bandwidth
-        torch.set_num_threads(threads)
         step = await _decode_step(engine)
     return {
         "model": model.name,
         "dtype": dtype,
         "longest_request": longest,
-        "engine_threads": threads,
+        "engine_threads": engine.threads,
         "transformers_threads": peer_threads,
         "rows": rows,
         "decode_step_ms": step * 1e3,

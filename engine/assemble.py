@@ -38,6 +38,7 @@ class Parts:
     max_tokens: int
     device: str
     dtype: str
+    threads: int
 
 
 def assemble(config: EngineConfig) -> Parts:
@@ -51,7 +52,8 @@ def assemble(config: EngineConfig) -> Parts:
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
     path = resolve(config.model)
     small = device.type == "cpu" and _weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
-    torch.set_num_threads(config.threads or (1 if small else _TORCH_THREADS))
+    threads = config.threads or (1 if small else _TORCH_THREADS)
+    torch.set_num_threads(threads)
     decoder = load_decoder(path, dtype=dtype, device=device, max_model_len=config.max_model_len)
     spec = decoder.spec
     declared = spec.max_position_embeddings
@@ -83,6 +85,7 @@ def assemble(config: EngineConfig) -> Parts:
         max_tokens=min(max_model_len, blocks * config.block_size),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
+        threads=threads,
     )
 
 

@@ -76,6 +76,7 @@ class Engine:
         max_tokens: int,
         device: str,
         dtype: str,
+        threads: int,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -86,6 +87,7 @@ class Engine:
         self.max_tokens = max_tokens  # tokens that one sequence can have here: the same, or what the KV pool holds
         self.device = device
         self.dtype = dtype
+        self.threads = threads  # CPU threads of the model
         self._core = core
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[m.Command] = queue.SimpleQueue()
@@ -115,6 +117,7 @@ class Engine:
             parts.max_tokens,
             parts.device,
             parts.dtype,
+            parts.threads,
         )
         engine._thread.start()
         return engine
