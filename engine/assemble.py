@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.batch import KVCache
+from engine.batch import NULL_BLOCK, Batch, KVCache
 from engine.blocks import BlockPool
 from engine.checkpoint import resolve
 from engine.config import EngineConfig
@@ -16,7 +16,7 @@ from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import InvalidParameter
 from engine.linear import default_dtype
-from engine.models.decoder import load_decoder
+from engine.models.decoder import Decoder, load_decoder
 from engine.models.spec import ModelSpec
 from engine.runner import ModelRunner
 from engine.tokenizer import Tokenizer
@@ -67,6 +67,7 @@ def assemble(config: EngineConfig) -> Parts:
     kv = KVCache(
         spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim, dtype, device
     )  # one more: the null block
+    _warm_up(decoder, kv, device)
     tokenizer = Tokenizer.load(path)
     core = EngineCore(
         config,
@@ -87,6 +88,15 @@ def assemble(config: EngineConfig) -> Parts:
         dtype=str(dtype).removeprefix("torch."),
         threads=threads,
     )
+
+
+def _warm_up(decoder: Decoder, kv: KVCache, device: torch.device) -> None:
+    """Run a prefill and a decode on the null block, so that the first request does not pay for first calls."""
+    table = torch.full((1, 1), NULL_BLOCK, device=device)
+    for tokens in (kv.block_size, 1):
+        order = torch.arange(tokens, device=device)
+        last = torch.tensor([tokens - 1], device=device)
+        decoder.forward(Batch(order * 0, order, order, (0, tokens), (tokens,), table, last), kv)
 
 
 def _weight_bytes(path: Path, dtype: torch.dtype) -> int:

@@ -19,6 +19,7 @@ from typing import Self
 
 from engine import messages as m
 from engine.assemble import assemble
+from engine.client import Request
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import ContextLengthExceeded, EngineError, EngineStopped, InvalidParameter, QueueFull
@@ -27,39 +28,6 @@ from engine.outputs import Stats
 from engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-
-class Request:
-    """Replies to one request on their way to whoever awaits them."""
-
-    def __init__(self, id: int) -> None:
-        self.id = id
-        self._arrived: list[m.Reply] = []
-        self._failure: EngineError | None = None
-        self._wake = asyncio.Event()
-
-    async def replies(self) -> list[m.Reply]:
-        """All replies that have come since the last call, at least one.
-
-        Raises:
-            EngineStopped: the engine ended before it answered.
-        """
-        await self._wake.wait()
-        self._wake.clear()
-        if self._arrived:
-            arrived, self._arrived = self._arrived, []
-            return arrived
-        assert self._failure is not None
-        self._wake.set()
-        raise self._failure
-
-    def deliver(self, reply: m.Reply) -> None:
-        self._arrived.append(reply)
-        self._wake.set()
-
-    def fail(self, error: EngineError) -> None:
-        self._failure = error
-        self._wake.set()
 
 
 class Engine:

@@ -10,15 +10,13 @@ import secrets
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from engine import messages as m
+from engine.client import Client, Request
 from engine.errors import ContextLengthExceeded, InvalidParameter, SequenceBusy, SequenceClosed
 from engine.outputs import SpanOutput, SpanResult
 from engine.params import Span
-
-if TYPE_CHECKING:
-    from engine.engine import Engine, Request
 
 
 class Sequence:
@@ -27,7 +25,7 @@ class Sequence:
     Get one from `Engine.open` or `fork`. Closing it, or leaving `async with`, closes everything forked from it.
     """
 
-    def __init__(self, engine: Engine, id: int, tokens: list[int], parent: Sequence | None = None) -> None:
+    def __init__(self, engine: Client, id: int, tokens: list[int], parent: Sequence | None = None) -> None:
         self._engine = engine
         self._id = id
         self._tokens = tokens
@@ -243,7 +241,7 @@ class SpanStream:
     the span and cuts the sequence back to what was yielded, so caller and engine never disagree about its tokens.
     """
 
-    def __init__(self, sequence: Sequence, engine: Engine, request: Request) -> None:
+    def __init__(self, sequence: Sequence, engine: Client, request: Request) -> None:
         self._sequence = sequence
         self._engine = engine
         self._request = request

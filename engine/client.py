@@ -1,0 +1,66 @@
+"""What a sequence's handle needs of its engine: somewhere to send commands, and somewhere for replies to arrive.
+
+Knows nothing of threads; `engine.Engine` is the one that stands behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+from engine import messages as m
+from engine.errors import EngineError
+
+
+class Request:
+    """Replies to one request on their way to whoever awaits them."""
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self._arrived: list[m.Reply] = []
+        self._failure: EngineError | None = None
+        self._wake = asyncio.Event()
+
+    async def replies(self) -> list[m.Reply]:
+        """All replies that have come since the last call, at least one.
+
+        Raises:
+            EngineStopped: the engine ended before it answered.
+        """
+        await self._wake.wait()
+        self._wake.clear()
+        if self._arrived:
+            arrived, self._arrived = self._arrived, []
+            return arrived
+        assert self._failure is not None
+        self._wake.set()
+        raise self._failure
+
+    def deliver(self, reply: m.Reply) -> None:
+        self._arrived.append(reply)
+        self._wake.set()
+
+    def fail(self, error: EngineError) -> None:
+        self._failure = error
+        self._wake.set()
+
+
+class Client(Protocol):
+    """An engine as its handles see it."""
+
+    max_tokens: int
+
+    def next_id(self) -> int: ...
+
+    def post(self, command: m.Command) -> None: ...
+
+    def request(self, *, queued: bool = True) -> Request: ...
+
+    def forget(self, request: Request) -> None: ...
+
+    def check_tokens(self, tokens: Iterable[int]) -> None: ...
+
+    def check_length(self, length: int) -> None: ...
+
+    def check_queue(self) -> None: ...
