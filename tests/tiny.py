@@ -33,7 +33,7 @@ TEMPLATE = """\
 def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
     """Write the model into `path`, which is made if need be."""
     path.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer()
+    tokenizer = byte_tokenizer()
     tokenizer.save(str(path / "tokenizer.json"))
     vocab = tokenizer.get_vocab()
     size = len(vocab)
@@ -105,7 +105,7 @@ def _weights(size: int, table: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in weights.items()}
 
 
-def _tokenizer() -> Tokenizer:
+def byte_tokenizer() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

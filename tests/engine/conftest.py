@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.models import tiny
-from tests.tiny import _tokenizer
+from tests.tiny import byte_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -15,5 +15,5 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "random-qwen3"
     # Untied: with tied random embeddings, greedy decoding would repeat one token and hide mistakes.
     tiny.build("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16}).save_pretrained(path)
-    _tokenizer().save(str(path / "tokenizer.json"))
+    byte_tokenizer().save(str(path / "tokenizer.json"))
     return path
