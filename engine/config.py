@@ -41,5 +41,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
+        if not self.ageing_s > 0:
+            raise InvalidParameter("ageing_s", f"ageing_s is {self.ageing_s}; accepted: more than 0 seconds.")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise InvalidParameter("dtype", f"dtype is {self.dtype!r}; accepted: auto, float32, bfloat16, float16.")

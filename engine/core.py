@@ -157,7 +157,6 @@ class EngineCore:
     def _score(self, seq: SequenceState, command: m.Score) -> None:
         """Candidates of one token share one child; each longer one has its own."""
         request = ScoreRequest(command.request, [[0.0] * len(c) for c in command.candidates])
-        seq.job = None
         first = len(seq) - 1
         singles = [(i, 0, c[0]) for i, c in enumerate(command.candidates) if len(c) == 1]
         jobs: list[tuple[Sequence[int], dict[int, list[tuple[int, int, int]]]]] = []

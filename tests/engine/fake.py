@@ -34,7 +34,6 @@ class FakeRunner:
         self._pool = pool
         self._size = block_size
         self._cache: list[tuple[int, int] | None] = [None] * ((pool.total + 1) * block_size)
-        self.steps: list[Step] = []
         self.batches: list[list[tuple[int, int]]] = []  # (sequence id, tokens run) of every step
 
     def run(self, step: Step) -> torch.Tensor:

@@ -202,6 +202,9 @@ async def test_bad_tokens_and_parameters_are_refused_by_name(engine: Engine) -> 
     for bad_span in ({"max_tokens": 0}, {"min_tokens": -1}, {"stop": ("",)}, {"logprobs": 1000}):
         with pytest.raises(InvalidParameter, match=next(iter(bad_span))):
             Span(**bad_span)
+    for option in ({"ageing_s": 0.0}, {"kv_blocks": 0}, {"max_running": 0}, {"dtype": "int3"}):
+        with pytest.raises(InvalidParameter, match=next(iter(option))):
+            EngineConfig("model", **option)  # type: ignore[arg-type]  # refused
     async with await engine.open([]) as empty:
         with pytest.raises(InvalidParameter, match="empty"):
             empty.generate(greedy(1))
