@@ -22,9 +22,9 @@ from engine.runner import ModelRunner
 from engine.tokenizer import Tokenizer
 
 _LONGEST_BY_DEFAULT = 32_768
-# Below this, weights live in the processor's cache and a step is bound by calls: a second thread saved a tenth of a
-# step of one row and a quarter of one of sixteen, yet served over HTTP on two cores one thread gave 1.4 times the tokens
-# of two (docs/performance.md).
+# Below this, weights live in the processor's cache and a step is bound by calls. A second thread saved a tenth of a
+# step of one row and a quarter of one of sixteen; but served over HTTP on two cores, one thread gave 1.4 times the
+# tokens of two (docs/performance.md).
 _ONE_THREAD_BELOW_BYTES = 32 << 20
 _TORCH_THREADS = torch.get_num_threads()  # torch's choice, before any engine of this process changed it
 
