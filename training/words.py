@@ -9,6 +9,10 @@ from random import Random
 _LISTS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 
 NAMES: tuple[str, ...] = tuple(_LISTS["names"])
+HELD_OUT_NAMES: tuple[str, ...] = tuple(_LISTS["held_out_names"])
+THINGS: tuple[str, ...] = tuple(_LISTS["things"])
+HELD_OUT_THINGS: tuple[str, ...] = tuple(_LISTS["held_out_things"])
+GOODS: tuple[str, ...] = tuple(_LISTS["goods"])
 PET_NAMES: tuple[str, ...] = tuple(_LISTS["pet_names"])
 PETS: tuple[str, ...] = tuple(_LISTS["pets"])
 RELATIVES: tuple[str, ...] = tuple(_LISTS["relatives"])
