@@ -1,0 +1,205 @@
+"""Number puzzles: make a target from some numbers with + - * /, each number used exactly once.
+
+A state is the numbers that are left. A step takes two of them and puts their result in front of the others:
+`3*5=15 7 9` leaves 15, 7 and 9. Steps stay within whole numbers; `solve` and `check` are exact rationals. Puzzles that
+`excluded` names are evaluated on and never trained on. Knows nothing of wording, apart from the two canonical prompts
+by which a search asks for steps and for a judgement.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations
+from typing import Literal
+
+Numbers = tuple[int, ...]
+Value = Literal["sure", "likely", "impossible"]
+
+LARGEST = 999  # no step makes more: nothing sensible goes that far for targets up to 100
+_STEP = re.compile(r"(?:Wait, )?(\d+)([-+*/])(\d+)=(\d+)((?: \d+)*)")
+_SIGNS = str.maketrans({"×": "*", "x": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    left: int
+    operator: str
+    right: int
+    state: Numbers  # what is left: the result, then the other numbers as they stood
+
+    @property
+    def value(self) -> int:
+        return self.state[0]
+
+    @property
+    def term(self) -> str:
+        return f"{self.left}{self.operator}{self.right}"
+
+    def __str__(self) -> str:
+        return f"{self.term}={' '.join(map(str, self.state))}"
+
+
+def apply(left: int, operator: str, right: int) -> int | None:
+    """None where the result is negative, not whole, or out of range."""
+    if operator == "/":
+        return left // right if right and left % right == 0 else None
+    value = left + right if operator == "+" else left - right if operator == "-" else left * right
+    return value if 0 <= value <= LARGEST else None
+
+
+@lru_cache(maxsize=20_000)
+def steps(state: Numbers) -> tuple[Step, ...]:
+    """All different steps: + and * in the order of the state, - and / with the larger number first."""
+    found: dict[tuple[int, str, int], Step] = {}
+    for i, j in combinations(range(len(state)), 2):
+        rest = (*state[:i], *state[i + 1 : j], *state[j + 1 :])
+        for operator in "+-*/":
+            pair = (state[i], state[j])
+            left, right = pair if operator in "+*" else (max(pair), min(pair))
+            value = apply(left, operator, right)
+            if value is not None:
+                found.setdefault((left, operator, right), Step(left, operator, right, (value, *rest)))
+    return tuple(found.values())
+
+
+@lru_cache(maxsize=50_000)
+def _routes(state: Numbers) -> Counter[int]:
+    """Each value that uses all numbers → by how many ways, for a sorted state."""
+    if len(state) == 1:
+        return Counter(state)
+    found: Counter[int] = Counter()
+    for step in steps(state):
+        found.update(_routes(tuple(sorted(step.state))))
+    return found
+
+
+def routes(state: Sequence[int], target: int) -> int:
+    """How many sequences of steps lead to the target."""
+    return _routes(tuple(sorted(state)))[target]
+
+
+def value(state: Sequence[int], target: int) -> Value:
+    """How promising a state is: `sure` is one step from the target, or three numbers with at least three routes."""
+    ways = routes(state, target)
+    if not ways:
+        return "impossible"
+    return "sure" if len(state) <= 2 or (len(state) == 3 and ways >= 3) else "likely"
+
+
+def solve(numbers: Sequence[int], target: int) -> str | None:
+    """An expression that makes the target, by exact rationals; None when there is none."""
+    return _solve(tuple((Fraction(number), str(number)) for number in numbers), Fraction(target))
+
+
+def _solve(terms: tuple[tuple[Fraction, str], ...], target: Fraction) -> str | None:
+    if len(terms) == 1:
+        return terms[0][1].removeprefix("(").removesuffix(")") if terms[0][0] == target else None
+    for i, j in combinations(range(len(terms)), 2):
+        (a, first), (b, second) = terms[i], terms[j]
+        rest = (*terms[:i], *terms[i + 1 : j], *terms[j + 1 :])
+        made = [(a + b, f"({first} + {second})"), (a * b, f"({first} * {second})")]
+        made += [(a - b, f"({first} - {second})"), (b - a, f"({second} - {first})")]
+        made += [(a / b, f"({first} / {second})")] if b else []
+        made += [(b / a, f"({second} / {first})")] if a else []
+        for term in made:
+            found = _solve((term, *rest), target)
+            if found is not None:
+                return found
+    return None
+
+
+def excluded(numbers: Sequence[int], target: int) -> bool:
+    """Whether a puzzle of three or more numbers is kept for evaluation. A target of 24 falls under two rules."""
+    if len(numbers) < 3:
+        return False
+    name = ",".join(map(str, sorted(numbers)))
+    names = [f"{name}={target}", name] if target == 24 else [f"{name}={target}"]
+    return any(hashlib.sha256(text.encode()).hexdigest()[-1] in "012" for text in names)
+
+
+def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
+    """The exact value of an expression and the numbers in it; None when it is anything but + - * / of whole numbers."""
+    numbers: list[int] = []
+
+    def walk(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            numbers.append(node.value)
+            return Fraction(node.value)
+        if isinstance(node, ast.BinOp):
+            left, right = walk(node.left), walk(node.right)
+            if isinstance(node.op, ast.Add):
+                return left + right
+            if isinstance(node.op, ast.Sub):
+                return left - right
+            if isinstance(node.op, ast.Mult):
+                return left * right
+            if isinstance(node.op, ast.Div):
+                return left / right
+        raise ValueError("no plain arithmetic")
+
+    if len(expression) > 200:
+        return None
+    try:
+        return walk(ast.parse(expression.translate(_SIGNS).strip(), mode="eval").body), numbers
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def check(answer: str, numbers: Sequence[int], target: int) -> bool:
+    """Whether an answer such as `(9 - 7) * (5 + 7) = 24` makes the target of exactly these numbers, each used once."""
+    expression, equals, said = answer.strip().removesuffix(".").partition("=")
+    if equals and said.strip() != str(target):
+        return False
+    found = evaluate(expression)
+    return found is not None and found[0] == target and sorted(found[1]) == sorted(numbers)
+
+
+def read_step(line: str, state: Sequence[int]) -> Step | None:
+    """The step that a line takes from `state`; None when the line is no step, or not a legal one."""
+    match = _STEP.match(line)
+    if not match:
+        return None
+    left, operator, right = int(match[1]), match[2], int(match[3])
+    rest = Counter(state)
+    rest.subtract((left, right))
+    written = (int(match[4]), *map(int, match[5].split()))
+    if min(rest.values()) < 0 or apply(left, operator, right) != written[0]:
+        return None
+    return Step(left, operator, right, written) if Counter(written[1:]) == +rest else None
+
+
+def count_legal(trace: str, numbers: Sequence[int]) -> tuple[int, int]:
+    """(legal, all) steps of a trace. A line belongs to the last line above that left one number more."""
+    states: dict[int, Sequence[int]] = {len(numbers): numbers}
+    legal = total = 0
+    for line in trace.strip().split("\n"):
+        if re.fullmatch(r"[\d ]+ to \d+", line) or not line:
+            continue
+        total += 1
+        match = _STEP.match(line)
+        if not match:
+            continue
+        written = (int(match[4]), *map(int, match[5].split()))
+        above = states.get(len(written) + 1)
+        chain = [evaluate(part) for part in line.split("=")[1:]] if line.count("=") > 1 else []
+        same = all(part is not None and part[0] == written[0] for part in chain)
+        legal += above is not None and same and read_step(line, above) is not None
+        states[len(written)] = written
+    return legal, total
+
+
+def propose_prompt(numbers: Sequence[int], target: int) -> str:
+    """Answered by up to six lines, each a step as `str(Step)` writes it."""
+    return f"Numbers: {' '.join(map(str, numbers))}. Target: {target}. Propose next steps."
+
+
+def value_prompt(numbers: Sequence[int], target: int) -> str:
+    """Answered by one word: sure, likely or impossible."""
+    return f"Numbers: {' '.join(map(str, numbers))}. Target: {target}. Judge: sure, likely or impossible?"
