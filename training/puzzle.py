@@ -89,30 +89,53 @@ def value(state: Sequence[int], target: int) -> Value:
     """How promising a state is: `sure` is one step from the target, or three numbers with at least three routes."""
     ways = routes(state, target)
     if not ways:
-        return "impossible"
+        return "impossible" if solve(state, target) is None else "likely"  # by way of fractions
     return "sure" if len(state) <= 2 or (len(state) == 3 and ways >= 3) else "likely"
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A fraction, not reduced (that would be most of the time of a search), and how it was made."""
+
+    over: int
+    under: int
+    made: int | tuple[_Term, str, _Term]
+
+    def __str__(self) -> str:
+        if isinstance(self.made, int):
+            return str(self.made)
+        left, operator, right = self.made
+        return f"({left}) {operator} ({right})"
+
+
+def _combined(a: _Term, b: _Term) -> list[_Term]:
+    """Every result of two terms."""
+    first, second, under = a.over * b.under, b.over * a.under, a.under * b.under
+    found = [_Term(first + second, under, (a, "+", b)), _Term(a.over * b.over, under, (a, "*", b))]
+    found += [_Term(first - second, under, (a, "-", b)), _Term(second - first, under, (b, "-", a))]
+    if second:
+        found.append(_Term(first, second, (a, "/", b)))
+    if first:
+        found.append(_Term(second, first, (b, "/", a)))
+    return found
+
+
+def _solution(terms: tuple[_Term, ...], target: int) -> _Term | None:
+    if len(terms) == 1:
+        return terms[0] if terms[0].over == target * terms[0].under else None
+    for i, j in combinations(range(len(terms)), 2):
+        rest = (*terms[:i], *terms[i + 1 : j], *terms[j + 1 :])
+        for term in _combined(terms[i], terms[j]):
+            found = _solution((term, *rest), target)
+            if found is not None:
+                return found
+    return None
 
 
 def solve(numbers: Sequence[int], target: int) -> str | None:
     """An expression that makes the target, by exact rationals; None when there is none."""
-    return _solve(tuple((Fraction(number), str(number)) for number in numbers), Fraction(target))
-
-
-def _solve(terms: tuple[tuple[Fraction, str], ...], target: Fraction) -> str | None:
-    if len(terms) == 1:
-        return terms[0][1].removeprefix("(").removesuffix(")") if terms[0][0] == target else None
-    for i, j in combinations(range(len(terms)), 2):
-        (a, first), (b, second) = terms[i], terms[j]
-        rest = (*terms[:i], *terms[i + 1 : j], *terms[j + 1 :])
-        made = [(a + b, f"({first} + {second})"), (a * b, f"({first} * {second})")]
-        made += [(a - b, f"({first} - {second})"), (b - a, f"({second} - {first})")]
-        made += [(a / b, f"({first} / {second})")] if b else []
-        made += [(b / a, f"({second} / {first})")] if a else []
-        for term in made:
-            found = _solve((term, *rest), target)
-            if found is not None:
-                return found
-    return None
+    found = _solution(tuple(_Term(number, 1, number) for number in numbers), target)
+    return None if found is None else re.sub(r"\((\d+)\)", r"\1", str(found))
 
 
 def excluded(numbers: Sequence[int], target: int) -> bool:

@@ -2,10 +2,10 @@
 
     user: Use 3, 5, 7 and 9 to make 24.
     thinking: the search of `training.tasks.countdown_trace`
-    answer: (5 + 7) * (9 - 7) = 24
+    answer: (3 + 9) * (7 - 5) = 24
 
     user: Numbers: 4 6 9. Target: 24. Propose next steps.    user: Numbers: 9 10. Target: 24. Judge: sure, likely or …
-    answer: 9-6=3 4 …                                        answer: impossible
+    answer: 4*9=36 6 …                                      answer: impossible
 
 Without thinking the answer comes at once. Puzzles that `puzzle.excluded` names are left to the evaluation. The ways of
 asking are in `phrases/countdown.toml`.

@@ -1,14 +1,14 @@
 """Thinking about a number puzzle: a search that tries, checks, rejects and tries again, written in few tokens.
 
-    >>> print(trace(Random(7), (3, 5, 7, 9), 24, 1.0).thinking)
+    >>> print(trace(Random(95), (3, 5, 7, 9), 24, 1.0).thinking)
     3 5 7 9 to 24
-    3*5=15 7 9
-    15+7=22 9 no
-    7+9=16 15 no
-    Wait, 9-7=2 3 5
-    2*3=6 5 no
+    9-7=2 3 5
     3+5=8 2 no
-    5*...
+    Wait, 7-5=2 3 9
+    9-2=7 3 yes
+    7*3=21. Wait, not 24.
+    3+9=12 2 yes
+    12*2=24=(3+9)*2=(3+9)*(7-5)
 
 A line is a step and what is left after it. With two numbers left it ends in `no`, or in `yes` and the last step, into
 which the steps before are put one by one. `Wait,` gives up a first step, or a `yes` that was wrong. Rejected steps are
@@ -25,6 +25,8 @@ from random import Random
 from training.puzzle import Numbers, Step, routes, steps
 
 GIVEN_UP = "I found no solution."
+HABIT = 0.88  # what a step weighs against the one before it: a habitual order is easier to learn, and not to repeat
+CLOSE = 6  # how far the last step of a wrong `yes` may be from the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,14 @@ def promise(step: Step, target: int) -> float:
     return weight * (1.6 if any(number > 1 and target % number == 0 for number in step.state) else 1.0)
 
 
-def draw(rng: Random, among: Sequence[Step], target: int, count: int, sharpness: float = 2.0) -> list[Step]:
-    """Up to `count` of them in order of promise, roughly; none that leaves the same numbers as another."""
-    left, chosen = list(among), list[Step]()
+def draw(rng: Random, among: Sequence[Step], target: int, count: int, sharpness: float = 3.0) -> list[Step]:
+    """Up to `count` of them, the promising and the earlier ones rather first; none that leaves what another leaves."""
+    left = [(step, promise(step, target) ** sharpness * HABIT**at) for at, step in enumerate(among)]
+    chosen: list[Step] = []
     while left and len(chosen) < count:
-        step = rng.choices(left, [promise(step, target) ** sharpness for step in left])[0]
+        step = rng.choices(left, [weight for _, weight in left])[0][0]
         chosen.append(step)
-        left = [other for other in left if sorted(other.state) != sorted(step.state)]
+        left = [(other, weight) for other, weight in left if sorted(other.state) != sorted(step.state)]
     return chosen
 
 
@@ -86,9 +89,10 @@ def _rejected(rng: Random, state: Numbers, target: int, count: int, wrong_yes: b
     tried = draw(rng, [step for step in steps(state) if not routes(step.state, target)], target, count)
     lines = [f"{step} no" for step in tried]
     if wrong_yes and tried:
-        near = [min(steps(step.state), key=lambda last: abs(last.value - target)) for step in tried]
-        at = min(range(len(near)), key=lambda i: abs(near[i].value - target))
-        lines[at : at + 1] = [f"{tried[at]} yes", f"{near[at]}. Wait, not {target}."]
+        last = [min(steps(step.state), key=lambda made: abs(made.value - target)) for step in tried]
+        at = min(range(len(last)), key=lambda i: abs(last[i].value - target))
+        if abs(last[at].value - target) <= CLOSE:
+            lines[at : at + 1] = [f"{tried[at]} yes", f"{last[at]}. Wait, not {target}."]
     return lines
 
 
@@ -107,7 +111,7 @@ def trace(rng: Random, numbers: Numbers, target: int, progress: float) -> Trace:
         rejected = _few(rng, progress, (44, 22, 13, 8, 5, 4, 2, 1, 1)) if solvable else rng.randint(6, 8)
         wrong = [step for step in steps(numbers) if not routes(step.state, target)]
         firsts = draw(rng, wrong, target, rejected)
-        doubted = rng.randrange(len(firsts) + 1) if progress > 0.25 and rng.random() < 0.3 else -1
+        doubted = rng.randrange(len(firsts) + 1) if progress > 0.25 and rng.random() < 0.6 else -1
         for at, first in enumerate(firsts):
             lines.append("Wait, " * (at > 0) + str(first))
             count = 1 + _few(rng, progress, (4, 10, 20, 25, 20))
@@ -118,7 +122,7 @@ def trace(rng: Random, numbers: Numbers, target: int, progress: float) -> Trace:
             lines += _rejected(rng, taken[0].state, target, count, doubted == len(firsts))
     elif len(numbers) == 3:
         count = _few(rng, progress, (30, 25, 20, 15, 10)) if solvable else rng.randint(5, 8)
-        lines += _rejected(rng, numbers, target, count, progress > 0.25 and rng.random() < 0.25)
+        lines += _rejected(rng, numbers, target, count, progress > 0.25 and rng.random() < 0.5)
     if not solvable:
         return Trace("\n".join(lines), GIVEN_UP)
     if len(numbers) > 2:
