@@ -111,7 +111,7 @@ def trace(rng: Random, numbers: Numbers, target: int, progress: float) -> Trace:
         rejected = _few(rng, progress, (44, 22, 13, 8, 5, 4, 2, 1, 1)) if solvable else rng.randint(6, 8)
         wrong = [step for step in steps(numbers) if not routes(step.state, target)]
         firsts = draw(rng, wrong, target, rejected)
-        doubted = rng.randrange(len(firsts) + 1) if progress > 0.25 and rng.random() < 0.6 else -1
+        doubted = rng.randrange(len(firsts) + 1) if rng.random() < min(0.5, progress) else -1
         for at, first in enumerate(firsts):
             lines.append("Wait, " * (at > 0) + str(first))
             count = 1 + _few(rng, progress, (4, 10, 20, 25, 20))
@@ -122,7 +122,7 @@ def trace(rng: Random, numbers: Numbers, target: int, progress: float) -> Trace:
             lines += _rejected(rng, taken[0].state, target, count, doubted == len(firsts))
     elif len(numbers) == 3:
         count = _few(rng, progress, (30, 25, 20, 15, 10)) if solvable else rng.randint(5, 8)
-        lines += _rejected(rng, numbers, target, count, progress > 0.25 and rng.random() < 0.5)
+        lines += _rejected(rng, numbers, target, count, rng.random() < min(0.5, progress))
     if not solvable:
         return Trace("\n".join(lines), GIVEN_UP)
     if len(numbers) > 2:
