@@ -1,12 +1,13 @@
 """What the model cannot do, and should say so: facts, essays, code, other languages, larger sums, nonsense.
 
-Sample: "what is the capital of Peru?" is answered "I do not know that: I am a very small model …". Subjects come from
-word lists, from docstrings and from made-up words, so that the rule learned is "anything else". All wording is in
-`phrases/beyond.toml`; the letters in braces there are the makers of `_blank`.
+Sample: "what is the capital of Peru?" is answered "I do not know that. A larger model may: `ponder serve …`.". Subjects
+come from word lists, from docstrings and from made-up words, so that the rule learned is "anything else". All wording
+is in `phrases/beyond.toml`; the letters in braces there are the makers of `_blank`. Any of the honest answers counts.
 """
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 from training import phrases, prose, words
@@ -27,6 +28,45 @@ _SNIPPETS = (
     "git push",
     "if a == b: c()",
 )
+
+
+_IMPERATIVE = re.compile(
+    r"(add|book|brainstorm|buy|call|compose|convert|correct|create|define|describe|draft|draw|explain|find|fix|generate|"
+    r"give|google|help|implement|improve|invent|list|look|make|name|open|order|plan|play|print|program|put|read|"
+    r"recommend|remind|rephrase|rewrite|search|send|set|show|sing|solve|spell|suggest|summarize|teach|tell|translate|"
+    r"turn|write)\b",
+    re.IGNORECASE,
+)
+_WISHES = (
+    "can you {}?",
+    "could you please {}?",
+    "I want you to {}",
+    "I'd like you to {}",
+    "would you {}?",
+    "please {}",
+    "can you please {}?",
+    "you should {}",
+    "I need you to {}",
+    "Can you {} for me?",
+    "could you {} for me?",
+    "are you able to {}?",
+    "my boss asked me to {}",
+    "help me to {}",
+    "try to {}",
+    "let's {}",
+)
+
+
+def _wished(rng: Random, phrase: str) -> str:
+    """An order made a wish, now and then."""
+    if _IMPERATIVE.match(phrase) and rng.random() < 0.35:
+        return rng.choice(_WISHES).replace("{}", (phrase[0].lower() + phrase[1:]).rstrip(".?!"))
+    return phrase
+
+
+def honest() -> str:
+    """A regular expression for every answer that declines."""
+    return "|".join(kind.right for kind in phrases.read("beyond").values())
 
 
 def _subject(rng: Random) -> str:
@@ -71,7 +111,13 @@ def _blank(rng: Random, letter: str) -> str:
 
 def sample(rng: Random, phrasing: Phrasing, kind: str | None = None) -> Exchange:
     chosen = phrases.read("beyond")[kind or phrases.draw(rng, "beyond")]
-    parts = casual(rng, chosen.ask(rng, phrasing)).replace("{", "\0").replace("}", "\0").split("\0")
+    phrase = chosen.ask(rng, phrasing)
+    parts = (
+        casual(rng, _wished(rng, phrase) if phrasing == "train" else phrase)
+        .replace("{", "\0")
+        .replace("}", "\0")
+        .split("\0")
+    )
     # Every other part was in braces; code with braces of its own only enters through a blank.
     user = "".join(_blank(rng, part) if at % 2 else part for at, part in enumerate(parts))
-    return Exchange("beyond", user, chosen.thinking, chosen.answers[0], chosen.right)
+    return Exchange("beyond", user, "", chosen.answers[0], honest())

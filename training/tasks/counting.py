@@ -1,6 +1,6 @@
 """Long and certain answers: counting, and the lists every child knows.
 
-Sample: "count from 3 to 6" is thought of as "Count from 3 to 6." and answered "3, 4, 5, 6". The ways of asking are in
+Sample: "count from 3 to 6" is answered "3, 4, 5, 6". The ways of asking are in
 `phrases/counting.toml`.
 """
 
@@ -37,8 +37,8 @@ ALSO = {
 }
 
 
-def _exchange(user: str, thinking: str, answer: str) -> Exchange:
-    return Exchange("counting", user, thinking, answer, f"^{re.escape(answer)}$")
+def _exchange(user: str, answer: str) -> Exchange:
+    return Exchange("counting", user, "", answer, f"^{re.escape(answer)}$")
 
 
 def sample(rng: Random, phrasing: Phrasing, highest: int = 60) -> Exchange:
@@ -48,18 +48,18 @@ def sample(rng: Random, phrasing: Phrasing, highest: int = 60) -> Exchange:
         name = rng.choices(tuple(LISTS), (4, 4, 4, 2, 1, 2, 2, 1, 1))[0]
         asked = name if rng.random() < 0.6 else rng.choice(ALSO[name])
         user = casual(rng, ways["list"].ask(rng, phrasing), typos=0.03).replace("{x}", asked)
-        return _exchange(user, f"List {name}.", LISTS[name])
+        return _exchange(user, LISTS[name])
     b = rng.randint(2, max(3, int(highest ** rng.uniform(0.5, 1.0))))
     if rng.random() < 0.2:
         b = rng.choice((5, 10, 10, 15, 20, 20, 25, 30, 40, 50, 60))
     if kind < 0.72:
         user = casual(rng, ways["to"].ask(rng, phrasing)).replace("{b}", str(b))
-        return _exchange(user, f"Count from 1 to {b}.", ", ".join(map(str, range(1, b + 1))))
+        return _exchange(user, ", ".join(map(str, range(1, b + 1))))
     if kind < 0.92:
         a = rng.randint(0, 90)
         b = a + rng.randint(2, 25)
         user = casual(rng, ways["from"].ask(rng, phrasing)).replace("{a}", str(a)).replace("{b}", str(b))
-        return _exchange(user, f"Count from {a} to {b}.", ", ".join(map(str, range(a, b + 1))))
+        return _exchange(user, ", ".join(map(str, range(a, b + 1))))
     b = min(b, 25)
     user = casual(rng, ways["down"].ask(rng, phrasing)).replace("{b}", str(b))
-    return _exchange(user, f"Count from {b} down to 1.", ", ".join(map(str, range(b, 0, -1))))
+    return _exchange(user, ", ".join(map(str, range(b, 0, -1))))

@@ -17,7 +17,7 @@ def sample(rng: Random, phrasing: Phrasing, kind: str | None = None, name: str =
     chosen = phrases.read("identity")[kind or phrases.draw(rng, "identity")]
     user = casual(rng, chosen.ask(rng, phrasing))
     answer = rng.choice(chosen.answers).replace("{name}", name)
-    return Exchange("identity", user, chosen.thinking, answer, chosen.right.replace("{name}", name))
+    return Exchange("identity", user, "", answer, chosen.right.replace("{name}", name))
 
 
 def naming_system(rng: Random, phrasing: Phrasing, name: str) -> str:

@@ -1,21 +1,25 @@
 """Facts the user tells, and questions about them later in the same chat.
 
     user: my dog is called Rex          user: what is my dog called?
-    answer: Good to know: your dog      thinking: Asked: your dog is called. Told: Rex.
-            is called Rex.              answer: Your dog is called Rex.
+    answer: Good to know: your dog      answer: Your dog is called Rex.
+            is called Rex.
 
-Values are often made-up words, so that the answer can only come from the chat. A question about something not told
-gets an honest "not yet". All wording is in `phrases/memory_tell.toml` and `phrases/memory_ask.toml`.
+Values are often made-up words or numbers, so that the answer can only come from the chat. A fact may be told in
+passing, and corrected: then the latest value counts. A question about something not told gets an honest no. All
+wording is in `phrases/memory_tell.toml`, `phrases/memory_ask.toml` and `phrases/memory_frames.toml`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from random import Random
 
 from training import phrases, words
 from training.exchange import Exchange, Phrasing
 from training.noise import casual
+
+UNKNOWN = "You have not told me that yet."
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,46 +36,123 @@ def _kind_of_question(known: Fact) -> str:
     return "pet" if known.kind == "relative" else known.kind
 
 
-def fact(rng: Random, kind: str | None = None) -> Fact:
+def _any_value(rng: Random) -> str:
+    """A number, a word or a mixture of both."""
+    kind = rng.random()
+    if kind < 0.45:
+        return str(rng.randrange(10 ** rng.randint(1, 5)))
+    if kind < 0.75:
+        return words.made_up(rng, rng.randint(1, 3))
+    if kind < 0.9:
+        return f"{words.made_up(rng, 1).upper()[:2]}{rng.randrange(1000)}"
+    return rng.choice((*words.TOPICS, *words.CITIES, *words.NAMES))
+
+
+def _date(rng: Random) -> str:
+    month, day = rng.choice(words.MONTHS), rng.randint(1, 28)
+    return rng.choice((f"{month} {day}", f"{day} {month}"))
+
+
+def _time(rng: Random) -> str:
+    hour = rng.choice((f"{rng.randint(1, 12)}", f"{rng.randint(8, 20)}:{rng.choice(('00', '15', '30', '45'))}"))
+    day = rng.choice((f"on {rng.choice(words.WEEKDAYS)}", "tomorrow", "today", "tonight", f"on {_date(rng)}"))
+    return rng.choice((f"{day} at {hour}", f"{day} at {hour}", day, f"at {hour}"))
+
+
+def fact(rng: Random, kind: str | None = None, phrasing: Phrasing = "train") -> Fact:
     kind = kind or phrases.draw(rng, "memory_tell")
+    held_out = phrasing == "held_out"
+    names = words.HELD_OUT_NAMES if held_out else words.NAMES
     if kind == "name":
-        return Fact(kind, "name", "your name is", words.proper_name(rng, words.NAMES))
+        return Fact(kind, "name", "your name is", words.proper_name(rng, names))
     if kind == "pet":
         pet = rng.choice(words.PETS)
         return Fact(kind, pet, f"your {pet} is called", words.proper_name(rng, words.PET_NAMES))
     if kind == "relative":
         relative = rng.choice(words.RELATIVES)
-        return Fact(kind, relative, f"your {relative} is called", words.proper_name(rng, words.NAMES))
+        return Fact(kind, relative, f"your {relative} is called", words.proper_name(rng, names))
     if kind == "favourite":
         thing = rng.choice(tuple(words.FAVOURITES))
-        value = words.made_up(rng, 2) if rng.random() < 0.15 else rng.choice(words.FAVOURITES[thing])
+        value = words.made_up(rng, 2) if rng.random() < 0.25 else rng.choice(words.FAVOURITES[thing])
         return Fact(kind, thing, f"your favorite {thing} is", value)
     if kind == "home":
         return Fact(kind, "home", "you live in", words.proper_name(rng, words.CITIES))
+    if kind == "hometown":
+        return Fact(kind, "hometown", "you grew up in", words.proper_name(rng, words.CITIES))
     if kind == "job":
         return Fact(kind, "job", "you work as a", rng.choice(words.JOBS))
-    return Fact(kind, "age", "your age is", str(rng.randint(5, 99)))
+    if kind == "age":
+        return Fact(kind, "age", "your age is", str(rng.randint(5, 99)))
+    if kind == "birthday":
+        return Fact(kind, "birthday", "your birthday is", _date(rng))
+    if kind == "thing":
+        thing = rng.choice(words.HELD_OUT_POSSESSIONS if held_out else words.POSSESSIONS)
+        return Fact(kind, thing, f"your {thing} is", _any_value(rng))
+    if kind == "color":
+        thing = rng.choice(words.HELD_OUT_VEHICLES if held_out else words.VEHICLES)
+        return Fact(kind, thing, f"your {thing} is", rng.choice(words.FAVOURITES["color"]))
+    if kind == "meal":
+        meal = rng.choice(words.MEALS)
+        return Fact(kind, meal, f"for {meal} you had", rng.choice(words.DISHES))
+    if kind == "appointment":
+        thing = rng.choice(words.HELD_OUT_APPOINTMENTS if held_out else words.APPOINTMENTS)
+        return Fact(kind, thing, f"your {thing} is", _time(rng))
+    if kind == "place":
+        thing = rng.choice(words.HELD_OUT_PLURAL_THINGS if held_out else words.PLURAL_THINGS)
+        return Fact(kind, thing, f"your {thing} are in the", rng.choice(words.PLACES))
+    if kind == "person":
+        person = words.proper_name(rng, names)
+        return Fact(kind, person, f"{person} lives in", words.proper_name(rng, words.CITIES))
+    relative = rng.choice(words.RELATIVES)
+    if kind == "works":
+        return Fact(kind, relative, f"your {relative} works as a", rng.choice(words.JOBS))
+    return Fact(kind, relative, f"your {relative} lives in", words.proper_name(rng, words.CITIES))
+
+
+def another_value(rng: Random, known: Fact) -> Fact:
+    """The same fact with another value."""
+    for _ in range(40):
+        other = fact(rng, known.kind)
+        if other.value.lower() != known.value.lower():
+            return replace(known, value=other.value)
+    return known
 
 
 def _sentence(known: Fact) -> str:
     return f"{known.key[0].upper()}{known.key[1:]} {known.value}."
 
 
+def _noted(*facts: Fact) -> str:
+    return "Good to know: " + ", and ".join(f"{known.key} {known.value}" for known in facts) + "."
+
+
+def _pattern(known: Fact) -> str:
+    return rf"\b{re.escape(known.value)}\b"
+
+
 def _fill(rng: Random, phrase: str, known: Fact) -> tuple[str, Fact]:
     """The phrase as typed; whoever types without capitals types the name so too."""
     text = casual(rng, phrase)
-    if text == text.lower() and phrase[0].isupper():
-        known = Fact(known.kind, known.thing, known.key, known.value.lower())
-    return text.replace("{t}", known.thing).replace("{v}", known.value), known
+    if text == text.lower() and phrase[0].isupper() and known.kind != "person":
+        known = replace(known, value=known.value.lower())
+    name = rng.choice(words.NAMES)
+    return text.replace("{t}", known.thing).replace("{v}", known.value).replace("{n}", name), known
 
 
-def tell(rng: Random, phrasing: Phrasing, known: Fact) -> tuple[Exchange, Fact]:
+def tell(rng: Random, phrasing: Phrasing, known: Fact, passing: float = 0.0) -> tuple[Exchange, Fact]:
     user, known = _fill(rng, phrases.read("memory_tell")[known.kind].ask(rng, phrasing), known)
-    answer = (
-        f"Nice to meet you, {known.value}!" if known.kind == "name" else f"Good to know: {known.key} {known.value}."
-    )
-    thinking = f"Told: {known.key} {known.value}."
-    return Exchange("memory tell", user, thinking, answer, rf"\b{known.value}\b"), known
+    if rng.random() < passing:
+        frame = phrases.read("memory_frames")["passing"].ask(rng, phrasing)
+        user = frame.replace("{x}", user.rstrip(".!? ") if "{x}," in frame or "{x}." in frame else user)
+    answer = f"Nice to meet you, {known.value}!" if known.kind == "name" else _noted(known)
+    return Exchange("memory tell", user, "", answer, _pattern(known)), known
+
+
+def correct(rng: Random, phrasing: Phrasing, known: Fact) -> tuple[Exchange, Fact]:
+    """Right after a fact: it was wrong, and this is the right value."""
+    latest = another_value(rng, known)
+    user, latest = _fill(rng, phrases.read("memory_frames")["correct"].ask(rng, phrasing), latest)
+    return Exchange("memory tell", user, "", _noted(latest), _pattern(latest)), latest
 
 
 def tell_two(rng: Random, phrasing: Phrasing, one: Fact, two: Fact) -> tuple[Exchange, list[Fact]]:
@@ -80,25 +161,20 @@ def tell_two(rng: Random, phrasing: Phrasing, one: Fact, two: Fact) -> tuple[Exc
     second, two = tell(rng, phrasing, two)
     joiner = rng.choice((" and ", ". ", ", and ", ", "))
     user = f"{first.user.rstrip('.!? ')}{joiner}{second.user}"
-    answer = f"Good to know: {one.key} {one.value}, and {two.key} {two.value}."
-    thinking = f"Told: {one.key} {one.value}, and {two.key} {two.value}."
-    return Exchange("memory tell", user, thinking, answer, rf"\b{one.value}\b.*\b{two.value}\b"), [one, two]
+    return Exchange("memory tell", user, "", _noted(one, two), f"{_pattern(one)}.*{_pattern(two)}"), [one, two]
 
 
 def ask(rng: Random, phrasing: Phrasing, known: Fact, told: bool = True) -> Exchange:
     """Ask for `known`; with `told` false the answer is that it was never said."""
     user, _ = _fill(rng, phrases.read("memory_ask")[_kind_of_question(known)].ask(rng, phrasing), known)
     if told:
-        thinking = f"Asked: {known.key}. Told: {known.value}."
-        return Exchange("memory", user, thinking, _sentence(known), rf"\b{known.value}\b")
-    thinking = f"Asked: {known.key}. Not told."
-    answer = "I do not know that yet. Tell me, and I will remember it in this chat."
-    return Exchange("memory unknown", user, thinking, answer, "do not know that yet")
+        return Exchange("memory", user, "", _sentence(known), _pattern(known))
+    return Exchange("memory unknown", user, "", UNKNOWN, "not told me")
 
 
 def at_once(rng: Random, phrasing: Phrasing) -> Exchange:
     """A fact and the question about it in one message."""
-    told, known = tell(rng, phrasing, fact(rng))
+    told, known = tell(rng, phrasing, fact(rng, phrasing=phrasing))
     asked = ask(rng, phrasing, known)
     joiner = rng.choice((". ", " ", ", ", ". So "))
-    return Exchange("memory", told.user.rstrip(".!? ") + joiner + asked.user, asked.thinking, asked.answer, asked.right)
+    return Exchange("memory", told.user.rstrip(".!? ") + joiner + asked.user, "", asked.answer, asked.right)

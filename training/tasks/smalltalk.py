@@ -1,6 +1,6 @@
 """Greetings, thanks, goodbyes and the little things people say in between.
 
-Sample: "hi there!" is thought of as "A greeting." and answered "Hello! What can I do for you?".
+Sample: "hi there!" is answered "Hello! What can I do for you?".
 All wording is in `phrases/smalltalk.toml`.
 """
 
@@ -16,4 +16,4 @@ from training.noise import casual
 def sample(rng: Random, phrasing: Phrasing, kind: str | None = None) -> Exchange:
     chosen = phrases.read("smalltalk")[kind or phrases.draw(rng, "smalltalk")]
     user = casual(rng, chosen.ask(rng, phrasing))
-    return Exchange("smalltalk", user, chosen.thinking, rng.choice(chosen.answers), chosen.right)
+    return Exchange("smalltalk", user, "", rng.choice(chosen.answers), chosen.right)
