@@ -1,0 +1,195 @@
+"""Answers from given passages: the one sentence that answers, word for word, with the label of its passage.
+
+    system: Answer from the sources.        user: which year did they finish the dam?
+            [S1] The dam was begun in …     answer: The dam was finished in 1931. [S2]
+            [S2] … The dam was finished …   user: who paid for it?
+                                            answer: I don't know. The sources do not say.
+
+The passages come from `paragraphs` (made-up entities) and `quotable` (real prose); often several questions are asked on
+the same ones. Knows how passages are laid out in a chat and how replies are judged, nothing of how pages are written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+from training import paragraphs, phrases, quotable
+from training.conversation import Case, Conversation, Message, Phrasing, Reply, Verdict
+from training.noise import casual
+from training.passages import Asked, Page, Passage, shape
+
+Judge = Callable[[Sequence[Reply]], Verdict]
+
+MISSING = phrases.read("grounded")["missing"].train[0]
+LONGEST_REPLY = 60  # words; more is no answer but the passage
+
+_LAYOUTS = (
+    *("[{s}] {text}", "[{s}] {text}", "[{s}] {text}", "[{s}] {text}", "{s}: {text}", "[{s}] {title}\n{text}"),
+    *("({s}) {text}", '<source id="{s}">{text}</source>', "[{s}] ({title}) {text}"),
+)
+_LABEL = re.compile(r"\bS(\d+)\b")
+_REFUSAL = re.compile(
+    r"\b(do not know|don't know|don’t know|not say|does not mention|do not mention|cannot find|can't find|no answer)\b",
+    re.IGNORECASE,
+)
+
+
+def _labels(rng: Random, count: int) -> list[str]:
+    if rng.random() < 0.9:
+        return [f"S{number}" for number in range(1, count + 1)]
+    numbers = rng.sample(range(1, 13), count)
+    return [f"S{number}" for number in (numbers if rng.random() < 0.4 else sorted(numbers))]
+
+
+def _sources(rng: Random, passages: Sequence[Passage], labels: Sequence[str], layout: str) -> str:
+    parts = (
+        layout.replace("{s}", label).replace("{title}", passage.title).replace("{text}", passage.text)
+        for passage, label in zip(passages, labels, strict=True)
+    )
+    return rng.choice(("\n", "\n", "\n\n")).join(parts)
+
+
+def _ask(rng: Random, phrasing: Phrasing, asked: Asked) -> str:
+    wording = phrases.read("grounded")["question"].ask(rng, phrasing)
+    text = wording.replace("{q}", asked.text)
+    text = text[0].upper() + text[1:] if rng.random() < 0.6 else text
+    return casual(rng, text, typos=0.03)
+
+
+def _answer(asked: Asked, labels: Sequence[str]) -> str:
+    return f"{asked.answer} [{labels[asked.passage]}]" if asked.answer else MISSING
+
+
+def _laid_out(rng: Random, phrasing: Phrasing, page: Page, labels: Sequence[str], layout: str) -> list[Message]:
+    """The page and its questions as a chat: sources in the system message, or in the first question."""
+    sources = _sources(rng, page.passages, labels, layout)
+    instruction = phrases.read("grounded")["instruction"].ask(rng, phrasing)
+    opening = f"{instruction}{rng.choice((chr(10), chr(10) * 2))}{sources}" if rng.random() < 0.85 else sources
+    place = rng.random()
+    messages = [Message("system", opening)] if place < 0.65 else []
+    for at, asked in enumerate(page.asked):
+        text = _ask(rng, phrasing, asked)
+        if at == 0 and 0.65 <= place < 0.9:
+            text = f"{opening}\n\n{text}"
+        elif at == 0 and place >= 0.9:
+            text = f"{text}\n\n{sources}"
+        messages += [Message("user", text), Message("assistant", _answer(asked, labels))]
+    return messages
+
+
+def _page(rng: Random, phrasing: Phrasing, progress: float) -> Page:
+    rich = min(1.0, progress / 0.5)
+    counts = shape(rng, progress)
+    questions = 1 if rng.random() < 0.5 else rng.randint(2, 3 if sum(counts) < 6 else 6)
+    absent = 0.25 if progress >= 0.06 else 0.0
+    while True:
+        make = paragraphs.page if rng.random() < 0.55 else quotable.page
+        page = make(rng, phrasing, counts, rich, questions, absent)
+        if page.asked:
+            return page
+
+
+def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
+    """One to six questions on one to six passages; short and simple at `progress` 0, all of it from 0.5 on."""
+    page = _page(rng, phrasing, progress)
+    labels = _labels(rng, len(page.passages))
+    messages = _laid_out(rng, phrasing, page, labels, rng.choice(_LAYOUTS))
+    if rng.random() < 0.04:
+        thanks = phrases.read("grounded")["manners"].ask(rng, phrasing)
+        messages += [Message("user", thanks), Message("assistant", "You're welcome!")]
+    return Conversation(tuple(messages))
+
+
+def _cited(reply: str) -> set[str]:
+    return {f"S{number}" for number in _LABEL.findall(reply)}
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.sub(r"[^\w]+", " ", text.lower()).split())
+
+
+def _holds(reply: str, value: str) -> bool:
+    return bool(value) and f" {_plain(value)} " in f" {_plain(reply)} "
+
+
+def _present_judge(asked: Asked, label: str) -> Judge:
+    """The whole sentence or the value asked for, with the right label and no other."""
+
+    def judge(replies: Sequence[Reply]) -> Verdict:
+        said = replies[-1].content if replies else ""
+        brief = len(said.split()) <= max(LONGEST_REPLY, len(asked.answer.split()) + 4)
+        right = brief and _cited(said) == {label} and (_holds(said, asked.answer) or _holds(said, asked.value))
+        return {"right sentence with its label": right, "no false refusal": bool(said) and not _REFUSAL.search(said)}
+
+    return judge
+
+
+def _absent_judge(replies: Sequence[Reply]) -> Verdict:
+    said = replies[-1].content if replies else ""
+    return {"says it does not know": bool(_REFUSAL.search(said)) and not _cited(said)}
+
+
+def _case(rng: Random, page: Page) -> Case:
+    labels = [f"S{number}" for number in range(1, len(page.passages) + 1)]
+    asked = page.asked[0]
+    layout = rng.choice(_LAYOUTS[:5])
+    messages = _laid_out(rng, "held_out", Page(page.passages, (asked,)), labels, layout)
+    judge = _present_judge(asked, labels[asked.passage]) if asked.answer else _absent_judge
+    return Case(Conversation(tuple(messages[:-1])), judge, (Reply("", messages[-1].content, ()),))
+
+
+def case(rng: Random, passages: int = 3, present: bool = True) -> Case:
+    """A question in held-out words on made-up entities; with `present` false, one that no passage answers."""
+    counts = [rng.randint(2, 5) for _ in range(passages)]
+    return _case(rng, paragraphs.page(rng, "held_out", counts, 1.0, 1, 0.0 if present else 1.0))
+
+
+def prose_case(rng: Random, passages: int = 3, present: bool = True) -> Case:
+    """The same on docstrings that were not trained on."""
+    while True:
+        counts = [rng.randint(2, 5) for _ in range(passages)]
+        page = quotable.page(rng, "held_out", counts, 1.0, 1, 0.0 if present else 1.0)
+        if page.asked and len(page.passages) == passages:
+            return _case(rng, page)
+
+
+def _xquad_judge(answers: Sequence[str], label: str) -> Judge:
+    def judge(replies: Sequence[Reply]) -> Verdict:
+        said = replies[-1].content if replies else ""
+        quotes = len(said.split()) <= LONGEST_REPLY and any(answer.lower() in said.lower() for answer in answers)
+        return {"quotes the answer": quotes, "right label": _cited(said) == {label}}
+
+    return judge
+
+
+def xquad_cases(path: Path, count: int, rng: Random) -> list[Case]:
+    """People's questions in the layout of SQuAD, each with its paragraph among three of the article."""
+    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+    asked = [
+        (article["paragraphs"], at, question)
+        for article in articles
+        for at, paragraph in enumerate(article["paragraphs"])
+        for question in paragraph["qas"]
+    ]
+    cases = []
+    for found, at, question in rng.sample(asked, min(count, len(asked))):
+        others = rng.sample([other for other in range(len(found)) if other != at], min(2, len(found) - 1))
+        order = rng.sample([at, *others], 1 + len(others))
+        passages = [Passage("", (found[one]["context"],)) for one in order]
+        labels = [f"S{number}" for number in range(1, len(order) + 1)]
+        right = labels[order.index(at)]
+        instruction = phrases.read("grounded")["instruction"].ask(rng, "held_out")
+        prompt = Conversation(
+            (
+                Message("system", f"{instruction}\n{_sources(rng, passages, labels, _LAYOUTS[0])}"),
+                Message("user", question["question"]),
+            )
+        )
+        answers = [answer["text"] for answer in question["answers"]]
+        wanted = Reply("", f"{answers[0]} [{right}]", ())
+        cases.append(Case(prompt, _xquad_judge(answers, right), (wanted,)))
+    return cases
