@@ -44,6 +44,7 @@ _LISTS: dict[Phrasing, tuple[tuple[str, str, str, str], ...]] = {
 def listed(rng: Random, phrasing: Phrasing, numbers: Numbers) -> str:
     opening, between, last, closing = rng.choice(_LISTS[phrasing])
     texts = [str(number) for number in numbers]
+    last = " and " if len(texts) == 2 and last == ", and " else last
     return opening + between.join(texts[:-1]) + last + texts[-1] + closing
 
 
@@ -115,7 +116,9 @@ def _labelled(rng: Random, label: Value, progress: float) -> tuple[Numbers, int]
     if label == "likely":
         count = max(count, 3)
     while True:
-        numbers, target = state(rng, count, progress)
+        # Four numbers come from no longer puzzle, and those with a solution would be drawn in vain.
+        of_four = label == "impossible" and count == 4
+        numbers, target = draw(rng, 4, progress) if of_four else state(rng, count, progress)
         if label == "impossible" and count == 2 and rng.random() < 0.5:
             target = max(1, rng.choice(puzzle.steps(numbers)).value + rng.choice((-10, -2, -1, 1, 2, 10)))
         if target <= 100 and puzzle.value(numbers, target) == label:
