@@ -1,0 +1,274 @@
+"""Abilities together in one chat: thinking, tools, sources, memory and plain talk.
+
+    user: how high is the summit of Mount Goom?
+    assistant: <tool_call>{"name": "search", "arguments": {"query": "how high is the summit of Mount Goom"}}</tool_call>
+    tool: [S1] Goom is a mountain. … [S2] The summit stands at 3,120 metres. …
+    assistant: The summit stands at 3,120 metres. [S2]
+
+Four kinds: `thought` (a word problem with a thought, then the calculator), `search` (above), `compute` (two numbers of
+the sources, then the calculator) and `choose` (sources, a calculator and chat: what each question needs). Wording is in
+`phrases/joint.toml`; passages come from `training.paragraphs`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from training import paragraphs, phrases, sums, words
+from training.conversation import Case, Conversation, Message, Phrasing, Reply, ToolCall, Verdict
+from training.noise import casual
+from training.passages import Asked, Page
+from training.tasks import beyond, calculator, grounded, identity, memory, smalltalk
+from training.tasks.calculator import Calculator
+
+Kind = Literal["thought", "search", "compute", "choose"]
+
+_LABEL = re.compile(r"\[(S\d+)\]")
+
+
+def _sources(page: Page) -> str:
+    return "\n".join(f"[S{at}] {passage.text}" for at, passage in enumerate(page.passages, 1))
+
+
+def _said(asked: Asked) -> str:
+    return f"{asked.answer} [S{asked.passage + 1}]" if asked.answer else grounded.MISSING
+
+
+def _page(rng: Random, phrasing: Phrasing, progress: float, questions: int, absent: float = 0.25) -> Page:
+    most = 1 if progress < 0.15 else 2 if progress < 0.4 else 3
+    counts = [rng.randint(1, 1 if progress < 0.15 else 3) for _ in range(rng.randint(1, most))]
+    while True:
+        page = paragraphs.page(rng, phrasing, counts, min(1.0, progress * 2), questions, absent)
+        if page.asked:
+            return page
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Two facts for the sources, and the sum that they allow; `facts` of the two are needed, the first or both."""
+
+    facts: tuple[str, str]
+    sum: sums.Sum
+
+    def needed(self) -> tuple[int, ...]:
+        """Which of the facts hold a number of the expression."""
+        wanted = set(re.findall(r"[\d.]+\d|\d", self.sum.expression))
+        return tuple(at for at, fact in enumerate(self.facts) if wanted & set(re.findall(r"[\d.]+\d|\d", fact)))
+
+
+def computed(rng: Random, phrasing: Phrasing, progress: float) -> Computed:
+    template = phrases.read("joint")["compute"].ask(rng, phrasing)
+    most = 40 if progress < 0.2 else rng.choice((90, 900, 20000))
+    year = rng.randint(1200, 1980)
+    large, small = sorted((rng.randint(13, most), rng.randint(13, most + 5)), reverse=True)
+    if large == small:
+        large += 3
+    blanks = {
+        "a": str(large),
+        "b": str(small),
+        "u": str(year),
+        "v": str(year + rng.randint(2, 70)),
+        "e": str(rng.randint(2, 12)),
+        "p": rng.choice((str(rng.randint(13, 99)), f"{rng.randint(2, 90)}.{rng.choice(('50', '5', '25', '90'))}")),
+        "q": str(rng.randint(100, 900)),
+        "x": words.made_up(rng, rng.randint(2, 3)).capitalize(),
+        "y": words.made_up(rng, rng.randint(2, 3)).capitalize(),
+    }
+    filled = re.sub(r"\{(\w)\}", lambda match: blanks.get(match[1], match[0]), template)
+    one, two, question, formula, answer = filled.split(" | ")
+    return Computed((one, two), sums.Sum("compute", casual(rng, question, 0.03), formula, answer=answer))
+
+
+def _with_facts(rng: Random, page: Page, made: Computed) -> tuple[str, str]:
+    """Sources that hold the page and both facts, and the labels of the facts needed."""
+    texts = [(passage.text, -1) for passage in page.passages]
+    for at, fact in enumerate(made.facts):
+        texts.insert(rng.randint(0, len(texts)), (fact, at))
+    lines = [f"[S{number}] {text}" for number, (text, _) in enumerate(texts, 1)]
+    labels = [f"[S{number}]" for number, (_, at) in enumerate(texts, 1) if at in made.needed()]
+    return "\n".join(lines), " ".join(labels)
+
+
+def _instructed(rng: Random, phrasing: Phrasing, sources: str) -> Message:
+    instruction = phrases.read("grounded")["instruction"].ask(rng, phrasing)
+    return Message("system", f"{instruction}\n{sources}" if rng.random() < 0.7 else sources)
+
+
+def _asks(rng: Random, phrasing: Phrasing, asked: Asked) -> str:
+    wording = phrases.read("joint")["look"].ask(rng, phrasing).replace("{q}", asked.text)
+    return casual(rng, wording, 0.02)
+
+
+def _compute_turn(rng: Random, made: Computed, labels: str, calc: Calculator) -> list[Message]:
+    *before, last = calculator.turn(rng, made.sum, calc, thinking=False)
+    return [*before, Message("assistant", f"{last.content} {labels}")]
+
+
+def _search_tool(rng: Random, phrasing: Phrasing) -> Calculator:
+    """A tool of one text; the calculator's shape, without its arithmetic."""
+    return Calculator(*phrases.read("joint")["search"].ask(rng, phrasing).split(" | "))
+
+
+def _query(asked: Asked) -> str:
+    return asked.text.rstrip("?.! ")
+
+
+def _search_turn(rng: Random, phrasing: Phrasing, page: Page, asked: Asked, tool: Calculator) -> list[Message]:
+    return [
+        Message("user", _asks(rng, phrasing, asked)),
+        Message("assistant", calls=(tool.call(_query(asked)),)),
+        Message("tool", _sources(page)),
+        Message("assistant", _said(asked)),
+    ]
+
+
+def _search(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
+    tool = _search_tool(rng, phrasing)
+    calc = calculator.calculator(rng, phrasing)
+    messages: list[Message] = []
+    for _ in range(1 if rng.random() < 0.6 else 2):
+        page = _page(rng, phrasing, progress, 1)
+        messages += _search_turn(rng, phrasing, page, page.asked[0], tool)
+    if progress > 0.2 and rng.random() < 0.25:
+        messages += calculator.turn(rng, sums.sample(rng, phrasing, progress), calc, thinking=True)
+        return Conversation(tuple(messages), (tool.tool(), calc.tool()))
+    beside = calculator.others(rng, phrasing, rng.randint(0, 2 if progress > 0.3 else 0))
+    return Conversation(tuple(messages), tuple(rng.sample([tool.tool(), *beside], 1 + len(beside))))
+
+
+def _thought(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
+    calc = calculator.calculator(rng, phrasing)
+    made = sums.sample(rng, phrasing, progress, "problem")
+    return Conversation(
+        tuple(calculator.turn(rng, made, calc, thinking=True)), calculator.tool_list(rng, phrasing, progress, calc)
+    )
+
+
+def _talk(rng: Random, phrasing: Phrasing, facts: list[memory.Fact]) -> list[Message]:
+    """One exchange that needs neither tool nor source."""
+    kind = rng.random()
+    if facts and kind < 0.5:
+        made = memory.ask(rng, phrasing, facts[-1])
+    elif kind < 0.5:
+        made, known = memory.tell(rng, phrasing, memory.fact(rng, phrasing=phrasing))
+        facts.append(known)
+    elif kind < 0.6:
+        made = identity.sample(rng, phrasing, kind="who")
+    elif kind < 0.65:
+        made = beyond.sample(rng, phrasing, kind="writing")
+    else:
+        made = smalltalk.sample(rng, phrasing)
+    return [Message("user", made.user), Message("assistant", made.answer)]
+
+
+def _choose(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
+    """Sources and a calculator at hand, or the calculator alone; the questions need one, the other, or neither."""
+    calc = calculator.calculator(rng, phrasing)
+    turns = 1 if rng.random() < 0.4 else rng.randint(2, 5)
+    page = _page(rng, phrasing, progress, turns) if rng.random() < 0.6 else None
+    facts: list[memory.Fact] = []
+    messages = [_instructed(rng, phrasing, _sources(page))] if page else []
+    questions = list(page.asked) if page else []
+    for at in range(turns):
+        kind = rng.random()
+        if questions and kind < 0.4:
+            asked = questions.pop()
+            messages += [Message("user", _asks(rng, phrasing, asked)), Message("assistant", _said(asked))]
+        elif kind < 0.7:
+            made = sums.sample(rng, phrasing, progress)
+            messages += calculator.turn(rng, made, calc, thinking=at == turns - 1)
+        else:
+            messages += _talk(rng, phrasing, facts)
+    return Conversation(tuple(messages), calculator.tool_list(rng, phrasing, progress, calc))
+
+
+def _compute(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
+    calc = calculator.calculator(rng, phrasing)
+    made = computed(rng, phrasing, progress)
+    page = _page(rng, phrasing, progress, 1)
+    sources, labels = _with_facts(rng, page, made)
+    messages = [_instructed(rng, phrasing, sources), *_compute_turn(rng, made, labels, calc)]
+    return Conversation(tuple(messages), calculator.tool_list(rng, phrasing, progress, calc))
+
+
+def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
+    makers = (_thought, _search, _compute, _choose)
+    return rng.choices(makers, (15, 35, 20, 30))[0](rng, phrasing, progress)
+
+
+def _cites(content: str, labels: str) -> bool:
+    return set(_LABEL.findall(content)) == set(_LABEL.findall(labels))
+
+
+def _judge_computed(made: Computed, calc: Calculator, labels: str) -> Callable[[Sequence[Reply]], Verdict]:
+    inner = calculator.judge(made.sum, calc)
+
+    def judged(replies: Sequence[Reply]) -> Verdict:
+        last = replies[-1].content
+        bare = Reply("", _LABEL.sub("", last), replies[-1].calls, replies[-1].broken)
+        return {**inner([*replies[:-1], bare]), "sources": _cites(last, labels)}
+
+    return judged
+
+
+def _judge_found(asked: Asked, tool: Calculator | None) -> Callable[[Sequence[Reply]], Verdict]:
+    """The whole sentence with its label, or the honest no; with `tool` after one valid call that asks for it."""
+
+    def judged(replies: Sequence[Reply]) -> Verdict:
+        first, last = replies[0], replies[-1]
+        found = not last.broken and not last.calls and last.content.strip() == _said(asked)
+        if tool is None:
+            return {"no call": not first.calls, "answer": found}
+        query = tool.asked(first.calls[0]) if len(first.calls) == 1 and not first.broken else None
+        return {"call": query is not None and _related(query, asked), "answer": found and len(replies) > 1}
+
+    return judged
+
+
+def _related(query: str, asked: Asked) -> bool:
+    """Whether the query shares most of the longer words of the question."""
+    words_asked = set(re.findall(r"\w{4,}", asked.text.lower()))
+    return len(words_asked & set(re.findall(r"\w{4,}", query.lower()))) * 2 >= max(1, len(words_asked))
+
+
+def case(rng: Random, kind: Kind) -> Case:
+    """One question in held-out words; in `choose` the sources answer and the calculator is not needed."""
+    calc = calculator.calculator(rng, "held_out")
+    tools = calculator.tool_list(rng, "held_out", 1.0, calc)
+    if kind == "thought":
+        made = sums.sample(rng, "held_out", 1.0, "problem")
+        asked, called, _, said = calculator.turn(rng, made, calc, thinking=True)
+        wanted = (Reply(called.thinking, "", called.calls), Reply("", said.content, ()))
+        return Case(Conversation((asked,), tools), calculator.judge(made, calc), wanted, calc.answer)
+    if kind == "compute":
+        from_sources = computed(rng, "held_out", 1.0)
+        sources, labels = _with_facts(rng, _page(rng, "held_out", 1.0, 1), from_sources)
+        asked, called, _, said = _compute_turn(rng, from_sources, labels, calc)
+        prompt = Conversation((_instructed(rng, "held_out", sources), asked), tools)
+        wanted = (Reply("", "", called.calls), Reply("", said.content, ()))
+        return Case(prompt, _judge_computed(from_sources, calc, labels), wanted, calc.answer)
+    page = _page(rng, "held_out", 1.0, 1)
+    question = page.asked[0]
+    if kind == "choose":
+        user = Message("user", _asks(rng, "held_out", question))
+        prompt = Conversation((_instructed(rng, "held_out", _sources(page)), user), tools)
+        return Case(prompt, _judge_found(question, None), (Reply("", _said(question), ()),), calc.answer)
+    tool = _search_tool(rng, "held_out")
+    asked, called, _, said = _search_turn(rng, "held_out", page, question, tool)
+
+    def answer_call(call: ToolCall) -> str:
+        query = tool.asked(call)
+        if query is None:
+            return f'error: call {tool.name} with "{tool.parameter}"'
+        return _sources(page) if _related(query, question) else "no results"
+
+    wanted = (Reply("", "", called.calls), Reply("", said.content, ()))
+    return Case(Conversation((asked,), (tool.tool(),)), _judge_found(question, tool), wanted, answer_call)
+
+
+def kinds() -> tuple[Kind, ...]:
+    return ("thought", "search", "compute", "choose")
