@@ -55,6 +55,9 @@ _NUMBER = re.compile(r"\b(\d[\d,.]*\d|\d|two|three|four|five|six|seven|eight|nin
 _YEAR = re.compile(r"\b(1[0-9]{3}|20[0-2][0-9])\b")
 
 
+_BARE = frozenset(("This", "It", "They", "These", "There", "He", "She", "We", "You", "That", "Both", "Such"))
+
+
 def _low(text: str) -> str:
     """Without the capital of a sentence's first word, unless the word has others."""
     first = text.split(" ", 1)[0]
@@ -84,7 +87,7 @@ def _cut(rng: Random, words: list[str], most: int = 9) -> str:
 
 def _verb_at(words: list[str]) -> int:
     """Where the first finite verb is, or 0."""
-    if words[0].lower() in _CLAUSES:
+    if words[0].lower() in _CLAUSES or words[0] in _BARE or _IMPERATIVE.match(" ".join(words)):
         return 0
     for at, word in enumerate(words[1:9], 1):
         if word.lower() in _AUXILIARIES or _VERB_S.match(word):

@@ -150,6 +150,14 @@ def _sentence(rng: Random, told: list[tuple[Relation, str]], entity: str, other:
     return text[0].upper() + text[1:] + "."
 
 
+def _new_entity(rng: Random, phrasing: Phrasing, kind: str, taken: set[str]) -> tuple[str, str]:
+    """Its name and its pronoun."""
+    while (entity := entities.name(rng, kind, phrasing)) in taken:
+        pass
+    taken.add(entity)
+    return entity, rng.choice(("he", "she")) if kind == "person" else "it"
+
+
 def _passage(
     rng: Random,
     phrasing: Phrasing,
@@ -160,32 +168,36 @@ def _passage(
     wanted: list[Relation],
     taken: set[str],
 ) -> tuple[Passage, list[_Told]]:
-    entity = entities.name(rng, kind, phrasing)
-    while entity in taken:
-        entity = entities.name(rng, kind, phrasing)
-    taken.add(entity)
+    entity, pronoun = _new_entity(rng, phrasing, kind, taken)
+    title = re.sub(r"^(the|The) ", "", entity)
     of_kind = _RELATIONS[phrasing][kind]
     known = [*wanted, *(one for one in rng.sample(of_kind, len(of_kind)) if one not in wanted)]
-    pronoun = rng.choice(("he", "she")) if kind == "person" else "it"
     sentences: list[str] = []
     told: list[_Told] = []
+    fresh = True  # the sentence before is not about the entity: name it
     queue = rng.sample(known[: max(1, count)], len(known[: max(1, count)])) + known[max(1, count) :]
     while len(sentences) < count:
-        if not queue or (sentences and rng.random() < 0.2 * rich):
+        if not queue and rng.random() < 0.7:
+            kind = rng.choice(tuple(_RELATIONS[phrasing]))
+            entity, pronoun = _new_entity(rng, phrasing, kind, taken)
+            fresh = True
+            queue = rng.sample(_RELATIONS[phrasing][kind], len(_RELATIONS[phrasing][kind]))
+        if not queue or (sentences and rng.random() < 0.15 * rich):
             filler = rng.choice(_FILLERS).replace("{y}", str(rng.randint(1700, 2020)))
             if filler in sentences:
                 break
             sentences.append(filler)
+            fresh = True
             continue
         facts = [queue.pop(0)]
         if queue and rng.random() < 0.35 * rich:
             facts.append(queue.pop(0))
         values = [(fact, entities.value(rng, fact.value, phrasing)) for fact in facts]
-        other = _subject(rng, kind, pronoun) if sentences and rng.random() < 0.5 * rich else ""
+        other = _subject(rng, kind, pronoun) if not fresh and rng.random() < 0.5 * rich else ""
+        fresh = False
         text = _sentence(rng, values, entity, other, 0.3 * rich)
         told += [_Told(fact, entity, value, at, text) for fact, value in values]
         sentences.append(text)
-    title = re.sub(r"^(the|The) ", "", entity)
     return Passage(title[0].upper() + title[1:], tuple(sentences)), told
 
 
