@@ -71,7 +71,7 @@ def _integer(rng: Random, digits: int) -> str:
 def _decimal(rng: Random, digits: int) -> str:
     places = rng.choice((1, 1, 1, 2, 2, 3))
     last = str(rng.randrange(1, 10**places)).zfill(places)
-    return f"{rng.choice(('0', _integer(rng, min(digits, 3)), _integer(rng, min(digits, 3))))}.{last}"
+    return f"{rng.choice(('0', _integer(rng, min(digits, 3)), _integer(rng, min(digits, 4))))}.{last}"
 
 
 def _digits(rng: Random, progress: float) -> int:
@@ -80,8 +80,9 @@ def _digits(rng: Random, progress: float) -> int:
 
 def as_typed(rng: Random, number: str, spell: bool = True) -> str:
     """A number with thousands separators, or as a word, now and then."""
-    if number.isdigit() and len(number) > 3 and rng.random() < 0.35:
-        return f"{int(number):,}"
+    whole, point, places = number.partition(".")
+    if len(whole) > 3 and rng.random() < 0.35:
+        return f"{int(whole):,}{point}{places}"
     if spell and number.isdigit() and int(number) < len(_SPELLED) and rng.random() < 0.12:
         return _SPELLED[int(number)]
     return number
@@ -173,11 +174,17 @@ def _blanks(rng: Random, phrasing: Phrasing, progress: float, template: str) -> 
 
 
 def _filled(rng: Random, template: str, blanks: dict[str, str], typed: bool) -> str:
-    def fill(match: re.Match[str]) -> str:
-        text = blanks.get(match[1], match[0])
-        return as_typed(rng, text) if typed and text.replace(".", "").isdigit() else text
+    money = rng.choice(("", "", "$", "€"))
 
-    return re.sub(r"\{(\w)\}", fill, template)
+    def fill(match: re.Match[str]) -> str:
+        text = blanks.get(match[1], f"{{{match[1]}}}")
+        if not typed or not text.replace(".", "").isdigit():
+            return text + match[2]
+        # Prices may carry a sign, lengths and weights do not.
+        sign = money if match[1] in "pq" and not match[2] else ""
+        return sign + as_typed(rng, text, spell=not sign) + match[2]
+
+    return re.sub(r"\{(\w)\}((?: km| kg)?)", fill, template)
 
 
 def phrased(rng: Random, phrasing: Phrasing, progress: float, kind: str) -> Sum:
@@ -189,9 +196,9 @@ def phrased(rng: Random, phrasing: Phrasing, progress: float, kind: str) -> Sum:
         blanks = _blanks(rng, phrasing, progress, template)
         text = _filled(rng, formula, blanks, typed=False)
         result = expression.value(text)
-        # How many are left is a whole number above zero, unless it is about money or distances.
+        # How many are left is a whole number above one, unless it is about money or distances.
         broken = any(place in formula for place in ("{p}", "{q}", "- {k}"))
-        whole = kind != "problem" or (result > 0 and (broken or expression.ends(result, 0)))
+        whole = kind != "problem" or (result > 1 and (broken or expression.ends(result, 0)))
         if whole and _fine(text, 4) and (kind == "problem" or "- {k}" in formula or result >= 0):
             break
     asked = _filled(rng, casual(rng, question, 0.03), blanks, typed=True)

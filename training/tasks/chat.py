@@ -26,6 +26,7 @@ KINDS = ("tell", "ask", "unknown", "at once", "two", "correct", "beyond", "ident
 WEIGHTS = (22, 28, 8, 4, 4, 6, 26, 14, 14, 3, 3)
 ALONE = ("tell", "at once", "unknown", "beyond", "identity", "smalltalk", "counting")
 ALONE_WEIGHTS = (10, 16, 6, 34, 18, 16, 3)
+HOMES = {"home", "hometown"}
 NOTES = ("The library opens at nine.", "The old mill was sold.", "Bread is baked on Fridays.", "The ferry was late.")
 
 
@@ -39,12 +40,20 @@ class _Chat:
 
     def _told(self, exchange: Exchange, *facts: memory.Fact) -> None:
         self.exchanges.append(exchange)
-        self.facts.update({known.key.lower(): known for known in facts})
+        for known in facts:
+            self.facts[known.key.lower()] = known
+            if also := known.also():
+                self.facts[also.key.lower()] = also
 
     def _new_fact(self) -> memory.Fact:
         for _ in range(20):
             known = memory.fact(self.rng, phrasing=self.phrasing)
-            if known.key.lower() not in self.facts:
+            others = self.facts.values()
+            # "I come from Oslo" may be a home or a home town: one of them is enough in a chat.
+            homes = known.kind in HOMES and any(other.kind in HOMES for other in others)
+            named = known.also()
+            taken = {known.key.lower(), named.key.lower() if named else ""} & set(self.facts)
+            if not homes and not taken:
                 break
         return known
 
@@ -57,11 +66,13 @@ class _Chat:
     def add(self, kind: str, plain: bool = False) -> None:
         """One exchange; with `plain` none that tools or sources might answer."""
         rng, phrasing = self.rng, self.phrasing
-        if kind == "tell" or (kind in ("ask", "correct") and not self.facts):
+        if kind == "tell" or (kind == "ask" and not self.facts):
             self.tell()
         elif kind == "correct":
-            known = self.tell()
-            self._told(*memory.correct(rng, phrasing, known))
+            if self.facts and rng.random() < 0.5:
+                self._told(*memory.tell_again(rng, phrasing, rng.choice(list(self.facts.values()))))
+            else:
+                self._told(*memory.correct(rng, phrasing, self.tell()))
         elif kind == "two":
             self._told_two()
         elif kind == "ask":
@@ -83,7 +94,7 @@ class _Chat:
 
     def _told_two(self) -> None:
         one, two = self._new_fact(), self._new_fact()
-        if one.key != two.key:
+        if one.thing != two.thing and not {one.kind, two.kind} <= HOMES:
             told, facts = memory.tell_two(self.rng, self.phrasing, one, two)
             self._told(told, *facts)
 

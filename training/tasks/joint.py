@@ -99,7 +99,7 @@ def _instructed(rng: Random, phrasing: Phrasing, sources: str) -> Message:
 
 
 def _asks(rng: Random, phrasing: Phrasing, asked: Asked) -> str:
-    wording = phrases.read("joint")["look"].ask(rng, phrasing).replace("{q}", asked.text)
+    wording = phrases.read("grounded")["question"].ask(rng, phrasing).replace("{q}", asked.text)
     return casual(rng, wording, 0.02)
 
 
@@ -113,14 +113,13 @@ def _search_tool(rng: Random, phrasing: Phrasing) -> Calculator:
     return Calculator(*phrases.read("joint")["search"].ask(rng, phrasing).split(" | "))
 
 
-def _query(asked: Asked) -> str:
-    return asked.text.rstrip("?.! ")
-
-
 def _search_turn(rng: Random, phrasing: Phrasing, page: Page, asked: Asked, tool: Calculator) -> list[Message]:
+    """The query is the question as it was typed: there is nothing to guess."""
+    typed = asked.text.lower() if rng.random() < 0.3 else asked.text
+    wording = casual(rng, phrases.read("joint")["look"].ask(rng, phrasing), 0.0)
     return [
-        Message("user", _asks(rng, phrasing, asked)),
-        Message("assistant", calls=(tool.call(_query(asked)),)),
+        Message("user", wording.replace("{q}", typed)),
+        Message("assistant", calls=(tool.call(typed.rstrip("?.! ")),)),
         Message("tool", _sources(page)),
         Message("assistant", _said(asked)),
     ]

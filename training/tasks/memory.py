@@ -24,12 +24,17 @@ UNKNOWN = "You have not told me that yet."
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`key` reads "your dog is called"; the value completes the sentence."""
+    """`key` reads "your dog is called"; the value completes the sentence; `name` is a relative's, told along."""
 
     kind: str
     thing: str
     key: str
     value: str
+    name: str = ""
+
+    def also(self) -> Fact | None:
+        """The name that was told along with it."""
+        return Fact("relative", self.thing, f"your {self.thing} is called", self.name) if self.name else None
 
 
 def _kind_of_question(known: Fact) -> str:
@@ -105,15 +110,17 @@ def fact(rng: Random, kind: str | None = None, phrasing: Phrasing = "train") -> 
         return Fact(kind, person, f"{person} lives in", words.proper_name(rng, words.CITIES))
     relative = rng.choice(words.RELATIVES)
     if kind == "works":
-        return Fact(kind, relative, f"your {relative} works as a", rng.choice(words.JOBS))
-    return Fact(kind, relative, f"your {relative} lives in", words.proper_name(rng, words.CITIES))
+        return Fact(kind, relative, f"your {relative} works as a", rng.choice(words.JOBS), rng.choice(names))
+    home = words.proper_name(rng, words.CITIES)
+    return Fact(kind, relative, f"your {relative} lives in", home, rng.choice(names))
 
 
 def another_value(rng: Random, known: Fact) -> Fact:
     """The same fact with another value."""
-    for _ in range(40):
+    for _ in range(100):
         other = fact(rng, known.kind)
-        if other.value.lower() != known.value.lower():
+        alike = known.kind != "favourite" or other.thing == known.thing
+        if alike and other.value.lower() != known.value.lower():
             return replace(known, value=other.value)
     return known
 
@@ -135,8 +142,10 @@ def _fill(rng: Random, phrase: str, known: Fact) -> tuple[str, Fact]:
     text = casual(rng, phrase)
     if text == text.lower() and phrase[0].isupper() and known.kind != "person":
         known = replace(known, value=known.value.lower())
-    name = rng.choice(words.NAMES)
-    return text.replace("{t}", known.thing).replace("{v}", known.value).replace("{n}", name), known
+        known = replace(known, name=known.name.lower())
+    if "{n}" not in text:
+        known = replace(known, name="")
+    return text.replace("{t}", known.thing).replace("{v}", known.value).replace("{n}", known.name), known
 
 
 def tell(rng: Random, phrasing: Phrasing, known: Fact, passing: float = 0.0) -> tuple[Exchange, Fact]:
@@ -150,9 +159,16 @@ def tell(rng: Random, phrasing: Phrasing, known: Fact, passing: float = 0.0) -> 
 
 def correct(rng: Random, phrasing: Phrasing, known: Fact) -> tuple[Exchange, Fact]:
     """Right after a fact: it was wrong, and this is the right value."""
-    latest = another_value(rng, known)
+    latest = replace(another_value(rng, known), name="")
     user, latest = _fill(rng, phrases.read("memory_frames")["correct"].ask(rng, phrasing), latest)
     return Exchange("memory tell", user, "", _noted(latest), _pattern(latest)), latest
+
+
+def tell_again(rng: Random, phrasing: Phrasing, known: Fact) -> tuple[Exchange, Fact]:
+    """Later, in a whole sentence: it is something else now."""
+    told, latest = tell(rng, phrasing, another_value(rng, known))
+    frame = phrases.read("memory_frames")["again"].ask(rng, phrasing)
+    return replace(told, user=frame.replace("{x}", told.user), answer=_noted(latest)), latest
 
 
 def tell_two(rng: Random, phrasing: Phrasing, one: Fact, two: Fact) -> tuple[Exchange, list[Fact]]:
