@@ -83,14 +83,29 @@ def computed(rng: Random, phrasing: Phrasing, progress: float) -> Computed:
     return Computed((one, two), sums.Sum("compute", casual(rng, question, 0.03), formula, answer=answer))
 
 
-def _with_facts(rng: Random, page: Page, made: Computed) -> tuple[str, str]:
-    """Sources that hold the page and both facts, and the labels of the facts needed."""
-    texts = [(passage.text, -1) for passage in page.passages]
-    for at, fact in enumerate(made.facts):
-        texts.insert(rng.randint(0, len(texts)), (fact, at))
-    lines = [f"[S{number}] {text}" for number, (text, _) in enumerate(texts, 1)]
-    labels = [f"[S{number}]" for number, (_, at) in enumerate(texts, 1) if at in made.needed()]
-    return "\n".join(lines), " ".join(labels)
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    """Sources that hold a page and the facts of several sums; `at` gives the number of a passage or a fact in them."""
+
+    text: str
+    at: dict[tuple[str, int], int]
+
+    def quoted(self, asked: Asked) -> str:
+        number = self.at.get(("page", asked.passage))
+        return f"{asked.answer} [S{number}]" if asked.answer else grounded.MISSING
+
+    def labels(self, which: int, made: Computed) -> str:
+        numbers = sorted(self.at[f"fact {which}", at] for at in made.needed())
+        return " ".join(f"[S{number}]" for number in numbers)
+
+
+def _mixed(rng: Random, page: Page, made: Sequence[Computed]) -> _Mixed:
+    texts = [(passage.text, ("page", at)) for at, passage in enumerate(page.passages)]
+    for which, one in enumerate(made):
+        for at, fact in enumerate(one.facts):
+            texts.insert(rng.randint(0, len(texts)), (fact, (f"fact {which}", at)))
+    lines = (f"[S{number}] {text}" for number, (text, _) in enumerate(texts, 1))
+    return _Mixed("\n".join(lines), {origin: number for number, (_, origin) in enumerate(texts, 1)})
 
 
 def _instructed(rng: Random, phrasing: Phrasing, sources: str) -> Message:
@@ -186,11 +201,18 @@ def _choose(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
 
 
 def _compute(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
+    """One sum on the sources, or two questions more: another sum, and a sentence to quote."""
     calc = calculator.calculator(rng, phrasing)
-    made = computed(rng, phrasing, progress)
+    alone = rng.random() < 0.5 or progress < 0.1
+    made = [computed(rng, phrasing, progress) for _ in range(1 if alone else 2)]
     page = _page(rng, phrasing, progress, 1)
-    sources, labels = _with_facts(rng, page, made)
-    messages = [_instructed(rng, phrasing, sources), *_compute_turn(rng, made, labels, calc)]
+    sources = _mixed(rng, page, made)
+    turns = [_compute_turn(rng, one, sources.labels(which, one), calc) for which, one in enumerate(made)]
+    if not alone:
+        asked = page.asked[0]
+        quote = [Message("user", _asks(rng, phrasing, asked)), Message("assistant", sources.quoted(asked))]
+        turns.insert(rng.randint(0, 2), quote)
+    messages = [_instructed(rng, phrasing, sources.text), *(message for turn in turns for message in turn)]
     return Conversation(tuple(messages), calculator.tool_list(rng, phrasing, progress, calc))
 
 
@@ -245,9 +267,10 @@ def case(rng: Random, kind: Kind) -> Case:
         return Case(Conversation((asked,), tools), calculator.judge(made, calc), wanted, calc.answer)
     if kind == "compute":
         from_sources = computed(rng, "held_out", 1.0)
-        sources, labels = _with_facts(rng, _page(rng, "held_out", 1.0, 1), from_sources)
+        sources = _mixed(rng, _page(rng, "held_out", 1.0, 1), [from_sources])
+        labels = sources.labels(0, from_sources)
         asked, called, _, said = _compute_turn(rng, from_sources, labels, calc)
-        prompt = Conversation((_instructed(rng, "held_out", sources), asked), tools)
+        prompt = Conversation((_instructed(rng, "held_out", sources.text), asked), tools)
         wanted = (Reply("", "", called.calls), Reply("", said.content, ()))
         return Case(prompt, _judge_computed(from_sources, calc, labels), wanted, calc.answer)
     page = _page(rng, "held_out", 1.0, 1)
