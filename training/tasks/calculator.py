@@ -20,6 +20,7 @@ from training import expression, phrases, sums
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
 from training.tasks import identity
 
+CALLED, ANSWERED = "right expression in a valid call", "final answer right"  # what a case measures
 NO_RESULT = "Division by zero has no result."
 TEMPLATED = {"result": '{"result": %s}', "sentence": "Result: %s", "equals": "= %s"}
 
@@ -145,9 +146,11 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
 
 
 def judge(made: sums.Sum, calc: Calculator) -> Callable[[Sequence[Reply]], Verdict]:
-    """`call`: one valid call with an expression of the right value; `answer`: the last message gives the result."""
+    """One valid call with an expression of the right value, and the result in the last message."""
 
     def judged(replies: Sequence[Reply]) -> Verdict:
+        if not replies:
+            return {CALLED: False, ANSWERED: False}
         truth = made.result()
         first, last = replies[0], replies[-1]
         text = calc.asked(first.calls[0]) if len(first.calls) == 1 and not first.broken else None
@@ -158,7 +161,7 @@ def judge(made: sums.Sum, calc: Calculator) -> Callable[[Sequence[Reply]], Verdi
             except expression.ExpressionError:
                 called = False
         answered = not last.broken and not last.calls and expression.states(last.content, truth, made.question)
-        return {"call": called, "answer": answered}
+        return {CALLED: called, ANSWERED: answered}
 
     return judged
 

@@ -152,6 +152,8 @@ def judge(right: str, measure: str) -> Callable[[Sequence[Reply]], Verdict]:
     """The one message says what is right, calls nothing, and ends by itself."""
 
     def judged(replies: Sequence[Reply]) -> Verdict:
+        if not replies:
+            return {measure: False}
         last = replies[-1]
         said = re.search(right, last.content, re.IGNORECASE | re.DOTALL) is not None
         return {measure: said and not last.calls and not last.broken}

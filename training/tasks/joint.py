@@ -23,9 +23,11 @@ from training.conversation import Case, Conversation, Message, Phrasing, Reply, 
 from training.noise import casual
 from training.passages import Asked, Page
 from training.tasks import beyond, calculator, grounded, identity, memory, smalltalk
-from training.tasks.calculator import Calculator
+from training.tasks.calculator import ANSWERED, Calculator
 
 Kind = Literal["thought", "search", "compute", "choose"]
+
+FOUND, NOT_CALLED, CITED = "right search in a valid call", "no call", "right sources"  # what a case measures
 
 _LABEL = re.compile(r"\[(S\d+)\]")
 
@@ -229,9 +231,11 @@ def _judge_computed(made: Computed, calc: Calculator, labels: str) -> Callable[[
     inner = calculator.judge(made.sum, calc)
 
     def judged(replies: Sequence[Reply]) -> Verdict:
-        last = replies[-1].content
+        last = replies[-1].content if replies else ""
+        if not last:
+            return {**inner(replies), CITED: False}
         bare = Reply("", _LABEL.sub("", last), replies[-1].calls, replies[-1].broken)
-        return {**inner([*replies[:-1], bare]), "sources": _cites(last, labels)}
+        return {**inner([*replies[:-1], bare]), CITED: _cites(last, labels)}
 
     return judged
 
@@ -240,12 +244,14 @@ def _judge_found(asked: Asked, tool: Calculator | None) -> Callable[[Sequence[Re
     """The whole sentence with its label, or the honest no; with `tool` after one valid call that asks for it."""
 
     def judged(replies: Sequence[Reply]) -> Verdict:
+        if not replies:
+            return {ANSWERED: False, **({FOUND: False} if tool else {NOT_CALLED: False})}
         first, last = replies[0], replies[-1]
         found = not last.broken and not last.calls and last.content.strip() == _said(asked)
         if tool is None:
-            return {"no call": not first.calls, "answer": found}
+            return {NOT_CALLED: not first.calls, ANSWERED: found}
         query = tool.asked(first.calls[0]) if len(first.calls) == 1 and not first.broken else None
-        return {"call": query is not None and _related(query, asked), "answer": found and len(replies) > 1}
+        return {FOUND: query is not None and _related(query, asked), ANSWERED: found and len(replies) > 1}
 
     return judged
 
@@ -256,8 +262,9 @@ def _related(query: str, asked: Asked) -> bool:
     return len(words_asked & set(re.findall(r"\w{4,}", query.lower()))) * 2 >= max(1, len(words_asked))
 
 
-def case(rng: Random, kind: Kind) -> Case:
+def case(rng: Random, kind: Kind | None = None) -> Case:
     """One question in held-out words; in `choose` the sources answer and the calculator is not needed."""
+    kind = kind or rng.choice(kinds())
     calc = calculator.calculator(rng, "held_out")
     tools = calculator.tool_list(rng, "held_out", 1.0, calc)
     if kind == "thought":
