@@ -5,8 +5,9 @@
             [S2] … The dam was finished …   user: who paid for it?
                                             answer: I don't know. The sources do not say.
 
-The passages come from `paragraphs` (made-up entities) and `quotable` (real prose); often several questions are asked on
-the same ones. Knows how passages are laid out in a chat and how replies are judged, nothing of how pages are written.
+The passages come from `paragraphs` (made-up entities), `essays` (as people have them) and `quotable` (real prose);
+often several questions are asked on the same ones. Knows how passages are laid out in a chat and how replies are
+judged, nothing of how pages are written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from training import paragraphs, phrases, quotable
+from training import essays, paragraphs, phrases, quotable
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Verdict
 from training.noise import casual
 from training.passages import Asked, Page, Passage, shape
@@ -85,9 +86,9 @@ def _page(rng: Random, phrasing: Phrasing, progress: float) -> Page:
     rich = min(1.0, progress / 0.5)
     counts = shape(rng, progress)
     questions = 1 if rng.random() < 0.5 else rng.randint(2, 3 if sum(counts) < 6 else 6)
-    absent = 0.25 if progress >= 0.06 else 0.0
+    absent = 0.28 if progress >= 0.06 else 0.0
     while True:
-        make = paragraphs.page if rng.random() < 0.55 else quotable.page
+        make = rng.choices((paragraphs.page, essays.page, quotable.page), (45, 25, 30))[0]
         page = make(rng, phrasing, counts, rich, questions, absent)
         if page.asked:
             return page
