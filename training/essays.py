@@ -3,18 +3,19 @@
     "Farmers near Dorville pay beekeepers because …"  "why are beekeepers paid by farmers?"
 
 A page has some of a paragraph's sentences in their order; a question on one that was left out has no answer. Half of
-the paragraphs have some words replaced throughout, text and questions alike. All wording is in `essays.toml`. Knows nothing of
-chats or labels.
+the paragraphs have some words replaced throughout, text and questions alike. All wording is in `essays.toml`. Knows
+nothing of chats or labels.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
 from random import Random
 
-from training import entities, prose
+from training import entities
 from training.conversation import Phrasing
 from training.passages import Asked, Page, Passage
 
@@ -24,6 +25,7 @@ _DATA: dict[str, list[dict[str, str | list[list[str]]]]] = tomllib.loads(
 _SLOT = re.compile(r"\{([PXCyn])(\d)\}")
 _KINDS = {"P": "place", "X": "person", "C": "company"}
 _WORD = re.compile(r"\b[a-z]{5,}\b")
+_WORDS = tuple(dict.fromkeys(_WORD.findall(json.dumps(_DATA["train"]))))  # to put in the place of others
 
 
 def _filled(rng: Random, phrasing: Phrasing, told: list[list[str]]) -> list[list[str]]:
@@ -48,7 +50,7 @@ def _replaced(rng: Random, told: list[list[str]]) -> list[list[str]]:
     if not words:
         return told
     chosen = rng.sample(words, min(len(words), rng.randint(1, 4)))
-    other = {word: rng.choice(prose.vocabulary()) for word in chosen}
+    other = {word: rng.choice(_WORDS) for word in chosen}
     pattern = re.compile(r"\b(" + "|".join(chosen) + r")\b")
     return [[pattern.sub(lambda match: other[match.group()], text) for text in one] for one in told]
 
