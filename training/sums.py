@@ -162,6 +162,8 @@ def _blanks(rng: Random, phrasing: Phrasing, progress: float, template: str) -> 
         "d": str(rng.randint(2, most)),
         "e": str(small),
         "m": str(small * rng.randint(2, max(9, most // 3))),
+        "f": str(rng.randint(2, 15)),
+        "g": str(rng.randint(2, 6)),
         "i": str(rng.randint(3, 90)),
         "k": str(percent) if rng.random() < 0.93 or progress < 0.5 else f"{percent}.5",
         "p": price if progress > 0.15 else str(rng.randint(2, 20)),

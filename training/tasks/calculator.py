@@ -25,8 +25,8 @@ NO_RESULT = "Division by zero has no result."
 TEMPLATED = {"result": '{"result": %s}', "sentence": "Result: %s", "equals": "= %s"}
 
 
-def function(name: str, description: str, parameter: str) -> Tool:
-    """A tool with one parameter, a string."""
+def function(name: str, description: str, parameter: str, hint: str = "") -> Tool:
+    """A tool with one parameter, a string; `hint` describes it."""
     return {
         "type": "function",
         "function": {
@@ -34,7 +34,7 @@ def function(name: str, description: str, parameter: str) -> Tool:
             "description": description,
             "parameters": {
                 "type": "object",
-                "properties": {parameter: {"type": "string"}},
+                "properties": {parameter: {"type": "string", **({"description": hint} if hint else {})}},
                 "required": [parameter],
             },
         },
@@ -46,9 +46,10 @@ class Calculator:
     name: str
     description: str
     parameter: str
+    hint: str = ""
 
     def tool(self) -> Tool:
-        return function(self.name, self.description, self.parameter)
+        return function(self.name, self.description, self.parameter, self.hint)
 
     def call(self, text: str) -> ToolCall:
         return ToolCall(self.name, {self.parameter: text})
@@ -74,7 +75,8 @@ def calculator(rng: Random, phrasing: Phrasing, canonical: float = 0.6) -> Calcu
     if rng.random() < canonical:
         return CANONICAL
     name, description, parameter = phrases.read("calculator")["tool"].ask(rng, phrasing).split(" | ")
-    return Calculator(name, description, parameter)
+    hint = phrases.read("calculator")["hint"].ask(rng, phrasing) if rng.random() < 0.3 else ""
+    return Calculator(name, description, parameter, hint)
 
 
 def others(rng: Random, phrasing: Phrasing, count: int) -> list[Tool]:

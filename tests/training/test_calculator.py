@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from random import Random
+
+import pytest
+
+from training import expression, phrases, sums, words
+from training.conversation import Conversation, Reply, ToolCall
+from training.tasks import calculator
+from training.tasks.calculator import ANSWERED, CALLED
+
+SUM_KINDS = ("bare", "percent", "named", "problem")
+
+
+def made(phrasing: str = "train", count: int = 150) -> list[Conversation]:
+    rng = Random(11)
+    return [calculator.conversation(rng, phrasing, at / count) for at in range(count)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12 * 8 - 5", "91"),
+        ("0.1 + 0.2", "0.3"),
+        ("1 / 3", "0.3333333333"),
+        ("-(2 - 5) ** 2", "-9"),
+        ("2 ** -2", "0.25"),
+        ("123456789012345678901 + 1", "123456789012345678902"),
+    ],
+)
+def test_an_expression_is_evaluated_exactly(text: str, value: str) -> None:
+    assert expression.answer(text) == value
+
+
+@pytest.mark.parametrize("text", ["12 *", "", "abs(3)", "1 if 2 else 3", "1e9", "9 ** 99", "2 // 3", "1" * 300, "'a'"])
+def test_what_is_no_arithmetic_is_an_error(text: str) -> None:
+    with pytest.raises(expression.ExpressionError, match="cannot read"):
+        expression.value(text)
+
+
+def test_a_division_by_zero_is_named() -> None:
+    assert expression.answer("5 / (2 - 2)") == "error: division by zero"
+
+
+def test_numbers_are_read_as_people_write_them() -> None:
+    assert expression.numbers("It costs $1,234.50, not -7.") == [Fraction("1234.5"), Fraction(-7)]
+    assert expression.numbers("8-5 [S2]") == [8, 5]
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        ("12 * 8 - 5 = 91.", True),
+        ("91 pens are left.", True),
+        ("Of 12 boxes, 91 pens are left.", True),
+        ("12 * 8 - 5 = 92.", False),
+        ("91 or 92 pens.", False),
+        ("", False),
+        ("Many.", False),
+    ],
+)
+def test_a_final_sentence_is_right_by_its_number(said: str, right: bool) -> None:
+    assert expression.states(said, Fraction(91), "12 boxes with 8 pens, minus 5") is right
+
+
+def test_a_seed_gives_the_same_conversations() -> None:
+    assert made() == made()
+
+
+def test_every_tool_message_and_answer_holds() -> None:
+    for conversation in made():
+        for at, message in enumerate(conversation.messages):
+            if message.calls:
+                [call] = message.calls
+                [text] = call.arguments.values()
+                told, said = conversation.messages[at + 1 : at + 3]
+                if "/ 0" in text:
+                    assert told.content.startswith("error") and said.content == calculator.NO_RESULT
+                    continue
+                # Floats and the interpreter's own grammar: an oracle that we did not write.
+                result = eval(text)
+                assert float(re.findall(r"-?[\d.]+", told.content)[-1].rstrip(".")) == pytest.approx(result)
+                assert told.content.endswith(expression.answer(text)) or '"result"' in told.content
+                assert float(expression.numbers(said.content)[-1]) == pytest.approx(result)
+
+
+@pytest.mark.parametrize("kind", SUM_KINDS)
+def test_the_expression_has_the_numbers_of_the_question(kind: str) -> None:
+    rng = Random(12)
+    spelled = {word: str(at) for at, word in enumerate(sums._SPELLED)}
+    for _ in range(300):
+        one = sums.sample(rng, "train", 1.0, kind)
+        text = re.sub(r"[a-z]+", lambda match: spelled.get(match.group(), match.group()), one.question.lower())
+        asked = {Fraction(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)}
+        used = {Fraction(number) for number in re.findall(r"\d+(?:\.\d+)?", one.expression)}
+        assert used - asked <= {Fraction(n) for n in (2, 3, 4, 7, 10, 12, 24, 60, 100)}, one
+
+
+def test_a_word_problem_has_a_whole_answer_above_one() -> None:
+    rng = Random(13)
+    for _ in range(300):
+        one = sums.sample(rng, "train", rng.random(), "problem")
+        assert one.result() > 1
+        if "." not in one.expression and "/ 100" not in one.expression:
+            assert one.result().denominator == 1, one
+
+
+def test_thinking_comes_after_the_last_question_alone() -> None:
+    for conversation in made():
+        last = max(at for at, message in enumerate(conversation.messages) if message.role == "user")
+        assert not any(message.thinking for message in conversation.messages[:last])
+        assert conversation.enable_thinking or not any(message.thinking for message in conversation.messages)
+
+
+def test_half_of_the_conversations_have_one_question() -> None:
+    single = sum(sum(message.role == "user" for message in one.messages) == 1 for one in made(count=400))
+    assert 0.4 < single / 400 < 0.6
+
+
+def test_held_out_tools_names_and_things_are_not_trained_on() -> None:
+    kind = phrases.read("calculator")
+    assert not set(words.NAMES) & set(words.HELD_OUT_NAMES)
+    assert not set(words.THINGS) & set(words.HELD_OUT_THINGS)
+    for table in ("tool", "other"):
+        assert not {line.split(" | ")[0] for line in kind[table].train if table == "other"} & {
+            line.split(" | ")[0] for line in kind[table].held_out
+        }
+
+
+def test_there_are_enough_word_problems() -> None:
+    problems = phrases.read("word_problems")["problem"]
+    assert len(problems.train) >= 40 and len(problems.held_out) >= 12
+    assert all(len(line.split(" | ")) == 4 for line in (*problems.train, *problems.held_out))
+
+
+@pytest.mark.parametrize("kind", SUM_KINDS)
+def test_a_case_accepts_what_is_wanted_and_nothing_else(kind: str) -> None:
+    rng = Random(14)
+    for _ in range(60):
+        case = calculator.case(rng, kind)
+        called, said = case.wanted
+        [call] = called.calls
+        assert all(case.judge(case.wanted).values()), case
+        assert case.answer_call is not None and not case.answer_call(call).startswith("error")
+        wrong = ToolCall(call.name, {name: f"{text} + 1" for name, text in call.arguments.items()})
+        renamed = ToolCall(call.name + "s", call.arguments)
+        number = expression.written(expression.numbers(said.content)[-1])
+        assert not case.judge((Reply("", "", (wrong,)), said))[CALLED]
+        assert not case.judge((Reply("", "", (renamed,)), said))[CALLED]
+        assert not case.judge((Reply("", "", (ToolCall(call.name, dict.fromkeys(call.arguments, number)),)), said))[
+            CALLED
+        ]
+        assert not case.judge((called, Reply("", "I do not know.", ())))[ANSWERED]
+        assert not case.judge((called, Reply("", said.content.replace(number, f"{number}1"), ())))[ANSWERED]
+        assert not any(case.judge((Reply("", "", ()),)).values()) and not any(case.judge(()).values())
+
+
+def test_a_wrong_call_is_answered_with_an_error() -> None:
+    calc = calculator.CANONICAL
+    assert calc.answer(ToolCall("calculator", {"expr": "1 + 1"})).startswith("error")
+    assert calc.answer(calc.call("12 *")) == 'error: cannot read "12 *"'
