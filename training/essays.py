@@ -2,8 +2,8 @@
 
     "Farmers near Dorville pay beekeepers because …"  "why are beekeepers paid by farmers?"
 
-A page has some of a paragraph's sentences in their order; a question on one that was left out has no answer. Half of
-the paragraphs have some words replaced throughout, text and questions alike. All wording is in `essays.toml`. Knows
+A page has some of a paragraph's sentences in their order; a question on one that was left out has no answer. Many
+paragraphs have some words replaced throughout, text and questions alike. All wording is in `essays.toml`. Knows
 nothing of chats or labels.
 """
 
@@ -49,7 +49,7 @@ def _replaced(rng: Random, told: list[list[str]]) -> list[list[str]]:
     words = sorted({word for sentence, *asks in told for word in _WORD.findall(" ".join(asks)) if word in sentence})
     if not words:
         return told
-    chosen = rng.sample(words, min(len(words), rng.randint(1, 4)))
+    chosen = rng.sample(words, min(len(words), rng.randint(1, 5)))
     other = {word: rng.choice(_WORDS) for word in chosen}
     pattern = re.compile(r"\b(" + "|".join(chosen) + r")\b")
     return [[pattern.sub(lambda match: other[match.group()], text) for text in one] for one in told]
@@ -62,7 +62,7 @@ def _passage(rng: Random, phrasing: Phrasing, at: int, count: int) -> tuple[Pass
     if not isinstance(title, str) or isinstance(told, str):
         raise TypeError("an essay has a title and what is told")
     [name], *filled = _filled(rng, phrasing, [[title], *told])
-    if rng.random() < 0.5:
+    if rng.random() < 0.6:
         filled = _replaced(rng, filled)
     kept = set(rng.sample(range(len(filled)), min(count, len(filled))))
     passage = Passage(name, tuple(one[0] for number, one in enumerate(filled) if number in kept))

@@ -88,7 +88,7 @@ def _page(rng: Random, phrasing: Phrasing, progress: float) -> Page:
     questions = 1 if rng.random() < 0.5 else rng.randint(2, 3 if sum(counts) < 6 else 6)
     absent = 0.28 if progress >= 0.06 else 0.0
     while True:
-        make = rng.choices((paragraphs.page, essays.page, quotable.page), (45, 25, 30))[0]
+        make = rng.choices((paragraphs.page, essays.page, quotable.page), (45, 20, 35))[0]
         page = make(rng, phrasing, counts, rich, questions, absent)
         if page.asked:
             return page
