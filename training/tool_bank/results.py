@@ -1,0 +1,77 @@
+"""What a tool gives back, and the sentence that tells it to the user.
+
+Sample: '{"temperature": 12, "sky": "rain"}' → "Temperature: 12, sky: rain."; '{"ok": true}' → "Done." Knows nothing of
+requests.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from training.conversation import Phrasing
+from training.tool_bank import Concept, values
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`told` is the answer without a full stop; `facts` are what it must hold."""
+
+    content: str
+    told: str
+    facts: tuple[str, ...]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(_shown(item) for item in value) or "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _done(rng: Random) -> Result:
+    if rng.random() < 0.3:
+        number = values.draw(rng, rng.choice(("code", "int 1 9999")), "train").json
+        content = {"ok": True, rng.choice(("id", "number", "reference")): number}
+        return Result(json.dumps(content), f"Done ({number})", (str(number),))
+    content_ok = rng.choice(
+        ('{"ok": true}', '{"status": "ok"}', "ok", "done", '{"success": true}', '"done"', "success")
+    )
+    return Result(content_ok, "Done", ("Done",))
+
+
+def result(rng: Random, concept: Concept, phrasing: Phrasing) -> Result:
+    """A plausible result: the values that the concept gives, as an object or plain, or that it is done."""
+    if not concept.gives:
+        return _done(rng)
+    found: dict[str, Any] = {}
+    for param in concept.gives:
+        found[param.names[0]] = values.draw(rng, param.kind, phrasing).json
+    shown = {key: _shown(value) for key, value in found.items()}
+    told = _capital(", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in shown.items()))
+    content = json.dumps(found, ensure_ascii=False)
+    if len(found) == 1 and rng.random() < 0.4:
+        (key,) = found
+        if rng.random() < 0.5:
+            content = json.dumps({"result": found[key]}, ensure_ascii=False)
+            told = f"The result is {shown[key]}"
+        else:
+            content, told = shown[key], f"The result is {shown[key]}"
+    return Result(content, told, tuple(shown.values()))
+
+
+def answer(results: tuple[Result, ...], labels: tuple[str, ...] = ()) -> str:
+    """One sentence for each result, after its label where several calls differ in one value."""
+    told = [one.told for one in results]
+    if set(told) == {"Done"}:
+        return "Done."
+    if labels:
+        return " ".join(f"{label}: {text[:1].lower() + text[1:]}." for label, text in zip(labels, told, strict=True))
+    return " ".join(f"{text}." for text in told)
