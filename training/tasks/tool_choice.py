@@ -25,7 +25,7 @@ _REFUSALS = (
     "None of my tools can do that.",
     "None of my tools can do that.",
     "None of my tools fits that.",
-    "I can't: None of my tools does that.",
+    "None of my tools is made for that.",
 )
 _CHAT = ("greeting", "thanks", "how are you", "goodbye", "praise")
 
@@ -89,11 +89,13 @@ def _none(rng: Random, phrasing: Phrasing, progress: float, tools: list[Offered]
             return asked.text
 
 
-def _mishap(rng: Random, phrasing: Phrasing, tools: list[Offered]) -> tuple[Offered, Mishap]:
-    wanted = rng.choices(KINDS, [read("tool_choice")[kind].weight for kind in KINDS])[0]
+def _mishap(rng: Random, phrasing: Phrasing, tools: list[Offered], first: bool = True) -> tuple[Offered, Mishap]:
+    """How a call goes wrong; a schema that says the wrong type does not follow calls of the right type."""
+    kinds = [kind for kind in KINDS if first or kind != "number"]
+    wanted = rng.choices(kinds, [read("tool_choice")[kind].weight for kind in kinds])[0]
     for attempt in range(1000):
         tool, asked = _call(rng, phrasing, tools)
-        if found := mishap(rng, tool, asked, phrasing, wanted if attempt < 20 else rng.choice(KINDS)):
+        if found := mishap(rng, tool, asked, phrasing, wanted if attempt < 20 else rng.choice(kinds)):
             return tool, found
     raise AssertionError("a call can always be repeated")
 
@@ -159,7 +161,7 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
         elif roll < 0.34 and progress > 0.2:
             messages += _answered(_several(rng, phrasing, tools))
         elif turn == turns - 1 and roll < 0.52 and progress > 0.25:
-            tool, gone_wrong = _mishap(rng, phrasing, tools)
+            tool, gone_wrong = _mishap(rng, phrasing, tools, first=turn == 0)
             tools = [replace(other, tool=gone_wrong.tool) if other is tool else other for other in tools]
             messages += _repaired(rng, phrasing, tool, gone_wrong)
         else:

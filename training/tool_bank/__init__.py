@@ -30,6 +30,7 @@ _PARAM = re.compile(
     r"(?P<names>[^?:]+)(?P<optional>\??): (?P<kind>.+?)(?: = (?P<default>\S+))?(?: - (?P<description>.+))?"
 )
 _SLOT = re.compile(r"\{([^}]+)\}")
+_ARTICLE = re.compile(r"\ba (?=[aeio]|u(?!ni))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def made(rng: Random, phrasing: Phrasing, frame: str, noun: str) -> Concept:
         # In the names of parameters and places a thing of two words keeps its underscore.
         line = _SLOT.sub(lambda slot: slot[0].replace("<ns>", plural(noun)).replace("<n>", noun), line)
         line = line.replace("<ns>", plural(spoken)).replace("<n>", spoken).replace("<k>", values.ATTRIBUTES[attribute])
-        return line.replace("<a>", attribute)
+        return _ARTICLE.sub("an ", line.replace("<a>", attribute))
 
     def fill_param(line: str) -> str:
         names, colon, rest = line.partition(": ")

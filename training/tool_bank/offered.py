@@ -16,8 +16,9 @@ from training.noise import casual
 from training.tool_bank import Ask, Concept, Param, values
 
 _SLOT = re.compile(r"\{([^}]+)\}")
-_SMALL = ("", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_DAY = re.compile(r"\b(on|for|due|from|until|after|is|be|of|what day) on (?=\S)")
+_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_SMALL = {str(number): word for number, word in enumerate(_WORDS, 1)}
+_BEFORE_DAY = re.compile(r"(^|[:,(\"']|(on|for|due|from|until|after|is|be|of)) $")
 _EXTRAS: dict[Phrasing, tuple[tuple[str, dict[str, Any]], ...]] = {
     "train": (
         ("format", {"type": "string", "enum": ["json", "text"]}),
@@ -140,13 +141,15 @@ def _worded(rng: Random, ask: Ask, kinds: dict[str, str]) -> str:
 def _filled(rng: Random, template: str, spoken: dict[str, str]) -> str:
     def word(match: re.Match[str]) -> str:
         text = spoken[match[1]]
-        alone = match.start() and template[match.start() - 1] == " " and re.match(r" [a-z]", template[match.end() :])
-        if alone and text.isdigit() and 0 < int(text) <= 10 and rng.random() < 0.12:
-            return _SMALL[int(text)]
+        before, after = template[: match.start()], template[match.end() :]
+        if text.startswith("on ") and _BEFORE_DAY.search(before):
+            return text[3:]
+        alone = before.endswith(" ") and after[:1] == " " and after[1:2].islower()
+        if alone and text in _SMALL and rng.random() < 0.12:
+            return _SMALL[text]
         return text
 
-    text = _DAY.sub(r"\1 ", _SLOT.sub(word, template))
-    return re.sub(r"([:,(\"']) ?on (?=[A-Z0-9])", r"\1 ", text) if template.startswith("{") else text
+    return _SLOT.sub(word, template)
 
 
 def request(rng: Random, offered: Offered, phrasing: Phrasing, several: int = 1) -> Request | None:

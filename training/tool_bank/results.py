@@ -59,11 +59,10 @@ def result(rng: Random, concept: Concept, phrasing: Phrasing) -> Result:
     content = json.dumps(found, ensure_ascii=False)
     if len(found) == 1 and rng.random() < 0.4:
         (key,) = found
-        if rng.random() < 0.5:
-            content = json.dumps({"result": found[key]}, ensure_ascii=False)
-            told = f"The result is {shown[key]}"
-        else:
-            content, told = shown[key], f"The result is {shown[key]}"
+        named = json.dumps({"result": found[key]}, ensure_ascii=False)
+        content = rng.choice((named, shown[key]))
+        is_number = isinstance(found[key], int | float) and not isinstance(found[key], bool)
+        told = f"The result is {shown[key]}" if is_number else _capital(shown[key])
     return Result(content, told, tuple(shown.values()))
 
 
