@@ -72,17 +72,21 @@ def _paragraph(text: str) -> tuple[str, ...]:
     return tuple(parts) if all(4 <= len(part.split()) <= 55 for part in parts) else ()
 
 
-@lru_cache(maxsize=1)
-def paragraphs() -> tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]:
-    """By module with two or more: its name and its plain paragraphs as sentences, each once, in a fixed order."""
+def _files() -> list[Path]:
     paths = sysconfig.get_paths()
     files = [*sorted(Path(paths["stdlib"]).glob("*.py")), *sorted(Path(paths["stdlib"]).glob("[a-z]*/*.py"))]
     files = [path for path in files if not {"site-packages", "test", "idlelib"} & set(path.parts[-2:])]
     for package in PACKAGES:
         files += sorted((Path(paths["purelib"]) / package).rglob("*.py"))[:_FILES_EACH]
+    return files
+
+
+@lru_cache(maxsize=1)
+def paragraphs() -> tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]:
+    """By module with two or more: its name and its plain paragraphs as sentences, each once, in a fixed order."""
     seen: set[tuple[str, ...]] = set()
     out = []
-    for path in files:
+    for path in _files():
         found = []
         for docstring in _docstrings(path):
             for block in re.split(r"\n\s*\n", docstring):

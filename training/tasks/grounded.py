@@ -117,14 +117,17 @@ def _holds(reply: str, value: str) -> bool:
     return bool(value) and f" {_plain(value)} " in f" {_plain(reply)} "
 
 
-def _present_judge(asked: Asked, label: str) -> Judge:
-    """The whole sentence or the value asked for, with the right label and no other."""
+def _present_judge(page: Page, asked: Asked, label: str) -> Judge:
+    """The whole sentence or the value asked for, with the right label and no other, and no other sentence."""
+    others = [one for passage in page.passages for one in passage.sentences if not _holds(asked.answer, one)]
 
     def judge(replies: Sequence[Reply]) -> Verdict:
         said = replies[-1].content if replies else ""
         brief = len(said.split()) <= max(LONGEST_REPLY, len(asked.answer.split()) + 4)
+        brief = brief and not any(_holds(said, one) for one in others)
         right = brief and _cited(said) == {label} and (_holds(said, asked.answer) or _holds(said, asked.value))
-        return {"right sentence with its label": right, "no false refusal": bool(said) and not _REFUSAL.search(said)}
+        refused = not said or (_REFUSAL.search(said) is not None and not right)  # a quote may have such words
+        return {"right sentence with its label": right, "no false refusal": not refused}
 
     return judge
 
@@ -139,7 +142,7 @@ def _case(rng: Random, page: Page) -> Case:
     asked = page.asked[0]
     layout = rng.choice(_LAYOUTS[:5])
     messages = _laid_out(rng, "held_out", Page(page.passages, (asked,)), labels, layout)
-    judge = _present_judge(asked, labels[asked.passage]) if asked.answer else _absent_judge
+    judge = _present_judge(page, asked, labels[asked.passage]) if asked.answer else _absent_judge
     return Case(Conversation(tuple(messages[:-1])), judge, (Reply("", messages[-1].content, ()),))
 
 
