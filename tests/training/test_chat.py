@@ -98,7 +98,7 @@ def test_a_case_accepts_what_is_wanted_and_nothing_else(kind: chat.CaseKind) -> 
         case = chat.case(rng, kind)
         [said] = case.wanted
         assert case.judge(case.wanted) == {kind: True}
-        for wrong in ("", "Yes.", "The sky is blue, and I like it.", "<think>"):
+        for wrong in ("", "Yes.", "That is a long way off, I think.", "<think>"):
             assert case.judge((Reply("", wrong, ()),)) == {kind: False}
         assert case.judge((Reply("", said.content, (), broken=True),)) == {kind: False}
         assert case.judge(()) == {kind: False}

@@ -12,6 +12,7 @@ wording is in `phrases/memory_tell.toml`, `phrases/memory_ask.toml` and `phrases
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -64,6 +65,33 @@ def _time(rng: Random) -> str:
     return rng.choice((f"{day} at {hour}", f"{day} at {hour}", day, f"at {hour}"))
 
 
+def _team(rng: Random) -> str:
+    return f"{rng.choice(('FC', 'the', 'Real', 'United'))} {words.made_up(rng, 2).capitalize()}"
+
+
+def _bought(rng: Random) -> str:
+    return f"a {rng.choice(words.FAVOURITES['color'][:4])} {rng.choice(words.GOODS)}"
+
+
+# Facts of which a chat knows one at most: how the key reads, and who makes the value.
+_SINGLE: dict[str, tuple[str, Callable[[Random], str]]] = {
+    "home": ("you live in", lambda rng: words.proper_name(rng, words.CITIES)),
+    "hometown": ("you grew up in", lambda rng: words.proper_name(rng, words.CITIES)),
+    "job": ("you work as a", lambda rng: rng.choice(words.JOBS)),
+    "age": ("your age is", lambda rng: str(rng.randint(5, 99))),
+    "birthday": ("your birthday is", _date),
+    "allergy": ("you are allergic to", lambda rng: rng.choice(words.ALLERGIES)),
+    "speaks": ("you speak", lambda rng: rng.choice(words.LANGUAGES)),
+    "learning": ("you are learning", lambda rng: rng.choice(words.LANGUAGES)),
+    "bought": ("you bought", _bought),
+    "trip": ("you are going to", lambda rng: words.proper_name(rng, words.CITIES)),
+    "plays": ("you play the", lambda rng: rng.choice(words.FAVOURITES["instrument"])),
+    "children": ("the number of your children is", lambda rng: str(rng.randint(2, 9))),
+    "team": ("your team is", _team),
+    "meet": ("you meet at the", lambda rng: rng.choice(words.MEETING_PLACES)),
+}
+
+
 def fact(rng: Random, kind: str | None = None, phrasing: Phrasing = "train") -> Fact:
     kind = kind or phrases.draw(rng, "memory_tell")
     held_out = phrasing == "held_out"
@@ -80,16 +108,12 @@ def fact(rng: Random, kind: str | None = None, phrasing: Phrasing = "train") -> 
         thing = rng.choice(tuple(words.FAVOURITES))
         value = words.made_up(rng, 2) if rng.random() < 0.25 else rng.choice(words.FAVOURITES[thing])
         return Fact(kind, thing, f"your favorite {thing} is", value)
-    if kind == "home":
-        return Fact(kind, "home", "you live in", words.proper_name(rng, words.CITIES))
-    if kind == "hometown":
-        return Fact(kind, "hometown", "you grew up in", words.proper_name(rng, words.CITIES))
-    if kind == "job":
-        return Fact(kind, "job", "you work as a", rng.choice(words.JOBS))
-    if kind == "age":
-        return Fact(kind, "age", "your age is", str(rng.randint(5, 99)))
-    if kind == "birthday":
-        return Fact(kind, "birthday", "your birthday is", _date(rng))
+    if kind in _SINGLE:
+        key, value_of = _SINGLE[kind]
+        return Fact(kind, kind, key, value_of(rng))
+    if kind == "pet_age":
+        pet = rng.choice(words.PETS)
+        return Fact(kind, pet, f"the age of your {pet} is", str(rng.randint(2, 20)))
     if kind == "thing":
         thing = rng.choice(words.HELD_OUT_POSSESSIONS if held_out else words.POSSESSIONS)
         return Fact(kind, thing, f"your {thing} is", _any_value(rng))
