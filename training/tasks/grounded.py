@@ -178,6 +178,7 @@ def xquad_cases(path: Path, count: int, rng: Random) -> list[Case]:
         for article in articles
         for at, paragraph in enumerate(article["paragraphs"])
         for question in paragraph["qas"]
+        if len(question["answers"][0]["text"].split()) < LONGEST_REPLY
     ]
     cases = []
     for found, at, question in rng.sample(asked, min(count, len(asked))):
