@@ -32,7 +32,7 @@ _LAYOUTS = (
     *("[{s}] {text}", "[{s}] {text}", "[{s}] {text}", "[{s}] {text}", "{s}: {text}", "[{s}] {title}\n{text}"),
     *("({s}) {text}", '<source id="{s}">{text}</source>', "[{s}] ({title}) {text}"),
 )
-_LABEL = re.compile(r"\bS(\d+)\b")
+_LABEL = re.compile(r"(?<![\w-])S(\d+)\b")  # not the end of "DVB-S2"
 _REFUSAL = re.compile(
     r"\b(do not know|don't know|don’t know|not say|does not mention|do not mention|cannot find|can't find|no answer)\b",
     re.IGNORECASE,
