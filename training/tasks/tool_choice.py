@@ -15,8 +15,9 @@ from typing import Any, Literal
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
 from training.noise import casual
 from training.phrases import read
-from training.tool_bank.offered import Offered, Request, offer, request
+from training.tool_bank.offered import Offered, offer
 from training.tool_bank.repairs import KINDS, Mishap, mishap
+from training.tool_bank.requests import Request, request
 from training.tool_bank.results import Result, answer, result
 from training.tool_bank.toolbox import missing, toolbox
 

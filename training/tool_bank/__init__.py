@@ -29,6 +29,7 @@ _HERE = Path(__file__).parent
 _PARAM = re.compile(
     r"(?P<names>[^?:]+)(?P<optional>\??): (?P<kind>.+?)(?: = (?P<default>\S+))?(?: - (?P<description>.+))?"
 )
+_NUMBERS = frozenset({"int", "num", "amount"})
 _SLOT = re.compile(r"\{([^}]+)\}")
 _ARTICLE = re.compile(r"\ba (?=[aeio]|u(?!ni))")
 
@@ -129,8 +130,8 @@ def concepts(phrasing: Phrasing) -> tuple[Concept, ...]:
 
 
 @lru_cache
-def _frames(phrasing: Phrasing) -> dict[str, dict[str, list[str]]]:
-    tables: dict[str, dict[str, list[str]]] = _read("frames")[phrasing]
+def _frames(phrasing: Phrasing) -> dict[str, dict[str, Any]]:
+    tables: dict[str, dict[str, Any]] = _read("frames")[phrasing]
     return tables
 
 
@@ -159,7 +160,11 @@ def thing(rng: Random, phrasing: Phrasing) -> str:
 
 def made(rng: Random, phrasing: Phrasing, frame: str, noun: str) -> Concept:
     """The made-up tool of one shape about one thing, with an attribute drawn for it."""
-    attribute = rng.choice(values.bank("attribute", phrasing))
+    shape = _frames(phrasing)[frame]
+    attributes = values.bank("attribute", phrasing)
+    if shape.get("measured"):
+        attributes = tuple(name for name in attributes if values.ATTRIBUTES[name].split()[0] in _NUMBERS)
+    attribute = rng.choice(attributes)
     spoken = noun.replace("_", " ")
 
     def fill(line: str) -> str:
@@ -174,7 +179,8 @@ def made(rng: Random, phrasing: Phrasing, frame: str, noun: str) -> Concept:
 
     table = {
         part: [fill_param(line) if part in {"params", "gives"} else fill(line) for line in lines]
-        for part, lines in _frames(phrasing)[frame].items()
+        for part, lines in shape.items()
+        if part != "measured"
     }
     return _concept(f"{phrasing}.{frame}", table, about=noun)
 

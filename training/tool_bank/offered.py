@@ -1,7 +1,7 @@
-"""A tool as it is offered in a chat: its schema under drawn names, and requests for it with the call they want.
+"""A tool as it is offered in a chat: its schema under drawn names, in the many ways in which people write schemas.
 
-Sample: {"name": "getWeather", "description": "Weather of a location.", "parameters": {"town": a string}} and
-"weather in Oslo" → getWeather({"town": "Oslo"}). Knows nothing of turns and results.
+Sample: {"name": "getWeather", "description": "Weather of a location.", "parameters": {"town": a string}}. Knows nothing
+of requests.
 """
 
 from __future__ import annotations
@@ -12,13 +12,9 @@ from random import Random
 from typing import Any
 
 from training.conversation import Phrasing, Tool, ToolCall
-from training.noise import casual
-from training.tool_bank import Ask, Concept, Param, values
+from training.phrases import read
+from training.tool_bank import Ask, Concept, Param
 
-_SLOT = re.compile(r"\{([^}]+)\}")
-_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_SMALL = {str(number): word for number, word in enumerate(_WORDS, 1)}
-_BEFORE_DAY = re.compile(r"(^|[:,(\"']|(on|for|due|from|until|after|is|be|of)) $")
 _EXTRAS: dict[Phrasing, tuple[tuple[str, dict[str, Any]], ...]] = {
     "train": (
         ("format", {"type": "string", "enum": ["json", "text"]}),
@@ -35,15 +31,6 @@ _EXTRAS: dict[Phrasing, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("trace_id", {"type": "string"}),
     ),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """`spread` names the parameter whose values several calls of one request differ in."""
-
-    text: str
-    calls: tuple[ToolCall, ...]
-    spread: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,87 +92,31 @@ def offer(rng: Random, concept: Concept, phrasing: Phrasing, progress: float, as
     if style < 0.12:
         keys = tuple(re.sub(r"_(\w)", lambda match: match[1].upper(), key) for key in keys)
     described = 0.2 if bare else rng.choice((0.2, 0.6, 1))
+    wordy = not bare and rng.random() < 0.15
     properties: dict[str, Any] = {}
     for param, key in zip(params, keys, strict=True):
         schema = schema_type(param.kind)
         if param.description and rng.random() < described:
-            schema["description"] = param.description
+            text = param.description
+            schema["description"] = read("tool_choice")["parameter"].ask(rng, phrasing).format(text) if wordy else text
         if param.default is not None and rng.random() < 0.7:
             schema["default"] = param.default
+        if not bare and rng.random() < 0.1:
+            schema = dict(reversed(schema.items()))
         properties[key] = schema
     if progress > 0.4 and rng.random() < 0.12:
         extra, schema = rng.choice(_EXTRAS[phrasing])
         if extra not in properties:
             properties[extra] = dict(schema)
-    required = [key for param, key in zip(params, keys, strict=True) if param.required]
     name = _styled(rng, rng.choice(concept.names))
-    function = {
-        "name": name,
-        "description": rng.choice(concept.does),
-        "parameters": {"type": "object", "properties": properties, "required": required},
-    }
+    does = rng.choice(concept.does)
+    if wordy:
+        does = f"{does} {read('tool_choice')['remark'].ask(rng, phrasing)}"
+    required = [key for param, key in zip(params, keys, strict=True) if param.required]
+    parameters: dict[str, Any] = {"type": "object", "properties": properties}
+    if required or rng.random() < 0.5:
+        parameters["required"] = required
+        if rng.random() < 0.1:
+            parameters = {"type": "object", "required": required, "properties": properties}
+    function = {"name": name, "description": does, "parameters": parameters}
     return Offered(concept, name, params, keys, {"type": "function", "function": function})
-
-
-def _worded(rng: Random, ask: Ask, kinds: dict[str, str]) -> str:
-    """The wording with a slip or two, but nothing added behind a free text, where it would belong to the text."""
-    template = casual(rng, ask.template, typos=0.04)
-    last = re.search(r"\{([^}]+)\}\W*$", ask.template)
-    if last and kinds[last[1]] in values.TEXTS and ask.template.rstrip(".?!").endswith("}"):
-        return ask.template.rstrip(".?!")
-    if last and not re.search(r"\{[^}]+\}[\"')%°]*[.?!]?$", template):
-        return ask.template
-    return template
-
-
-def _filled(rng: Random, template: str, spoken: dict[str, str]) -> str:
-    def word(match: re.Match[str]) -> str:
-        text = spoken[match[1]]
-        before, after = template[: match.start()], template[match.end() :]
-        if text.startswith("on ") and _BEFORE_DAY.search(before):
-            return text[3:]
-        alone = before.endswith(" ") and after[:1] == " " and after[1:2].islower()
-        if alone and text in _SMALL and rng.random() < 0.12:
-            return _SMALL[text]
-        return text
-
-    return _SLOT.sub(word, template)
-
-
-def request(rng: Random, offered: Offered, phrasing: Phrasing, several: int = 1) -> Request | None:
-    """A request for the tool; with `several`, one that wants as many calls; None where no wording can be made."""
-    asks = offered.answerable()
-    kinds = {param.names[0]: param.kind for param in offered.params}
-    if several > 1:
-        asks = tuple(ask for ask in asks if any(_joinable(kinds[slot]) for slot in ask.slots))
-    if not asks:
-        return None
-    ask = rng.choice(asks)
-    drawn = {slot: values.draw(rng, kinds[slot], phrasing) for slot in dict.fromkeys(ask.slots)}
-    texts = {slot: value.text for slot, value in drawn.items()}
-    if len(set(texts.values())) < len(texts):  # the same value twice: from Oslo to Oslo
-        return request(rng, offered, phrasing, several)
-    if offered.concept.params and rng.random() < 0.06:
-        for slot in drawn:
-            if kinds[slot] in {"city", "person", "country", "product", "company"}:
-                drawn[slot] = values.Value(texts[slot].lower(), texts[slot].lower())
-                texts[slot] = drawn[slot].text
-    given = dict(ask.implied) | {slot: value.json for slot, value in drawn.items()}
-    template = _worded(rng, ask, kinds)
-    if several == 1:
-        return Request(_filled(rng, template, texts), (offered.call(given),))
-    spread = rng.choice([slot for slot in drawn if _joinable(kinds[slot])])
-    options = {drawn[spread].text: drawn[spread].json}
-    for _ in range(30):  # a short list may not have so many
-        value = values.draw(rng, kinds[spread], phrasing)
-        if value.text not in texts.values():
-            options[value.text] = value.json
-        if len(options) == several:
-            break
-    texts[spread] = values.join(rng, list(options))
-    calls = tuple(offered.call(given | {spread: json}) for json in options.values())
-    return Request(_filled(rng, template, texts), calls, spread=next(iter(offered.call({spread: 0}).arguments)))
-
-
-def _joinable(kind: str) -> bool:
-    return kind.split()[0] in values.JOINABLE

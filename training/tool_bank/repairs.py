@@ -15,7 +15,8 @@ from typing import Any
 from training.conversation import Phrasing, Tool, ToolCall
 from training.phrases import read
 from training.tool_bank import values
-from training.tool_bank.offered import Offered, Request
+from training.tool_bank.offered import Offered
+from training.tool_bank.requests import Request
 
 KINDS = ("suggestion", "missing", "number", "string", "renamed", "limit", "again", "hopeless")
 _NAMED = frozenset(["city", "person", "country", "company", "team", "fullname", "made", "product", "petname"])

@@ -17,10 +17,11 @@ from training.tool_bank import Concept, values
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`told` is the answer without a full stop; `facts` are what it must hold."""
+    """`told` is the answer without a full stop, `brief` the same after a label; `facts` are what either must hold."""
 
     content: str
     told: str
+    brief: str
     facts: tuple[str, ...]
 
 
@@ -40,11 +41,11 @@ def _done(rng: Random) -> Result:
     if rng.random() < 0.3:
         number = values.draw(rng, rng.choice(("code", "int 1 9999")), "train").json
         content = {"ok": True, rng.choice(("id", "number", "reference")): number}
-        return Result(json.dumps(content), f"Done ({number})", (str(number),))
+        return Result(json.dumps(content), f"Done ({number})", f"done ({number})", (str(number),))
     content_ok = rng.choice(
         ('{"ok": true}', '{"status": "ok"}', "ok", "done", '{"success": true}', '"done"', "success")
     )
-    return Result(content_ok, "Done", ("Done",))
+    return Result(content_ok, "Done", "done", ("done",))
 
 
 def result(rng: Random, concept: Concept, phrasing: Phrasing) -> Result:
@@ -55,15 +56,17 @@ def result(rng: Random, concept: Concept, phrasing: Phrasing) -> Result:
     for param in concept.gives:
         found[param.names[0]] = values.draw(rng, param.kind, phrasing).json
     shown = {key: _shown(value) for key, value in found.items()}
-    told = _capital(", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in shown.items()))
+    listed = ", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in shown.items())
+    told = _capital(listed)
     content = json.dumps(found, ensure_ascii=False)
     if len(found) == 1 and rng.random() < 0.4:
         (key,) = found
         named = json.dumps({"result": found[key]}, ensure_ascii=False)
         content = rng.choice((named, shown[key]))
         is_number = isinstance(found[key], int | float) and not isinstance(found[key], bool)
-        told = f"The result is {shown[key]}" if is_number else _capital(shown[key])
-    return Result(content, told, tuple(shown.values()))
+        told = f"The result is {shown[key]}" if is_number else shown[key]
+    brief = listed if len(shown) > 1 else "".join(shown.values())
+    return Result(content, told, brief, tuple(shown.values()))
 
 
 def answer(results: tuple[Result, ...], labels: tuple[str, ...] = ()) -> str:
@@ -72,5 +75,5 @@ def answer(results: tuple[Result, ...], labels: tuple[str, ...] = ()) -> str:
     if set(told) == {"Done"}:
         return "Done."
     if labels:
-        return " ".join(f"{label}: {text[:1].lower() + text[1:]}." for label, text in zip(labels, told, strict=True))
+        return " ".join(f"{label}: {one.brief}." for label, one in zip(labels, results, strict=True))
     return " ".join(f"{text}." for text in told)

@@ -24,6 +24,7 @@ _NUMBER_KINDS = frozenset({"int", "num", "amount"})
 TEXTS = frozenset({"text", "todo"})  # free text: it may hold anything, so nothing is written after it
 _NAMES = ("city", "person", "country", "company", "product", "dish", "animal", "element", "chemical", "fullname")
 JOINABLE = frozenset((*_NAMES, "language", "file", "email", "code", "ticker", "made", "topic", "handle", "word", "int"))
+IMPERATIVES = frozenset(_BANK["imperative"]["all"].split())
 ATTRIBUTES: dict[str, str] = _BANK["attribute"]
 
 
@@ -47,8 +48,12 @@ def bank(kind: str, phrasing: Phrasing) -> tuple[str, ...]:
         every = tuple(ATTRIBUTES)
     else:
         every = _SHARED.get(kind) or tuple(_BANK[kind])
-    part = tuple(word for word in every if held_out(word) == (phrasing == "held_out"))
-    return every if kind in _COMMON or len(part) < 2 else part
+    if kind in _COMMON:
+        return every
+    kept = {word for word in every if held_out(word)}
+    if len(kept) < 2:  # a short list that the letters split badly
+        kept = set(every[::5])
+    return tuple(word for word in every if (word in kept) == (phrasing == "held_out"))
 
 
 def made_up(rng: Random, phrasing: Phrasing, syllables: int | None = None) -> str:
