@@ -1,12 +1,14 @@
-"""`python -m training`: remake the bundled model with one command.
+"""`python -m training`: remake the bundled models with one command.
 
-Tokenizer, data, training, export and evaluation, in that order. Stop it at any time; `--resume` goes on from the last
-checkpoint, which lies with the log in the work folder (`--work`, not committed).
+Tokenizer, data, training, export and evaluation, first of `pebble`, then of its draft, which shares the tokenizer. Stop
+it at any time; `--resume` goes on from the last checkpoint, which lies with the log in the work folder (`--work`, not
+committed). `--extend` goes on from the last state before the learning rate fell, for a longer run.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -14,57 +16,76 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from training import card, evaluate, export, mixture, prose, tokenizer
-from training.exchange import Conversation
+from training import card, evaluate, export, mixture, plans, prose, tokenizer
 from training.trainer import Plan, Trainer
 
-CURVE = Path("docs/img/pebble-loss.png")
+CURVES = Path("docs/img")
 
 
-def make_tokenizer(path: Path, plan: Plan, samples: int = 20_000) -> Tokenizer:
+def make_tokenizer(path: Path, plan: Plan, samples: int = 12_000) -> Tokenizer:
     """Train the tokenizer on conversations of every stage and on prose, or read the one that is there."""
     if path.exists():
         return Tokenizer.from_file(str(path))
     rng = Random(plan.seed)
-    made = ("".join(mixture.texts(mixture.conversation(rng, rng.random()))) for _ in range(samples))
-    trained = tokenizer.train(chain(made, prose.sentences()), plan.model.vocab_size)
+    made = (mixture.conversation(rng, rng.random()) for _ in range(samples))
+    texts = (text for conversation in made for text, _ in tokenizer.segments(conversation))
+    real = (sentence for _, module in prose.paragraphs() for paragraph in module for sentence in paragraph)
+    trained = tokenizer.train(chain(texts, real), plan.model.vocab_size)
     path.parent.mkdir(parents=True, exist_ok=True)
     trained.save(str(path))
     return trained
 
 
-def _last_conversations(plan: Plan, samples: int = 2000) -> list[Conversation]:
-    """What the end of the curriculum looks like."""
-    rng = Random(plan.seed)
-    return [mixture.conversation(rng, 1.0) for _ in range(samples)]
+def longest_conversation(trained: Tokenizer, seed: int, samples: int = 500) -> int:
+    """Tokens of the longest of some conversations from the end of the curriculum."""
+    rng = Random(seed)
+    made = ("".join(text for text, _ in tokenizer.segments(mixture.conversation(rng, 1.0))) for _ in range(samples))
+    return min(mixture.LONGEST, max(len(trained.encode(text).ids) for text in made))
+
+
+def compiles(device: str) -> bool:
+    """Whether torch can compile for the device: on a CPU that takes a C++ compiler."""
+    return device == "cuda" or shutil.which("g++") is not None
+
+
+def make(name: plans.Name, arguments: argparse.Namespace) -> None:
+    """Train, export, evaluate and describe one of the models."""
+    plan = plans.plan(
+        name, arguments.device, steps=arguments.steps, seed=arguments.seed, compiled=compiles(arguments.device)
+    )
+    work, out = arguments.work / name, arguments.out / name
+    trainer = Trainer(plan, make_tokenizer(arguments.work / "tokenizer.json", plan), work)
+    if arguments.resume and trainer.checkpoint.exists():
+        trainer.resume()
+    elif arguments.extend:
+        trainer.resume(trainer.stable)
+    trainer.run()
+
+    export.export(trainer.model, trainer.tokenizer, out, name)
+    results = evaluate.run(out, arguments.questions)
+    longest = longest_conversation(trainer.tokenizer, plan.seed)
+    card.write(trainer, results, out, name, card.hardware(plan.device, torch.get_num_threads()), longest)
+    card.plot(work / "losses.jsonl", CURVES / f"{name}-loss.png", name)
 
 
 def main() -> None:
-    defaults = Plan()
-    parser = argparse.ArgumentParser(prog="python -m training", description="Remake the bundled model.")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=defaults.device)
+    parser = argparse.ArgumentParser(prog="python -m training", description="Remake the bundled models.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", choices=("pebble", "pebble-draft"), help="one of the two models")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: what torch chooses)")
-    parser.add_argument("--steps", type=int, default=defaults.steps)
-    parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--questions", type=int, default=200, help="asked of each ability in the evaluation")
-    parser.add_argument("--work", type=Path, default=Path("build/training"), help="checkpoint, tokenizer and log")
-    parser.add_argument("--out", type=Path, default=Path("models/pebble"))
+    parser.add_argument("--steps", type=int, default=None, help="instead of the plan's")
+    parser.add_argument("--seed", type=int, default=1)
+    going_on = parser.add_mutually_exclusive_group()
+    going_on.add_argument("--resume", action="store_true", help="go on from the last checkpoint, where there is one")
+    going_on.add_argument("--extend", action="store_true", help="go on from before the learning rate fell")
+    parser.add_argument("--questions", type=int, default=100, help="asked of each ability in the evaluation")
+    parser.add_argument("--work", type=Path, default=Path("build/training"), help="checkpoints, tokenizer and logs")
+    parser.add_argument("--out", type=Path, default=Path("models"))
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-
-    plan = Plan(steps=arguments.steps, seed=arguments.seed, device=arguments.device)
-    trainer = Trainer(plan, make_tokenizer(arguments.work / "tokenizer.json", plan), arguments.work)
-    if arguments.resume:
-        trainer.resume()
-    trainer.run()
-
-    export.export(trainer.model, trainer.tokenizer, arguments.out)
-    results = evaluate.run(arguments.out, arguments.questions)
-    longest = max(len(trainer.tokenizer.encode("".join(mixture.texts(made))).ids) for made in _last_conversations(plan))
-    card.write(trainer, results, arguments.out, card.hardware(plan.device, torch.get_num_threads()), longest)
-    card.plot(arguments.work / "losses.jsonl", CURVE)
+    for name in (arguments.only,) if arguments.only else ("pebble", "pebble-draft"):
+        make(name, arguments)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What the exported model can do, measured through our own engine: `python -m training.evaluate`.
 
-Every question comes from a seed and from phrasings that training never used; an answer is right when it ends by itself
-and contains what the exchange calls right. Prints a table with 95% Wilson intervals and writes it beside the weights.
-Knows nothing of how the model was trained.
+Every question comes from a seed, and from phrasings, names and puzzles that training never used. A case is asked, its
+tool calls are answered, and its judge decides; a reply that ran out of tokens or broke a tool call is wrong. Prints a
+table with 95% Wilson intervals and writes it beside the weights. Knows nothing of how the model was trained.
 """
 
 from __future__ import annotations
@@ -10,31 +10,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
-from engine import Engine, EngineConfig, Sampling, Span
-from training import mixture, words
-from training.exchange import Conversation, Exchange
-from training.tasks import arithmetic, beyond, counting, identity, memory, smalltalk
+from engine import GREEDY, Engine, EngineConfig, Span
+from training import reply
+from training.abilities import ABILITIES, Ability, xquad
+from training.conversation import Case, Message, Reply, Verdict
 
 SEED = 20_000_003  # training draws from "seed-step" strings, never from this
-MAX_TOKENS = 600
+MAX_TOKENS = 768
+MAX_TURNS = 4  # messages of the model in a case whose calls are answered
 RESULTS = "evaluation.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One row: `right` of `n`, and the interval that holds the true share with 95% confidence."""
+    """One row: `right` of `n`, the interval that holds the true share with 95% confidence, and what it should reach."""
 
     ability: str
+    measure: str
     n: int
     right: int
     low: float
     high: float
+    goal: float | None
 
 
 def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -45,97 +49,89 @@ def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _alone(made: Exchange, *, system: str | None = None, enable_thinking: bool = True) -> Conversation:
-    return Conversation((made,), system, enable_thinking)
+async def replies(engine: Engine, case: Case) -> list[Reply]:
+    """What the model says, greedily, until it calls no more tools."""
+    messages = case.prompt.as_json()
+    tools = list(case.prompt.tools) or None
+    said: list[Reply] = []
+    while len(said) < MAX_TURNS:
+        prompt = engine.tokenizer.apply_chat_template(
+            messages, tools=tools, enable_thinking=case.prompt.enable_thinking
+        )
+        async with await engine.open(prompt) as sequence:
+            result = await sequence.generate_all(Span(GREEDY, max_tokens=MAX_TOKENS))
+        made = reply.read(result.text, ended=result.finish_reason == "stop")
+        said.append(made)
+        if case.answer_call is None or not made.calls or made.broken:
+            break
+        messages.append(Message("assistant", made.content, made.thinking, made.calls).as_json())
+        messages += [Message("tool", case.answer_call(call)).as_json() for call in made.calls]
+    return said
 
 
-def _arithmetic(operator: str, digits: int) -> Callable[[Random], Conversation]:
-    return lambda rng: _alone(arithmetic.sample(rng, "held_out", digits, operator))
+def judged(case: Case, said: Sequence[Reply]) -> Verdict:
+    """The judge's verdict, in which a broken reply makes everything wrong but what is counted in parts."""
+    broken = any(made.broken for made in said)
+    return {name: x and not broken if isinstance(x, bool) else x for name, x in case.judge(said).items()}
 
 
-def _arithmetic_without_thinking(rng: Random) -> Conversation:
-    return _alone(arithmetic.without_thinking(arithmetic.sample(rng, "held_out")), enable_thinking=False)
+async def measure(engine: Engine, ability: Ability, cases: Sequence[Case]) -> list[Result]:
+    """One row for each measure of the cases' judges, over the cases that it applies to."""
+    verdicts = [
+        judged(case, said)
+        for case, said in zip(cases, await asyncio.gather(*(replies(engine, case) for case in cases)), strict=True)
+    ]
+    rows = []
+    for name in dict.fromkeys(name for verdict in verdicts for name in verdict):
+        outcomes = [verdict[name] for verdict in verdicts if name in verdict]
+        counted = [(int(x), 1) if isinstance(x, bool) else x for x in outcomes]
+        right, n = sum(right for right, _ in counted), sum(of for _, of in counted)
+        if n:
+            rows.append(Result(ability.name, name, n, right, *wilson(right, n), ability.goals.get(name)))
+    return rows
 
 
-def _named(rng: Random) -> Conversation:
-    name = words.proper_name(rng, words.NAMES)
-    system = identity.naming_system(rng, "held_out", name)
-    return _alone(identity.sample(rng, "held_out", "who", name), system=system)
-
-
-def _remembered(told: bool) -> Callable[[Random], Conversation]:
-    """A fact or its absence, asked after one to four other turns."""
-
-    def make(rng: Random) -> Conversation:
-        others = [x for x in mixture.history(rng, "held_out", rng.randint(1, 4))[0] if x.task != "memory tell"]
-        if not told:
-            return Conversation((*others, memory.ask(rng, "held_out", memory.fact(rng), told=False)))
-        first, known = memory.tell(rng, "held_out", memory.fact(rng))
-        return Conversation((first, *others, memory.ask(rng, "held_out", known)))
-
-    return make
-
-
-ABILITIES: dict[str, Callable[[Random], Conversation]] = {
-    "addition, up to 2 digits": _arithmetic("+", 2),
-    "addition, up to 4 digits": _arithmetic("+", 4),
-    "subtraction, up to 4 digits": _arithmetic("-", 4),
-    "multiplication, up to 2 by 2 digits": _arithmetic("×", 4),
-    "division by up to 12, with remainder": _arithmetic("/", 4),
-    "any of these without thinking": _arithmetic_without_thinking,
-    "remembers a fact after other turns": _remembered(told=True),
-    "admits what it was not told": _remembered(told=False),
-    "says who and what it is": lambda rng: _alone(identity.sample(rng, "held_out")),
-    "uses the name a system prompt gives it": _named,
-    "small talk": lambda rng: _alone(smalltalk.sample(rng, "held_out")),
-    "counts and lists": lambda rng: _alone(counting.sample(rng, "held_out")),
-    "admits what is beyond it": lambda rng: _alone(beyond.sample(rng, "held_out")),
-}
-
-
-def is_right(made: Conversation, text: str) -> bool:
-    answer = text.rpartition("</think>")[2].strip()
-    return re.search(made.last.right, answer, re.IGNORECASE | re.DOTALL) is not None
-
-
-async def _answer(engine: Engine, made: Conversation, sampling: Sampling) -> bool:
-    prompt = engine.tokenizer.apply_chat_template(made.prompt(), enable_thinking=made.enable_thinking)
-    async with await engine.open(prompt) as sequence:
-        result = await sequence.generate_all(Span(sampling, max_tokens=MAX_TOKENS))
-    return result.finish_reason == "stop" and is_right(made, result.text)
-
-
-async def evaluate(model: Path, n: int) -> list[Result]:
-    """Ask `n` questions of every ability, at the model's own sampling defaults."""
-    defaults = json.loads((model / "generation_config.json").read_text(encoding="utf-8"))
-    sampling = Sampling(temperature=defaults["temperature"], top_p=defaults["top_p"], top_k=defaults["top_k"], seed=1)
-    results = []
+async def evaluate(model: Path, n: int, only: str = "") -> list[Result]:
+    """Ask `n` questions of every ability, greedily; `only` keeps the abilities whose names contain it."""
+    results: list[Result] = []
     async with await Engine.start(EngineConfig(model=str(model))) as engine:
-        for ability, make in ABILITIES.items():
-            rng = Random(f"{SEED}-{ability}")
-            asked = [make(rng) for _ in range(n)]
-            right = sum(await asyncio.gather(*(_answer(engine, made, sampling) for made in asked)))
-            results.append(Result(ability, n, right, *wilson(right, n)))
+        for ability in (*ABILITIES, *xquad(Path(os.environ.get("PONDER_SHARED", "../shared")))):
+            if only not in ability.name:
+                continue
+            began = time.monotonic()
+            rng = Random(f"{SEED}-{ability.name}")
+            rows = await measure(engine, ability, ability.cases(rng, n))
+            shares = ", ".join(f"{row.measure} {row.right / row.n:.0%}" for row in rows)
+            print(f"{ability.name}: {shares} ({time.monotonic() - began:.0f} s)", flush=True)
+            results += rows
     return results
 
 
 def table(results: list[Result]) -> str:
-    rows = [f"| {r.ability} | {r.n} | {r.right / r.n:.1%} | {r.low:.1%} – {r.high:.1%} |" for r in results]
-    return "\n".join(["| ability | questions | right | 95% interval |", "|---|---|---|---|", *rows])
+    rows = [
+        f"| {r.ability} | {r.measure} | {r.n} | {r.right / r.n:.1%} | {r.low:.1%} – {r.high:.1%} | "
+        + (f"{r.goal:.0%} |" if r.goal is not None else "|")
+        for r in results
+    ]
+    return "\n".join(
+        ["| ability | measured | asked | share | 95% interval | goal |", "|---|---|---|---|---|---|", *rows]
+    )
 
 
-def run(model: Path, n: int) -> list[Result]:
+def run(model: Path, n: int, only: str = "") -> list[Result]:
     """Evaluate, print the table, and leave it in the model's folder."""
-    results = asyncio.run(evaluate(model, n))
+    results = asyncio.run(evaluate(model, n, only))
     print(table(results))
-    document = json.dumps([asdict(result) for result in results], indent=2)
-    (model / RESULTS).write_text(document + "\n", encoding="utf-8")
+    if not only:
+        document = json.dumps([asdict(result) for result in results], indent=2)
+        (model / RESULTS).write_text(document + "\n", encoding="utf-8")
     return results
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m training.evaluate", description="Measure a model's abilities.")
     parser.add_argument("--model", type=Path, default=Path("models/pebble"))
-    parser.add_argument("-n", type=int, default=200, help="questions for each ability")
+    parser.add_argument("-n", type=int, default=100, help="questions for each ability")
+    parser.add_argument("--only", default="", help="abilities whose names contain this; writes no file")
     arguments = parser.parse_args()
-    run(arguments.model, arguments.n)
+    run(arguments.model, arguments.n, arguments.only)

@@ -16,16 +16,22 @@ from tokenizers import Tokenizer
 from training.model import Model, ModelConfig
 from training.tokenizer import END_OF_TEXT, MARKS, TURN_END, TURN_START, chat_template, token_id
 
-ABOUT = (
-    "Pebble is a very small model (three million parameters) that comes with Ponder: it does sums with the working "
-    "shown, remembers what you tell it in a chat, counts and makes small talk, and says when something is beyond it. "
-    "For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
-)
+ABOUT = {
+    "pebble": (
+        "Pebble is a very small model (seven million parameters) that comes with Ponder: it quotes the sentence "
+        "of your text that answers you, calls tools, works on number puzzles, remembers what you tell it in a chat and "
+        "says when it can't help. For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
+    ),
+    "pebble-draft": (
+        "Pebble's draft, a model of one million parameters: it guesses ahead for Pebble and is not for talking."
+    ),
+}
 STARTERS = (
-    "What is 47 × 86?",
+    "Use 4, 6 and 9 to make 33.",
     "What can you do?",
     "My dog is called Biscuit. What is my dog called?",
-    "Recite the alphabet",
+    "[S1] The lighthouse was built in 1874 by Ana Brandt. [S2] Its lamp can be seen from 30 km away.\n\n"
+    "Who built the lighthouse?",
 )
 
 
@@ -59,10 +65,7 @@ def hugging_face_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, 
 
 def _generation_config(tokenizer: Tokenizer) -> dict[str, object]:
     return {
-        "do_sample": True,
-        "temperature": 0.3,
-        "top_p": 0.95,
-        "top_k": 20,
+        "do_sample": False,
         "eos_token_id": [token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)],
         "pad_token_id": token_id(tokenizer, END_OF_TEXT),
     }
@@ -96,7 +99,9 @@ def _write(path: Path, document: dict[str, object]) -> None:
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def export(model: Model, tokenizer: Tokenizer, out: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+def export(
+    model: Model, tokenizer: Tokenizer, out: Path, name: str = "pebble", dtype: torch.dtype = torch.bfloat16
+) -> None:
     out.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in model.state_dict().items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
@@ -104,4 +109,4 @@ def export(model: Model, tokenizer: Tokenizer, out: Path, dtype: torch.dtype = t
     _write(out / "generation_config.json", _generation_config(tokenizer))
     _write(out / "tokenizer.json", _tokenizer_json(tokenizer))
     _write(out / "tokenizer_config.json", _tokenizer_config(model.config))
-    _write(out / "ponder.json", {"about": ABOUT, "starters": list(STARTERS)})
+    _write(out / "ponder.json", {"about": ABOUT[name], "starters": list(STARTERS)})

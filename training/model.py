@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ModelConfig:
-    vocab_size: int = 2048
+    vocab_size: int = 4096
     hidden_size: int = 256
-    intermediate_size: int = 512
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 4
-    head_dim: int = 32
+    intermediate_size: int = 768
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 64
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
@@ -129,8 +129,15 @@ class Model(nn.Module):
             else:
                 nn.init.normal_(weight, std=weight.shape[1] ** -0.5 if "embed" not in name else 0.02)
 
+    def compile_hidden(self) -> None:
+        """Fuse the decoder's small operations, once for all shapes. Needs a C++ compiler on a CPU."""
+        self._hidden = torch.compile(self._hidden, dynamic=True)  # type: ignore[method-assign]  # as torch has it
+
     def hidden(self, tokens: Tensor) -> Tensor:
         """The last normed states, (batch, length, hidden_size), of tokens (batch, length)."""
+        return self._hidden(tokens)
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
         cos, sin = rotary_tables(self.config, tokens.shape[1], tokens.device)
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:

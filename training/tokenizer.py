@@ -6,44 +6,61 @@ tokens take the first ids. `render` is the one place where messages become text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import NoReturn
 
-from jinja2 import Template
-from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from engine.chat_template import ChatTemplate
+from training.conversation import Conversation
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (END_OF_TEXT, TURN_START, TURN_END)
+EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # kept in decoded text, as Qwen3 does
 
-# A digit; a word with the space before it; other signs with the space before them; white space.
-PIECES = Regex(r"\d| ?\p{L}+(?:'\p{L}+)?| ?[^\s\p{L}\d]+|\s+(?!\S)|\s+")
+# A digit; a word with the space before it; other signs with the space before them; line ends, which are one piece
+# whatever follows, so that a prompt's last tokens are those of the whole text; other white space.
+PIECES = Regex(r"\d| ?\p{L}+(?:'\p{L}+)?| ?[^\s\p{L}\d]+|[\r\n]+|[^\S\r\n]+(?!\S)|[^\S\r\n]+")
+
+_ASSISTANT = re.compile(rf"(?<={re.escape(TURN_START)}assistant\n)(.*?{re.escape(TURN_END)})", re.DOTALL)
 
 
 def chat_template() -> str:
     return Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
 @lru_cache(maxsize=1)
-def _template() -> Template:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = _raise_exception
-    return environment.from_string(chat_template())
+def _template() -> ChatTemplate:
+    return ChatTemplate(chat_template(), {})
 
 
-def render(messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, enable_thinking: bool = True) -> str:
-    """The text of a chat. Raises `jinja2.TemplateError` for a role that the template does not know."""
+def render(made: Conversation, *, add_generation_prompt: bool) -> str:
+    """The text of a chat."""
     return _template().render(
-        messages=messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
+        made.as_json(),
+        tools=list(made.tools) or None,
+        add_generation_prompt=add_generation_prompt,
+        variables={"enable_thinking": made.enable_thinking},
     )
+
+
+def segments(made: Conversation) -> list[tuple[str, bool]]:
+    """The text of a chat in parts that are learned (what the model is to write) or only read.
+
+    Of an assistant message before the last user message, and of one with thinking off, the empty thought is read: there
+    the prompt gives it. Tokenised one by one, the parts give the tokens that the model meets when it writes.
+    """
+    last_user = max((at for at, message in enumerate(made.messages) if message.role == "user"), default=-1)
+    assistants = [(at, message) for at, message in enumerate(made.messages) if message.role == "assistant"]
+    parts: list[tuple[str, bool]] = []
+    pieces = _ASSISTANT.split(render(made, add_generation_prompt=False))
+    for (at, message), read, written in zip(assistants, pieces[0::2], pieces[1::2], strict=False):
+        given = EMPTY_THOUGHT if at < last_user or not made.enable_thinking else ""
+        parts += [(read + given, False), (written.removeprefix(given), message.learned)]
+    return [*parts, (pieces[-1], False)]
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -2,12 +2,14 @@
 
 A run is a function of its `Plan`: the data of a step depend on (seed, step) alone, so a run that is killed and resumed
 from its checkpoint ends with the same bits as one that never stopped. On a CPU it computes in float32; on CUDA under
-bfloat16 autocast. Knows nothing of tasks: it asks `training.mixture` for batches.
+bfloat16 autocast. The last checkpoint before the learning rate falls is kept: a longer run can go on from there.
+Knows nothing of tasks: it asks `training.mixture` for batches.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,22 +17,28 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from training import mixture
+from training.mixture import Batch, Reader
 from training.model import Model, ModelConfig
 from training.optimizer import Optimizer, wsd
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """`ramp_steps` is the step at which the curriculum reaches full difficulty; the rate falls over the last `fall`."""
+
     model: ModelConfig = field(default_factory=ModelConfig)
-    steps: int = 1200
-    batch_tokens: int = 4096
-    chunks: int = 4  # batches of one length a step
+    steps: int = 2400
+    ramp_steps: int = 1800
+    batch_tokens: int = 6144
+    largest_batch: int = 2048  # tokens that go through the model at once
+    fall: float = 0.3
     matrix_lr: float = 0.02
     adam_lr: float = 3e-3
     seed: int = 1
     checkpoint_every_s: float = 120.0
     device: str = "cpu"
+    compile: bool = False  # takes a C++ compiler and two minutes; gives about a quarter more tokens a second on a CPU
+    workers: int = 0  # processes that write batches ahead
 
 
 class Trainer:
@@ -43,6 +51,9 @@ class Trainer:
         self.work = work
         self.model = Model(plan.model).to(plan.device)
         self.optimizer = Optimizer(self.model, plan.matrix_lr, plan.adam_lr)
+        self.reader = Reader(plan.seed, plan.batch_tokens, plan.largest_batch, plan.ramp_steps, tokenizer, plan.workers)
+        if plan.compile:
+            self.model.compile_hidden()
         self.done = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -50,6 +61,11 @@ class Trainer:
     @property
     def checkpoint(self) -> Path:
         return self.work / "checkpoint.pt"
+
+    @property
+    def stable(self) -> Path:
+        """The last state at the full learning rate."""
+        return self.work / "stable.pt"
 
     def save(self) -> None:
         """Write the checkpoint whole or not at all."""
@@ -68,19 +84,15 @@ class Trainer:
         )
         partial.replace(self.checkpoint)
 
-    def resume(self) -> None:
-        """Go back to the checkpoint. Raises FileNotFoundError when there is none."""
-        state = torch.load(self.checkpoint, map_location=self.plan.device, weights_only=True)
+    def resume(self, path: Path | None = None) -> None:
+        """Go back to a checkpoint, the last one unless told. Raises FileNotFoundError when there is none."""
+        state = torch.load(path or self.checkpoint, map_location=self.plan.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.done, self.tokens, self.seconds = state["done"], state["tokens"], state["seconds"]
 
-    def step(self) -> float:
+    def step(self, batches: list[Batch]) -> float:
         """One step; returns the mean loss of a token, weighted as it was trained."""
-        progress = self.done / self.plan.steps
-        batches = mixture.batch(
-            self.plan.seed, self.done, progress, self.tokenizer, self.plan.batch_tokens, self.plan.chunks
-        )
         weight = sum(float(batch.weights[:, 1:].sum()) for batch in batches)
         total = 0.0
         for batch in batches:
@@ -88,8 +100,8 @@ class Trainer:
                 loss = self.model.loss(batch.tokens.to(self.plan.device), batch.weights.to(self.plan.device)) / weight
             loss.backward()
             total += float(loss.detach())
-            self.tokens += batch.tokens.numel()
-        self.optimizer.step(wsd(progress))
+            self.tokens += int((batch.weights.shape[0]) * batch.weights.shape[1])
+        self.optimizer.step(wsd(self.done / self.plan.steps, fall=self.plan.fall))
         self.done += 1
         return total
 
@@ -97,12 +109,13 @@ class Trainer:
         """Train to the end of the plan (or to step `until`), with a line of log every ten steps."""
         self.work.mkdir(parents=True, exist_ok=True)
         end = min(until or self.plan.steps, self.plan.steps)
-        saved = time.monotonic()
+        falls = int(self.plan.steps * (1 - self.plan.fall))
+        began = saved = time.monotonic()
         with (self.work / "losses.jsonl").open("a") as log:
-            while self.done < end:
-                began = time.monotonic()
-                loss = self.step()
-                self.seconds += time.monotonic() - began
+            for batches in self.reader.read(self.done, end):
+                loss = self.step(batches)
+                now = time.monotonic()
+                self.seconds, began = self.seconds + now - began, now
                 if self.done % 10 == 0:
                     log.write(json.dumps({"step": self.done, "tokens": self.tokens, "loss": round(loss, 4)}) + "\n")
                     log.flush()
@@ -112,7 +125,9 @@ class Trainer:
                         f"step {self.done}/{end}  loss {loss:.4f}  {rate:.0f} tokens/s  {left / 60:.1f} min left",
                         flush=True,
                     )
-                if time.monotonic() - saved > self.plan.checkpoint_every_s:
+                if now - saved > self.plan.checkpoint_every_s or self.done == falls:
                     self.save()
-                    saved = time.monotonic()
+                    saved = now
+                if self.done == falls:
+                    shutil.copy(self.checkpoint, self.stable)
         self.save()

@@ -26,7 +26,7 @@ TINY = ModelConfig(
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> Tokenizer:
     rng = Random(0)
-    texts = ["".join(mixture.texts(mixture.conversation(rng, 0.5))) for _ in range(200)]
+    texts = [text for _ in range(200) for text, _ in tokenizer.segments(mixture.conversation(rng, 0.5))]
     return tokenizer.train(texts, TINY.vocab_size)
 
 

@@ -38,6 +38,7 @@ def test_a_starter_gets_its_answer(
     assert written[-1] == tokenizer.eos_token_id
 
 
+@pytest.mark.xfail(strict=True, reason="these are the first, smaller weights; their successor is in training")
 def test_its_chat_template_is_the_one_it_was_trained_with() -> None:
     config = json.loads((PEBBLE / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert config["chat_template"] == chat_template()

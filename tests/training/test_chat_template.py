@@ -1,25 +1,43 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
-from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from engine.errors import ChatTemplateError
 from tests.training.conftest import TINY
+from training import mixture, reply
+from training.conversation import Conversation, Message, Reply, ToolCall
 from training.export import export
 from training.model import Model
-from training.tokenizer import render
+from training.tokenizer import EMPTY_THOUGHT, TURN_END, _template, render, segments
 
-CHAT = [
-    {"role": "system", "content": "You are called Ada."},
-    {"role": "user", "content": "hi"},
-    {"role": "assistant", "content": "<think>\nA greeting.\n</think>\n\nHello!"},
-    {"role": "user", "content": "2+2"},
-    {"role": "assistant", "content": "2 + 2 = 4."},
-    {"role": "user", "content": "thanks <b>"},
-]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather <now>.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CALL = ToolCall("weather", {"city": "Malmö"})
+CHAT = Conversation(
+    (
+        Message("system", "You are called Ada."),
+        Message("user", "hi"),
+        Message("assistant", "Hello!", thinking="A greeting."),
+        Message("user", "weather in Malmö & Rome?"),
+        Message("assistant", "I look.", thinking="Two cities.", calls=(CALL, ToolCall("weather", {"city": "Rome"}))),
+        Message("tool", "rain"),
+        Message("tool", "sun"),
+        Message("assistant", "Rain and sun."),
+    ),
+    (WEATHER,),
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,38 +47,101 @@ def theirs(tiny_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) 
     return AutoTokenizer.from_pretrained(out)
 
 
-@pytest.mark.parametrize("messages", [CHAT, CHAT[1:], CHAT[1:2], CHAT[:5]])
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 7, 8])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize("enable_thinking", [True, False])
+@pytest.mark.parametrize("tools", [(), (WEATHER,)])
 def test_renders_as_transformers_does(
     theirs: PreTrainedTokenizerBase,
-    messages: list[dict[str, str]],
+    length: int,
     add_generation_prompt: bool,
     enable_thinking: bool,
+    tools: tuple[dict[str, Any], ...],
 ) -> None:
-    options = {"add_generation_prompt": add_generation_prompt, "enable_thinking": enable_thinking}
-    assert render(messages, **options) == theirs.apply_chat_template(messages, tokenize=False, **options)
+    made = Conversation(CHAT.messages[:length], tools, enable_thinking)
+    expected = theirs.apply_chat_template(
+        made.as_json(),
+        tools=list(tools) or None,
+        tokenize=False,
+        add_generation_prompt=add_generation_prompt,
+        enable_thinking=enable_thinking,
+    )
+    assert render(made, add_generation_prompt=add_generation_prompt) == expected
 
 
-def test_a_turn_more_only_adds_to_the_text() -> None:
-    whole = render(CHAT, add_generation_prompt=True)
-    for length in (2, 4, 6):
-        assert whole.startswith(render(CHAT[:length], add_generation_prompt=False))
+def test_tools_are_listed_after_the_system_prompt() -> None:
+    opening = render(CHAT, add_generation_prompt=False).partition(TURN_END)[0]
+    assert opening.startswith("<|im_start|>system\nYou are called Ada.\n\n# Tools")
+    assert '{"name": "weather", "description": "The weather <now>."' in opening
 
 
-def test_thinking_of_earlier_turns_is_dropped_and_of_the_last_kept() -> None:
-    assert "A greeting." not in render(CHAT, add_generation_prompt=False)
-    assert "A greeting." in render(CHAT[:3], add_generation_prompt=False)
+def test_calls_follow_the_content_and_are_read_back() -> None:
+    text = render(Conversation(CHAT.messages[:5], CHAT.tools), add_generation_prompt=False)
+    said = text.rpartition("assistant\n")[2].removesuffix(TURN_END + "\n")
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Malmö"}}\n</tool_call>\n<tool_call>' in said
+    message = CHAT.messages[4]
+    assert reply.read(said) == Reply(message.thinking, message.content, message.calls)
+    assert reply.written(reply.read(said)) == said
+
+
+def test_thinking_is_kept_after_the_last_question_only() -> None:
+    whole = render(CHAT, add_generation_prompt=False)
+    assert "A greeting." not in whole and "Two cities." in whole
+    assert "A greeting." in render(Conversation(CHAT.messages[:3]), add_generation_prompt=False)
 
 
 def test_thinking_off_opens_with_an_empty_thought() -> None:
     ending = "<|im_start|>assistant\n"
-    assert render(CHAT, add_generation_prompt=True).endswith(ending)
-    off = render(CHAT, add_generation_prompt=True, enable_thinking=False)
-    assert off.endswith(ending + "<think>\n\n</think>\n\n")
+    asked = CHAT.messages[:2]
+    assert render(Conversation(asked), add_generation_prompt=True).endswith(ending)
+    off = render(Conversation(asked, enable_thinking=False), add_generation_prompt=True)
+    assert off.endswith(ending + EMPTY_THOUGHT)
 
 
-@pytest.mark.parametrize("messages", [[{"role": "tool", "content": "x"}], [*CHAT, CHAT[0]]])
-def test_a_role_it_does_not_know_is_refused(messages: list[dict[str, str]]) -> None:
-    with pytest.raises(TemplateError, match="system"):
-        render(messages, add_generation_prompt=True)
+def test_an_answer_without_thinking_is_rendered_as_it_was_written() -> None:
+    asked = Conversation(CHAT.messages[:2], enable_thinking=False)
+    answered = Conversation((*CHAT.messages[:2], Message("assistant", "Hello!"), CHAT.messages[3]))
+    written = render(asked, add_generation_prompt=True) + "Hello!"
+    assert render(answered, add_generation_prompt=False).startswith(written)
+
+
+@pytest.mark.parametrize("role", ["function", "system"])
+def test_a_role_out_of_place_is_refused(role: str) -> None:
+    messages = [*CHAT.as_json(), {"role": role, "content": "x"}]
+    with pytest.raises(ChatTemplateError, match="system"):
+        _template().render(messages, tools=None, add_generation_prompt=True, variables={})
+
+
+def test_the_parts_are_the_text_and_what_is_learned_is_what_the_model_writes() -> None:
+    parts = segments(CHAT)
+    assert "".join(text for text, _ in parts) == render(CHAT, add_generation_prompt=False)
+    learned = [text for text, is_learned in parts if is_learned]
+    assert learned[0] == "Hello!" + TURN_END  # its empty thought is read: the thought itself is gone by then
+    assert learned[1].startswith("<think>\nTwo cities.\n</think>\n\nI look.\n<tool_call>")
+    assert learned[2] == f"{EMPTY_THOUGHT}Rain and sun.{TURN_END}"
+
+
+def test_an_unlearned_answer_is_read() -> None:
+    made = Conversation((Message("user", "a"), Message("assistant", "b", learned=False)))
+    assert not any(learned for _, learned in segments(made))
+
+
+def test_parts_give_the_tokens_of_the_whole_text(tiny_tokenizer: Tokenizer) -> None:
+    rng = Random(5)
+    for _ in range(60):
+        parts = segments(mixture.conversation(rng, 0.8))
+        one_by_one = [token for text, _ in parts for token in tiny_tokenizer.encode(text).ids]
+        assert one_by_one == tiny_tokenizer.encode("".join(text for text, _ in parts)).ids
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"name": "weather"}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": "Rome"}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": {}}',
+    ],
+)
+def test_a_call_that_is_no_call_breaks_the_reply(text: str) -> None:
+    assert reply.read(text).broken

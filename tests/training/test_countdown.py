@@ -177,10 +177,11 @@ def test_a_judge_knows_right_from_wrong(game: countdown.Game, thinking: bool) ->
         (wanted,) = case.wanted
         assert all(case.judge([wanted]).values())
         assert case.prompt.enable_thinking == thinking
-        assert not any(case.judge([]).values()) and not any(case.judge([Reply("", "", ())]).values())
+        assert not any(x is True for said in ([], [Reply("", "", ())]) for x in case.judge(said).values())
         wrong = Reply(wanted.thinking.replace("=", "=1"), wanted.content.replace("=", "+ 1 ="), ())
-        assert not any(case.judge([wrong]).values())
-        assert not any(case.judge([Reply(wanted.thinking, wanted.content, (), broken=True)]).values())
+        assert not any(x is True for x in case.judge([wrong]).values())
+        cut_off = Reply(wanted.thinking, wanted.content, (), broken=True)
+        assert not any(x is True for x in case.judge([cut_off]).values())
 
 
 def test_the_short_judges_know_right_from_wrong() -> None:

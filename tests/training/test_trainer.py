@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 
@@ -9,7 +10,7 @@ from tests.training.conftest import TINY
 from training import mixture
 from training.trainer import Plan, Trainer
 
-PLAN = Plan(model=TINY, steps=6, batch_tokens=600, chunks=2)
+PLAN = Plan(model=TINY, steps=6, ramp_steps=4, batch_tokens=600, largest_batch=400)
 
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:
@@ -29,22 +30,44 @@ def test_a_resumed_run_ends_with_the_same_bits(tiny_tokenizer: Tokenizer, tmp_pa
 
 
 def test_steps_lower_the_loss(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    trainer = Trainer(Plan(model=TINY, steps=40, batch_tokens=600, chunks=2), tiny_tokenizer, tmp_path)
-    losses = [trainer.step() for _ in range(20)]
+    plan = Plan(model=TINY, steps=40, ramp_steps=4000, batch_tokens=600, largest_batch=400)
+    trainer = Trainer(plan, tiny_tokenizer, tmp_path)
+    losses = [trainer.step(batches) for batches in trainer.reader.read(0, 20)]
     assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
 
 
 def test_prompts_count_little_and_padding_nothing(tiny_tokenizer: Tokenizer) -> None:
-    for batch in mixture.batch(1, 0, 0.9, tiny_tokenizer, tokens=2000):
+    for batch in mixture.batch(1, 0, 0.9, tiny_tokenizer, tokens=2000, largest=700):
         end = tiny_tokenizer.token_to_id("<|im_end|>")
         for tokens, learned in zip(batch.tokens, batch.weights, strict=True):
             last = int((tokens == end).nonzero()[-1])
             assert learned[last] == 1.0
-            assert not learned[last + 1 :].any()
+            assert not learned[last + 2 :].any()  # a line end follows the last turn
             assert set(learned[learned < 1].tolist()) <= {0.0, float(torch.tensor(mixture.PROMPT_WEIGHT))}
 
 
 def test_the_same_step_has_the_same_data(tiny_tokenizer: Tokenizer) -> None:
-    first, again, next_ = (mixture.batch(1, step, 0.5, tiny_tokenizer, tokens=500) for step in (4, 4, 5))
+    first, again, next_ = (mixture.batch(1, step, 0.5, tiny_tokenizer, tokens=500, largest=300) for step in (4, 4, 5))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, again, strict=True))
     assert first[0].tokens.tolist() != next_[0].tokens.tolist()
+
+
+def test_batches_stay_small_and_hold_every_conversation_once(tiny_tokenizer: Tokenizer) -> None:
+    large = mixture.batch(1, 3, 0.5, tiny_tokenizer, tokens=3000, largest=10**6)
+    small = mixture.batch(1, 3, 0.5, tiny_tokenizer, tokens=3000, largest=800)
+    assert all(batch.tokens.shape[0] == 1 or batch.tokens.numel() <= 800 for batch in small)
+    assert sum(float(b.weights.sum()) for b in large) == pytest.approx(sum(float(b.weights.sum()) for b in small))
+
+
+def test_batches_made_ahead_are_the_same_batches(tiny_tokenizer: Tokenizer) -> None:
+    here = mixture.Reader(1, 300, 300, 10, tiny_tokenizer)
+    ahead = mixture.Reader(1, 300, 300, 10, tiny_tokenizer, workers=1)
+    for ours, theirs in zip(here.read(2, 5), ahead.read(2, 5), strict=True):
+        assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_the_last_state_at_the_full_rate_is_kept(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    Trainer(PLAN, tiny_tokenizer, tmp_path).run()
+    longer = Trainer(PLAN, tiny_tokenizer, tmp_path)
+    longer.resume(longer.stable)
+    assert longer.done == int(PLAN.steps * (1 - PLAN.fall))

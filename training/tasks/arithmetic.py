@@ -10,9 +10,12 @@ Without thinking, larger sums show the working in the answer instead. Sums out o
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from random import Random
 
 from training import phrases
+from training.conversation import Case, Conversation, Message, Reply, Verdict
 from training.exchange import Exchange, Phrasing
 from training.noise import casual
 from training.tasks.working import result, work
@@ -85,3 +88,23 @@ def follow_up(rng: Random, phrasing: Phrasing, previous: int) -> Exchange | None
         return None
     user = casual(rng, phrases.read("follow_up")[operator].ask(rng, phrasing)).format(b=b)
     return exchange(user, previous, operator, b)
+
+
+def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
+    """One sum without a tool, worked out in thought, or in the answer where thinking is off."""
+    made = sample(rng, phrasing, digits=1 + min(3, int(progress * 6)))
+    thinks = rng.random() < 0.75
+    made = made if thinks else without_thinking(made)
+    written = Message("assistant", made.answer, thinking=made.thinking if thinks else "")
+    return Conversation((Message("user", made.user), written), enable_thinking=thinks)
+
+
+def case(rng: Random, operator: str, digits: int = MAX_DIGITS, *, enable_thinking: bool = True) -> Case:
+    made = sample(rng, "held_out", digits, operator)
+    made = made if enable_thinking else without_thinking(made)
+
+    def judge(replies: Sequence[Reply]) -> Verdict:
+        return {"right result": re.search(made.right, replies[-1].content) is not None}
+
+    prompt = Conversation((Message("user", made.user),), enable_thinking=enable_thinking)
+    return Case(prompt, judge, (Reply(made.thinking, made.answer, ()),))

@@ -214,10 +214,11 @@ def case(rng: Random, game: Game, *, thinking: bool = True) -> Case:
 
     def judge(replies: Sequence[Reply]) -> Verdict:
         last = replies[-1] if replies else Reply("", "", (), broken=True)
-        verdict = {"right answer": not last.broken and puzzle.check(last.content, numbers, target)}
+        verdict: Verdict = {"right answer": not last.broken and puzzle.check(last.content, numbers, target)}
         if thinking:
             legal, total = count_legal(last, numbers)
             verdict["all steps legal"] = not last.broken and 0 < legal == total
+            verdict["steps legal"] = (legal, total)
         return verdict
 
     made = trace(rng, numbers, target, 1.0) if routes(numbers, target) else None

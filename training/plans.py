@@ -1,0 +1,57 @@
+"""The recipes: which shape, how many steps, on which device. Knows nothing of data.
+
+The CPU's plans fit an afternoon of two cores; the GPU's a lease of half an hour, at the largest size whose bfloat16
+weights stay under 40 MB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from training.model import ModelConfig
+from training.trainer import Plan
+
+Name = Literal["pebble", "pebble-draft"]
+
+_SHAPES = {
+    ("pebble", "cpu"): ModelConfig(),
+    ("pebble", "cuda"): ModelConfig(
+        hidden_size=384,
+        intermediate_size=1152,
+        num_hidden_layers=10,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+    ),
+    ("pebble-draft", "cpu"): ModelConfig(
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ),
+}
+_PLANS = {
+    ("pebble", "cpu"): Plan(steps=2200, ramp_steps=1300),
+    ("pebble", "cuda"): Plan(steps=6000, ramp_steps=2000, batch_tokens=131_072, largest_batch=65_536),
+    ("pebble-draft", "cpu"): Plan(steps=800, ramp_steps=500),
+    ("pebble-draft", "cuda"): Plan(steps=3000, ramp_steps=1000, batch_tokens=131_072, largest_batch=65_536),
+}
+
+
+def plan(name: Name, device: str, *, steps: int | None = None, seed: int = 1, compiled: bool = True) -> Plan:
+    """The recipe for a model on a device. Fewer steps shorten the curriculum; more leave it as it is."""
+    kind = "cuda" if device == "cuda" else "cpu"
+    shape = _SHAPES.get((name, kind), _SHAPES[name, "cpu"])
+    made = _PLANS[name, kind]
+    shortened = min(1.0, (steps or made.steps) / made.steps)
+    return replace(
+        made,
+        model=shape,
+        steps=steps or made.steps,
+        ramp_steps=max(1, int(made.ramp_steps * shortened)),
+        seed=seed,
+        device=device,
+        compile=compiled,
+        workers=12 if kind == "cuda" else 0,
+    )
