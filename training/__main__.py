@@ -16,8 +16,8 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from training import card, evaluate, export, mixture, plans, prose, tokenizer
-from training.trainer import Plan, Trainer
+from training import card, evaluate, export, mixture, plans, prose, team, tokenizer
+from training.trainer import Plan, Trainer, train
 
 CURVES = Path("docs/img")
 
@@ -51,19 +51,22 @@ def compiles(device: str) -> bool:
 def make(name: plans.Name, arguments: argparse.Namespace) -> None:
     """Train, export, evaluate and describe one of the models."""
     plan = plans.plan(
-        name, arguments.device, steps=arguments.steps, seed=arguments.seed, compiled=compiles(arguments.device)
+        name,
+        arguments.device,
+        steps=arguments.steps,
+        seed=arguments.seed,
+        compiled=compiles(arguments.device),
+        processes=arguments.processes or torch.get_num_threads(),
     )
     work, out = arguments.work / name, arguments.out / name
-    trainer = Trainer(plan, make_tokenizer(arguments.work / "tokenizer.json", plan), work)
-    if arguments.resume and trainer.checkpoint.exists():
-        trainer.resume()
-    elif arguments.extend:
-        trainer.resume(trainer.stable)
-    trainer.run()
+    trained = make_tokenizer(arguments.work / "tokenizer.json", plan)
+    team.start(plan.members, train, plan, arguments.work / "tokenizer.json", work, arguments.begin)
+    trainer = Trainer(plan, trained, work)
+    trainer.resume()
 
     export.export(trainer.model, trainer.tokenizer, out, name)
     results = evaluate.run(out, arguments.questions)
-    longest = longest_conversation(trainer.tokenizer, plan.seed)
+    longest = longest_conversation(trained, plan.seed)
     card.write(trainer, results, out, name, card.hardware(plan.device, torch.get_num_threads()), longest)
     card.plot(work / "losses.jsonl", CURVES / f"{name}-loss.png", name)
 
@@ -72,18 +75,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training", description="Remake the bundled models.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", choices=("pebble", "pebble-draft"), help="one of the two models")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: what torch chooses)")
+    parser.add_argument("--processes", type=int, default=None, help="that train together on a CPU (default: its cores)")
     parser.add_argument("--steps", type=int, default=None, help="instead of the plan's")
     parser.add_argument("--seed", type=int, default=1)
     going_on = parser.add_mutually_exclusive_group()
-    going_on.add_argument("--resume", action="store_true", help="go on from the last checkpoint, where there is one")
-    going_on.add_argument("--extend", action="store_true", help="go on from before the learning rate fell")
+    going_on.add_argument(
+        "--resume",
+        action="store_const",
+        dest="begin",
+        const="resume",
+        default="start",
+        help="go on from the last checkpoint, where there is one",
+    )
+    going_on.add_argument(
+        "--extend",
+        action="store_const",
+        dest="begin",
+        const="extend",
+        help="go on from before the learning rate fell",
+    )
     parser.add_argument("--questions", type=int, default=100, help="asked of each ability in the evaluation")
     parser.add_argument("--work", type=Path, default=Path("build/training"), help="checkpoints, tokenizer and logs")
     parser.add_argument("--out", type=Path, default=Path("models"))
     arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
     for name in (arguments.only,) if arguments.only else ("pebble", "pebble-draft"):
         make(name, arguments)
 

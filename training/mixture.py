@@ -22,6 +22,7 @@ from torch import Tensor
 
 from training.conversation import Conversation, Phrasing
 from training.tasks import arithmetic, calculator, chat, countdown, grounded, joint, tool_choice
+from training.team import ALONE, Team
 from training.tokenizer import END_OF_TEXT, segments, token_id
 
 PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.2  # a quarter of what is read, at a fifth of the weight: 0.05 on average
@@ -47,6 +48,9 @@ SHARES = {
 }
 
 
+Row = tuple[list[int], list[float]]  # the tokens of a conversation and what learning each counts for
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Both (rows, length); rows are padded on the right with weight 0."""
@@ -69,10 +73,10 @@ def conversation(rng: Random, progress: float, phrasing: Phrasing = "train") -> 
     return TASKS[rng.choices(tuple(SHARES), weights)[0]](rng, phrasing, progress)
 
 
-def batch(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: int, largest: int) -> list[Batch]:
-    """About `tokens` tokens of conversations, sorted by length into batches of at most `largest` tokens or one row."""
+def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: int) -> list[Row]:
+    """About `tokens` tokens of conversations, the longest first."""
     rng = Random(f"{seed}-{step}")
-    rows: list[tuple[list[int], list[float]]] = []
+    made: list[Row] = []
     total = 0
     while total < tokens:
         ids: list[int] = []
@@ -82,20 +86,37 @@ def batch(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: i
             ids += part
             weights += [1.0 if learned else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part]
         if len(ids) <= LONGEST:
-            rows.append((ids, weights))
+            made.append((ids, weights))
             total += len(ids)
-    rows.sort(key=lambda row: len(row[0]))
-    batches, pending = list[Batch](), list[tuple[list[int], list[float]]]()
-    padding = token_id(tokenizer, END_OF_TEXT)
+    return sorted(made, key=lambda row: -len(row[0]))
+
+
+def share(rows: list[Row], team: Team) -> list[Row]:
+    """The rows of one member of the team: each row, longest first, goes to the member with the fewest tokens so far."""
+    loads = [0] * team.size
+    mine: list[Row] = []
     for row in rows:
-        if pending and (len(row[0]) * (len(pending) + 1) > largest or len(row[0]) > 1.5 * len(pending[0][0])):
-            batches.append(_stack(pending, padding))
-            pending = []
+        lightest = loads.index(min(loads))
+        loads[lightest] += len(row[0])
+        if lightest == team.rank:
+            mine.append(row)
+    return mine
+
+
+def batches(rows: list[Row], largest: int, padding: int) -> list[Batch]:
+    """Rows, longest first, stacked into batches of at most `largest` tokens or one row, of lengths not far apart."""
+    stacked, pending = list[Batch](), list[Row]()
+    for row in rows:
+        if pending:
+            longest = len(pending[0][0])
+            if longest * (len(pending) + 1) > largest or longest > 1.5 * len(row[0]):
+                stacked.append(_stack(pending, padding))
+                pending = []
         pending.append(row)
-    return [*batches, _stack(pending, padding)]
+    return [*stacked, _stack(pending, padding)] if pending else stacked
 
 
-def _stack(rows: list[tuple[list[int], list[float]]], padding: int) -> Batch:
+def _stack(rows: list[Row], padding: int) -> Batch:
     length = max(len(tokens) for tokens, _ in rows)
     return Batch(
         tokens=torch.tensor([tokens + [padding] * (length - len(tokens)) for tokens, _ in rows]),
@@ -113,9 +134,12 @@ class Reader:
     ramp_steps: int
     tokenizer: Tokenizer
     workers: int = 0
+    team: Team = ALONE
 
     def at(self, step: int) -> list[Batch]:
-        return batch(self.seed, step, min(1.0, step / self.ramp_steps), self.tokenizer, self.tokens, self.largest)
+        """What this member of the team computes of a step; nothing, where there are fewer rows than members."""
+        made = rows(self.seed, step, min(1.0, step / self.ramp_steps), self.tokenizer, self.tokens)
+        return batches(share(made, self.team), self.largest, token_id(self.tokenizer, END_OF_TEXT))
 
     def read(self, start: int, end: int) -> Iterator[list[Batch]]:
         """The batches of steps `start` to `end`, each a list that makes up one step."""

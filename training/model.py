@@ -113,10 +113,16 @@ class Decoder(nn.Module):
 class Model(nn.Module):
     """`forward` gives logits; `loss` gives the weighted sum of the next token's cross-entropy."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.model = Decoder(config)
+        cos, sin = rotary_tables(config, config.max_position_embeddings, torch.device("cpu"))
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -138,7 +144,7 @@ class Model(nn.Module):
         return self._hidden(tokens)
 
     def _hidden(self, tokens: Tensor) -> Tensor:
-        cos, sin = rotary_tables(self.config, tokens.shape[1], tokens.device)
+        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             x = layer(x, cos, sin)

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from training.team import ALONE, Team
+
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
@@ -29,10 +31,21 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised, scaled so that an update's size does not depend on the shape."""
+    """Nesterov momentum, orthogonalised, scaled so that an update's size does not depend on the shape.
 
-    def __init__(self, params: Iterable[Tensor], lr: float = 0.02, momentum: float = 0.95, decay: float = 0.01) -> None:
+    Each member of the team orthogonalises its share of the matrices.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        decay: float = 0.01,
+        team: Team = ALONE,
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
+        self.team = team
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever used
@@ -40,8 +53,12 @@ class Muon(torch.optim.Optimizer):
             shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for weight in group["params"]:
                 shapes[weight.shape].append(weight)
-            for shape, weights in shapes.items():
-                updates = orthogonalise(torch.stack([self._momentum(w, group["momentum"]) for w in weights]))
+            updated = [torch.stack([self._momentum(w, group["momentum"]) for w in ws]) for ws in shapes.values()]
+            for updates in updated:
+                share = updates[self.team.rank :: self.team.size].clone()
+                updates.zero_()[self.team.rank :: self.team.size] = orthogonalise(share)
+            self.team.add(updated)
+            for (shape, weights), updates in zip(shapes.items(), updated, strict=True):
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5
                 for weight, update in zip(weights, updates, strict=True):
                     weight.mul_(1 - group["lr"] * group["decay"])
@@ -66,11 +83,13 @@ def wsd(progress: float, warmup: float = 0.02, fall: float = 0.4) -> float:
 class Optimizer:
     """The two optimisers as one: `step(share)` applies the gradients at `share` of the peak rates."""
 
-    def __init__(self, model: torch.nn.Module, matrix_lr: float = 0.02, adam_lr: float = 3e-3) -> None:
+    def __init__(
+        self, model: torch.nn.Module, matrix_lr: float = 0.02, adam_lr: float = 3e-3, team: Team = ALONE
+    ) -> None:
         named = list(model.named_parameters())
         matrices = [w for name, w in named if w.ndim == 2 and "embed" not in name]
         others = [w for name, w in named if w.ndim != 2 or "embed" in name]
-        self.muon = Muon(matrices, lr=matrix_lr)
+        self.muon = Muon(matrices, lr=matrix_lr, team=team)
         self.adam = torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
         self._peaks = (matrix_lr, adam_lr)
 

@@ -39,7 +39,15 @@ _PLANS = {
 }
 
 
-def plan(name: Name, device: str, *, steps: int | None = None, seed: int = 1, compiled: bool = True) -> Plan:
+def plan(
+    name: Name,
+    device: str,
+    *,
+    steps: int | None = None,
+    seed: int = 1,
+    compiled: bool = True,
+    processes: int = 1,
+) -> Plan:
     """The recipe for a model on a device. Fewer steps shorten the curriculum; more leave it as it is."""
     kind = "cuda" if device == "cuda" else "cpu"
     shape = _SHAPES.get((name, kind), _SHAPES[name, "cpu"])
@@ -54,4 +62,5 @@ def plan(name: Name, device: str, *, steps: int | None = None, seed: int = 1, co
         device=device,
         compile=compiled,
         workers=12 if kind == "cuda" else 0,
+        members=1 if kind == "cuda" else processes,
     )

@@ -13,6 +13,7 @@ import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -20,6 +21,9 @@ from tokenizers import Tokenizer
 from training.mixture import Batch, Reader
 from training.model import Model, ModelConfig
 from training.optimizer import Optimizer, wsd
+from training.team import ALONE, Team
+
+Begin = Literal["start", "resume", "extend"]  # anew, from the last checkpoint, or from before the rate fell
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +43,26 @@ class Plan:
     device: str = "cpu"
     compile: bool = False  # takes a C++ compiler and two minutes; gives about a quarter more tokens a second on a CPU
     workers: int = 0  # processes that write batches ahead
+    members: int = 1  # processes that train together
 
 
 class Trainer:
-    """Holds the model, the optimiser and the number of steps done; `run` goes on to the end of the plan."""
+    """Holds the model, the optimiser and the number of steps done; `run` goes on to the end of the plan.
 
-    def __init__(self, plan: Plan, tokenizer: Tokenizer, work: Path) -> None:
+    In a team every member holds the same weights; the first one writes the checkpoints and the log.
+    """
+
+    def __init__(self, plan: Plan, tokenizer: Tokenizer, work: Path, team: Team = ALONE) -> None:
         torch.manual_seed(plan.seed)
         self.plan = plan
         self.tokenizer = tokenizer
         self.work = work
+        self.team = team
         self.model = Model(plan.model).to(plan.device)
-        self.optimizer = Optimizer(self.model, plan.matrix_lr, plan.adam_lr)
-        self.reader = Reader(plan.seed, plan.batch_tokens, plan.largest_batch, plan.ramp_steps, tokenizer, plan.workers)
+        self.optimizer = Optimizer(self.model, plan.matrix_lr, plan.adam_lr, team)
+        self.reader = Reader(
+            plan.seed, plan.batch_tokens, plan.largest_batch, plan.ramp_steps, tokenizer, plan.workers, team
+        )
         if plan.compile:
             self.model.compile_hidden()
         self.done = 0
@@ -69,6 +80,8 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint whole or not at all."""
+        if self.team.rank:
+            return
         self.work.mkdir(parents=True, exist_ok=True)
         partial = self.checkpoint.with_suffix(".partial")
         torch.save(
@@ -92,18 +105,24 @@ class Trainer:
         self.done, self.tokens, self.seconds = state["done"], state["tokens"], state["seconds"]
 
     def step(self, batches: list[Batch]) -> float:
-        """One step; returns the mean loss of a token, weighted as it was trained."""
-        weight = sum(float(batch.weights[:, 1:].sum()) for batch in batches)
-        total = 0.0
+        """One step on this member's batches; returns the team's mean loss of a token, weighted as it was trained."""
+        sums = torch.zeros(3, dtype=torch.float64)  # loss, weight, tokens
         for batch in batches:
             with torch.autocast(self.plan.device, torch.bfloat16, enabled=self.plan.device == "cuda"):
-                loss = self.model.loss(batch.tokens.to(self.plan.device), batch.weights.to(self.plan.device)) / weight
+                loss = self.model.loss(batch.tokens.to(self.plan.device), batch.weights.to(self.plan.device))
             loss.backward()
-            total += float(loss.detach())
-            self.tokens += int((batch.weights.shape[0]) * batch.weights.shape[1])
+            sums += torch.tensor([float(loss.detach()), float(batch.weights[:, 1:].sum()), batch.tokens.numel()])
+        weights = list(self.model.parameters())
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+        self.team.add(gradients)
+        self.team.add([sums])
+        loss_sum, weight_sum, tokens = sums.tolist()
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient.div_(weight_sum)
+        self.tokens += int(tokens)
         self.optimizer.step(wsd(self.done / self.plan.steps, fall=self.plan.fall))
         self.done += 1
-        return total
+        return float(loss_sum / weight_sum)
 
     def run(self, until: int | None = None) -> None:
         """Train to the end of the plan (or to step `until`), with a line of log every ten steps."""
@@ -116,7 +135,7 @@ class Trainer:
                 loss = self.step(batches)
                 now = time.monotonic()
                 self.seconds, began = self.seconds + now - began, now
-                if self.done % 10 == 0:
+                if self.done % 10 == 0 and not self.team.rank:
                     log.write(json.dumps({"step": self.done, "tokens": self.tokens, "loss": round(loss, 4)}) + "\n")
                     log.flush()
                     left = self.seconds / self.done * (end - self.done)
@@ -128,6 +147,16 @@ class Trainer:
                 if now - saved > self.plan.checkpoint_every_s or self.done == falls:
                     self.save()
                     saved = now
-                if self.done == falls:
+                if self.done == falls and not self.team.rank:
                     shutil.copy(self.checkpoint, self.stable)
         self.save()
+
+
+def train(team: Team, plan: Plan, tokenizer: Path, work: Path, begin: Begin) -> None:
+    """Carry out a plan as one member of a team."""
+    trainer = Trainer(plan, Tokenizer.from_file(str(tokenizer)), work, team)
+    if begin == "resume" and trainer.checkpoint.exists():
+        trainer.resume()
+    elif begin == "extend":
+        trainer.resume(trainer.stable)
+    trainer.run()

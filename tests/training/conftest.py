@@ -19,7 +19,7 @@ TINY = ModelConfig(
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=8,
-    max_position_embeddings=256,
+    max_position_embeddings=2048,
 )
 
 

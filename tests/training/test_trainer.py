@@ -7,10 +7,18 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.training.conftest import TINY
-from training import mixture
-from training.trainer import Plan, Trainer
+from training import mixture, team
+from training.tokenizer import END_OF_TEXT
+from training.trainer import Plan, Trainer, train
 
 PLAN = Plan(model=TINY, steps=6, ramp_steps=4, batch_tokens=600, largest_batch=400)
+
+
+def step_of(
+    tokenizer: Tokenizer, tokens: int, largest: int, step: int = 3, progress: float = 0.5
+) -> list[mixture.Batch]:
+    rows = mixture.rows(1, step, progress, tokenizer, tokens)
+    return mixture.batches(rows, largest, tokenizer.token_to_id(END_OF_TEXT))
 
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:
@@ -37,7 +45,7 @@ def test_steps_lower_the_loss(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None
 
 
 def test_prompts_count_little_and_padding_nothing(tiny_tokenizer: Tokenizer) -> None:
-    for batch in mixture.batch(1, 0, 0.9, tiny_tokenizer, tokens=2000, largest=700):
+    for batch in step_of(tiny_tokenizer, tokens=2000, largest=700, progress=0.9):
         end = tiny_tokenizer.token_to_id("<|im_end|>")
         for tokens, learned in zip(batch.tokens, batch.weights, strict=True):
             last = int((tokens == end).nonzero()[-1])
@@ -47,14 +55,14 @@ def test_prompts_count_little_and_padding_nothing(tiny_tokenizer: Tokenizer) -> 
 
 
 def test_the_same_step_has_the_same_data(tiny_tokenizer: Tokenizer) -> None:
-    first, again, next_ = (mixture.batch(1, step, 0.5, tiny_tokenizer, tokens=500, largest=300) for step in (4, 4, 5))
+    first, again, next_ = (step_of(tiny_tokenizer, 500, 300, step) for step in (4, 4, 5))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, again, strict=True))
     assert first[0].tokens.tolist() != next_[0].tokens.tolist()
 
 
 def test_batches_stay_small_and_hold_every_conversation_once(tiny_tokenizer: Tokenizer) -> None:
-    large = mixture.batch(1, 3, 0.5, tiny_tokenizer, tokens=3000, largest=10**6)
-    small = mixture.batch(1, 3, 0.5, tiny_tokenizer, tokens=3000, largest=800)
+    large = step_of(tiny_tokenizer, tokens=3000, largest=10**6)
+    small = step_of(tiny_tokenizer, tokens=3000, largest=800)
     assert all(batch.tokens.shape[0] == 1 or batch.tokens.numel() <= 800 for batch in small)
     assert sum(float(b.weights.sum()) for b in large) == pytest.approx(sum(float(b.weights.sum()) for b in small))
 
@@ -71,3 +79,23 @@ def test_the_last_state_at_the_full_rate_is_kept(tiny_tokenizer: Tokenizer, tmp_
     longer = Trainer(PLAN, tiny_tokenizer, tmp_path)
     longer.resume(longer.stable)
     assert longer.done == int(PLAN.steps * (1 - PLAN.fall))
+
+
+def test_a_team_shares_the_rows_out_evenly(tiny_tokenizer: Tokenizer) -> None:
+    rows = mixture.rows(1, 3, 0.5, tiny_tokenizer, tokens=3000)
+    first, second = (mixture.share(rows, team.Team(rank, 2)) for rank in (0, 1))
+    assert sorted(map(str, first + second)) == sorted(map(str, rows))
+    tokens = [sum(len(ids) for ids, _ in part) for part in (first, second)]
+    assert abs(tokens[0] - tokens[1]) <= len(rows[0][0])
+
+
+def test_a_team_of_two_learns_what_one_learns(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tiny_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    alone = Trainer(PLAN, tiny_tokenizer, tmp_path / "alone")
+    alone.run()
+    team.start(2, train, PLAN, tmp_path / "tokenizer.json", tmp_path / "two", "start")
+    together = Trainer(PLAN, tiny_tokenizer, tmp_path / "two")
+    together.resume()
+    assert together.done == PLAN.steps
+    for ours, theirs in zip(weights(alone), weights(together), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.002)
