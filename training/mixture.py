@@ -1,9 +1,10 @@
 """What the model reads: conversations mixed from all tasks, cut into batches of one length.
 
 Everything is a function of (seed, step): a resumed run reads on exactly where it stopped. `SHARES` are shares of the
-tokens, so a task with long prompts is drawn less often. Every task grows with `progress` (0 to 1): short and easy
-first. What the assistant writes is learned in full; of what is read a few tokens are learned too, so that the model
-also learns to read.
+tokens, so a task with long prompts is drawn less often. Every task grows from short and easy to all it has; each
+conversation draws its own difficulty, up to the `progress` (0 to 1) of the run, so the easy ones never end. What the
+assistant writes is learned in full; of what is read a few tokens are learned too, so that the model also learns to
+read.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: in
     while total < tokens:
         ids: list[int] = []
         weights: list[float] = []
-        for text, learned in segments(conversation(rng, progress)):
+        for text, learned in segments(conversation(rng, progress * rng.random())):
             part = tokenizer.encode(text, add_special_tokens=False).ids
             ids += part
             weights += [1.0 if learned else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part]

@@ -85,7 +85,7 @@ def _laid_out(rng: Random, phrasing: Phrasing, page: Page, labels: Sequence[str]
 def _page(rng: Random, phrasing: Phrasing, progress: float) -> Page:
     rich = min(1.0, progress / 0.5)
     counts = shape(rng, progress)
-    questions = 1 if rng.random() < 0.5 else rng.randint(2, 3 if sum(counts) < 6 else 6)
+    questions = 1 if rng.random() < 0.2 else rng.randint(2, 4 if sum(counts) < 6 else 8)
     absent = 0.28 if progress >= 0.06 else 0.0
     while True:
         make = rng.choices((paragraphs.page, essays.page, quotable.page), (45, 20, 35))[0]
@@ -95,7 +95,7 @@ def _page(rng: Random, phrasing: Phrasing, progress: float) -> Page:
 
 
 def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
-    """One to six questions on one to six passages; short and simple at `progress` 0, all of it from 0.5 on."""
+    """One to eight questions on one to six passages; short and simple at `progress` 0, all of it from 0.5 on."""
     page = _page(rng, phrasing, progress)
     labels = _labels(rng, len(page.passages))
     messages = _laid_out(rng, phrasing, page, labels, rng.choice(_LAYOUTS))

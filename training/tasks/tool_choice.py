@@ -142,9 +142,9 @@ def _schemas(tools: list[Offered]) -> tuple[Tool, ...]:
 
 
 def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
-    """One to four requests over one list of tools; only the last may go wrong, as thoughts are kept only there."""
+    """One to five requests over one list of tools; only the last may go wrong, as thoughts are kept only there."""
     tools = toolbox(rng, phrasing, progress, _count(rng, progress))
-    turns = 1 if rng.random() < 0.5 else rng.randint(2, 4)
+    turns = 1 if rng.random() < 0.25 else rng.randint(2, 5)
     messages = _system(rng, phrasing)
     for turn in range(turns):
         roll = rng.random()
