@@ -42,11 +42,11 @@ with `python -m training.evaluate --model models/{name}`.
   were never trained on.
 - **Shape**: Qwen3 ({layers} layers, width {hidden}, feed-forward {intermediate}, {heads} query and {kv_heads} key-value
   heads of {head_dim}, tied embedding), vocabulary {vocab} (byte-level BPE, digits single), rope base {theta:,.0f}.
-- **Recipe**: {steps:,} steps of about {batch:,} tokens, {tokens:.1f} million tokens in all (with padding), full
-  difficulty from step {ramp:,}; Muon at {matrix_lr} for the matrices and AdamW at {adam_lr} for the embedding and
-  norms; warm-up, a constant stretch, a linear fall over the last {fall:.0%}. Loss on what the assistant writes, and a
-  little on what it reads. Prompts, numbers and chats grow with progress.
-- **Time**: {hours:.1f} hours on {hardware}.
+- **Recipe**: {steps:,} steps of about {batch:,} tokens, {tokens:.1f} million tokens in all (with padding). Each
+  conversation draws its own difficulty, up to one that grows over {ramp:,} steps. Muon at {matrix_lr} for the matrices
+  and AdamW at {adam_lr} for the embedding and norms; warm-up, a constant stretch, a linear fall over the last
+  {fall:.0%}. Loss on what the assistant writes, and a little on what it reads.
+- **Time**: {hours:.1f} hours on {hardware}.{remarks}
 
 Remake it all with `python -m training` (`make train`).
 
@@ -54,13 +54,15 @@ Remake it all with `python -m training` (`make train`).
 
 ## Limits
 
-- It knows no facts and no other language. What it says about a text is a quotation from it, and may be the wrong one:
+- It knows no facts and no other language. What it says about a text is meant as a quotation from it, and may be the wrong one or changed:
   read the sentence it quotes.
 - It declines by recognising unfamiliar questions. A question that resembles a familiar one can get a familiar answer.
 - It was trained on chats of up to about {longest} tokens. The format allows {positions:,} positions, yet answers get
   worse beyond what was trained.
 - Its templates are English, and so is its prose.
 """
+
+REMARKS = "remarks.md"  # in a run's work folder: what the numbers do not tell, as further items of the list
 
 TITLES = {"pebble": "Pebble", "pebble-draft": "Pebble's draft"}
 PURPOSES = {
@@ -111,6 +113,7 @@ def write(trainer: Trainer, results: list[Result], out: Path, name: str, hardwar
     plan = trainer.plan
     millions = sum(weight.numel() for weight in trainer.model.parameters()) / 1e6
     searched = out / pass_at_k.RESULTS
+    remarks = trainer.work / REMARKS
     rows = [pass_at_k.Row(**row) for row in json.loads(searched.read_text("utf-8"))] if searched.exists() else []
     total = sum(mixture.SHARES.values())
     text = CARD.format(
@@ -142,5 +145,6 @@ def write(trainer: Trainer, results: list[Result], out: Path, name: str, hardwar
         hardware=hardware_name,
         longest=longest,
         positions=plan.model.max_position_embeddings,
+        remarks="\n" + remarks.read_text("utf-8").strip() if remarks.exists() else "",
     )
     (out / "README.md").write_text(text, encoding="utf-8")

@@ -34,7 +34,7 @@ _SHAPES = {
 _PLANS = {
     ("pebble", "cpu"): Plan(steps=2150, ramp_steps=2600, fall=0.2),
     ("pebble", "cuda"): Plan(steps=6000, ramp_steps=2000, batch_tokens=131_072, largest_batch=65_536),
-    ("pebble-draft", "cpu"): Plan(steps=800, ramp_steps=500),
+    ("pebble-draft", "cpu"): Plan(steps=800, ramp_steps=800),
     ("pebble-draft", "cuda"): Plan(steps=3000, ramp_steps=1000, batch_tokens=131_072, largest_batch=65_536),
 }
 
