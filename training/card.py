@@ -54,8 +54,8 @@ Remake it all with `python -m training` (`make train`).
 
 ## Limits
 
-- It knows no facts and no other language. What it says about a text is meant as a quotation from it, and may be the wrong one or changed:
-  read the sentence it quotes.
+- It knows no facts and no other language. What it says about a text is meant as a quotation from it, and may be the
+  wrong one or changed: read the sentence it quotes.
 - It declines by recognising unfamiliar questions. A question that resembles a familiar one can get a familiar answer.
 - It was trained on chats of up to about {longest} tokens. The format allows {positions:,} positions, yet answers get
   worse beyond what was trained.

@@ -39,8 +39,9 @@ _REFUSAL = re.compile(
 )
 
 
-def _labels(rng: Random, count: int) -> list[str]:
-    if rng.random() < 0.9:
+def _labels(rng: Random, count: int, plain: float = 0.9) -> list[str]:
+    """Labels for passages: counted from one with probability `plain`, else any numbers, so they must be looked up."""
+    if rng.random() < plain:
         return [f"S{number}" for number in range(1, count + 1)]
     numbers = rng.sample(range(1, 13), count)
     return [f"S{number}" for number in (numbers if rng.random() < 0.4 else sorted(numbers))]
@@ -97,7 +98,7 @@ def _page(rng: Random, phrasing: Phrasing, progress: float) -> Page:
 def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
     """One to eight questions on one to six passages; short and simple at `progress` 0, all of it from 0.5 on."""
     page = _page(rng, phrasing, progress)
-    labels = _labels(rng, len(page.passages))
+    labels = _labels(rng, len(page.passages), plain=0.4)
     messages = _laid_out(rng, phrasing, page, labels, rng.choice(_LAYOUTS))
     if rng.random() < 0.04:
         thanks = phrases.read("grounded")["manners"].ask(rng, phrasing)
