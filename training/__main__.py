@@ -20,6 +20,7 @@ from training import card, evaluate, export, mixture, plans, prose, team, tokeni
 from training.trainer import Plan, Trainer, train
 
 CURVES = Path("docs/img")
+MOST_PROCESSES = 8  # a step on a CPU has some twenty conversations to share out
 
 
 def make_tokenizer(path: Path, plan: Plan, samples: int = 12_000) -> Tokenizer:
@@ -56,7 +57,7 @@ def make(name: plans.Name, arguments: argparse.Namespace) -> None:
         steps=arguments.steps,
         seed=arguments.seed,
         compiled=compiles(arguments.device),
-        processes=arguments.processes or torch.get_num_threads(),
+        processes=arguments.processes or min(MOST_PROCESSES, torch.get_num_threads()),
     )
     work, out = arguments.work / name, arguments.out / name
     trained = make_tokenizer(arguments.work / "tokenizer.json", plan)
@@ -75,7 +76,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training", description="Remake the bundled models.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", choices=("pebble", "pebble-draft"), help="one of the two models")
-    parser.add_argument("--processes", type=int, default=None, help="that train together on a CPU (default: its cores)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=None,
+        help=f"that train together on a CPU (default: its cores, at most {MOST_PROCESSES})",
+    )
     parser.add_argument("--steps", type=int, default=None, help="instead of the plan's")
     parser.add_argument("--seed", type=int, default=1)
     going_on = parser.add_mutually_exclusive_group()
