@@ -18,12 +18,12 @@ from training.tokenizer import END_OF_TEXT, MARKS, TURN_END, TURN_START, chat_te
 
 ABOUT = {
     "pebble": (
-        "Pebble is a very small model (seven million parameters) that comes with Ponder: it quotes the sentence "
-        "of your text that answers you, calls tools, works on number puzzles, remembers what you tell it in a chat and "
-        "says when it can't help. For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
+        "Pebble is a very small model (seven million parameters) that comes with Ponder: it works on number puzzles, "
+        "remembers what you tell it in a chat, says when it can't help, and tries to quote the sentence of your text "
+        "that answers you. For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
     ),
     "pebble-draft": (
-        "Pebble's draft, a model of one million parameters: it guesses ahead for Pebble and is not for talking."
+        "Pebble's draft, a model of one million parameters: it is made to guess ahead for Pebble, not for talking."
     ),
 }
 STARTERS = (
