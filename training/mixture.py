@@ -39,13 +39,13 @@ TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
     "arithmetic": arithmetic.conversation,
 }
 SHARES = {
-    "grounded": 36,
-    "tool choice": 17,
-    "countdown": 20,
-    "chat": 12,
-    "calculator": 7,
+    "grounded": 35,
+    "tool choice": 19,
+    "countdown": 19,
+    "chat": 11,
+    "calculator": 9,
     "joint": 4,
-    "arithmetic": 4,
+    "arithmetic": 3,
 }
 
 

@@ -86,6 +86,10 @@ def test_every_tool_message_and_answer_holds() -> None:
                 assert float(expression.numbers(said.content)[-1]) == pytest.approx(result)
 
 
+# What a half, a dozen, a percentage, a week or an hour brings into a sum beside the numbers of the question.
+CONSTANTS = (2, 3, 4, 5, 7, 8, 10, 12, 24, 52, 60, 100, 1000, 3600)
+
+
 @pytest.mark.parametrize("kind", SUM_KINDS)
 def test_the_expression_has_the_numbers_of_the_question(kind: str) -> None:
     rng = Random(12)
@@ -95,7 +99,7 @@ def test_the_expression_has_the_numbers_of_the_question(kind: str) -> None:
         text = re.sub(r"[a-z]+", lambda match: spelled.get(match.group(), match.group()), one.question.lower())
         asked = {Fraction(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)}
         used = {Fraction(number) for number in re.findall(r"\d+(?:\.\d+)?", one.expression)}
-        assert used - asked <= {Fraction(n) for n in (2, 3, 4, 7, 10, 12, 24, 60, 100)}, one
+        assert used - asked <= {Fraction(n) for n in CONSTANTS}, one
 
 
 def test_a_word_problem_has_a_whole_answer_above_one() -> None:
