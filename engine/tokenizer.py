@@ -90,6 +90,11 @@ class Tokenizer:
         return cls(file.read_text(encoding="utf-8"), config, eos)
 
     @property
+    def control_ids(self) -> frozenset[int]:
+        """The ids that `encode` gives for no text: special tokens, and the tags of thinking and tool calls."""
+        return frozenset(self._control.values())
+
+    @property
     def chat_template(self) -> str | None:
         """The source of the default chat template."""
         return self._templates["default"].source if "default" in self._templates else None
