@@ -1,13 +1,15 @@
 """JSON schemas as llguidance may read them: never more texts than the schema means.
 
-llguidance compares the keys of an object as they are written, so a key spelt with an escape (`"\\u0061"` for `"a"`)
-passes for an additional one, and a key that comes twice counts twice. Here such schemas are narrowed (some ways of
-writing the same value are left out) or refused by keyword. Knows nothing of tokens.
+It compares the keys of an object as they are written, so a key spelt with an escape (`"\\u0061"` for `"a"`) passes for
+an additional one, and a key that comes twice counts twice. A class of characters that holds all control characters lets
+an escaped quote or backslash into a string (`[^"]`). And its expressions are Rust's, where a schema's are JavaScript's.
+Such schemas are narrowed, which leaves out rare ways to write a value, or refused by keyword. Knows nothing of tokens.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,25 +19,29 @@ from engine.constrain.matcher import ConstraintRefused
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _COMPACT = {"whitespace_flexible": False}
 _ESCAPES_WITHOUT_U = 'nrbtf\\"'
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # name -> schema
+_VALUES = frozenset({"const", "enum", "default", "examples"})  # JSON that is no schema
 
 
 def for_guidance(source: str, *, compact: bool) -> str:
-    """A schema in JSON text as llguidance's `%json` takes it. Raises `ConstraintRefused`."""
+    """A schema in JSON text as llguidance's `%json` takes it.
+
+    Raises:
+        ConstraintRefused: it is no schema, or uses a keyword in a way that would not be held exactly.
+    """
     try:
         schema = json.loads(source)
+        if schema is False:
+            raise ConstraintRefused(["the schema is false: nothing is valid against it"])
+        schema = {} if schema is True else schema
+        if not isinstance(schema, dict):
+            raise ConstraintRefused([f"the schema is {json.dumps(schema)[:40]}; a schema is an object or a boolean"])
+        parts = list(_schemas(schema))
+        schema = _with_patterns(schema)
     except RecursionError:
         raise ConstraintRefused(["the schema is nested too deeply"]) from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise ConstraintRefused([f"the schema is not JSON: {error}"]) from None
-    if schema is False:
-        raise ConstraintRefused(["the schema is false: nothing is valid against it"])
-    schema = {} if schema is True else schema
-    if not isinstance(schema, dict):
-        raise ConstraintRefused([f"the schema is {json.dumps(schema)[:40]}; a schema is an object or a boolean"])
-    try:
-        parts = list(_objects(schema))
-    except RecursionError:
-        raise ConstraintRefused(["the schema is nested too deeply"]) from None
     for part in parts:
         _check_count(part)
     # Where keys are told apart by name, each may have one spelling only; else any character may be written as \uXXXX.
@@ -48,15 +54,38 @@ def for_guidance(source: str, *, compact: bool) -> str:
     return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
 
-def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every JSON object in a schema: the subschemas, wherever a reference may find them, and harmlessly the rest."""
-    if isinstance(value, dict):
-        yield value
-        for part in value.values():
-            yield from _objects(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _objects(part)
+def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Every schema within a schema, also where only a reference finds it. Any: a schema is JSON."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _schemas(part)
+    elif isinstance(schema, dict):
+        yield schema
+        for keyword, value in schema.items():
+            if keyword in _NAMED and isinstance(value, dict):
+                yield from _schemas(list(value.values()))
+            elif keyword not in _VALUES:
+                yield from _schemas(value)
+
+
+def _with_patterns(schema: Any) -> Any:
+    """The schema with its expressions as `exact_pattern` has them. Any: a schema is JSON."""
+    if isinstance(schema, list):
+        return [_with_patterns(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword == "pattern" and isinstance(value, str):
+            made[keyword] = exact_pattern(value)
+        elif keyword == "patternProperties" and isinstance(value, dict):
+            # Whatever such a key does not match is an additional one, so its dot must keep its whole meaning.
+            made[keyword] = {exact_pattern(key, dot="."): _with_patterns(part) for key, part in value.items()}
+        elif keyword in _NAMED and isinstance(value, dict):
+            made[keyword] = {name: _with_patterns(part) for name, part in value.items()}
+        else:
+            made[keyword] = value if keyword in _VALUES else _with_patterns(value)
+    return made
 
 
 def _open(schema: Mapping[str, Any]) -> bool:
@@ -64,7 +93,7 @@ def _open(schema: Mapping[str, Any]) -> bool:
 
 
 def _tells_keys_apart(schema: Mapping[str, Any]) -> bool:
-    return _open(schema) and any(schema.get(name) for name in ("properties", "patternProperties"))
+    return _open(schema) and any(schema.get(name) for name in ("properties", "patternProperties", "required"))
 
 
 def _check_count(schema: Mapping[str, Any]) -> None:
@@ -73,3 +102,38 @@ def _check_count(schema: Mapping[str, Any]) -> None:
         raise ConstraintRefused(
             ["minProperties: 2 or more is held only beside additionalProperties: false, without patternProperties"]
         )
+
+
+_DOT = r"[^\n\r\u2028\u2029]"  # what JavaScript's means; Rust's stops at \n alone
+_PIECE = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\[xuU](?:\{[^}]*\}|[0-9a-fA-F]*)|\\.|\[|\.|[^\\\[.]+", re.DOTALL)
+_CLASS = re.compile(r"\[\^?(?:[^\\\[\]]|\\.)+\]", re.DOTALL)
+_NUL = re.compile(r"\\[xuU]\{?0+\}?|.*\x00.*", re.DOTALL)
+
+
+def exact_pattern(pattern: str, dot: str = _DOT) -> str:
+    r"""A schema's expression as llguidance may have it.
+
+    NUL is taken out of every class: a class that then lacks one control character is read right. Brackets inside a
+    class and set operations mean something else in Rust.
+
+    Raises:
+        ConstraintRefused: it uses one of those, or NUL by itself.
+    """
+    made: list[str] = []
+    at = 0
+    while at < len(pattern):
+        piece = _PIECE.match(pattern, at)
+        if piece is None:  # a lone backslash at the end: llguidance says what is wrong
+            return pattern
+        text = piece.group()
+        if text == "[":
+            found = _CLASS.match(pattern, at)
+            if found is None or re.search("&&|--|~~", found.group()):
+                raise ConstraintRefused([f"pattern {pattern!r}: in a class, brackets, && -- and ~~ must be escaped"])
+            text = found.group()
+        elif _NUL.fullmatch(text):
+            raise ConstraintRefused([f"pattern {pattern!r}: the character NUL"])
+        is_set = text[0] == "[" or text[:2] in (r"\p", r"\P")
+        made.append(dot if text == "." else rf"[{text}&&[^\x00]]" if is_set else text)
+        at += len(text)
+    return "".join(made)
