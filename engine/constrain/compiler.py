@@ -135,17 +135,25 @@ class Compiler:
         return True
 
     def register(self, constraint: Constraint) -> None:
-        """Compile it now, and again in the background into its quicker form if it has one. Until that is ready, and
-        where there is none, `get` gives the other. Registering it again does nothing."""
+        """Compile it now, and then again in the background into its quicker form, if it has one. Until that is ready,
+        and where there is none, `get` gives the other. Registering it again does nothing."""
+
+        def taken(outcome: Outcome) -> None:
+            if isinstance(outcome, ConstraintRefused):
+                return
+            with self._lock:
+                self._ahead.append(constraint)
+                if not self._ahead_runs and not self._closed:
+                    self._ahead_runs = True
+                    self._thread(self._compile_ahead)
+
         with self._lock:
-            if constraint in self._registered or self._closed:
+            if constraint in self._registered:
                 return
             self._registered.add(constraint)
-            self._ahead.append(constraint)
-            if not self._ahead_runs:
-                self._ahead_runs = True
-                self._thread(self._compile_ahead)
-        self.get(constraint, lambda outcome: None)
+        known = self.get(constraint, taken)
+        if known is not None:
+            taken(known)
 
     def close(self) -> None:
         """Stop what the backends run beside this process. Who waits is told; nothing is compiled after that."""
@@ -240,13 +248,17 @@ class Compiler:
         return dropped
 
     def _compile_ahead(self) -> None:
-        """One registered constraint after another. Whatever goes wrong, `get` still has the other form."""
+        """One registered constraint after another."""
         while True:
             with self._lock:
-                if not self._ahead:
-                    self._ahead_runs = False
-                    return
-                constraint = self._ahead.popleft()
+                constraint = self._ahead.popleft() if self._ahead else None
+            if constraint is None:
+                self._rest()
+                with self._lock:
+                    if not self._ahead:
+                        self._ahead_runs = False
+                        return
+                continue
             quick = self._quick(constraint)
             with self._lock:
                 self._stats.ahead += quick is not None
@@ -254,7 +266,12 @@ class Compiler:
                 if quick is not None and not self._closed:
                     self._put(constraint, quick)
 
+    def _rest(self) -> None:
+        if (ahead := self._ready().ahead) is not None:
+            ahead.rest()
+
     def _quick(self, constraint: Constraint) -> Compiled | None:
+        """Whatever goes wrong here, `get` still has the other form."""
         try:
             ahead = self._ready().ahead
             if ahead is None or ahead.check(constraint) is not None:
@@ -313,15 +330,17 @@ _CLOSED = ConstraintRefused(["the engine is stopping"])
 def default_compiler(
     tokenizer: Tokenizer, vocab_size: int, *, cache_dir: Path | None = None, deadline_s: float = 2.0
 ) -> Compiler:
-    """llguidance for what requests bring. Its library is loaded when the first constraint comes.
+    """llguidance for what requests bring, outlines-core for what is registered; both loaded with the first constraint.
 
     `vocab_size` is the width of the logits; what was compiled ahead is kept in `cache_dir`, or in memory only.
     """
 
     def backends() -> Backends:
+        from engine.constrain.fsm import FiniteStates
         from engine.constrain.guidance import Guidance
         from engine.constrain.vocabulary import Vocabulary
 
-        return Backends(Guidance(Vocabulary.of(tokenizer, vocab_size)))
+        vocabulary = Vocabulary.of(tokenizer, vocab_size)
+        return Backends(Guidance(vocabulary), FiniteStates(vocabulary, cache_dir=cache_dir))
 
     return Compiler(backends, deadline_s=deadline_s)

@@ -110,7 +110,10 @@ class Backend(Protocol):
 
 
 class AheadBackend(Backend, Protocol):
-    """Compiles ahead of requests, slowly, what is then quicker to use, and may keep it from one run to the next."""
+    """Compiles ahead of requests, slowly, what is then quicker to use, and may keep it from one run to the next.
+
+    It is given only what the other backend took.
+    """
 
     def check(self, constraint: Constraint) -> ConstraintRefused | None:
         """None where it may hold the constraint exactly. Cheap; compiling has the last word."""
@@ -118,4 +121,8 @@ class AheadBackend(Backend, Protocol):
 
     def stored(self, constraint: Constraint) -> Compiled | None:
         """What was compiled earlier and kept. Takes milliseconds."""
+        ...
+
+    def rest(self) -> None:
+        """There is nothing to compile for now: let go of what only compiling needs."""
         ...

@@ -7,6 +7,7 @@ Knows nothing of constraints.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,6 +72,15 @@ class Vocabulary:
             ids.append(self.ids[wanted[at:end]][0])
             at = end
         return ids
+
+    def has_longer(self, text: bytes) -> bool:
+        """Whether some token begins with `text` and goes on."""
+        at = bisect_right(self._sorted, text)
+        return at < len(self._sorted) and self._sorted[at].startswith(text)
+
+    @cached_property
+    def _sorted(self) -> list[bytes]:
+        return sorted(self.ids)
 
     @cached_property
     def _longest(self) -> int:
