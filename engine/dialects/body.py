@@ -39,41 +39,40 @@ class Body:
     - A call that is cut off keeps the arguments that came.
     - Where the reading fails inside a call, the call ends with what came, and the rest of the body is malformed.
     - Where it fails outside of one, the text since the last call's end is malformed, and so is the rest.
-    - White space and punctuation around calls are dropped.
+    - White space and punctuation before and after calls are dropped, but not around what is no call.
     """
 
     def __init__(self, reading: Callable[[Body], Reading[None]]) -> None:
         self._events: list[CallEvent] = []
         self._fragments: list[str] = []  # arguments that are not yet an event
         self._held: list[str] = []  # characters that no call and no event has taken
-        self._start = 0  # where in `held` the newest candidate for a call begins
         self._inside = False  # a candidate has begun and not ended
         self._open = False  # a call has begun and not ended
-        self._delimited = False  # some candidate has begun and ended
+        self._after_call = False  # the last candidate was a call
         self._failed = False
         self._reading = reading(self)
         next(self._reading)
 
     def push(self, text: str) -> list[CallEvent]:
+        if self._failed:
+            return [Malformed(text)] if text else []
         for at, character in enumerate(text):
-            if self._failed:
-                self._emit(Malformed(text[at:]))
-                break
             self._held.append(character)
             try:
                 self._reading.send(character)
             except NotACall:
                 self._failed = True
                 self.cut()
-                self._emit(Malformed("".join(self._held)))
+                self._emit(Malformed("".join(self._held) + text[at + 1 :]))
                 self._held.clear()
+                break
         return self._taken()
 
     def end(self) -> list[CallEvent]:
         text = "".join(self._held)
         if self._open:
             self.cut()
-        elif (self._inside or not self._delimited) and text.strip(SPACE):
+        elif (self._inside or not self._after_call) and text.strip(SPACE):
             self._emit(Malformed(text))
         self._held.clear()
         return self._taken()
@@ -82,18 +81,17 @@ class Body:
 
     def candidate(self) -> None:
         """What may be a call began with this character."""
-        self._start = len(self._held) - 1
         self._inside = True
 
     def begin(self, name: str) -> None:
         self._emit(CallBegun(name))
         self._open = True
-        self._take()
+        self._held.clear()
 
     def give(self, arguments: str) -> None:
         """More of the begun call's arguments; what is held was read as these."""
         self._fragments.append(arguments)
-        self._take()
+        self._held.clear()
 
     def cut(self) -> None:
         """The begun call, if one is, has come as far as it will. What is held stays."""
@@ -104,20 +102,14 @@ class Body:
     def finish(self) -> None:
         """The begun call is complete."""
         self.cut()
-        self._take()
-        self._inside, self._delimited = False, True
-
-    def reject(self, past: int = 0) -> None:
-        """The candidate is no call, or no more than has begun. Its last `past` characters are beyond its end."""
-        end = len(self._held) - past
-        self._emit(Malformed("".join(self._held[self._start : end])))
-        del self._held[:end]
-        self._start = 0
-        self._inside, self._delimited = False, True
-
-    def _take(self) -> None:
         self._held.clear()
-        self._start = 0
+        self._inside, self._after_call = False, True
+
+    def reject(self) -> None:
+        """The candidate was no call, or ended before its text did."""
+        self._emit(Malformed("".join(self._held)))
+        self._held.clear()
+        self._inside, self._after_call = False, False
 
     def _emit(self, event: CallEvent) -> None:
         if self._fragments:

@@ -76,7 +76,7 @@ class _Element:
             self._spoilt = True
             past = yield from _skip(character)
         if self._spoilt or self._name is None:
-            self._body.reject(len(past))
+            self._body.reject()
         else:
             if not self._begun:
                 self._give("{}")
