@@ -1,0 +1,82 @@
+"""Whatever a mask lets through, once it is complete, is valid by `jsonschema`, which knows nothing of masks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from engine.constrain import spec
+from engine.constrain.fsm import FiniteStates
+from engine.constrain.matcher import Compiled, ConstraintRefused
+from tests.engine.constrain import bfcl, sources
+from tests.engine.constrain.walks import walk
+
+
+def walks(compiled: Compiled, schema: Any, count: int, seed: int, name: str) -> Iterable[bool]:
+    """For each walk, whether it was finished; one that was is valid."""
+    validator = Draft202012Validator(schema)
+    random = Random(seed)
+    for _ in range(count):
+        text = walk(compiled.matcher(), sources.vocabulary(name), random)
+        if text is not None:
+            value = json.loads(text.decode())
+            assert validator.is_valid(value), (schema, text)
+        yield text is not None
+
+
+def closed(schema: Any) -> Any:
+    """The schema with every object closed. Any: a schema is JSON."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: closed(value) for key, value in schema.items()}
+    return {"additionalProperties": False, **made} if made.get("type") == "object" else made
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_texts_of_every_tool_schema_are_valid(compact: bool) -> None:
+    schemas = bfcl.parameters()
+    finished = []
+    for seed, schema in enumerate(schemas):
+        compiled = sources.guidance("small").compile(spec.JsonSchema.of(schema, compact=compact))
+        finished += walks(compiled, schema, 1, seed, "small")
+    assert len(finished) >= 600 and sum(finished) >= 0.98 * len(finished)
+
+
+def test_texts_of_every_admitted_schema_of_the_suite_are_valid() -> None:
+    finished = []
+    for seed, group in enumerate(sources.suite()):
+        if "\\p{" in sources.compact(group.schema).replace("\\\\", "\\"):
+            continue  # Python's `re`, with which jsonschema reads patterns, has no \\p
+        try:
+            compiled = sources.guidance("small").compile(spec.JsonSchema.of(group.schema))
+        except ConstraintRefused:
+            continue
+        finished += walks(compiled, group.schema, 8, seed, "small")
+    assert len(finished) >= 1_000 and sum(finished) >= 0.95 * len(finished)
+
+
+def test_texts_of_tables_are_valid() -> None:
+    backend = FiniteStates(sources.vocabulary("small"))
+    finished = []
+    for seed, schema in enumerate(bfcl.parameters()[::4]):
+        constraint = spec.JsonSchema.of(closed(schema))
+        if backend.check(constraint) is None:
+            finished += walks(backend.compile(constraint), closed(schema), 2, seed, "small")
+    backend.close()
+    assert len(finished) >= 150 and sum(finished) >= 0.98 * len(finished)
+
+
+@pytest.mark.parametrize("name", ["pebble", "qwen"])
+def test_texts_are_valid_with_real_vocabularies(name: str) -> None:
+    finished = []
+    for seed, schema in enumerate(bfcl.parameters()[:: 8 if name == "pebble" else 80]):
+        compiled = sources.guidance(name).compile(spec.JsonSchema.of(schema))
+        finished += walks(compiled, schema, 2, seed, name)
+    assert sum(finished) >= 0.95 * len(finished) > 10
