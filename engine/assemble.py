@@ -12,6 +12,8 @@ from engine.batch import NULL_BLOCK, Batch, KVCache
 from engine.blocks import BlockPool
 from engine.checkpoint import resolve
 from engine.config import EngineConfig
+from engine.constrain.compiler import Compiler, default_compiler
+from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import InvalidParameter
@@ -32,6 +34,7 @@ _TORCH_THREADS = torch.get_num_threads()  # torch's choice, before any engine of
 @dataclass(frozen=True, slots=True)
 class Parts:
     core: EngineCore
+    compiler: Compiler
     tokenizer: Tokenizer
     path: Path
     vocab_size: int
@@ -70,6 +73,7 @@ def assemble(config: EngineConfig) -> Parts:
     )  # one more: the null block
     _warm_up(decoder, kv, device)
     tokenizer = Tokenizer.load(path)
+    compiler = default_compiler(tokenizer, spec.vocab_size)
     core = EngineCore(
         config,
         ModelRunner(decoder, kv, device),
@@ -77,9 +81,11 @@ def assemble(config: EngineConfig) -> Parts:
         lambda: Detokenizer(tokenizer),
         tokenizer.eos_token_ids,
         secrets.token_bytes(32),
+        constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
     )
     return Parts(
         core=core,
+        compiler=compiler,
         tokenizer=tokenizer,
         path=path,
         vocab_size=spec.vocab_size,

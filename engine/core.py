@@ -6,8 +6,10 @@ what became of each job. It may be driven by a thread, a process or a test.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,15 +17,20 @@ from torch import Tensor
 from engine import messages as m
 from engine.blocks import BlockPool, root_digest
 from engine.config import EngineConfig
+from engine.constrain.compiler import Outcome
+from engine.constrain.masks import Constraints
+from engine.constrain.matcher import CompileTimeout, ConstraintRefused
+from engine.constrain.modes import Modes
 from engine.jobs import ScoreJob, ScoreRequest, SpanJob
-from engine.outputs import FinishReason, SpanOutput, Stats, TokenLogprob
+from engine.outputs import FinishReason, SpanOutput, Stats
 from engine.runner import Runner
 from engine.sampler import Draw, Drawn, logprob_of, row_logprobs, sample
 from engine.scheduler import Row, Scheduler
 from engine.sequence import SequenceState
-from engine.text import Decoder, SpanText
+from engine.spans import ConstraintBroken, SpanWriter
+from engine.text import Decoder
 
-_CONTEXT = 8  # tokens before a span that its first characters may depend on
+log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -43,18 +50,22 @@ class EngineCore:
         eos: Sequence[int],
         secret: bytes,
         clock: Callable[[], float] = time.monotonic,
+        constraints: Constraints | None = None,
     ) -> None:
         self._config = config
         self._runner = runner
         self._pool = pool
         self._scheduler = Scheduler(config, pool, clock)
-        self._make_decoder = make_decoder
         self._eos = frozenset(eos)
+        self._writer = SpanWriter(make_decoder, self._eos)
+        self._constraints = constraints
+        self._post: Callable[[m.Command], None] = self.handle
         self._secret = secret
         self._clock = clock
         self._sequences: dict[int, SequenceState] = {}
         self._deadlines: dict[int, SequenceState] = {}
         self._arrivals = 0
+        self._masked: dict[int, Modes] = {}  # of the step that runs, by request
         self._private_id = 0  # throw-away children count down, so they never meet a client's ids
         self._replies: list[m.Reply] = []
         self._generated_tokens = 0
@@ -64,6 +75,10 @@ class EngineCore:
         self._last_batch = 0
 
     # -- commands
+
+    def post_with(self, post: Callable[[m.Command], None]) -> None:
+        """How commands from other threads reach `handle`: constraints are compiled in threads of their own."""
+        self._post = post
 
     @property
     def has_work(self) -> bool:
@@ -101,6 +116,8 @@ class EngineCore:
                 seq.append(list(command.tokens), generated=False)
             case m.Generate():
                 self._generate(seq, command)
+            case m.Compiled():
+                self._constrain(seq, command.request, command.outcome)
             case m.Score():
                 self._score(seq, command)
             case m.Fork():
@@ -138,21 +155,45 @@ class EngineCore:
 
     def _generate(self, seq: SequenceState, command: m.Generate) -> None:
         span = command.span
-        decoder = self._make_decoder()
-        decoder.push(seq.tokens[-_CONTEXT:])
         stop_ids = frozenset(span.stop_token_ids) | (frozenset() if span.ignore_eos else self._eos)
-        seq.job = SpanJob(
+        seq.job = job = SpanJob(
             id=command.request,
             span=span,
             seed=command.seed,
             max_tokens=command.max_tokens,
-            text=SpanText(decoder, span.stop),
             stop_ids=stop_ids,
             prompt_tokens=len(seq),
             reading_prompt=span.prompt_logprobs is not None,
             prompt_logprobs=[None],
         )
+        if span.constraint is None:
+            self._scheduler.submit(seq)
+            return
+        assert self._constraints is not None, "a core without constraints was given a span with one"
+        post, sequence, request = self._post, seq.id, command.request
+        job.awaited = lambda made: post(m.Compiled(sequence, request, made))
+        outcome = self._constraints.compiler.get(span.constraint.body, job.awaited)
+        if outcome is not None:
+            self._constrain(seq, request, outcome)
+
+    def _constrain(self, seq: SequenceState, request: int, outcome: Outcome) -> None:
+        """The span's constraint is compiled, or refused; without effect if the span has ended meanwhile."""
+        job = seq.job
+        if not isinstance(job, SpanJob) or job.id != request or job.awaited is None:
+            return
+        job.awaited = None
+        if isinstance(outcome, ConstraintRefused):
+            self._scheduler.finish(seq)
+            self._replies.append(m.Refused(request, outcome.reasons, isinstance(outcome, CompileTimeout)))
+            return
+        assert job.span.constraint is not None
+        job.modes = Modes(job.span.constraint.layout, outcome, self._eos, job.stop_ids)
         self._scheduler.submit(seq)
+
+    def _stop_waiting(self, job: SpanJob) -> None:
+        """Nobody needs the constraint any more, if it is still being compiled."""
+        if job.awaited is not None and job.span.constraint is not None and self._constraints is not None:
+            self._constraints.compiler.cancel(job.span.constraint.body, job.awaited)
 
     def _score(self, seq: SequenceState, command: m.Score) -> None:
         """Candidates of one token share one child; each longer one has its own."""
@@ -177,7 +218,7 @@ class EngineCore:
     def _cancel(self, seq: SequenceState, request: int) -> None:
         job = seq.job
         if isinstance(job, SpanJob) and job.id == request:
-            self._finish_span(seq, job, "cancelled", None)
+            self._end_span(seq, job, "cancelled")
             return
         for child in list(seq.children.values()):
             if isinstance(child.job, ScoreJob) and child.job.request.id == request:
@@ -189,6 +230,7 @@ class EngineCore:
             self._close(child, reason)
         match seq.job:
             case SpanJob() as job:
+                self._stop_waiting(job)
                 self._replies.append(m.Closed(job.id, reason))
             case ScoreJob() as job:
                 job.request.open_children -= 1
@@ -214,6 +256,7 @@ class EngineCore:
         began = self._clock()
         step = self._scheduler.schedule()
         assert step.rows, "there is work but no row: a sequence was admitted that can never fit"
+        self._start_masks(step.rows)
         logits = self._runner.run(step)
         self._scheduler.complete(step)
         self._read(step.rows, logits)
@@ -229,7 +272,7 @@ class EngineCore:
         expired = [s for s in self._deadlines.values() if s.deadline is not None and s.deadline <= now]
         for seq in expired:  # children inherit the deadline: their spans end with it, not with their parent's closing
             if isinstance(seq.job, SpanJob):
-                self._finish_span(seq, seq.job, "deadline", None)
+                self._end_span(seq, seq.job, "deadline")
         for seq in expired:
             if seq.id in self._sequences:
                 self._close(seq, "its deadline passed")
@@ -254,8 +297,30 @@ class EngineCore:
         if drawing:
             index = [row for _, _, row in drawing]
             chosen = logits if index == list(range(logits.shape[0])) else logits[index]
-            for (seq, job, _), drawn in zip(drawing, sample(chosen, [_draw(s, j) for s, j, _ in drawing]), strict=True):
+            draws = [_draw(s, j) for s, j, _ in drawing]
+            forbid = self._masks_of([job for _, job, _ in drawing])
+            for (seq, job, _), drawn in zip(drawing, sample(chosen, draws, forbid), strict=True):
                 self._advance(seq, job, drawn)
+
+    def _start_masks(self, rows: list[Row]) -> None:
+        """Begin to fill the masks of the constrained spans that draw in this step: the model runs meanwhile."""
+        self._masked = {}
+        for row in rows:
+            job = row.seq.job
+            if isinstance(job, SpanJob) and job.modes is not None and row.end == len(row.seq):
+                self._masked[job.id] = job.modes
+        if self._masked:
+            assert self._constraints is not None
+            self._constraints.masks.start(list(self._masked.values()))
+
+    def _masks_of(self, jobs: list[SpanJob]) -> Callable[[Tensor], None] | None:
+        """What forbids tokens in the rows of `jobs`; None when no row is constrained."""
+        if not self._masked:
+            return None
+        assert self._constraints is not None
+        masks, at = self._constraints.masks, {job.id: i for i, job in enumerate(jobs)}
+        rows = [at[id] for id in self._masked]
+        return lambda logits: masks.apply(logits, rows)
 
     def _read_scores(self, seq: SequenceState, job: ScoreJob, first: int, logits: Tensor, *, done: bool) -> None:
         for offset in range(logits.shape[0]):
@@ -283,71 +348,33 @@ class EngineCore:
                 job.reading_prompt = False
 
     def _advance(self, seq: SequenceState, job: SpanJob, drawn: Drawn) -> None:
-        """A token was drawn: append it, and see whether the span ends here."""
-        token = drawn.token_id
-        job.produced += 1
-        self._generated_tokens += 1
-        logprobs = () if drawn.logprob is None else (drawn.logprob,)
-        if token in job.stop_ids:
-            reason = None if token in self._eos and token not in job.span.stop_token_ids else token
-            if job.span.keep_stop_token:
-                seq.push(token)
-                self._finish_span(seq, job, "stop", reason, (token,), logprobs)
-            else:
-                self._finish_span(seq, job, "stop", reason)
+        """A token was drawn: append it and what must follow it, and see whether the span ends here."""
+        produced = job.produced
+        try:
+            outputs = self._writer.advance(seq, job, drawn)
+        except ConstraintBroken as error:
+            log.error("sequence %d: %s", seq.id, error)
+            self._close(seq, str(error))
             return
-        seq.push(token)
-        text, matched = job.text.push(token, may_stop=job.produced >= job.span.min_tokens)
-        if matched is not None:
-            self._end(seq, job, "stop", matched, (token,), text, logprobs)
-        elif job.produced >= job.max_tokens:
-            self._finish_span(seq, job, "length", None, (token,), logprobs, text)
-        else:
-            self._emit(seq, job, SpanOutput((token,), text, logprobs))
+        self._generated_tokens += job.produced - produced
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._scheduler.finish(seq)
+            self._emit(seq, job, output)
 
-    def _finish_span(
-        self,
-        seq: SequenceState,
-        job: SpanJob,
-        finish: FinishReason,
-        reason: str | int | None,
-        tokens: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprob, ...] = (),
-        text: str = "",
-    ) -> None:
-        """End a span, giving out the text that was held back: it may still complete a stop string."""
-        rest, matched = job.text.finish()
-        if matched is not None:
-            finish, reason = "stop", matched
-        self._end(seq, job, finish, reason, tokens, text + rest, logprobs)
-
-    def _end(
-        self,
-        seq: SequenceState,
-        job: SpanJob,
-        finish: FinishReason,
-        reason: str | int | None,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-    ) -> None:
+    def _end_span(self, seq: SequenceState, job: SpanJob, finish: FinishReason) -> None:
+        """End a span from outside."""
+        self._stop_waiting(job)
         self._scheduler.finish(seq)
-        self._emit(seq, job, SpanOutput(tokens, text, logprobs, finish_reason=finish, stop_reason=reason))
+        self._emit(seq, job, self._writer.finish(job, finish, None))
 
     def _emit(self, seq: SequenceState, job: SpanJob, output: SpanOutput) -> None:
         if not job.announced:
             job.announced = True
             read = job.span.prompt_logprobs is not None and not job.reading_prompt
             prompt = tuple(job.prompt_logprobs) if read else None
-            output = SpanOutput(
-                output.token_ids,
-                output.text,
-                output.logprobs,
-                prompt,
-                output.finish_reason,
-                output.stop_reason,
-                job.prompt_tokens,
-                seq.cached_tokens,
+            output = replace(
+                output, prompt_logprobs=prompt, prompt_tokens=job.prompt_tokens, cached_tokens=seq.cached_tokens
             )
         self._replies.append(m.Piece(job.id, output))
 
@@ -382,7 +409,7 @@ class EngineCore:
 
 
 def _draw(seq: SequenceState, job: SpanJob) -> Draw:
-    early = job.produced < job.span.min_tokens
+    early = job.produced < job.span.min_tokens and (job.modes is None or job.modes.free)
     return Draw(
         sampling=job.span.sampling,
         seed=job.seed,

@@ -21,6 +21,9 @@ from engine import messages as m
 from engine.assemble import assemble
 from engine.client import Request
 from engine.config import EngineConfig
+from engine.constrain.compiler import Compiler, Outcome
+from engine.constrain.matcher import ConstraintRefused
+from engine.constrain.spec import Constraint
 from engine.core import EngineCore
 from engine.errors import ContextLengthExceeded, EngineError, EngineStopped, InvalidParameter, QueueFull
 from engine.handle import Sequence
@@ -37,6 +40,7 @@ class Engine:
         self,
         config: EngineConfig,
         core: EngineCore,
+        compiler: Compiler,
         tokenizer: Tokenizer,
         path: Path,
         vocab_size: int,
@@ -57,8 +61,10 @@ class Engine:
         self.dtype = dtype
         self.threads = threads  # CPU threads of the model
         self._core = core
+        self._compiler = compiler
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[m.Command] = queue.SimpleQueue()
+        core.post_with(self._commands.put)
         self._requests: dict[int, Request] = {}
         self._queued: set[int] = set()  # of those, what waits for the model: spans and scores
         self._ids = itertools.count(1)
@@ -78,6 +84,7 @@ class Engine:
         engine = cls(
             config,
             parts.core,
+            parts.compiler,
             parts.tokenizer,
             parts.path,
             parts.vocab_size,
@@ -122,6 +129,24 @@ class Engine:
         self.post(m.Open(id, tuple(given), tenant, priority, deadline_s))
         return Sequence(self, id, given)
 
+    async def compile(self, constraint: Constraint) -> None:
+        """Compile a constraint before a span needs it; the span then finds it ready.
+
+        Raises:
+            ConstraintRefused: no backend can hold it exactly; `CompileTimeout`: not in time.
+        """
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[Outcome] = loop.create_future()
+
+        def settle(outcome: Outcome) -> None:
+            if not ready.done():
+                ready.set_result(outcome)
+
+        outcome = self._compiler.get(constraint, lambda made: self._call(settle, made))
+        outcome = await ready if outcome is None else outcome
+        if isinstance(outcome, ConstraintRefused):
+            raise outcome
+
     async def stats(self) -> Stats:
         """A snapshot between two steps. Raises `EngineStopped`."""
         request = self.request(queued=False)
@@ -143,6 +168,7 @@ class Engine:
         if self._stopped is None:
             self._commands.put(m.Stop())
         await asyncio.to_thread(self._thread.join)
+        self._compiler.close()
         self._fail(EngineStopped("The engine was stopped."))
 
     async def __aenter__(self) -> Self:

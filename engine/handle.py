@@ -14,8 +14,9 @@ from typing import Self
 
 from engine import messages as m
 from engine.client import Client, Request
+from engine.constrain.matcher import CompileTimeout, ConstraintRefused
 from engine.errors import ContextLengthExceeded, InvalidParameter, SequenceBusy, SequenceClosed
-from engine.outputs import SpanOutput, SpanResult
+from engine.outputs import Kind, SpanOutput, SpanResult
 from engine.params import Span
 
 
@@ -96,6 +97,7 @@ class Sequence:
             stop_reason=last.stop_reason,
             prompt_tokens=first.prompt_tokens,
             cached_tokens=first.cached_tokens,
+            sections=_sections(pieces),
         )
 
     def fork(self, n: int = 1, *, scope: Sequence | None = None) -> list[Sequence]:
@@ -234,6 +236,16 @@ class Sequence:
         return span.max_tokens or room
 
 
+def _sections(pieces: list[SpanOutput]) -> tuple[tuple[Kind, str], ...]:
+    """The texts of a span's sections, those without text left out."""
+    texts: dict[tuple[int, Kind], str] = {}
+    for piece in pieces:
+        if piece.text:
+            key = (piece.section, piece.kind)
+            texts[key] = texts.get(key, "") + piece.text
+    return tuple((kind, text) for (_, kind), text in texts.items())
+
+
 class SpanStream:
     """The pieces of one running span, as an async iterator.
 
@@ -252,7 +264,13 @@ class SpanStream:
         return self
 
     async def __anext__(self) -> SpanOutput:
-        """Raises `SequenceClosed` when the sequence is closed meanwhile, `EngineStopped` when the engine fails."""
+        """The next piece.
+
+        Raises:
+            ConstraintRefused: before the first piece: the span's constraint cannot be held. The sequence is as it was.
+            SequenceClosed: the sequence was closed meanwhile.
+            EngineStopped: the engine failed.
+        """
         if self._over:
             raise StopAsyncIteration
         if not self._replies:
@@ -262,6 +280,11 @@ class SpanStream:
             self._end()
             self._sequence._mark_closed()
             raise SequenceClosed(f"The sequence ended while a span ran on it: {reply.reason}.")
+        if isinstance(reply, m.Refused):
+            self._end()
+            if reply.timed_out:
+                raise CompileTimeout("; ".join(reply.reasons))
+            raise ConstraintRefused(reply.reasons)
         assert isinstance(reply, m.Piece)
         output = reply.output
         self._sequence._tokens.extend(output.token_ids)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.outputs import TokenLogprob
+from engine.constrain.compiler import Done
+from engine.constrain.modes import Modes
+from engine.outputs import Kind, TokenLogprob
 from engine.params import Span
 from engine.text import SpanText
 
@@ -20,7 +22,6 @@ class SpanJob:
     span: Span
     seed: int
     max_tokens: int
-    text: SpanText
     stop_ids: frozenset[int]
     prompt_tokens: int
     produced: int = 0
@@ -28,6 +29,11 @@ class SpanJob:
     reading_prompt: bool = False  # prompt log-probabilities are still being gathered
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     announced: bool = False  # the first piece, with the prompt's figures, was sent
+    awaited: Done | None = None  # who hears of the constraint: until then the scheduler knows nothing of the job
+    modes: Modes | None = None  # of a constrained span
+    text: SpanText | None = None  # of the section that is being written, from its first text on
+    kind: Kind = "text"
+    section: int = 0
 
     def logits_from(self, length: int) -> int:
         return 0 if self.reading_prompt else length - 1

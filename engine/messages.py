@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.constrain.compiler import Outcome
 from engine.outputs import SpanOutput, Stats
 from engine.params import Span
 
@@ -82,11 +83,20 @@ class GetStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the constraint of a span that waits for it compiled to. From the core's own compiler, not from a client."""
+
+    sequence: int
+    request: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the core's loop; whatever runs is cancelled."""
 
 
-Command = Open | Append | Generate | Score | Fork | Truncate | Hold | Cancel | Close | GetStats | Stop
+Command = Open | Append | Generate | Score | Fork | Truncate | Hold | Cancel | Close | GetStats | Compiled | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +122,18 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """The span's constraint cannot be held, or not in time. The sequence is as it was."""
+
+    request: int
+    reasons: tuple[str, ...]
+    timed_out: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StatsReply:
     request: int
     stats: Stats
 
 
-Reply = Piece | Scored | Closed | StatsReply
+Reply = Piece | Scored | Refused | Closed | StatsReply

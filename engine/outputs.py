@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline"]
+Kind = Literal["text", "thought", "body"]  # free text, what a layout marks as thinking, and a constrained body
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,9 @@ class SpanOutput:
     `text` can lag `token_ids`: text that may be the start of a stop string, or half a character, is held back until it
     is decided. The last piece of a span is the only one with a `finish_reason`. `stop_reason` is the stop string or
     token id that matched, None for end of sequence.
+
+    A span with a layout (engine/constrain) has sections, told apart by markers that are no text: `section` counts the
+    markers so far, and `kind` says what this piece's text is. Every other span is all one section of text.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -34,11 +38,13 @@ class SpanOutput:
     stop_reason: str | int | None = None
     prompt_tokens: int = 0  # tokens in the sequence when the span began
     cached_tokens: int = 0  # of those, how many needed no computing
+    kind: Kind = "text"
+    section: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SpanResult:
-    """A finished span, whole."""
+    """A finished span, whole. `sections` are its texts in order with their kinds; `text` is all of them joined."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -48,6 +54,7 @@ class SpanResult:
     stop_reason: str | int | None
     prompt_tokens: int
     cached_tokens: int
+    sections: tuple[tuple[Kind, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

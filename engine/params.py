@@ -1,7 +1,7 @@
 """What a caller asks of the engine: sampling parameters and spans. Plain data; knows nothing of tensors.
 
-A *span* is one stretch of generation on a sequence. Stops, limits and (later) constraints belong to the span,
-not to the request, so thinking and answering can each have their own.
+A *span* is one stretch of generation on a sequence. Stops, limits and constraints belong to the span, not to the
+request, so thinking and answering can each have their own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.constrain.layout import Constrained
 from engine.errors import InvalidParameter
 
 
@@ -66,6 +67,11 @@ class Span:
     is ever emitted as text. A stop token ends the span and is neither emitted as text nor kept in the sequence,
     unless `keep_stop_token`. `ignore_eos` ignores the model's own end-of-sequence tokens; `stop_token_ids` still count.
 
+    With a `constraint` the span writes nothing else, up to a stop or `max_tokens`, and ends where the constraint does.
+    `min_tokens` then holds in free text alone, and stop strings are looked for in free text and in a body that is the
+    whole answer, not in sections between markers. Where only one text can follow it is appended without running the
+    model, unless `logprobs` are wanted.
+
     Raises:
         InvalidParameter: a value is out of range.
     """
@@ -79,6 +85,7 @@ class Span:
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; k: the chosen token's log-probability and the k likeliest (k may be 0)
     prompt_logprobs: int | None = None  # the same for the tokens already in the sequence, sent with the first output
+    constraint: Constrained | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -90,6 +97,8 @@ class Span:
             _check(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "at most max_tokens")
         _check(all(self.stop), "stop", self.stop, "non-empty strings")
         _check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "token ids >= 0")
+        constrained = self.constraint is not None
+        _check(not (constrained and self.ignore_eos), "ignore_eos", True, "False, in a span with a constraint")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _check(value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"None, or 0 to {MAX_LOGPROBS}")

@@ -7,7 +7,7 @@ vocabulary are treated apart from rows that do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -42,10 +42,15 @@ class Drawn:
     logprob: TokenLogprob | None
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-    """Draw one token for each row of `logits` (rows, vocabulary), fp32. The logits are changed in place."""
+def sample(logits: Tensor, draws: Sequence[Draw], forbid: Callable[[Tensor], None] | None = None) -> list[Drawn]:
+    """Draw one token for each row of `logits` (rows, vocabulary), fp32. The logits are changed in place.
+
+    `forbid` sets the logits of tokens that a constraint does not allow to -inf, in place.
+    """
     raw = {i: row_logprobs(logits[i]) for i, draw in enumerate(draws) if draw.logprobs is not None}
     _adjust(logits, draws)
+    if forbid is not None:
+        forbid(logits)
     tokens: Tensor = logits.argmax(-1)
     drawn = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= _GREEDY_BELOW]
     filtered = [i for i in drawn if _filters(draws[i].sampling)]

@@ -1,0 +1,77 @@
+"""The masks of one step: a row of bits for every constrained sequence, filled on threads while the model runs.
+
+`start` begins to fill, `apply` waits and forbids. A row whose mode allows everything takes no part. The bits are packed
+32 to a word because the copy to the device is what costs there. Knows nothing of sequences or of what the bits mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.constrain.compiler import Compiler
+from engine.constrain.matcher import words
+from engine.constrain.modes import Modes
+from engine.kernels.mask import forbid
+
+
+class Masks:
+    """Rows for the sequences of one step at a time: `apply` ends what `start` began. Grows with the largest step."""
+
+    def __init__(self, vocab_size: int, device: torch.device, threads: int = 2) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None  # threads begin with the first constrained step
+        self._bits = torch.zeros(0, words(vocab_size), dtype=torch.int32)
+        self._filling: list[Future[list[bool]]] = []
+        self._count = 0
+
+    def start(self, modes: Sequence[Modes]) -> None:
+        """Begin to fill row i from `modes[i]`, which must not move before `apply`."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="mask")
+        self._wait()  # a step that failed may have left its threads writing
+        if len(modes) > len(self._bits):
+            pinned = self._device.type == "cuda"
+            self._bits = torch.zeros(len(modes), words(self._vocab_size), dtype=torch.int32, pin_memory=pinned)
+        rows = self._bits.numpy()[: len(modes)]
+        share = -(-len(modes) // self._threads)  # a task a thread: handing one over costs as much as filling a row
+        self._count = len(modes)
+        self._filling = [
+            self._pool.submit(_fill, rows[at : at + share], modes[at : at + share])
+            for at in range(0, len(modes), share)
+        ]
+
+    def apply(self, logits: Tensor, rows: Sequence[int]) -> None:
+        """Set the logits of forbidden tokens to -inf, in place.
+
+        `logits` is (n, vocabulary); `rows[i]` is the row of `modes[i]` of `start`.
+        """
+        filled = [i for i, constrained in enumerate(self._wait()) if constrained]
+        if not filled:
+            return
+        bits = self._bits[: self._count] if len(filled) == self._count else self._bits[filled]
+        where = torch.tensor([rows[i] for i in filled])
+        forbid(logits, bits.to(self._device, non_blocking=True), where.to(self._device, non_blocking=True))
+
+    def _wait(self) -> list[bool]:
+        filling, self._filling = self._filling, []
+        return [constrained for share in filling for constrained in share.result()]
+
+
+def _fill(rows: np.ndarray, modes: Sequence[Modes]) -> list[bool]:
+    return [each.fill(row) for each, row in zip(modes, rows, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What the core needs for constrained spans."""
+
+    compiler: Compiler
+    masks: Masks

@@ -1,0 +1,143 @@
+"""What a drawn token does to a running span: its text, its constraint, the tokens that must follow, the span's end.
+
+Sections of a constrained span are detokenised apart, and the markers between them are no text. Knows nothing of
+scheduling, batches or replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.jobs import SpanJob
+from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
+from engine.sampler import Drawn
+from engine.sequence import SequenceState
+from engine.text import Decoder, SpanText
+
+_CONTEXT = 8  # tokens before a section that its first characters may depend on
+
+
+class SpanWriter:
+    """Advances spans; `eos` are the model's end-of-sequence ids, `make_decoder` gives a fresh detokeniser."""
+
+    def __init__(self, make_decoder: Callable[[], Decoder], eos: frozenset[int]) -> None:
+        self._make_decoder = make_decoder
+        self._eos = eos
+
+    def advance(self, seq: SequenceState, job: SpanJob, drawn: Drawn) -> list[SpanOutput]:
+        """Append a drawn token and all that must follow it. The last output has a finish reason if the span is over.
+
+        Raises:
+            ConstraintBroken: the constraint does not take the token: the mask and the matcher disagree, or no token of
+                the vocabulary can go on.
+        """
+        token = drawn.token_id
+        logprobs = () if drawn.logprob is None else (drawn.logprob,)
+        if token in job.stop_ids:
+            job.produced += 1
+            reason = None if token in self._eos and token not in job.span.stop_token_ids else token
+            if not job.span.keep_stop_token:
+                return [self.finish(job, "stop", reason)]
+            seq.push(token)
+            return [self.finish(job, "stop", reason, (token,), logprobs)]
+        outputs = self._take(seq, job, token, logprobs)
+        if job.modes is None or outputs[-1].finish_reason is not None or job.span.logprobs is not None:
+            return outputs
+        for forced in job.modes.forced():
+            if forced in job.stop_ids:
+                break  # it is drawn, so that it ends the span in one place only
+            outputs += self._take(seq, job, forced, ())
+            if outputs[-1].finish_reason is not None:
+                break
+        return _joined(outputs)
+
+    def finish(
+        self,
+        job: SpanJob,
+        finish: FinishReason,
+        reason: str | int | None,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        text: str = "",
+    ) -> SpanOutput:
+        """The end of a span, with the text that was held back: it may still complete a stop string."""
+        rest, matched = ("", None) if job.text is None else job.text.finish()
+        if matched is not None:
+            finish, reason = "stop", matched
+        return _output(job, tokens, text + rest, logprobs, finish, reason)
+
+    def _take(
+        self, seq: SequenceState, job: SpanJob, token: int, logprobs: tuple[TokenLogprob, ...]
+    ) -> list[SpanOutput]:
+        job.produced += 1
+        before: list[SpanOutput] = []
+        kind: Kind | None = "text"
+        if job.modes is not None:
+            if not job.modes.accept(token):
+                raise ConstraintBroken(token)
+            if job.modes.section != job.section:
+                before = self._end_section(job)
+            kind = job.modes.kind
+        text, matched = "", None
+        if kind is not None:
+            if job.text is None:
+                self._begin_section(seq, job, kind)
+            assert job.text is not None
+            text, matched = job.text.push(token, may_stop=job.produced >= job.span.min_tokens)
+        seq.push(token)
+        if matched is not None:
+            return [*before, _output(job, (token,), text, logprobs, "stop", matched)]
+        if job.modes is not None and job.modes.must_end():
+            return [*before, self.finish(job, "stop", None, (token,), logprobs, text)]
+        if job.produced >= job.max_tokens:
+            return [*before, self.finish(job, "length", None, (token,), logprobs, text)]
+        return [*before, _output(job, (token,), text, logprobs)]
+
+    def _begin_section(self, seq: SequenceState, job: SpanJob, kind: Kind) -> None:
+        decoder = self._make_decoder()
+        decoder.push(seq.tokens[-_CONTEXT:])
+        marked = job.span.constraint is not None and job.span.constraint.layout.begin is not None
+        stops = kind == "text" or (kind == "body" and not marked)
+        job.text = SpanText(decoder, job.span.stop if stops else ())
+        job.kind = kind
+
+    def _end_section(self, job: SpanJob) -> list[SpanOutput]:
+        """What the section before the marker still held back. A stop string there was no whole one."""
+        rest = "" if job.text is None else job.text.finish()[0]
+        outputs = [_output(job, (), rest)] if rest else []
+        assert job.modes is not None
+        job.text, job.kind, job.section = None, "text", job.modes.section
+        return outputs
+
+
+class ConstraintBroken(Exception):
+    """A constrained span drew a token that its constraint does not take."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(f"no token of the vocabulary continues the constrained text (drawn: {token})")
+
+
+def _output(
+    job: SpanJob,
+    tokens: tuple[int, ...],
+    text: str,
+    logprobs: tuple[TokenLogprob, ...] = (),
+    finish: FinishReason | None = None,
+    reason: str | int | None = None,
+) -> SpanOutput:
+    return SpanOutput(
+        tokens, text, logprobs, finish_reason=finish, stop_reason=reason, kind=job.kind, section=job.section
+    )
+
+
+def _joined(outputs: list[SpanOutput]) -> list[SpanOutput]:
+    """Neighbours of one section as one output."""
+    joined = outputs[:1]
+    for output in outputs[1:]:
+        last = joined[-1]
+        if (last.kind, last.section) == (output.kind, output.section):
+            joined[-1] = replace(output, token_ids=last.token_ids + output.token_ids, text=last.text + output.text)
+        else:
+            joined.append(output)
+    return joined
