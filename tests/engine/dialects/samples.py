@@ -1,12 +1,11 @@
-"""What the dialects' tests share: calls as models' templates write them, a vocabulary of bytes, and BFCL's tools.
+"""What the dialects' tests share: calls as models' templates write them, and a vocabulary of bytes.
 
 The templates are cut down to the assistant's calls; white space, key order and markers are those of the models' own.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +16,6 @@ from engine.constrain.guidance import Guidance
 from engine.constrain.spec import Constraint
 from engine.constrain.vocabulary import Vocabulary
 from engine.dialects import Call, CallArguments, CallEvent, Dialect, Malformed, choose, fold
-from tests.known_answers import shared
 
 HERMES = """{%- for m in messages %}{%- for call in m.tool_calls %}
     {{- '\\n' if not loop.first }}
@@ -132,34 +130,3 @@ json_values = st.recursive(
     max_leaves=12,
 )
 json_objects = st.dictionaries(st.text(), json_values, max_size=5)
-
-BFCL_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
-BFCL_SETS = ("simple_python", "multiple", "parallel", "live_simple", "irrelevance")
-
-
-def bfcl_schema(schema: Any) -> Any:
-    """BFCL's own types as JSON Schema's; what may be anything has no type. Any: JSON."""
-    if isinstance(schema, list):
-        return [bfcl_schema(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    result = {
-        key: {name: bfcl_schema(part) for name, part in value.items()} if key == "properties" else bfcl_schema(value)
-        for key, value in schema.items()
-        if not (key == "type" and value == "any")
-    }
-    if isinstance(result.get("type"), str):
-        result["type"] = BFCL_TYPES.get(result["type"], result["type"])
-    return result
-
-
-def bfcl_requests() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Each question's id and its tools in OpenAI's form. A few names have spaces or the like, which nothing accepts."""
-    for name in BFCL_SETS:
-        for line in shared(f"bfcl/{name}.jsonl").read_text(encoding="utf-8").splitlines():
-            question = json.loads(line)
-            functions = [
-                {"name": f["name"], "description": f["description"], "parameters": bfcl_schema(f["parameters"])}
-                for f in question["function"]
-            ]
-            yield question["id"], [{"type": "function", "function": function} for function in functions]
