@@ -58,7 +58,7 @@ class FiniteStates:
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
-        vocabulary.has_longer(b"")  # sorts it now, and not when the first table is asked what it forces
+        vocabulary.warm()
 
     def check(self, constraint: Constraint) -> ConstraintRefused | None:
         try:

@@ -2,7 +2,8 @@
 
 It holds a JSON schema or names the keyword that it cannot; `narrow` takes care of the few that it would hold wrongly.
 Its matcher has habits that are kept from the rest of the engine: the end of sequence is not among the tokens it can
-take back, and it breaks for good on ids outside the vocabulary, on dead ends and at its limits.
+take back, and it breaks for good on ids outside the vocabulary, on dead ends and at its limits. Left to itself it would
+also forbid tokens that it then accepts, wherever the text is forced: forced runs are worked out here instead.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Guidance:
         if not vocabulary.eos:
             raise ConstraintRefused(["the model has no end-of-sequence token, so no text could be complete"])
         self._vocabulary = vocabulary
+        vocabulary.warm()
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Words(vocabulary)),
             n_vocab=vocabulary.size,
@@ -53,7 +55,7 @@ class Guidance:
         first = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(source), log_level=0)
         if first.is_error():
             raise ConstraintRefused([reason(first.get_error())])
-        compiled = GuidanceCompiled(first, self._vocabulary.size, frozenset(self._vocabulary.eos), len(source))
+        compiled = GuidanceCompiled(first, self._vocabulary, frozenset(self._vocabulary.eos), len(source))
         try:  # some limits, and texts that cannot even begin, show only when the first mask is made
             compiled.matcher().fill(np.empty(words(self._vocabulary.size), dtype=np.int32))
         except ConstraintFailed as failed:
@@ -69,7 +71,7 @@ class GuidanceCompiled:
     """A matcher that never moves, to be copied."""
 
     first: LLMatcher
-    vocab_size: int
+    vocabulary: Vocabulary
     eos: frozenset[int]
     source_length: int
 
@@ -79,15 +81,15 @@ class GuidanceCompiled:
         return 200_000 + 50 * self.source_length
 
     def matcher(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self.first.deep_copy(), self.vocab_size, self.eos)
+        return GuidanceMatcher(self.first.deep_copy(), self.vocabulary, self.eos)
 
 
 class GuidanceMatcher:
     """One text. See `Matcher`."""
 
-    def __init__(self, inner: LLMatcher, vocab_size: int, eos: frozenset[int], ended: bool = False) -> None:
+    def __init__(self, inner: LLMatcher, vocabulary: Vocabulary, eos: frozenset[int], ended: bool = False) -> None:
         self._inner = inner
-        self._vocab_size = vocab_size
+        self._vocabulary = vocabulary
         self._eos = eos
         self._ended = ended  # an end-of-sequence token was accepted
 
@@ -100,7 +102,7 @@ class GuidanceMatcher:
             raise ConstraintFailed(_failure(self._inner))
 
     def accept(self, token: int) -> bool:
-        if self._ended or not 0 <= token < self._vocab_size:
+        if self._ended or not 0 <= token < self._vocabulary.size:
             return False
         if token in self._eos:
             self._ended = self._inner.is_accepting()
@@ -114,7 +116,14 @@ class GuidanceMatcher:
         self._ended = self._ended and not taken
 
     def forced(self) -> list[int]:
-        return [] if self._ended else self._inner.compute_ff_tokens()
+        text = b"" if self._ended else self._inner.compute_ff_bytes()
+        if not text:
+            return []
+        tokens = self._vocabulary.tokenize(text)
+        taken = self._inner.try_consume_tokens(tokens)
+        ends = self._inner.is_accepting() and self._inner.is_stopped()
+        self._inner.rollback(taken)
+        return tokens[:taken] if ends else self._vocabulary.settled(text, tokens[:taken])
 
     def can_end(self) -> bool:
         return not self._ended and self._inner.is_accepting()
@@ -124,12 +133,12 @@ class GuidanceMatcher:
             return False
         if self._inner.is_stopped():
             return True
-        row = np.empty(words(self._vocab_size), dtype=np.int32)  # it sees some ends only when it makes the mask
+        row = np.empty(words(self._vocabulary.size), dtype=np.int32)  # it sees some ends only when it makes the mask
         self.fill(row)
         return int(np.bitwise_count(row.view(np.uint32)).sum()) == len(self._eos)
 
     def fork(self) -> Self:
-        return type(self)(self._inner.deep_copy(), self._vocab_size, self._eos, self._ended)
+        return type(self)(self._inner.deep_copy(), self._vocabulary, self._eos, self._ended)
 
 
 class _Words:
@@ -144,7 +153,7 @@ class _Words:
         self._vocabulary = vocabulary
 
     def __call__(self, text: str) -> list[int]:
-        return self._vocabulary.tokenize(text)
+        return self._vocabulary.tokenize(text.encode())
 
 
 def lark(constraint: Constraint) -> str:
@@ -199,7 +208,7 @@ def lark(constraint: Constraint) -> str:
         raise AssertionError(part)  # a literal or an expression is regular
 
     start = f"start: {expression(constraint)}"
-    return "\n".join([start, *rules, ""])
+    return "\n".join(['%llguidance {"no_forcing": true}', start, *rules, ""])
 
 
 def _flat(parts: Iterable[Constraint]) -> Iterator[Constraint]:

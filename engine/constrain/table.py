@@ -68,10 +68,12 @@ class Table:
         while not self.final[at] and (step := self._only_text(at)) is not None:
             text += step[0]
             at = step[1]
-        ends = bool(self.final[at]) and not self.moves(at)
+        written = self.vocabulary.tokenize(text)
+        if not self.final[at] or self.moves(at):
+            written = self.vocabulary.settled(text, written)
         tokens: list[int] = []
         at = state
-        for token in self._written(text, ends):
+        for token in written:
             following = self.next(at, token)
             if following is None:
                 break
@@ -91,18 +93,6 @@ class Table:
         if not all(text.startswith(texts[shortest]) for text in texts):
             return None
         return texts[shortest], int(self.targets[low + shortest])
-
-    def _written(self, text: bytes, ends: bool) -> list[int]:
-        """The tokenizer's tokens of a text; where it goes on, without those that a longer token might swallow."""
-        tokens = self.vocabulary.tokenize(text.decode(errors="ignore"))  # a character that is cut off goes on
-        if ends:
-            return tokens
-        at = 0
-        for n, token in enumerate(tokens):
-            if self.vocabulary.has_longer(text[at:]):
-                return tokens[:n]
-            at += len(self.vocabulary.tokens[token])
-        return tokens
 
 
 class TableMatcher:

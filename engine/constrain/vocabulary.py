@@ -55,13 +55,19 @@ class Vocabulary:
             digest.update(b"%d:%b" % (len(token), token))
         return digest.hexdigest()
 
-    def tokenize(self, text: str) -> list[int]:
+    def warm(self) -> None:
+        """Make the look-up tables now, and not when the first run of forced tokens is asked for."""
+        self._goes_on(b"")
+
+    def tokenize(self, text: bytes) -> list[int]:
         """Tokens that are together exactly `text`: the tokenizer's own where it keeps every byte, else the longest.
 
-        Some tokenizers put a space in front or normalise; what a constraint forces is neither.
+        Some tokenizers put a space in front or normalise; what a constraint forces is neither. A character that is cut
+        off at the end is left out.
         """
-        wanted = text.encode()
-        ids = self.encode(text)
+        characters = text.decode(errors="ignore")
+        wanted = characters.encode()
+        ids = self.encode(characters)
         if b"".join(self.tokens[id] for id in ids) == wanted:
             return ids
         ids, at = [], 0
@@ -73,8 +79,17 @@ class Vocabulary:
             at = end
         return ids
 
-    def has_longer(self, text: bytes) -> bool:
-        """Whether some token begins with `text` and goes on."""
+    def settled(self, text: bytes, tokens: list[int]) -> list[int]:
+        """Of the `tokens` of a text that goes on somehow, those that no longer token could take in."""
+        at = 0
+        for n, token in enumerate(tokens):
+            if self._goes_on(text[at:]):
+                return tokens[:n]
+            at += len(self.tokens[token])
+        return tokens
+
+    def _goes_on(self, text: bytes) -> bool:
+        """Whether some token begins with `text` and is longer."""
         at = bisect_right(self._sorted, text)
         return at < len(self._sorted) and self._sorted[at].startswith(text)
 
