@@ -93,7 +93,5 @@ def arguments(tool: Tool, loose: Set[str]) -> JsonSchema:
 
 
 def line_breaks(tokens: Tokens) -> frozenset[int]:
-    """The tokens that are line feeds and nothing else. Reads the whole vocabulary."""
-    return frozenset(
-        id for id in range(tokens.vocab_size) if (text := tokens.token_bytes(id)) and not text.strip(b"\n")
-    )
+    """The tokens that are one or two line feeds and nothing else. Reads the whole vocabulary."""
+    return frozenset(id for id in range(tokens.vocab_size) if tokens.token_bytes(id) in (b"\n", b"\n\n"))

@@ -7,41 +7,22 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.constrain.guidance import Guidance
 from engine.constrain.matcher import Matcher
-from engine.constrain.vocabulary import Vocabulary
 from engine.detokenizer import Detokenizer
 from engine.dialects import Tool, ToolPlan, choose, fold, read_tools
 from engine.dialects.tagged_calls import STOP
-from engine.tokenizer import Tokenizer
 from tests.engine.constrain.bfcl import tool_sets
-from tests.engine.constrain.sources import allowed
+from tests.engine.constrain.sources import allowed, guidance, pebble, vocabulary
 from tests.engine.dialects.samples import TEMPLATES, TOKENS
 
 WALKS = 200  # for each dialect
 SOON, MOST = 30, 400  # tokens after which a walk goes for its end, and after which it is given up
-
-
-@lru_cache(maxsize=1)
-def pebble() -> Tokenizer:
-    return Tokenizer.load(Path(__file__).parents[3] / "models/pebble")
-
-
-@lru_cache(maxsize=1)
-def vocabulary() -> Vocabulary:
-    return Vocabulary.of(pebble(), pebble().vocab_size)
-
-
-@lru_cache(maxsize=1)
-def backend() -> Guidance:
-    return Guidance(vocabulary())
 
 
 @lru_cache
@@ -55,7 +36,7 @@ def plans(name: str) -> list[tuple[tuple[Tool, ...], ToolPlan]]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_tool_set_has_a_plan_that_compiles(name: str) -> None:
     for _, plan in plans(name):
-        assert backend().compile(plan.body).size > 0
+        assert guidance("pebble").compile(plan.body).size > 0
     assert len(plans(name)) > 600
 
 
@@ -64,7 +45,7 @@ def test_whatever_the_mask_lets_through_is_read_as_valid_calls(name: str) -> Non
     rng = Random(name)
     finished = 0
     for tools, plan in rng.sample(plans(name), WALKS):
-        ids = walk(backend().compile(plan.body).matcher(), rng)
+        ids = walk(guidance("pebble").compile(plan.body).matcher(), rng)
         if ids is None:
             continue
         finished += 1
@@ -86,8 +67,8 @@ def refuse(constant: str) -> Any:
 
 def walk(matcher: Matcher, rng: Random) -> list[int] | None:
     """The tokens of a finished body, or None for one that did not finish."""
-    text = vocabulary().tokens
-    eos = set(vocabulary().eos)
+    text = vocabulary("pebble").tokens
+    eos = set(vocabulary("pebble").eos)
     ids: list[int] = []
     while len(ids) < MOST:
         may = allowed(matcher, len(text))
@@ -107,6 +88,6 @@ def closing(matcher: Matcher, may: list[int]) -> list[int]:
     ahead, stop = matcher.fork(), pebble().encode(STOP)
     if all(ahead.accept(id) for id in stop):
         return stop
-    texts = {vocabulary().tokens[id]: id for id in may}
+    texts = {vocabulary("pebble").tokens[id]: id for id in may}
     closers = (b'"}', b'"]', b'"', b"}", b"]", b",", b"null", b"0", b"[]", b"{}", b"</")
     return [texts[closer] for closer in closers if closer in texts][:1]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.constrain.guidance import Guidance
-from engine.constrain.vocabulary import Vocabulary
 from engine.detokenizer import Detokenizer
 from engine.dialects import Bodies, choose, fold, read_tools
-from engine.tokenizer import Tokenizer
+from tests.engine.constrain.sources import guidance, pebble
 from tests.engine.dialects.samples import TEMPLATES, accepts, dialect, json_objects, json_values, read, rendered
 
 names = st.from_regex(r"[a-zA-Z0-9_.-]{1,64}", fullmatch=True)
@@ -86,7 +83,7 @@ def test_the_constraint_takes_what_the_template_writes(name: str, data: st.DataO
 
 def test_the_bundled_models_template_writes_what_its_constraint_takes() -> None:
     """The model is trained on what the template writes: token by token, that must be what the constraint allows."""
-    tokenizer = Tokenizer.load(Path(__file__).parents[3] / "models/pebble")
+    tokenizer = pebble()
     spoken = choose(tokenizer, tokenizer.chat_template)
     assert spoken is not None
     assert spoken.name == "hermes"
@@ -99,7 +96,7 @@ def test_the_bundled_models_template_writes_what_its_constraint_takes() -> None:
         "tool_calls": [{"type": "function", "function": {"name": n, "arguments": a}} for n, a in calls],
     }
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "?"}, message], add_generation_prompt=False)
-    compiled = Guidance(Vocabulary.of(tokenizer, tokenizer.vocab_size)).compile(plan.body)
+    compiled = guidance("pebble").compile(plan.body)
     answer, detokenizer, section, matcher = Bodies(plan.parser), Detokenizer(tokenizer), 0, None
     events, between = [], []
     for id in ids:

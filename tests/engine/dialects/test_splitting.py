@@ -1,4 +1,4 @@
-"""However an answer is split on its way, its calls are those of the whole: 10,000 random ways for each count of pieces.
+"""However an answer is split on its way, its calls are those of the whole: 10,000 random ways.
 
 The bodies are calls of known and unknown tools, side by side, some of them damaged, cut off, or no calls at all. They
 are split into characters, into bytes of UTF-8, and into tokens of the bundled model's tokenizer.
@@ -10,19 +10,16 @@ import codecs
 import json
 import random
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.detokenizer import Detokenizer
 from engine.dialects import Bodies, Call, CallBegun, CallEnded, CallEvent, Malformed, ToolPlan, fold, read_tools
-from engine.tokenizer import Tokenizer
+from tests.engine.constrain.sources import pebble
 from tests.engine.dialects.samples import TEMPLATES, dialect, joined, rendered
 
 ROUNDS = 850  # for each of four dialects and three ways of splitting: over 10,000 in all
-MODEL = Path(__file__).parents[3] / "models/pebble"
 TOOLS = read_tools(
     [
         {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
@@ -96,11 +93,6 @@ def utf8(rng: random.Random, text: str) -> Iterator[str]:
         size = rng.choice([1, 1, 2, 5, 30])
         yield decoder.decode(data[at : at + size])
         at += size
-
-
-@lru_cache(maxsize=1)
-def pebble() -> Tokenizer:
-    return Tokenizer.load(MODEL)
 
 
 def tokens(rng: random.Random, text: str) -> Iterator[str]:
