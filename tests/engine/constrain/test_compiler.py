@@ -1,0 +1,380 @@
+"""The compiler with backends that do what the test says, when it says so: no clocks and no waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from engine.constrain import compiler as module
+from engine.constrain.compiler import AT_ONCE, MOST_OVERDUE, Backends, Compiler
+from engine.constrain.matcher import CompileTimeout, ConstraintRefused
+from engine.constrain.spec import Constraint, Literal
+from tests.engine.constrain.words import Words
+
+PATIENCE = 20.0  # seconds until a test that hangs fails
+
+
+@dataclass(frozen=True)
+class Made:
+    of: Constraint
+    size: int = 1
+    by: str = "prompt"
+
+    def matcher(self) -> Any:
+        return Words([[1]], 0).matcher()
+
+
+class Slow:
+    """A backend that compiles when `let` says so. What begins with "no" is refused, and "oops" breaks it."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.begun: Queue[str] = Queue()
+        self.may: dict[str, threading.Event] = {}
+        self.all_may = False
+        self.size = size
+        self.closed = False
+
+    def let(self, text: str) -> None:
+        self.may.setdefault(text, threading.Event()).set()
+
+    def compile(self, constraint: Constraint) -> Made:
+        assert isinstance(constraint, Literal)
+        text = constraint.text
+        self.begun.put(text)
+        if not self.all_may:
+            assert self.may.setdefault(text, threading.Event()).wait(PATIENCE)
+        if text.startswith("no"):
+            raise ConstraintRefused([f"keyword {text}"])
+        if text.startswith("oops"):
+            raise RuntimeError("broken")
+        return Made(constraint, self.size)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Ahead(Slow):
+    """One that compiles ahead; `kept` is what it finds from an earlier run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[Constraint, Made] = {}
+        self.rested = threading.Event()
+        self.refuses: set[Constraint] = set()
+
+    def check(self, constraint: Constraint) -> ConstraintRefused | None:
+        return ConstraintRefused(["not for me"]) if constraint in self.refuses else None
+
+    def stored(self, constraint: Constraint) -> Made | None:
+        return self.kept.get(constraint)
+
+    def compile(self, constraint: Constraint) -> Made:
+        return Made(super().compile(constraint).of, by="ahead")
+
+    def rest(self) -> None:
+        self.rested.set()
+
+
+class Timers:
+    """Stands for `threading.Timer`: `ring` does what the clock would."""
+
+    def __init__(self) -> None:
+        self.started: Queue[Timer] = Queue()
+
+    def __call__(self, seconds: float, ring: Callable[[], None]) -> Any:
+        return Timer(self, seconds, ring)
+
+
+@dataclass
+class Timer:
+    of: Timers
+    seconds: float
+    ring: Callable[[], None]
+    daemon: bool = False
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        self.of.started.put(self)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+@dataclass
+class Fixture:
+    compiler: Compiler
+    backend: Slow
+    ahead: Ahead
+    timers: Timers
+    now: list[float]
+
+    def ask(self, text: str) -> Queue[Any]:
+        """A queue that gets what `get` answers, now or later."""
+        answers: Queue[Any] = Queue()
+        known = self.compiler.get(Literal(text), answers.put)
+        if known is not None:
+            answers.put(known)
+        return answers
+
+    def made(self, text: str) -> Any:
+        self.backend.let(text)
+        return self.ask(text).get(timeout=PATIENCE)
+
+    def begin(self, text: str) -> Timer:
+        """The timer of a compile that has begun."""
+        assert self.backend.begun.get(timeout=PATIENCE) == text
+        return self.timers.started.get(timeout=PATIENCE)
+
+
+def make(*, with_ahead: bool = False, size: int = 1, **options: Any) -> Fixture:
+    backend, ahead, timers, now = Slow(size), Ahead(), Timers(), [0.0]
+    backends = Backends(backend, ahead if with_ahead else None)
+    compiler = Compiler(lambda: backends, clock=lambda: now[0], timer=timers, **options)
+    return Fixture(compiler, backend, ahead, timers, now)
+
+
+def test_what_was_compiled_is_answered_at_once_afterwards() -> None:
+    it = make()
+    made = it.made("a")
+    assert made.of == Literal("a")
+    assert it.compiler.get(Literal("a"), pytest.fail) is made
+    assert it.compiler.stats.hits == 1 and it.compiler.stats.compiled == 1
+
+
+def test_the_same_constraint_asked_for_twice_at_once_is_compiled_once() -> None:
+    it = make()
+    first, second = it.ask("a"), it.ask("a")
+    it.begin("a")
+    it.backend.let("a")
+    assert first.get(timeout=PATIENCE) is second.get(timeout=PATIENCE)
+    assert it.backend.begun.empty()
+
+
+def test_nobody_waits_for_another_constraint() -> None:
+    it = make()
+    slow = it.ask("slow")
+    it.begin("slow")
+    assert it.made("quick").of == Literal("quick")
+    assert slow.empty()
+    it.backend.let("slow")
+    assert slow.get(timeout=PATIENCE).of == Literal("slow")
+
+
+def test_no_more_than_some_are_compiled_at_once_and_the_others_follow() -> None:
+    it = make()
+    texts = [f"t{i}" for i in range(AT_ONCE + 2)]
+    answers = [it.ask(text) for text in texts]
+    begun = {it.backend.begun.get(timeout=PATIENCE) for _ in range(AT_ONCE)}
+    assert begun == set(texts[:AT_ONCE]) and it.backend.begun.empty()
+    assert it.compiler.stats.running == AT_ONCE and it.compiler.stats.queued == 2
+    it.backend.let(texts[0])
+    assert it.backend.begun.get(timeout=PATIENCE) == texts[AT_ONCE]
+    for text in texts:
+        it.backend.let(text)
+    assert [answer.get(timeout=PATIENCE).of for answer in answers] == [Literal(text) for text in texts]
+    assert it.compiler.stats.queued == 0
+
+
+def test_a_refusal_names_its_reasons_and_is_remembered() -> None:
+    it = make()
+    refused = it.made("not")
+    assert isinstance(refused, ConstraintRefused) and refused.reasons == ("keyword not",)
+    it.now[0] = 1e9
+    assert it.compiler.get(Literal("not"), pytest.fail) is refused
+    assert it.compiler.stats.refused == 1
+
+
+def test_a_backend_that_breaks_refuses_and_the_next_constraint_is_compiled() -> None:
+    it = make()
+    broken = it.made("oops")
+    assert isinstance(broken, ConstraintRefused) and "RuntimeError: broken" in broken.reasons[0]
+    assert it.made("a").of == Literal("a")
+
+
+def test_past_its_deadline_a_constraint_is_refused_for_a_while_and_kept_when_it_is_ready_after_all() -> None:
+    it = make(deadline_s=2.0, remember_s=60.0)
+    answer = it.ask("slow")
+    timer = it.begin("slow")
+    assert timer.seconds == 2.0
+    timer.ring()
+    refused = answer.get(timeout=PATIENCE)
+    assert isinstance(refused, CompileTimeout) and "2 s" in str(refused)
+    assert it.compiler.get(Literal("slow"), pytest.fail) is refused
+    it.now[0] = 61.0
+    again = it.ask("slow")  # the time has passed: it is tried again
+    it.begin("slow")
+    it.backend.let("slow")
+    assert again.get(timeout=PATIENCE).of == Literal("slow")
+    assert it.compiler.stats.timed_out == 1
+
+
+def test_a_deadline_that_comes_late_changes_nothing() -> None:
+    it = make()
+    made = it.made("a")
+    timer = it.timers.started.get(timeout=PATIENCE)
+    assert timer.cancelled.wait(PATIENCE)
+    timer.ring()
+    assert it.compiler.get(Literal("a"), pytest.fail) is made and it.compiler.stats.timed_out == 0
+
+
+def test_compiles_that_cannot_be_stopped_do_not_pile_up() -> None:
+    it = make(remember_s=0.0)
+    stuck = [f"stuck{i}" for i in range(AT_ONCE)]
+    answers = [it.ask(text) for text in stuck]
+    timers = [it.timers.started.get(timeout=PATIENCE) for _ in stuck]
+    waiting = [it.ask(f"waiting{i}") for i in range(MOST_OVERDUE + 1)]
+    for timer in timers[:MOST_OVERDUE]:
+        timer.ring()
+    assert all(isinstance(answer.get(timeout=PATIENCE), CompileTimeout) for answer in answers)
+    assert isinstance(waiting[-1].get(timeout=PATIENCE), CompileTimeout)  # it never began
+    assert isinstance(it.ask("another").get_nowait(), CompileTimeout)
+    begun = {it.backend.begun.get(timeout=PATIENCE) for _ in range(AT_ONCE + MOST_OVERDUE - 1)}
+    assert begun >= set(stuck) and it.backend.begun.empty()
+    it.backend.all_may = True
+    for text in ["waiting0", "waiting1", *stuck]:
+        it.backend.let(text)
+    assert waiting[0].get(timeout=PATIENCE).of == Literal("waiting0")
+
+
+def test_refused_for_being_busy_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_QUEUED", 1)
+    it = make()
+    answers = [it.ask(f"t{i}") for i in range(AT_ONCE + 1)]
+    assert isinstance(it.ask("one too many").get_nowait(), CompileTimeout)
+    it.backend.all_may = True
+    for i in range(AT_ONCE):
+        it.backend.let(f"t{i}")
+    for answer in answers:
+        answer.get(timeout=PATIENCE)
+    assert it.made("one too many").of == Literal("one too many")
+
+
+def test_the_longest_unused_goes_first_when_the_bytes_are_too_many() -> None:
+    it = make(size=40, cache_bytes=100)
+    a, _ = it.made("a"), it.made("b")
+    assert it.compiler.get(Literal("a"), pytest.fail) is a
+    it.made("c")
+    assert it.compiler.stats.kept == 2 and it.compiler.stats.kept_bytes == 80
+    assert it.compiler.get(Literal("a"), pytest.fail) is a
+    assert it.made("b").of == Literal("b")
+    assert [it.backend.begun.get_nowait() for _ in range(4)] == ["a", "b", "c", "b"]
+
+
+def test_one_that_is_larger_than_the_cache_is_kept_alone() -> None:
+    it = make(size=400, cache_bytes=100)
+    made = it.made("a")
+    assert it.compiler.get(Literal("a"), pytest.fail) is made
+    it.made("b")
+    assert it.compiler.stats.kept == 1
+
+
+def test_a_cancelled_request_is_not_called_back_and_others_are() -> None:
+    it = make()
+    called: list[Any] = []
+    assert it.compiler.get(Literal("a"), called.append) is None
+    other = it.ask("a")
+    it.begin("a")
+    assert it.compiler.cancel(Literal("a"), called.append) is True
+    assert it.compiler.cancel(Literal("a"), called.append) is False
+    it.backend.let("a")
+    assert other.get(timeout=PATIENCE).of == Literal("a")
+    assert called == []
+
+
+def test_what_everybody_cancelled_before_it_began_is_not_compiled() -> None:
+    it = make()
+    for i in range(AT_ONCE):
+        it.ask(f"t{i}")
+
+    def done(outcome: object) -> None:
+        pytest.fail("it was cancelled")
+
+    assert it.compiler.get(Literal("later"), done) is None
+    assert it.compiler.cancel(Literal("later"), done) is True
+    it.backend.all_may = True
+    for i in range(AT_ONCE):
+        it.backend.let(f"t{i}")
+    assert it.made("last").of == Literal("last")
+    assert "later" not in [it.backend.begun.get_nowait() for _ in range(AT_ONCE + 1)]
+    assert it.compiler.cancel(Literal("last"), done) is False
+
+
+def test_closing_tells_who_waits_and_refuses_the_rest() -> None:
+    it = make(with_ahead=True)
+    answer = it.ask("a")
+    it.begin("a")
+    it.compiler.close()
+    assert "stopping" in str(answer.get(timeout=PATIENCE))
+    assert "stopping" in str(it.ask("b").get_nowait())
+    assert it.backend.closed and it.ahead.closed
+    it.backend.let("a")
+
+
+def test_the_backends_are_made_with_the_first_constraint_and_once() -> None:
+    made: list[int] = []
+    backend = Slow()
+    backend.all_may = True
+
+    def backends() -> Backends:
+        made.append(1)
+        return Backends(backend)
+
+    compiler = Compiler(backends)
+    compiler.close()
+    assert made == []
+    compiler = Compiler(backends)
+    for text in ("a", "b"):
+        answers: Queue[Any] = Queue()
+        compiler.get(Literal(text), answers.put)
+        answers.get(timeout=PATIENCE)
+    assert made == [1]
+
+
+# -- compiling ahead
+
+
+def test_a_registered_constraint_is_served_at_once_and_replaced_when_its_quicker_form_is_ready() -> None:
+    it = make(with_ahead=True)
+    it.backend.all_may = True
+    it.compiler.register(Literal("tool"))
+    it.compiler.register(Literal("tool"))
+    assert it.ahead.begun.get(timeout=PATIENCE) == "tool"
+    assert it.made("tool").by == "prompt"
+    it.ahead.let("tool")
+    assert it.ahead.rested.wait(PATIENCE)
+    assert it.made("tool").by == "ahead" and it.ahead.begun.empty()
+    assert it.compiler.stats.ahead == 1 and it.compiler.stats.kept == 1
+
+
+@pytest.mark.parametrize("text", ["oops", "tool"])
+def test_where_there_is_no_quicker_form_the_other_serves(text: str) -> None:
+    it = make(with_ahead=True)
+    it.backend.all_may = it.ahead.all_may = True
+    it.ahead.refuses = {Literal("tool")}
+    if text == "oops":
+        it.backend.compile = lambda constraint: Made(constraint)  # type: ignore[method-assign]
+    it.compiler.register(Literal(text))
+    assert it.ahead.rested.wait(PATIENCE)
+    assert it.made(text).by == "prompt" and it.compiler.stats.not_ahead == 1
+
+
+def test_what_is_refused_is_not_compiled_ahead() -> None:
+    it = make(with_ahead=True)
+    it.backend.all_may = it.ahead.all_may = True
+    it.compiler.register(Literal("not"))
+    assert isinstance(it.made("not"), ConstraintRefused)
+    it.compiler.register(Literal("tool"))
+    assert it.ahead.rested.wait(PATIENCE)
+    assert it.ahead.begun.get_nowait() == "tool"
+
+
+def test_what_an_earlier_run_kept_is_used_without_compiling() -> None:
+    it = make(with_ahead=True)
+    kept = it.ahead.kept[Literal("tool")] = Made(Literal("tool"), by="earlier")
+    assert it.ask("tool").get(timeout=PATIENCE) is kept
+    assert it.backend.begun.empty() and it.compiler.stats.loaded == 1
