@@ -72,6 +72,11 @@ def serve(
     served_model_name: Annotated[
         str | None, _option("The model's name for clients. [its directory's]".replace("[", r"\["), "NAME", _SERVER)
     ] = None,
+    tool_dialect: Annotated[
+        str | None,
+        _option(r"How the model writes tool calls: auto, hermes, llama3_json, qwen3_coder or mistral. \[auto]",
+                "DIALECT", _SERVER),
+    ] = None,
     cors_origin: Annotated[
         list[str] | None, _option("A web origin that may call this server. Repeatable.", "ORIGIN", _SERVER)
     ] = None,
@@ -111,6 +116,7 @@ def serve(
     """Serve a model: the chat page, its API, and OpenAI's API under /v1."""
     settings = _settings(
         config, model=model, host=host, port=port, data_dir=data_dir, served_model_name=served_model_name,
+        tool_dialect=tool_dialect,
         cors_origins=_joined(cors_origin), allowed_hosts=_joined(allowed_host), log_level=log_level, device=device,
         dtype=dtype, max_model_len=max_model_len, kv_bytes=kv_bytes, kv_blocks=kv_blocks, block_size=block_size,
         max_batch_tokens=max_batch_tokens, max_running=max_running, max_waiting=max_waiting,

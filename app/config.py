@@ -58,6 +58,9 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="0 (any free port) to 65535")
     model: str = Field(BUNDLED_MODEL, min_length=1, description="a model directory, or a Hugging Face Hub name")
     served_model_name: str | None = Field(None, min_length=1, description="the name that clients ask for")
+    tool_dialect: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "mistral"] = Field(
+        "auto", description="auto, hermes, llama3_json, qwen3_coder or mistral"
+    )
     data_dir: Path | None = Field(None, description="a directory that Ponder may write to")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto, float32, bfloat16 or float16"

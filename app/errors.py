@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from engine.constrain.matcher import ConstraintRefused
 from engine.errors import (
     ChatTemplateError,
     ContextLengthExceeded,
@@ -69,6 +70,8 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
         case InvalidParameter():
             return invalid(error.name, str(error))
         case ContextLengthExceeded():
+            return invalid(param, str(error), error.code)
+        case ConstraintRefused():
             return invalid(param, str(error), error.code)
         case ChatTemplateError():
             return invalid("messages", str(error), error.code)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.thinking import Markers
+from engine.dialects import choose
+from engine.dialects.dialect import line_breaks
 from engine.params import Sampling
 
 if TYPE_CHECKING:
@@ -40,21 +42,30 @@ class About:
 class Served:
     """An engine and what the outside needs to know about its model."""
 
-    def __init__(self, engine: Engine, model: str, name: str | None = None) -> None:
+    def __init__(self, engine: Engine, model: str, name: str | None = None, tool_dialect: str = "auto") -> None:
+        """
+        Raises:
+            CheckpointError: the model's tokenizer lacks a token of the dialect, or a file of the model's is damaged.
+        """
         directory = Path(engine.model_path)
         self.engine = engine
         self.name = name or engine.model_name
         self.names = frozenset({self.name, model, str(directory), DEFAULT_NAME})
         self.created = int(time.time())
         self.markers = Markers.of(engine.tokenizer)
+        self.dialect = choose(engine.tokenizer, engine.tokenizer.tool_template, tool_dialect)
+        self.line_breaks = line_breaks(engine.tokenizer)
         self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
         self.about = _about(_read_json(directory / "ponder.json"))
 
-    async def chat_tokens(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+    async def chat_tokens(
+        self, messages: list[dict[str, Any]], variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """The prompt of a chat, ready for the assistant's turn."""
         template = self.engine.tokenizer.apply_chat_template
-        if sum(len(m.get("content") or "") for m in messages) > _LONG_TEXT:
-            return await asyncio.to_thread(template, messages, **variables)
+        shown = [dict(tool) for tool in tools] or None
+        if tools or sum(len(m.get("content") or "") for m in messages) > _LONG_TEXT:
+            return await asyncio.to_thread(template, messages, tools=shown, **variables)
         return template(messages, **variables)
 
     async def text_tokens(self, text: str) -> list[int]:

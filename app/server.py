@@ -34,7 +34,7 @@ def create_app(engine: Engine, settings: Settings, *, store: Store | None = None
     Raises:
         CheckpointError: a file beside the model's weights cannot be read.
     """
-    served = Served(engine, settings.model, settings.served_model_name)
+    served = Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)
     state = State(settings, served, Meter(engine))
 
     @asynccontextmanager

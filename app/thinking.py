@@ -2,7 +2,8 @@
 
 Thinking is one span of a sequence and the answer is the next: the thinking span stops on `</think>`, the answer span
 on the caller's own stops, and one budget of tokens covers both. A marker met anywhere switches the part, so no
-thinking ever shows up as content. Knows nothing of HTTP.
+thinking ever shows up as content. A constraint holds the answer alone, and its sections are calls. Knows nothing of
+HTTP.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from app.events import Usage
+from engine.constrain.layout import Constrained
 from engine.outputs import FinishReason, SpanOutput, TokenLogprob
 from engine.params import Span
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
     from engine import Tokenizer
 
-Part = Literal["thinking", "answer"]
+Part = Literal["thinking", "answer", "call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,10 @@ class Markers:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one engine output adds to one part. `spent` counts tokens, the markers included."""
+    """What one engine output adds to one part. `spent` counts tokens, the markers included.
+
+    A piece of a call has text of one body; `section` tells the bodies of an answer apart.
+    """
 
     part: Part
     text: str
@@ -58,6 +63,7 @@ class Piece:
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None  # of the answer as a whole: on its last piece alone
     stop_reason: str | int | None = None
+    section: int = 0
 
 
 @dataclass(slots=True)
@@ -83,43 +89,48 @@ class Tally:
         )
 
 
-async def plain(seq: EngineSequence, span: Span) -> AsyncGenerator[Piece, None]:
-    """One span as pieces of an answer, for text that is nobody's chat turn."""
+async def plain(seq: EngineSequence, span: Span, *, calls: bool = False) -> AsyncGenerator[Piece, None]:
+    """One span as pieces of an answer, for text that is nobody's chat turn. `calls`: constrained bodies are calls."""
     with seq.generate(span) as outputs:
         async for out in outputs:
-            yield _piece("answer", out, out.text)
+            yield _piece("answer", out, out.text, calls=calls)
 
 
 async def think_and_answer(
-    seq: EngineSequence, span: Span, markers: Markers | None, *, opened: bool
+    seq: EngineSequence, span: Span, markers: Markers | None, *, opened: bool, calls: bool = False
 ) -> AsyncGenerator[Piece, None]:
     """Generate on `seq` within `span`, whose `max_tokens` must be set; it covers thinking and answer together.
 
-    `span`'s stops, `min_tokens` and `logprobs` are the answer's. With `opened` the prompt has opened the thinking.
+    `span`'s stops, `min_tokens`, `logprobs` and constraint are the answer's. With `opened` the prompt has opened the
+    thinking; with `calls` the bodies that the constraint holds are calls, not the answer's content.
     """
     if markers is None:
-        async with aclosing(plain(seq, span)) as pieces:
+        async with aclosing(plain(seq, span, calls=calls)) as pieces:
             async for piece in pieces:
                 yield piece
         return
     assert span.max_tokens is not None
     left = span.max_tokens
+    before = last = 0  # sections of earlier spans, and the newest one
     part: Part = "thinking" if opened else "answer"
     strip_head = opened  # the newlines that templates put after a marker belong to no one
     answered = False  # some content that is not white space is out
     while True:
         held: list[SpanOutput] = []  # white space at the very start: content only if no thinking follows
         marker: int | None = None
-        with seq.generate(_span_of(part, span, left, markers)) as outputs:
+        with seq.generate(_span_of(part, span, left, markers, begun=calls and last > 0)) as outputs:
             async for out in outputs:
                 left -= len(out.token_ids)
                 text = out.text
-                if strip_head:
+                if out.section:
+                    out = replace(out, section=before + out.section)
+                    last = out.section
+                if strip_head and out.kind == "text":
                     text = text.lstrip("\n")
                     strip_head = not text
                 if out.finish_reason == "stop" and _switches(out.stop_reason, part, span, markers):
                     marker = int(out.stop_reason or 0)
-                undecided = part == "answer" and not answered and not text.strip()
+                undecided = part == "answer" and not answered and not text.strip() and out.kind == "text"
                 if undecided and (marker is not None or out.finish_reason is None):
                     held.append(replace(out, text=text))
                     continue
@@ -127,7 +138,7 @@ async def think_and_answer(
                 for early in held:
                     yield _piece(part, early, early.text)
                 held.clear()
-                yield _piece(part, out, text, last=marker is None)
+                yield _piece(part, out, text, last=marker is None, calls=calls)
         if marker is None:
             return
         # A stray `</think>` in an answer leads from answer to answer, and is no thinking.
@@ -136,6 +147,7 @@ async def think_and_answer(
             yield Piece(
                 around, "", len(early.token_ids), prompt_tokens=early.prompt_tokens, cached_tokens=early.cached_tokens
             )
+        before = last
         left -= 1
         yield Piece(around, "", 1, finish_reason=None if left > 0 else "length")
         if left <= 0:
@@ -145,14 +157,25 @@ async def think_and_answer(
         strip_head = True
 
 
-def _span_of(part: Part, span: Span, left: int, markers: Markers) -> Span:
+def _span_of(part: Part, span: Span, left: int, markers: Markers, *, begun: bool) -> Span:
+    """`begun`: there are calls already, so that a constraint that asks for one is content."""
     if part == "thinking":
         return replace(
             span, max_tokens=left, min_tokens=0, stop=(), stop_token_ids=(markers.closing,), logprobs=None,
-            prompt_logprobs=None,
+            prompt_logprobs=None, constraint=None,
         )  # fmt: skip
     stops = tuple(dict.fromkeys((*span.stop_token_ids, markers.opening, markers.closing)))
-    return replace(span, max_tokens=left, min_tokens=min(span.min_tokens, left), stop_token_ids=stops)
+    return replace(
+        span, max_tokens=left, min_tokens=min(span.min_tokens, left), stop_token_ids=stops,
+        constraint=span.constraint and _around_thinking(span.constraint, markers, begun),
+    )  # fmt: skip
+
+
+def _around_thinking(constraint: Constrained, markers: Markers, begun: bool) -> Constrained:
+    """The constraint where thinking may begin before the answer and between its sections."""
+    layout = constraint.layout
+    layout = replace(layout, think=(markers.opening, markers.closing), begun=begun and layout.end is not None)
+    return replace(constraint, layout=layout)
 
 
 def _switches(stop_reason: str | int | None, part: Part, span: Span, markers: Markers) -> bool:
@@ -161,10 +184,10 @@ def _switches(stop_reason: str | int | None, part: Part, span: Span, markers: Ma
     return stop_reason in (markers.opening, markers.closing) and stop_reason not in span.stop_token_ids
 
 
-def _piece(part: Part, out: SpanOutput, text: str, *, last: bool = True) -> Piece:
+def _piece(part: Part, out: SpanOutput, text: str, *, last: bool = True, calls: bool = False) -> Piece:
     """`last=False` drops the finish reason: the span ends here, the answer does not."""
     return Piece(
-        part,
+        "call" if calls and out.kind == "body" else part,
         text,
         len(out.token_ids),
         out.token_ids,
@@ -174,4 +197,5 @@ def _piece(part: Part, out: SpanOutput, text: str, *, last: bool = True) -> Piec
         out.cached_tokens,
         out.finish_reason if last else None,
         out.stop_reason if last else None,
+        out.section,
     )

@@ -99,6 +99,11 @@ class Tokenizer:
         """The source of the default chat template."""
         return self._templates["default"].source if "default" in self._templates else None
 
+    @property
+    def tool_template(self) -> str | None:
+        """The source of the chat template that is used with tools."""
+        return self._templates["tool_use"].source if "tool_use" in self._templates else self.chat_template
+
     def encode(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
         """Token ids of `text`.
 

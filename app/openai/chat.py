@@ -14,13 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.metrics import Meter
+from app.openai.constraints import Calling, constrain_text
 from app.openai.fields import CHAT_REFUSED, parse
 from app.openai.generation import Generation, check_model, room_for
 from app.openai.logprobs import chat_logprobs
 from app.openai.schemas import ChatRequest
 from app.openai.stream import event, text_json
+from app.openai.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
 from app.served import Served
-from app.thinking import Piece, Tally
+from app.thinking import Tally
 from engine.outputs import TokenLogprob
 
 
@@ -31,6 +33,7 @@ class ChatJob:
     request: ChatRequest
     served: Served
     generation: Generation
+    calling: Calling
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -42,41 +45,56 @@ class ChatJob:
         """
         request = parse(body, ChatRequest, CHAT_REFUSED)
         check_model(served, request.model)
-        prompt = await served.chat_tokens(request.template_messages(), request.chat_template_kwargs)
+        calling = await Calling.of(request, served)
+        constraint = await constrain_text(request, served) if calling.plan is None else calling.plan.constrained
+        prompt = await served.chat_tokens(request.template_messages(), request.chat_template_kwargs, calling.shown)
         room = room_for(served, prompt, request.token_limit, "messages")
         vocab_size = served.engine.vocab_size
         span = request.span(served.sampling, room=room, vocab_size=vocab_size, default_limit=None)
-        span = replace(span, logprobs=request.engine_logprobs)
-        return cls(request, served, Generation(served, meter, "chat", [prompt], request.n, [span], chat=True))
+        span = replace(
+            span, sampling=calling.without_calls(span.sampling), logprobs=request.engine_logprobs, constraint=constraint
+        )
+        generation = Generation(
+            served, meter, "chat", [prompt], request.n, [span], chat=True, calls=calling.plan is not None
+        )
+        return cls(request, served, generation, calling)
+
+    def _turns(self) -> list[Turn]:
+        parser = None if self.calling.plan is None else self.calling.plan.parser
+        return [Turn(parser) for _ in range(self.request.n)]
 
     async def whole(self) -> dict[str, Any]:
         """The reply, when all of it is there."""
-        choices = [_Choice() for _ in range(self.request.n)]
+        turns = self._turns()
+        wholes = [WholeTurn(may_call=self.calling.plan is not None) for _ in turns]
         async with aclosing(self.generation.pieces()) as pieces:
             async for index, piece in pieces:
-                choices[index].add(piece)
+                for delta in turns[index].take(piece):
+                    wholes[index].add(delta)
         return {
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
             "model": self.served.name,
-            "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
+            "choices": [
+                {
+                    "index": index,
+                    "message": whole.message(),
+                    "logprobs": self._logprobs(whole.logprobs) if self.request.logprobs else None,
+                    "finish_reason": turn.finish_reason,
+                }
+                for index, (turn, whole) in enumerate(zip(turns, wholes, strict=True))
+            ],
             "usage": usage_json(self.generation.tally),
         }
-
-    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.content), "refusal": None}
-        if reasoning := "".join(choice.reasoning):
-            message["reasoning_content"] = reasoning
-        logprobs = self._logprobs(choice.logprobs) if self.request.logprobs else None
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The reply as events, `[DONE]` excepted."""
         head = f'{{"id":"{self.id}","object":"chat.completion.chunk","created":{self.created},"model":'.encode()
         start = b"data: " + head + text_json(self.served.name)
         end = b',"usage":null}\n\n' if self.request.include_usage else b"}\n\n"
-        begun: set[int] = set()
+        turns, begun = self._turns(), set[int]()
+        empty = b'""' if self.calling.plan is None else b"null"  # there may be no content at all
 
         def chunk(index: int, delta: bytes, logprobs: bytes = b"null", finish: str | None = None) -> bytes:
             reason = b"null" if finish is None else b'"%b"' % finish.encode()
@@ -89,15 +107,17 @@ class ChatJob:
                 data = b""
                 if index not in begun:
                     begun.add(index)
-                    data = chunk(index, b'"role":"assistant","content":"","refusal":null')
-                logprobs = b"null"
-                if self.request.logprobs and piece.part == "answer" and piece.logprobs:
-                    logprobs = event(self._logprobs(piece.logprobs))[len(b"data: ") : -2]
-                if piece.text or logprobs != b"null":
-                    name = b"content" if piece.part == "answer" else b"reasoning_content"
-                    data += chunk(index, b'"%b":%b' % (name, text_json(piece.text)), logprobs)
-                if piece.finish_reason is not None:
-                    data += chunk(index, b"", finish=_finish(piece))
+                    data = chunk(index, b'"role":"assistant","content":%b,"refusal":null' % empty)
+                turn = turns[index]
+                for delta in turn.take(piece):
+                    logprobs = b"null"
+                    if self.request.logprobs and isinstance(delta, Content) and delta.logprobs:
+                        logprobs = event(self._logprobs(delta.logprobs))[len(b"data: ") : -2]
+                    elif isinstance(delta, Content) and not delta.text:
+                        continue
+                    data += chunk(index, _delta_json(delta), logprobs)
+                if turn.finish_reason is not None:
+                    data += chunk(index, b"", finish=turn.finish_reason)
                 if data:
                     yield data
         if self.request.include_usage:
@@ -108,27 +128,19 @@ class ChatJob:
         return chat_logprobs(self.served.engine.tokenizer, entries, self.request.top_logprobs or 0)
 
 
-@dataclass(slots=True)
-class _Choice:
-    """One answer being put together."""
-
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    def add(self, piece: Piece) -> None:
-        if piece.part == "answer":
-            self.content.append(piece.text)
-            self.logprobs += piece.logprobs
-        else:
-            self.reasoning.append(piece.text)
-        if piece.finish_reason is not None:
-            self.finish_reason = _finish(piece)
-
-
-def _finish(piece: Piece) -> str:
-    return "stop" if piece.finish_reason == "stop" else "length"
+def _delta_json(delta: Delta) -> bytes:
+    """The fields of a chunk's delta, without its braces."""
+    match delta:
+        case Content(text, _):
+            return b'"content":%b' % text_json(text)
+        case Reasoning(text):
+            return b'"reasoning_content":%b' % text_json(text)
+        case CallStart(index, id, name):
+            return b'"tool_calls":[{"index":%d,"id":"%b","type":"function","function":{"name":%b,"arguments":""}}]' % (
+                index, id.encode(), text_json(name),
+            )  # fmt: skip
+        case CallMore(index, arguments):
+            return b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (index, text_json(arguments))
 
 
 def usage_json(tally: Tally) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from app.errors import invalid
 from app.metrics import Meter
 from app.openai.chat import usage_json
+from app.openai.constraints import constrain_text
 from app.openai.fields import COMPLETION_REFUSED, parse
 from app.openai.generation import Generation, check_model, room_for
 from app.openai.logprobs import CompletionLogprobs
@@ -63,6 +64,7 @@ class CompletionJob:
             texts.append(prompt if isinstance(prompt, str) else tokenizer.decode(ids, skip_special=False))
         if not prompts:
             raise invalid("prompt", "prompt is an empty list; accepted: at least one prompt.")
+        constraint = await constrain_text(request, served)
         spans = []
         for ids in prompts:
             room = room_for(served, ids, request.max_tokens or 1, "prompt")
@@ -71,7 +73,7 @@ class CompletionJob:
                 default_limit=1 if request.max_tokens == 0 else DEFAULT_MAX_TOKENS,
             )  # fmt: skip
             scored = request.logprobs if request.echo else None
-            spans.append(replace(span, logprobs=request.logprobs, prompt_logprobs=scored))
+            spans.append(replace(span, logprobs=request.logprobs, prompt_logprobs=scored, constraint=constraint))
         generation = Generation(served, meter, "completions", prompts, request.n, spans, chat=False)
         return cls(request, served, generation, texts)
 

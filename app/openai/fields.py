@@ -37,15 +37,10 @@ def _empty(value: Any) -> bool:
     return value == [] or value == {}
 
 
-_NO_TOOLS = "no tools: they come to this API in a later version"
-
 CHAT_REFUSED: Mapping[str, Refusal] = {
-    "tools": Refusal(_NO_TOOLS, _empty),
-    "tool_choice": Refusal('"none" or "auto", as there are no tools yet', lambda v: v in ("none", "auto")),
-    "parallel_tool_calls": Refusal("true or false, as there are no tools yet", lambda v: isinstance(v, bool)),
-    "functions": Refusal(_NO_TOOLS, _empty),
-    "function_call": Refusal('"none" or "auto", as there are no tools yet', lambda v: v in ("none", "auto")),
-    "response_format": Refusal('{"type": "text"}', lambda v: v == {"type": "text"}),
+    "functions": Refusal("tools", _empty),
+    "function_call": Refusal("tool_choice", lambda v: v in ("none", "auto")),
+    "structured_outputs": Refusal("guided_json, guided_regex, guided_choice or guided_grammar", _empty),
     "modalities": Refusal('["text"]', lambda v: v == ["text"]),
     "audio": Refusal("no audio: this model reads and writes text"),
     "prediction": Refusal("no prediction"),
@@ -60,13 +55,13 @@ CHAT_REFUSED: Mapping[str, Refusal] = {
 
 COMPLETION_REFUSED: Mapping[str, Refusal] = {
     "suffix": Refusal("no suffix: this model continues a text, it does not fill gaps", lambda v: v == ""),
-    "response_format": Refusal('{"type": "text"}', lambda v: v == {"type": "text"}),
+    "structured_outputs": Refusal("guided_json, guided_regex, guided_choice or guided_grammar", _empty),
     "max_completion_tokens": Refusal("max_tokens"),
     "top_logprobs": Refusal("logprobs, an integer here"),
     "prompt_logprobs": Refusal("echo together with logprobs", lambda v: v is False),
     "messages": Refusal("prompt; messages go to /v1/chat/completions"),
     "chat_template_kwargs": Refusal("no chat template here; it belongs to /v1/chat/completions", _empty),
-    "tools": Refusal(_NO_TOOLS, _empty),
+    "tools": Refusal("no tools here; they belong to /v1/chat/completions", _empty),
 }
 
 

@@ -36,6 +36,7 @@ class Generation:
     n: int
     spans: list[Span]  # one for each prompt
     chat: bool  # tell thinking apart
+    calls: bool = False  # what the spans' constraints hold are tool calls
     tally: Tally = field(default_factory=Tally)
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
@@ -73,7 +74,8 @@ class Generation:
     def _answer(self, seq: EngineSequence, prompt: list[int], span: Span) -> AsyncGenerator[Piece, None]:
         if not self.chat:
             return plain(seq, span)
-        return think_and_answer(seq, span, self.served.markers, opened=self.served.opens_thinking(prompt))
+        opened = self.served.opens_thinking(prompt)
+        return think_and_answer(seq, span, self.served.markers, opened=opened, calls=self.calls)
 
 
 def room_for(served: Served, prompt: Sequence[int], limit: int | None, param: str) -> int:

@@ -11,13 +11,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.errors import invalid
+from app.openai.turns import turns
 from engine.params import Sampling, Span
 
 MAX_N = 128
 MAX_STOPS = 4
 MAX_TOP_LOGPROBS = 20
 
+_LONGEST_PATTERN = 10_000
+
 _Token = Annotated[int, Field(ge=0)]
+_Choice = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
 class StreamOptions(BaseModel):
@@ -58,6 +62,20 @@ class SamplingRequest(BaseModel):
     )
     min_tokens: int = Field(0, ge=0, description="an integer of 0 or more, at most max_tokens")
     ignore_eos: bool = Field(False, description="true or false")
+    response_format: Any = Field(  # checked where its constraint is made (constraints.py)
+        None, description='{"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {…}}'
+    )
+    guided_json: Any = Field(None, description="a JSON Schema, as an object or as JSON text")
+    guided_regex: str | None = Field(
+        None, min_length=1, max_length=_LONGEST_PATTERN,
+        description=f"a regular expression of at most {_LONGEST_PATTERN} characters, without look-around or references",
+    )  # fmt: skip
+    guided_choice: list[_Choice] | None = Field(
+        None, min_length=1, max_length=4096, description="a list of 1 to 4096 non-empty strings"
+    )
+    guided_grammar: str | None = Field(
+        None, min_length=1, max_length=100_000, description="a grammar in Lark's notation, of at most 100000 characters"
+    )
     stream: bool = Field(False, description="true or false")
     stream_options: StreamOptions | None = Field(
         None, description='an object such as {"include_usage": true}, and only with stream'
@@ -148,13 +166,23 @@ class Message(BaseModel):
     role: str
     content: str
     name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None  # as templates take them: arguments are objects
+    tool_call_id: str | None = None
 
 
 class ChatRequest(SamplingRequest):
     messages: list[Message] = Field(
         min_length=1, max_length=10_000,
-        description="a non-empty list of {role: system, developer, user or assistant, content: text}",
+        description="a non-empty list of {role: system, developer, user, assistant or tool, content: text}",
     )  # fmt: skip
+    tools: list[Any] | None = Field(  # checked by engine.dialects
+        None, description='a list of {"type": "function", "function": {"name", "description", "parameters", "strict"}}'
+    )
+    tool_choice: Any = Field(
+        None, description='"auto", "none", "required" or {"type": "function", "function": {"name": "…"}}'
+    )
+    parallel_tool_calls: bool | None = Field(None, description="true or false")
     max_completion_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
     logprobs: bool = Field(False, description="true or false")
     top_logprobs: int | None = Field(
@@ -167,7 +195,7 @@ class ChatRequest(SamplingRequest):
     @field_validator("messages", mode="before")
     @classmethod
     def _messages(cls, value: Any) -> Any:  # any JSON: this is where it gets its type
-        return [_message(item, i) for i, item in enumerate(value)] if isinstance(value, list) else value
+        return turns(value) if isinstance(value, list) else value
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -198,7 +226,7 @@ class ChatRequest(SamplingRequest):
 
     def template_messages(self) -> list[dict[str, Any]]:
         """The messages as a chat template takes them."""
-        return [{"role": m.role, "content": m.content} for m in self.messages]
+        return [message.model_dump(exclude_none=True) for message in self.messages]
 
 
 class CompletionRequest(SamplingRequest):
@@ -235,38 +263,3 @@ class CompletionRequest(SamplingRequest):
 
 
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "self"})
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-
-
-def _message(item: Any, index: int) -> dict[str, Any]:
-    """A turn checked by hand: its errors are the ones that people meet most."""
-    where = f"messages[{index}]"
-    if not isinstance(item, dict):
-        raise invalid(where, f"{where} is {item!r:.60}; accepted: an object with role and content.")
-    role = item.get("role")
-    if role in ("tool", "function"):
-        raise invalid(f"{where}.role", f"{where}.role is {role!r}: tools come to this API in a later version.")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise invalid(f"{where}.role", f"{where}.role is {role!r:.60}; accepted: {', '.join(_ROLES)}.")
-    for name, value in item.items():
-        if name in ("tool_calls", "function_call", "audio") and value:
-            raise invalid(f"{where}.{name}", f"{where}.{name} is not supported yet; accepted: content.")
-    content = item.get("content")
-    if isinstance(content, list):
-        content = "".join(_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    if not isinstance(content, str):
-        accepted = 'a string, or a list of {"type": "text", "text": "..."}'
-        raise invalid(f"{where}.content", f"{where}.content is {content!r:.60}; accepted: {accepted}.")
-    return {"role": _ROLES[role], "content": content}
-
-
-def _part_text(part: Any, where: str) -> str:
-    accepted = 'accepted: {"type": "text", "text": "..."}'
-    if not isinstance(part, dict):
-        raise invalid(where, f"{where} is {part!r:.60}; {accepted}.")
-    kind, text = part.get("type"), part.get("text")
-    if kind != "text":
-        raise invalid(f"{where}.type", f"{where}.type is {kind!r:.60}: this model reads text alone; {accepted}.")
-    if not isinstance(text, str):
-        raise invalid(f"{where}.text", f"{where}.text is {text!r:.60}; {accepted}.")
-    return text

@@ -1,0 +1,177 @@
+"""What a request asks its answer to be: JSON, a schema, an expression, a choice, a grammar, or calls of tools.
+
+Everything is compiled before the answer begins, so a refusal is a 400 that names the field and the keyword, never the
+end of a stream. Knows nothing of prompts or replies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from app.errors import ApiError, invalid
+from app.served import Served
+from engine.constrain.layout import Constrained, Layout
+from engine.constrain.matcher import CompileTimeout, ConstraintRefused
+from engine.constrain.spec import JSON_OBJECT, Constraint, Grammar, JsonSchema, Regex, choice
+from engine.dialects import Named, Tool, ToolChoice, ToolPlan, read_choice, read_tools
+from engine.params import Sampling
+
+if TYPE_CHECKING:
+    from app.openai.schemas import ChatRequest, SamplingRequest
+
+_FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"name", "schema"}}'
+MOST_TOOLS = 512
+
+
+def text_constraint(request: SamplingRequest) -> tuple[str, Constraint] | None:
+    """What the whole answer is held to, and the field that says so.
+
+    Raises:
+        ApiError: a field is not as accepted, or two of them ask for different things.
+    """
+    asked = [
+        (field, made)
+        for field, made in (
+            ("response_format", _response_format(request.response_format)),
+            ("guided_json", _guided_json(request.guided_json)),
+            ("guided_regex", None if request.guided_regex is None else Regex(request.guided_regex)),
+            ("guided_choice", None if request.guided_choice is None else choice(request.guided_choice)),
+            ("guided_grammar", None if request.guided_grammar is None else Grammar(request.guided_grammar)),
+        )
+        if made is not None
+    ]
+    if len(asked) > 1:
+        names = " and ".join(field for field, _ in asked[:2])
+        raise invalid(asked[1][0], f"{names} are both given; accepted: one of them, as an answer has one form.")
+    return asked[0] if asked else None
+
+
+def _response_format(value: Any) -> Constraint | None:  # any JSON: this is where it gets its type
+    match value:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return JSON_OBJECT
+        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema, **more}}:
+            if unknown := {str(key) for key in more} - {"name", "description", "strict"}:
+                field = f"response_format.json_schema.{sorted(unknown)[0]}"
+                raise invalid(field, f"{field} is not known; accepted: name, description, schema, strict.")
+            return JsonSchema.of(schema)
+        case {"type": "json_schema"}:
+            field = "response_format.json_schema.schema"
+            raise invalid(field, f"{field} is missing; accepted: a JSON Schema, which is an object.")
+    raise invalid("response_format", f"response_format is {value!r:.60}; accepted: {_FORMATS}.")
+
+
+def _guided_json(value: Any) -> Constraint | None:  # any JSON
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, Mapping):
+        raise invalid("guided_json", "guided_json is no JSON Schema; accepted: one as an object, or as JSON text.")
+    return JsonSchema.of(value)
+
+
+async def constrain_text(request: SamplingRequest, served: Served) -> Constrained | None:
+    """The compiled constraint of a whole answer.
+
+    Raises:
+        ApiError: it cannot be held exactly, or not compiled in time; the message names the keyword.
+    """
+    asked = text_constraint(request)
+    if asked is None:
+        return None
+    field, body = asked
+    if request.ignore_eos:
+        raise invalid("ignore_eos", f"ignore_eos is true; accepted: false together with {field}, which has an end.")
+    try:
+        await served.engine.compile(body)
+    except ConstraintRefused as refusal:
+        raise refused(field, refusal) from None
+    return Constrained(body, Layout(breaks=served.line_breaks))
+
+
+def refused(field: str, refusal: ConstraintRefused) -> ApiError:
+    """A constraint that cannot be held, as a 400 that names the field."""
+    accepted = "something simpler" if isinstance(refusal, CompileTimeout) else "what docs/constraints.md lists"
+    return invalid(field, f"{field} cannot be held exactly: {refusal}; accepted: {accepted}.", refusal.code)
+
+
+class Calling:
+    """The tools of a chat request, and how its answer may call them; `plan` is None where it may not."""
+
+    def __init__(
+        self, tools: Sequence[Mapping[str, Any]] = (), plan: ToolPlan | None = None, avoided: int | None = None
+    ) -> None:
+        self.shown = tools  # to the model, by its template
+        self.plan = plan
+        self._avoided = avoided  # the token that begins a call, where none is wanted
+
+    def without_calls(self, sampling: Sampling) -> Sampling:
+        """The sampling, with calls as unlikely as a bias makes them where tools are given and none may be called."""
+        if self._avoided is None:
+            return sampling
+        return replace(sampling, logit_bias={**sampling.logit_bias, self._avoided: -100.0})
+
+    @classmethod
+    async def of(cls, request: ChatRequest, served: Served) -> Calling:
+        """
+        Raises:
+            ApiError, InvalidParameter: the tools are not as accepted, or cannot be offered to this model.
+        """
+        tools = read_tools(request.tools or ())
+        chosen = read_choice(request.tool_choice, tools)
+        if len(tools) > MOST_TOOLS:
+            raise invalid("tools", f"tools has {len(tools)} entries; accepted: at most {MOST_TOOLS}.")
+        if not tools or chosen == "none":
+            begin = served.dialect.plan(tools, "auto").layout.begin if tools and served.dialect else None
+            return cls(avoided=begin)
+        if served.dialect is None:
+            raise invalid(
+                "tools", "tools are given, but this model's chat template has no form of tool call that Ponder knows; "
+                "accepted: a model that calls tools, or the server's option --tool-dialect.",
+                "unsupported_parameter",
+            )  # fmt: skip
+        for field in ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+            value = getattr(request, field)
+            if value is not None and value != {"type": "text"}:
+                raise invalid(field, f"{field} and tools are both given; accepted: one of them, or tool_choice 'none'.")
+        if request.ignore_eos:
+            raise invalid("ignore_eos", "ignore_eos is true; accepted: false together with tools.")
+        return cls(request.tools or (), await _plan(served, tools, chosen, request.parallel_tool_calls is not False))
+
+
+async def _plan(served: Served, tools: Sequence[Tool], chosen: ToolChoice, parallel: bool) -> ToolPlan:
+    """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object."""
+    assert served.dialect is not None
+    try:
+        plan = served.dialect.plan(tools, chosen, parallel)
+        await served.engine.compile(plan.body)
+        return plan
+    except ConstraintRefused as refusal:
+        whole = refusal
+    loose = set()
+    for at, tool in enumerate(tools):
+        if isinstance(chosen, Named) and tool.name != chosen.name:
+            continue
+        try:
+            await served.engine.compile(served.dialect.plan([tool], Named(tool.name)).body)
+        except ConstraintRefused as refusal:
+            if tool.strict:
+                raise refused(f"tools[{at}].function.parameters", refusal) from None
+            loose.add(tool.name)
+    if not loose:
+        raise refused("tools", whole) from None
+    plan = served.dialect.plan(tools, chosen, parallel, frozenset(loose))
+    try:
+        await served.engine.compile(plan.body)
+    except ConstraintRefused as refusal:
+        raise refused("tools", refusal) from None
+    return plan
