@@ -183,7 +183,8 @@ class FiniteStates:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
             return None
         return table
 
