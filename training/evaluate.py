@@ -1,8 +1,9 @@
 """What the exported model can do, measured through our own engine: `python -m training.evaluate`.
 
 Every question comes from a seed, and from phrasings, names and puzzles that training never used. A case is asked, its
-tool calls are answered, and its judge decides; a reply that ran out of tokens or broke a tool call is wrong. Prints a
-table with 95% Wilson intervals and writes it beside the weights. Knows nothing of how the model was trained.
+tool calls are answered, and its judge decides; a reply that ran out of tokens or broke a tool call is wrong. Calls are
+held to the tools' schemas, as the server holds them, unless `--free`. Prints a table with 95% Wilson intervals and
+writes it beside the weights. Knows nothing of how the model was trained.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
 from engine import GREEDY, Engine, EngineConfig, Span
+from engine.constrain.layout import Constrained
+from engine.dialects import choose, read_tools
 from training import reply
 from training.abilities import ABILITIES, Ability, xquad
 from training.conversation import Case, Message, Reply, Verdict
@@ -49,8 +52,20 @@ def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-async def replies(engine: Engine, case: Case) -> list[Reply]:
+def held(engine: Engine, case: Case) -> Constrained | None:
+    """Free text or calls of the case's tools, thinking before and between; None where there are no tools."""
+    tokenizer = engine.tokenizer
+    dialect = choose(tokenizer, tokenizer.tool_template)
+    opening, closing = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
+    if not case.prompt.tools or dialect is None or opening is None or closing is None:
+        return None
+    plan = dialect.plan(read_tools(case.prompt.tools), "auto")
+    return Constrained(plan.body, replace(plan.layout, think=(opening, closing)))
+
+
+async def replies(engine: Engine, case: Case, *, free: bool = False) -> list[Reply]:
     """What the model says, greedily, until it calls no more tools."""
+    constraint = None if free else held(engine, case)
     messages = case.prompt.as_json()
     tools = list(case.prompt.tools) or None
     said: list[Reply] = []
@@ -59,8 +74,9 @@ async def replies(engine: Engine, case: Case) -> list[Reply]:
             messages, tools=tools, enable_thinking=case.prompt.enable_thinking
         )
         async with await engine.open(prompt) as sequence:
-            result = await sequence.generate_all(Span(GREEDY, max_tokens=MAX_TOKENS))
-        made = reply.read(result.text, ended=result.finish_reason == "stop")
+            result = await sequence.generate_all(Span(GREEDY, max_tokens=MAX_TOKENS, constraint=constraint))
+        text = engine.tokenizer.decode(result.token_ids, skip_special=False)  # the markers are in no section
+        made = reply.read(text, ended=result.finish_reason == "stop")
         said.append(made)
         if case.answer_call is None or not made.calls or made.broken:
             break
@@ -75,12 +91,10 @@ def judged(case: Case, said: Sequence[Reply]) -> Verdict:
     return {name: x and not broken if isinstance(x, bool) else x for name, x in case.judge(said).items()}
 
 
-async def measure(engine: Engine, ability: Ability, cases: Sequence[Case]) -> list[Result]:
+async def measure(engine: Engine, ability: Ability, cases: Sequence[Case], *, free: bool = False) -> list[Result]:
     """One row for each measure of the cases' judges, over the cases that it applies to."""
-    verdicts = [
-        judged(case, said)
-        for case, said in zip(cases, await asyncio.gather(*(replies(engine, case) for case in cases)), strict=True)
-    ]
+    said = await asyncio.gather(*(replies(engine, case, free=free) for case in cases))
+    verdicts = [judged(case, answers) for case, answers in zip(cases, said, strict=True)]
     rows = []
     for name in dict.fromkeys(name for verdict in verdicts for name in verdict):
         outcomes = [verdict[name] for verdict in verdicts if name in verdict]
@@ -91,7 +105,7 @@ async def measure(engine: Engine, ability: Ability, cases: Sequence[Case]) -> li
     return rows
 
 
-async def evaluate(model: Path, n: int, only: str = "") -> list[Result]:
+async def evaluate(model: Path, n: int, only: str = "", *, free: bool = False) -> list[Result]:
     """Ask `n` questions of every ability, greedily; `only` keeps the abilities whose names contain it."""
     results: list[Result] = []
     async with await Engine.start(EngineConfig(model=str(model))) as engine:
@@ -100,7 +114,7 @@ async def evaluate(model: Path, n: int, only: str = "") -> list[Result]:
                 continue
             began = time.monotonic()
             rng = Random(f"{SEED}-{ability.name}")
-            rows = await measure(engine, ability, ability.cases(rng, n))
+            rows = await measure(engine, ability, ability.cases(rng, n), free=free)
             shares = ", ".join(f"{row.measure} {row.right / row.n:.0%}" for row in rows)
             print(f"{ability.name}: {shares} ({time.monotonic() - began:.0f} s)", flush=True)
             results += rows
@@ -118,11 +132,11 @@ def table(results: list[Result]) -> str:
     )
 
 
-def run(model: Path, n: int, only: str = "") -> list[Result]:
+def run(model: Path, n: int, only: str = "", *, free: bool = False) -> list[Result]:
     """Evaluate, print the table, and leave it in the model's folder."""
-    results = asyncio.run(evaluate(model, n, only))
+    results = asyncio.run(evaluate(model, n, only, free=free))
     print(table(results))
-    if not only:
+    if not only and not free:
         document = json.dumps([asdict(result) for result in results], indent=2)
         (model / RESULTS).write_text(document + "\n", encoding="utf-8")
     return results
@@ -133,5 +147,6 @@ if __name__ == "__main__":
     parser.add_argument("--model", type=Path, default=Path("models/pebble"))
     parser.add_argument("-n", type=int, default=100, help="questions for each ability")
     parser.add_argument("--only", default="", help="abilities whose names contain this; writes no file")
+    parser.add_argument("--free", action="store_true", help="do not hold calls to the tools' schemas; writes no file")
     arguments = parser.parse_args()
-    run(arguments.model, arguments.n, arguments.only)
+    run(arguments.model, arguments.n, arguments.only, free=arguments.free)
