@@ -1,12 +1,14 @@
 """A request's body as JSON, or a clear refusal: too large, not UTF-8, not JSON, not an object.
 
-The limit is enforced twice, on what the client announces and on what it really sends. Knows nothing of fields.
+The limit is enforced twice, on what the client announces and on what it really sends. What passes is safe to walk, to
+show and to encode: no half characters, no numbers that are none, no depth that ends the stack. Knows nothing of fields.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -15,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from app.errors import ApiError, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
+MAX_DEPTH = 200  # objects and lists inside each other
 _DRAIN_BYTES = 64 * 1024 * 1024  # read and dropped before a 413, so that a client still sending gets to read it
 _DRAIN_S = 5.0
 
@@ -29,20 +32,55 @@ async def json_object(request: Request) -> dict[str, Any]:
     if not raw.strip():
         return {}
     try:
-        value = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
-        if b"\\u" in raw:
-            # An escaped half of a surrogate pair is valid JSON but no character: it has no UTF-8 form.
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        value = json_value(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise invalid(None, f"The body is not valid UTF-8 (byte {error.start}).", "invalid_json") from None
-    except UnicodeEncodeError:
-        raise invalid(None, "The body has half of a surrogate pair (\\ud800 to \\udfff).", "invalid_json") from None
-    except RecursionError:
-        raise invalid(None, "The body's JSON is nested too deeply.", "invalid_json") from None
     except ValueError as error:
         raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
     if not isinstance(value, dict):
         raise invalid(None, f"The body is a JSON {type(value).__name__}; accepted: a JSON object.", "invalid_json")
+    return value
+
+
+def json_value(text: str) -> Any:
+    """A client's JSON text as a value.
+
+    Raises:
+        ValueError: it is not JSON, or not as this module's docstring promises; the message says what is wrong.
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:  # an escaped half is valid JSON but no character: it has no UTF-8 form
+        raise ValueError("it has half of a surrogate pair (\\ud800 to \\udfff)") from None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _too_deep(value):
+        raise ValueError(_TOO_DEEP)
+    return value
+
+
+_TOO_DEEP = f"it is nested too deeply; accepted: at most {MAX_DEPTH} levels"
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            part
+            for whole in level
+            for part in (whole.values() if isinstance(whole, dict) else whole)
+            if isinstance(part, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{text:.40} is too large a number")
     return value
 
 

@@ -6,23 +6,26 @@ end of a stream. Knows nothing of prompts or replies.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from app.body import json_value
 from app.errors import ApiError, invalid
 from app.served import Served
 from engine.constrain.layout import Constrained, Layout
 from engine.constrain.matcher import CompileTimeout, ConstraintRefused
 from engine.constrain.spec import JSON_OBJECT, Constraint, Grammar, JsonSchema, Regex, choice
 from engine.dialects import Named, Tool, ToolChoice, ToolPlan, read_choice, read_tools
+from engine.dialects.shape import check_schema
+from engine.errors import InvalidParameter
 from engine.params import Sampling
 
 if TYPE_CHECKING:
     from app.openai.schemas import ChatRequest, SamplingRequest
 
 _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"name", "schema"}}'
+_SCHEMA = "accepted: a JSON Schema, which is an object"
 MOST_TOOLS = 512
 
 
@@ -51,19 +54,35 @@ def text_constraint(request: SamplingRequest) -> tuple[str, Constraint] | None:
 
 def _response_format(value: Any) -> Constraint | None:  # any JSON: this is where it gets its type
     match value:
-        case None | {"type": "text"}:
+        case None:
             return None
-        case {"type": "json_object"}:
+        case {"type": "text", **more} if not more:
+            return None
+        case {"type": "json_object", **more} if not more:
             return JSON_OBJECT
-        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema, **more}}:
-            if unknown := {str(key) for key in more} - {"name", "description", "strict"}:
-                field = f"response_format.json_schema.{sorted(unknown)[0]}"
-                raise invalid(field, f"{field} is not known; accepted: name, description, schema, strict.")
-            return JsonSchema.of(schema)
-        case {"type": "json_schema"}:
-            field = "response_format.json_schema.schema"
-            raise invalid(field, f"{field} is missing; accepted: a JSON Schema, which is an object.")
+        case {"type": "json_schema", "json_schema": Mapping() as inner, **more} if not more:
+            return _named_schema(inner, "response_format.json_schema")
+        case {"type": "json_schema", **more} if not more:
+            field = "response_format.json_schema"
+            raise invalid(field, f'{field} is missing; accepted: {{"name": "…", "schema": {{…}}, "strict": true}}.')
     raise invalid("response_format", f"response_format is {value!r:.60}; accepted: {_FORMATS}.")
+
+
+def _named_schema(value: Mapping[str, Any], field: str) -> JsonSchema:
+    """`strict` or not, the schema is held exactly or refused; the name and the description are for the client."""
+    for key, kind, accepted in (
+        ("name", str, "a string"), ("description", str, "a string"), ("strict", bool, "true or false")
+    ):  # fmt: skip
+        if value.get(key) is not None and not isinstance(value[key], kind):
+            raise invalid(f"{field}.{key}", f"{field}.{key} is {value[key]!r:.60}; accepted: {accepted}.")
+    if unknown := sorted(value.keys() - {"name", "description", "strict", "schema"}):
+        raise invalid(
+            f"{field}.{unknown[0]}",
+            f"{field}.{unknown[0]} is not known; accepted: name, description, schema, strict.",
+        )
+    if value.get("schema") is None:
+        raise invalid(f"{field}.schema", f"{field}.schema is missing; {_SCHEMA}.")
+    return _schema(value["schema"], f"{field}.schema")
 
 
 def _guided_json(value: Any) -> Constraint | None:  # any JSON
@@ -71,11 +90,16 @@ def _guided_json(value: Any) -> Constraint | None:  # any JSON
         return None
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except ValueError:
-            value = None
+            value = json_value(value)
+        except ValueError as error:
+            raise invalid("guided_json", f"guided_json is not JSON text: {error}; {_SCHEMA}.") from None
+    return _schema(value, "guided_json")
+
+
+def _schema(value: Any, field: str) -> JsonSchema:  # any JSON
     if not isinstance(value, Mapping):
-        raise invalid("guided_json", "guided_json is no JSON Schema; accepted: one as an object, or as JSON text.")
+        raise invalid(field, f"{field} is {value!r:.60}; {_SCHEMA}.")
+    check_schema(value, field)
     return JsonSchema.of(value)
 
 
@@ -131,8 +155,7 @@ class Calling:
         if len(tools) > MOST_TOOLS:
             raise invalid("tools", f"tools has {len(tools)} entries; accepted: at most {MOST_TOOLS}.")
         if not tools or chosen == "none":
-            begin = served.dialect.plan(tools, "auto").layout.begin if tools and served.dialect else None
-            return cls(avoided=begin)
+            return cls(avoided=_beginning(served) if tools else None)
         if served.dialect is None:
             raise invalid(
                 "tools", "tools are given, but this model's chat template has no form of tool call that Ponder knows; "
@@ -148,13 +171,24 @@ class Calling:
         return cls(request.tools or (), await _plan(served, tools, chosen, request.parallel_tool_calls is not False))
 
 
+def _beginning(served: Served) -> int | None:
+    """The token that begins a call, where there is one. The tools themselves, which nobody may call, don't matter."""
+    try:
+        return None if served.dialect is None else served.dialect.plan([Tool("any")], "auto").layout.begin
+    except InvalidParameter:  # the model writes calls in a form that cannot be held
+        return None
+
+
 async def _plan(served: Served, tools: Sequence[Tool], chosen: ToolChoice, parallel: bool) -> ToolPlan:
-    """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object."""
+    """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object; one that
+    takes too long to compile is refused, as what an answer is held to must not depend on what else the server does."""
     assert served.dialect is not None
     try:
         plan = served.dialect.plan(tools, chosen, parallel)
         await served.engine.compile(plan.body)
         return plan
+    except CompileTimeout as late:
+        raise refused("tools", late) from None
     except ConstraintRefused as refusal:
         whole = refusal
     loose = set()
@@ -164,7 +198,7 @@ async def _plan(served: Served, tools: Sequence[Tool], chosen: ToolChoice, paral
         try:
             await served.engine.compile(served.dialect.plan([tool], Named(tool.name)).body)
         except ConstraintRefused as refusal:
-            if tool.strict:
+            if tool.strict or isinstance(refusal, CompileTimeout):
                 raise refused(f"tools[{at}].function.parameters", refusal) from None
             loose.add(tool.name)
     if not loose:

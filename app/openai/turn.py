@@ -68,6 +68,7 @@ class Turn:
         elif piece.part == "call":
             deltas += self._read(self._bodies.push(piece.section, piece.text))
         else:
+            deltas += self._read(self._bodies.end()) if piece.text else []  # free text ends a body
             deltas += self._content(piece)
         if piece.finish_reason is not None:
             deltas += self._end(piece)

@@ -6,9 +6,9 @@ next turn, as the templates of most models take for granted. Knows nothing of te
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from app.body import json_value
 from app.errors import invalid
 from engine.dialects.tools import NAME
 
@@ -110,12 +110,13 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         field = f"{where}.function.name"
         raise invalid(field, f"{field} is {name!r:.60}; accepted: 1 to 64 letters, digits, dots, _ and -.")
     try:
-        given = json.loads(arguments or "{}")
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
+        given = json_value(arguments or "{}")
+        wrong = "" if isinstance(given, dict) else ", which is no object"
+    except ValueError as error:
+        given, wrong = None, f": {error}"
+    if wrong:
         field = f"{where}.function.arguments"
-        raise invalid(field, f"{field} is {arguments!r:.60}; accepted: the JSON text of an object.")
+        raise invalid(field, f"{field} is {arguments!r:.60}{wrong}; accepted: the JSON text of an object.")
     return {"id": id, "type": "function", "function": {"name": name, "arguments": given}}
 
 
