@@ -1,4 +1,5 @@
-"""A real server on a free port, on the real engine, with the tiny scripted model; one for all tests of this folder."""
+"""Real servers on free ports, on the real engine: one with the tiny scripted model, which most tests of this folder use,
+and one with the bundled model, which calls tools."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +24,7 @@ from engine import Engine, EngineConfig, Stats
 from tests.tiny import write_checkpoint
 
 T = TypeVar("T")
+PEBBLE = Path(__file__).resolve().parents[2] / "models/pebble"
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +55,9 @@ class Server:
         return stats
 
 
-@pytest.fixture(scope="session")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = Settings(model=str(model), data_dir=tmp_path_factory.mktemp("data"))
+@contextmanager
+def serving(model: Path, data: Path) -> Iterator[Server]:
+    settings = Settings(model=str(model), data_dir=data)
     started: list[Server] = []
     ready, stop = threading.Event(), threading.Event()
 
@@ -82,6 +85,19 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 @pytest.fixture(scope="session")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(model, tmp_path_factory.mktemp("data")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pebble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The bundled model's server. It knows tools; what it says with them is that of a very small model."""
+    with serving(PEBBLE, tmp_path_factory.mktemp("data")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         yield client
@@ -93,9 +109,31 @@ def http(server: Server) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def pebble_client(pebble: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{pebble.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def pebble_http(pebble: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=pebble.url, timeout=60) as client:
+        yield client
+
+
 @pytest.fixture
 def nothing_lost(server: Server) -> Iterator[None]:
     """After the test, every sequence is closed, every block is back, and the server still answers."""
     yield
+    all_is_back(server)
+
+
+@pytest.fixture
+def nothing_lost_by_pebble(pebble: Server) -> Iterator[None]:
+    yield
+    all_is_back(pebble)
+
+
+def all_is_back(server: Server) -> None:
     server.until(lambda s: s.sequences == 0 and s.blocks_used == 0 and s.running == 0 and s.waiting == 0)
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}

@@ -29,7 +29,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": ["hi"]}, "messages[0]", "object"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "user"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "wizard"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "tool"),
+    ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role", "tool"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "no call"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "string"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
     (
@@ -73,9 +74,16 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stream": "yes"}, "stream", "true or false"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools"),
-    ({"tool_choice": "required"}, "tool_choice", "none"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "text"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "--tool-dialect"),  # a model without
+    ({"tools": {}}, "tools", "list"),
+    ({"tools": [5]}, "tools[0]", "object"),
+    ({"tool_choice": "required"}, "tool_choice", "at least one tool"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.function.name", "'f'"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "true or false"),
+    ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
+    ({"guided_regex": 5}, "guided_regex", "regular expression"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "guided_regex"),
+    ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
     ({"modalities": ["audio"]}, "modalities", "text"),
     ({"audio": {}}, "audio", "audio"),
     ({"prediction": {}}, "prediction", "prediction"),
@@ -170,6 +178,7 @@ def test_null_is_absent_and_fields_of_openais_service_have_no_effect(http: httpx
 
 def test_neutral_values_of_refused_fields_are_accepted(http: httpx.Client) -> None:
     neutral = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]}
+    neutral |= {"functions": [], "function_call": "auto", "structured_outputs": {}}
     assert http.post(CHAT, json={**GOOD, **neutral}).status_code == 200
 
 
