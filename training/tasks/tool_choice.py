@@ -148,20 +148,20 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
     messages = _system(rng, phrasing)
     for turn in range(turns):
         roll = rng.random()
-        if roll < 0.15:
+        if roll < 0.25:
             messages += [
                 Message("user", _none(rng, phrasing, progress, tools)),
                 Message("assistant", rng.choice(_REFUSALS)),
             ]
-        elif roll < 0.19:
+        elif roll < 0.29:
             kind = read("smalltalk")[rng.choice(_CHAT)]
             messages += [
                 Message("user", casual(rng, kind.ask(rng, phrasing))),
                 Message("assistant", rng.choice(kind.answers)),
             ]
-        elif roll < 0.34 and progress > 0.2:
+        elif roll < 0.42 and progress > 0.2:
             messages += _answered(_several(rng, phrasing, tools))
-        elif turn == turns - 1 and roll < 0.52 and progress > 0.25:
+        elif turn == turns - 1 and roll < 0.58 and progress > 0.25:
             tool, gone_wrong = _mishap(rng, phrasing, tools, first=turn == 0)
             tools = [replace(other, tool=gone_wrong.tool) if other is tool else other for other in tools]
             messages += _repaired(rng, phrasing, tool, gone_wrong)
