@@ -248,7 +248,7 @@ def reason(message: str) -> str:
         first = f"{first} {why.group(1)}"
     first = first.removesuffix(" Enable 'coerce_one_of' option to approximate oneOf with anyOf")
     # Its place in our own wrapping grammar says nothing to whoever wrote the constraint.
-    return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", first)
+    return re.sub(r"^((at )?\d+\(\d+\): )*(failed to compile JSON schema: )?", "", first)
 
 
 def _first_line(message: str) -> str:
@@ -257,10 +257,9 @@ def _first_line(message: str) -> str:
 
 
 def _failure(broken: LLMatcher) -> str:
-    stopped = broken.stop_reason()
-    match stopped:
-        case "ParserTooComplex" | "LexerTooComplex":
-            return f"the constraint grew beyond what llguidance's limits allow ({stopped})"
-        case "NoExtension" | "NoExtensionBias":
-            return "no token fits the constraint, and the text is not complete"
-    return f"llguidance: {_first_line(broken.get_error())} ({stopped})"
+    error = _first_line(broken.get_error())
+    if "NoExtension" in error:
+        return "no token fits the constraint, and the text is not complete"
+    if "TooComplex" in broken.stop_reason() or "TooComplex" in error:
+        return f"the constraint grew beyond llguidance's limits: {error}"
+    return f"llguidance: {error}"

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from engine.constrain import limits
 from engine.constrain.matcher import ConstraintRefused
 
 # At most one space after a comma or a colon: no model can loop in white space. The separators are expressions.
@@ -37,13 +38,14 @@ def for_guidance(source: str, *, compact: bool) -> str:
         if not isinstance(schema, dict):
             raise ConstraintRefused([f"the schema is {json.dumps(schema)[:40]}; a schema is an object or a boolean"])
         parts = list(_schemas(schema))
+        for part in parts:
+            _check_count(part)
+        limits.check(schema, parts)
         schema = _with_patterns(schema)
     except RecursionError:
         raise ConstraintRefused(["the schema is nested too deeply"]) from None
     except json.JSONDecodeError as error:
         raise ConstraintRefused([f"the schema is not JSON: {error}"]) from None
-    for part in parts:
-        _check_count(part)
     # Where keys are told apart by name, each may have one spelling only; else any character may be written as \uXXXX.
     escapes: dict[str, object] = (
         {"json_allowed_escapes": _ESCAPES_WITHOUT_U}
@@ -106,7 +108,7 @@ def _check_count(schema: Mapping[str, Any]) -> None:
 
 _DOT = r"[^\n\r\u2028\u2029]"  # what JavaScript's means; Rust's stops at \n alone
 _PIECE = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\[xuU](?:\{[^}]*\}|[0-9a-fA-F]*)|\\.|\[|\.|[^\\\[.]+", re.DOTALL)
-_CLASS = re.compile(r"\[\^?(?:[^\\\[\]]|\\.)+\]", re.DOTALL)
+_CLASS = re.compile(r"\[(?!\^?\])\^?(?:[^\\\[\]]|\\.)+\]", re.DOTALL)
 _NUL = re.compile(r"\\[xuU]\{?0+\}?|.*\x00.*", re.DOTALL)
 
 
