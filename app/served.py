@@ -77,6 +77,9 @@ class Served:
     def opens_thinking(self, prompt: list[int]) -> bool:
         return self.markers is not None and self.markers.left_open(prompt, self.engine.tokenizer)
 
+    def closes_thinking(self, prompt: list[int]) -> bool:
+        return self.markers is not None and self.markers.left_closed(prompt, self.engine.tokenizer)
+
 
 def default_sampling(config: Mapping[str, Any]) -> Sampling:
     """`generation_config.json` as sampling defaults; what it leaves out is the engine's default."""

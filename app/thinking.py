@@ -40,10 +40,18 @@ class Markers:
 
     def left_open(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
         """Whether the prompt itself ends by opening the thinking, as some chat templates do."""
+        return self._at_the_end(prompt, tokenizer) == self.opening
+
+    def left_closed(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+        """Whether the prompt ends by closing the thinking, as chat templates do where none is wanted."""
+        return self._at_the_end(prompt, tokenizer) == self.closing
+
+    def _at_the_end(self, prompt: Sequence[int], tokenizer: Tokenizer) -> int | None:
+        """The marker after which the prompt has nothing but white space."""
         for at in range(len(prompt) - 1, max(-1, len(prompt) - 5), -1):
-            if prompt[at] == self.opening:
-                return not tokenizer.decode(list(prompt[at + 1 :])).strip()
-        return False
+            if prompt[at] in (self.opening, self.closing):
+                return None if tokenizer.decode(list(prompt[at + 1 :])).strip() else prompt[at]
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +105,21 @@ async def plain(seq: EngineSequence, span: Span, *, calls: bool = False) -> Asyn
 
 
 async def think_and_answer(
-    seq: EngineSequence, span: Span, markers: Markers | None, *, opened: bool, calls: bool = False
+    seq: EngineSequence,
+    span: Span,
+    markers: Markers | None,
+    *,
+    opened: bool,
+    closed: bool = False,
+    calls: bool = False,
 ) -> AsyncGenerator[Piece, None]:
     """Generate on `seq` within `span`, whose `max_tokens` must be set; it covers thinking and answer together.
 
     `span`'s stops, `min_tokens`, `logprobs` and constraint are the answer's. With `opened` the prompt has opened the
-    thinking; with `calls` the bodies that the constraint holds are calls, not the answer's content.
+    thinking, with `closed` it has closed it: then a constraint that leaves nothing free leaves no thinking either. With
+    `calls` the bodies that the constraint holds are calls, not the answer's content.
     """
-    if markers is None:
+    if markers is None or (closed and span.constraint is not None and not span.constraint.layout.free):
         async with aclosing(plain(seq, span, calls=calls)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -115,6 +130,7 @@ async def think_and_answer(
     part: Part = "thinking" if opened else "answer"
     strip_head = opened  # the newlines that templates put after a marker belong to no one
     answered = False  # some content that is not white space is out
+    bodied = False  # a body that ends the answer has begun
     while True:
         held: list[SpanOutput] = []  # white space at the very start: content only if no thinking follows
         marker: int | None = None
@@ -125,10 +141,11 @@ async def think_and_answer(
                 if out.section:
                     out = replace(out, section=before + out.section)
                     last = out.section
-                if strip_head and out.kind == "text":
+                if strip_head and out.kind != "body":
                     text = text.lstrip("\n")
                     strip_head = not text
-                if out.finish_reason == "stop" and _switches(out.stop_reason, part, span, markers):
+                bodied = bodied or (out.kind == "body" and _ends_with_body(span))
+                if out.finish_reason == "stop" and not bodied and _switches(out.stop_reason, part, span, markers):
                     marker = int(out.stop_reason or 0)
                 undecided = part == "answer" and not answered and not text.strip() and out.kind == "text"
                 if undecided and (marker is not None or out.finish_reason is None):
@@ -162,7 +179,7 @@ def _span_of(part: Part, span: Span, left: int, markers: Markers, *, begun: bool
     if part == "thinking":
         return replace(
             span, max_tokens=left, min_tokens=0, stop=(), stop_token_ids=(markers.closing,), logprobs=None,
-            prompt_logprobs=None, constraint=None,
+            prompt_logprobs=None, constraint=span.constraint and _inside_thinking(span.constraint, markers),
         )  # fmt: skip
     stops = tuple(dict.fromkeys((*span.stop_token_ids, markers.opening, markers.closing)))
     return replace(
@@ -176,6 +193,20 @@ def _around_thinking(constraint: Constrained, markers: Markers, begun: bool) -> 
     layout = constraint.layout
     layout = replace(layout, think=(markers.opening, markers.closing), begun=begun and layout.end is not None)
     return replace(constraint, layout=layout)
+
+
+def _inside_thinking(constraint: Constrained, markers: Markers) -> Constrained | None:
+    """What holds the thinking itself: an answer that must have a body cannot end before it, so neither can thinking."""
+    if constraint.layout.free:
+        return None
+    return replace(
+        constraint, layout=replace(constraint.layout, think=(markers.opening, markers.closing), thinking=True)
+    )
+
+
+def _ends_with_body(span: Span) -> bool:
+    """Whether nothing comes after a body, so that a marker there ends the answer: another body must not follow."""
+    return span.constraint is not None and span.constraint.layout.end is None
 
 
 def _switches(stop_reason: str | int | None, part: Part, span: Span, markers: Markers) -> bool:

@@ -74,8 +74,8 @@ class Generation:
     def _answer(self, seq: EngineSequence, prompt: list[int], span: Span) -> AsyncGenerator[Piece, None]:
         if not self.chat:
             return plain(seq, span)
-        opened = self.served.opens_thinking(prompt)
-        return think_and_answer(seq, span, self.served.markers, opened=opened, calls=self.calls)
+        opened, closed = self.served.opens_thinking(prompt), self.served.closes_thinking(prompt)
+        return think_and_answer(seq, span, self.served.markers, opened=opened, closed=closed, calls=self.calls)
 
 
 def room_for(served: Served, prompt: Sequence[int], limit: int | None, param: str) -> int:

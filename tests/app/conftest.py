@@ -1,9 +1,10 @@
-"""Real servers on free ports, on the real engine: one with the tiny scripted model, which most tests of this folder use,
+"""Real servers on free ports, on the real engine: one with the tiny scripted model, which most of these tests use,
 and one with the bundled model, which calls tools."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -25,6 +26,8 @@ from tests.tiny import write_checkpoint
 
 T = TypeVar("T")
 PEBBLE = Path(__file__).resolve().parents[2] / "models/pebble"
+# A variable `open_thinking` more, so that a test can say that the model thinks first.
+OPEN_THINKING = "{%- if add_generation_prompt and open_thinking -%}{{- '<think>\\n' -}}{%- endif -%}"
 
 
 @pytest.fixture(scope="session")
@@ -92,8 +95,16 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="session")
 def pebble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The bundled model's server. It knows tools; what it says with them is that of a very small model."""
-    with serving(PEBBLE, tmp_path_factory.mktemp("data")) as server:
+    """A server of the bundled model, which knows tools. What it says with them is that of a very small model."""
+    copy = tmp_path_factory.mktemp("models") / "pebble"
+    copy.mkdir()
+    for file in PEBBLE.iterdir():
+        if file.name != "tokenizer_config.json":
+            (copy / file.name).symlink_to(file)
+    config = json.loads((PEBBLE / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config["chat_template"] += OPEN_THINKING
+    (copy / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with serving(copy, tmp_path_factory.mktemp("data")) as server:
         yield server
 
 

@@ -32,6 +32,20 @@ def test_a_prompt_opens_the_thinking_only_by_ending_with_it(model: Path, tail: s
     assert markers.left_open(tokenizer.encode(f"<|im_start|>{tail}", special=True), tokenizer) is opened
 
 
+@pytest.mark.parametrize(
+    ("tail", "closed"),
+    [
+        ("<think>\n\n</think>\n\n", True), ("<think>\nHm.\n</think>", True), ("<think>\n", False),
+        ("</think>\n\nSo", False), ("", False),
+    ],
+)  # fmt: skip
+def test_a_prompt_closes_the_thinking_only_by_ending_with_it(model: Path, tail: str, closed: bool) -> None:
+    tokenizer = Tokenizer.load(model)
+    markers = Markers.of(tokenizer)
+    assert markers is not None
+    assert markers.left_closed(tokenizer.encode(f"<|im_start|>{tail}", special=True), tokenizer) is closed
+
+
 def test_a_person_who_writes_the_marker_opens_nothing(model: Path) -> None:
     tokenizer = Tokenizer.load(model)
     markers = Markers.of(tokenizer)
