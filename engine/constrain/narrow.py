@@ -40,6 +40,7 @@ def for_guidance(source: str, *, compact: bool) -> str:
         parts = list(_schemas(schema))
         for part in parts:
             _check_count(part)
+        _check_bounds(parts)
         limits.check(schema, parts)
         schema = _with_patterns(schema)
     except RecursionError:
@@ -104,6 +105,32 @@ def _check_count(schema: Mapping[str, Any]) -> None:
         raise ConstraintRefused(
             ["minProperties: 2 or more is held only beside additionalProperties: false, without patternProperties"]
         )
+
+
+def _check_bounds(parts: list[Mapping[str, Any]]) -> None:
+    """A whole number as an exclusive bound is let through where the other bound is less than 1 away."""
+    together = any("allOf" in part for part in parts)  # bounds of different schemas may meet
+    for part in parts:
+        together = together or (_bounded(part) and any(name in part for name in ("$ref", "anyOf", "oneOf")))
+    for group in [parts] if together else [[part] for part in parts]:
+        for exclusive, other, sign in (
+            ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), 1),
+            ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), -1),
+        ):
+            whole = [bound for bound in _numbers(group, exclusive) if bound == int(bound)]
+            for far in (bound for name in other for bound in _numbers(group, name)):
+                if any(0 < sign * (far - near) < 1 for near in whole):
+                    raise ConstraintRefused([f"{exclusive}: a whole number less than 1 from the other bound, {far}"])
+
+
+def _bounded(part: Mapping[str, Any]) -> bool:
+    return any(name in part for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+
+
+def _numbers(parts: list[Mapping[str, Any]], name: str) -> list[float]:
+    """The finite numbers under a keyword. (Whatever else stands there, llguidance says what is wrong.)"""
+    values = [part.get(name) for part in parts]
+    return [value for value in values if isinstance(value, (int, float)) and abs(value) < 1e300]
 
 
 _DOT = r"[^\n\r\u2028\u2029]"  # what JavaScript's means; Rust's stops at \n alone

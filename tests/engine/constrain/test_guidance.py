@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import threading
+from decimal import Decimal
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,39 @@ def test_a_key_written_twice_does_not_count_twice() -> None:
     assert schema_takes({"type": "object", "minProperties": 1}, '{"a":1}')
     closed = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a", "b"], "additionalProperties": False}
     assert schema_takes({**closed, "minProperties": 2}, '{"a":1,"b":1}')
+
+
+BOUNDS = [0, 1, -1, 99, 0.5, -0.5, 1.5, -1.25, 99.5]
+
+
+@pytest.mark.parametrize("low", ["minimum", "exclusiveMinimum"])
+@pytest.mark.parametrize("high", ["maximum", "exclusiveMaximum"])
+@pytest.mark.parametrize("kind", ["number", "integer"])
+def test_no_number_beyond_a_bound_is_let_through(kind: str, low: str, high: str) -> None:
+    numbers = {Decimal(str(bound)) + Decimal(step) for bound in BOUNDS for step in ("0", "0.01", "-0.01", "1")}
+    texts = ["-0", "-0.0", "0.0", "1e0", *(format(each, form) for each in numbers for form in ("f", ".3f"))]
+    ids = {text: vocabulary("small").encode(text) for text in texts}
+    held = 0
+    for least, most in product(BOUNDS, BOUNDS):
+        schema = {"type": kind, low: least, high: most}
+        try:
+            made = guidance("small").compile(spec.JsonSchema.of(schema))
+        except ConstraintRefused:
+            continue
+        held += 1
+        validator = Draft202012Validator(schema)
+        for text, tokens in ids.items():
+            assert not accepts(made.matcher(), tokens) or validator.is_valid(json.loads(text)), (schema, text)
+    assert held > 20
+
+
+def test_a_bound_that_would_not_be_held_is_refused_and_only_that() -> None:
+    near = {"exclusiveMinimum": 0, "maximum": 0.5}
+    assert "exclusiveMinimum" in refusal(spec.JsonSchema.of({"type": "number", **near}))
+    apart = {"allOf": [{"type": "number", "exclusiveMaximum": 1}, {"minimum": 0.5}]}
+    assert "exclusiveMaximum" in refusal(spec.JsonSchema.of(apart))
+    parts = {"rate": {"exclusiveMinimum": 0, "type": "number"}, "drop": {"maximum": 0.5}}
+    assert schema_takes({"type": "object", "properties": parts}, '{"rate":0.1,"drop":0.5}')
 
 
 CHARACTERS = ['"', "\\", "\n", "\t", "\r", "\x1f", "/", "a", "Z", "5", "é", "日", "🙂", "]", "-", "^", ".", " "]
