@@ -7,6 +7,7 @@ a second time, slowly and in the background, into something quicker to use. Know
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
@@ -155,6 +156,10 @@ class Compiler:
         if known is not None:
             taken(known)
 
+    def warm(self) -> None:
+        """Build the backends in the background now, so that the first constraint does not wait for them."""
+        self._thread(self._build)
+
     def close(self) -> None:
         """Stop what the backends run beside this process. Who waits is told; nothing is compiled after that."""
         with self._lock:
@@ -279,6 +284,10 @@ class Compiler:
             return ahead.stored(constraint) or ahead.compile(constraint)
         except Exception:  # refused, killed or broken: it has no quicker form
             return None
+
+    def _build(self) -> None:
+        with contextlib.suppress(ConstraintRefused):  # whoever brings a constraint is told
+            self._ready()
 
     def _ready(self) -> Backends:
         with self._building:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import pytest
 
 from engine.constrain import compiler as module
-from engine.constrain.compiler import AT_ONCE, MOST_OVERDUE, Backends, Compiler
+from engine.constrain.compiler import AT_ONCE, MOST_OVERDUE, Backends, Compiler, default_compiler
+from engine.constrain.fsm import FiniteStates
 from engine.constrain.matcher import CompileTimeout, ConstraintRefused
-from engine.constrain.spec import Constraint, Literal
+from engine.constrain.spec import Constraint, JsonSchema, Literal, Until, choice
+from engine.constrain.table import Table
+from tests.engine.constrain.sources import SIZES, accepts, small, vocabulary
 from tests.engine.constrain.words import Words
 
 PATIENCE = 20.0  # seconds until a test that hangs fails
@@ -378,3 +382,47 @@ def test_what_an_earlier_run_kept_is_used_without_compiling() -> None:
     kept = it.ahead.kept[Literal("tool")] = Made(Literal("tool"), by="earlier")
     assert it.ask("tool").get(timeout=PATIENCE) is kept
     assert it.backend.begun.empty() and it.compiler.stats.loaded == 1
+
+
+def test_the_backends_can_be_built_before_the_first_constraint() -> None:
+    built = threading.Event()
+    backend = Slow()
+    backend.all_may = True
+
+    def backends() -> Backends:
+        built.set()
+        return Backends(backend)
+
+    compiler = Compiler(backends)
+    compiler.warm()
+    assert built.wait(PATIENCE) and backend.begun.empty()
+    compiler.close()
+
+
+def test_the_real_backends_together_from_one_run_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rested = threading.Event()
+    rest = FiniteStates.rest
+
+    def rest_and_tell(backend: FiniteStates) -> None:
+        rest(backend)
+        rested.set()
+
+    monkeypatch.setattr(FiniteStates, "rest", rest_and_tell)
+    constraint = choice(["fox", "dog"])
+    compiler = default_compiler(small(), SIZES["small"], cache_dir=tmp_path)
+    compiler.register(constraint)
+    compiler.register(Until("x"))  # no automaton takes it
+    assert rested.wait(PATIENCE)
+    assert isinstance(compiler.get(constraint, pytest.fail), Table)
+    refused: Queue[Any] = Queue()
+    assert compiler.get(JsonSchema.of(False), refused.put) is None
+    assert isinstance(refused.get(timeout=PATIENCE), ConstraintRefused)
+    compiler.close()
+
+    again = default_compiler(small(), SIZES["small"], cache_dir=tmp_path)
+    answers: Queue[Any] = Queue()
+    assert again.get(constraint, answers.put) is None
+    made = answers.get(timeout=PATIENCE)
+    assert isinstance(made, Table) and accepts(made.matcher(), vocabulary("small").encode("fox"))
+    assert again.stats.loaded == 1
+    again.close()
