@@ -56,7 +56,8 @@ class Turn:
         self.finish_reason: str | None = None
         self._bodies = None if parser is None else Bodies(parser)
         self._calls = 0
-        self._space = ""  # white space that may stand before a call: then it is nobody's
+        self._space = ""  # white space that may stand before a call: then it is nobody's, and so are its tokens
+        self._space_logprobs: tuple[TokenLogprob, ...] = ()
 
     def take(self, piece: Piece) -> list[Delta]:
         """What a piece adds to the turn."""
@@ -78,28 +79,32 @@ class Turn:
         text = self._space + piece.text
         shown = text.rstrip()
         self._space = text[len(shown) :]
-        return [Content(shown, piece.logprobs)] if shown or piece.logprobs else []
+        self._space_logprobs += () if piece.section else piece.logprobs  # in a section they are those of its markers
+        if not shown:
+            return []
+        logprobs, self._space_logprobs = self._space_logprobs, ()
+        return [Content(shown, logprobs)]
 
     def _read(self, events: list[CallEvent]) -> list[Delta]:
         deltas: list[Delta] = []
         for event in events:
             match event:
                 case CallBegun(name):
-                    self._space = ""
+                    self._space, self._space_logprobs = "", ()
                     id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
                     deltas.append(CallStart(self._calls, id, name))
                     self._calls += 1
                 case CallArguments(fragment):
                     deltas.append(CallMore(self._calls - 1, fragment))
                 case Malformed(text):
-                    deltas.append(Content(self._space + text))
-                    self._space = ""
+                    deltas.append(Content(self._space + text, self._space_logprobs))
+                    self._space, self._space_logprobs = "", ()
         return deltas
 
     def _end(self, piece: Piece) -> list[Delta]:
         deltas = [] if self._bodies is None else self._read(self._bodies.end())
         if self._space and not self._calls:
-            deltas.append(Content(self._space))
+            deltas.append(Content(self._space, self._space_logprobs))
         stopped = piece.finish_reason == "stop"
         self.finish_reason = ("tool_calls" if self._calls else "stop") if stopped else "length"
         return deltas

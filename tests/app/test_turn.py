@@ -194,12 +194,19 @@ def test_without_tools_what_looks_like_a_call_is_text() -> None:
 
 
 def test_logprobs_stay_with_the_text_they_are_of() -> None:
-    a, b = TokenLogprob(1, -0.5), TokenLogprob(2, -0.25)
-    turn, whole = Turn(one_call), WholeTurn(may_call=True)
-    for piece in (
-        Piece("answer", "Hi", 1, logprobs=(a,)), Piece("answer", "\n", 1, logprobs=(b,)),
-        Piece("call", CALL, 9, logprobs=(a, a), section=1), Piece("answer", "", 0, finish_reason="stop"),
-    ):  # fmt: skip
-        for delta in turn.take(piece):
+    one, two, three = (TokenLogprob(id, -0.5) for id in (1, 2, 3))
+    spoken = [Piece("answer", "Hi", 1, logprobs=(one,)), Piece("answer", "\n", 1, logprobs=(two,))]
+    more = Piece("answer", "you", 1, logprobs=(three,))
+    marker = Piece("answer", "", 1, logprobs=(three,), section=1)
+    call = Piece("call", CALL, 9, logprobs=(three, three), section=1)
+    end = Piece("answer", "", 0, finish_reason="stop")
+    for pieces, expected in (
+        ([*spoken, end], [one, two]),
+        ([*spoken, more, end], [one, two, three]),
+        ([*spoken, marker, call, end], [one]),  # the line break before a call is nobody's
+        ([marker, call, marker, end], []),
+    ):
+        turn, whole = Turn(one_call), WholeTurn(may_call=True)
+        for delta in (delta for piece in pieces for delta in turn.take(piece)):
             whole.add(delta)
-    assert whole.logprobs == [a, b]
+        assert whole.logprobs == expected

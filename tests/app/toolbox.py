@@ -127,7 +127,7 @@ def join(chunks: list[Json]) -> Json:
         if index not in choices:
             assert delta["role"] == "assistant" and set(delta) == {"role", "content", "refusal"}
             assert delta["content"] in (None, "") and choice["finish_reason"] is None
-            choices[index] = {"message": {"role": "assistant", **delta}, "finish_reason": None}
+            choices[index] = {"message": {"role": "assistant", **delta}, "finish_reason": None, "logprobs": None}
             continue
         assert choices[index]["finish_reason"] is None, "nothing comes after the finish reason"
         if choice["finish_reason"] is not None:
@@ -136,6 +136,10 @@ def join(chunks: list[Json]) -> Json:
             continue
         (kind,) = delta  # one thing at a time
         message = choices[index]["message"]
+        if choice["logprobs"] is not None:
+            assert kind == "content" and choice["logprobs"]["content"]
+            entries = choices[index]["logprobs"] = choices[index]["logprobs"] or {"content": [], "refusal": None}
+            entries["content"] += choice["logprobs"]["content"]
         if kind == "tool_calls":
             _join_call(message.setdefault("tool_calls", []), delta["tool_calls"])
         else:
@@ -149,7 +153,7 @@ def _join_call(calls: list[Json], deltas: list[Json]) -> None:
     if index == len(calls):
         assert set(delta) == {"index", "id", "type", "function"} and set(function) == {"name", "arguments"}
         assert function["arguments"] == "" and function["name"]
-        calls.append({name: delta[name] for name in ("id", "type", "function")})
+        calls.append({"id": delta["id"], "type": delta["type"], "function": dict(function)})
         return
     assert index == len(calls) - 1, "a call that another has followed is over"
     assert set(delta) == {"index", "function"} and set(function) == {"arguments"} and function["arguments"]
@@ -157,10 +161,11 @@ def _join_call(calls: list[Json], deltas: list[Json]) -> None:
 
 
 def without_ids(choices: list[Json]) -> list[Json]:
-    """Choices as another run of the same request would have them, without `logprobs`."""
+    """Choices as another run of the same request would have them."""
     made = json.loads(json.dumps(choices))
     for choice in made:
-        choice.pop("logprobs", None)
+        if choice["logprobs"] is not None and not choice["logprobs"]["content"]:
+            choice["logprobs"] = None  # a stream has no place to say that there are none
         for call in choice["message"].get("tool_calls", []):
             assert call.pop("id")
     return list(made)
