@@ -132,6 +132,7 @@ class Settings(BaseSettings):
             max_waiting=self.max_waiting,
             prefix_cache=self.prefix_cache,
             threads=self.threads,
+            cache_dir=str(self.resolved_data_dir / "constraints"),
         )
 
 

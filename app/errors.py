@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from engine.constrain.matcher import ConstraintRefused
+from engine.constrain.matcher import ConstraintFailed, ConstraintRefused
 from engine.errors import (
     ChatTemplateError,
     ContextLengthExceeded,
@@ -71,7 +71,7 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
             return invalid(error.name, str(error))
         case ContextLengthExceeded():
             return invalid(param, str(error), error.code)
-        case ConstraintRefused():
+        case ConstraintRefused() | ConstraintFailed():
             return invalid(param, str(error), error.code)
         case ChatTemplateError():
             return invalid("messages", str(error), error.code)

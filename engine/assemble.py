@@ -73,7 +73,10 @@ def assemble(config: EngineConfig) -> Parts:
     )  # one more: the null block
     _warm_up(decoder, kv, device)
     tokenizer = Tokenizer.load(path)
-    compiler = default_compiler(tokenizer, spec.vocab_size)
+    compiler = default_compiler(
+        tokenizer, spec.vocab_size, cache_dir=None if config.cache_dir is None else Path(config.cache_dir)
+    )
+    compiler.warm()
     core = EngineCore(
         config,
         ModelRunner(decoder, kv, device),

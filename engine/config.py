@@ -31,6 +31,7 @@ class EngineConfig:
     prefix_cache: bool = True
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
+    cache_dir: str | None = None  # where constraints that were compiled ahead are kept; None: in memory only
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "kv_blocks", "kv_bytes", "threads"):

@@ -6,7 +6,6 @@ what became of each job. It may be driven by a thread, a process or a test.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,18 +18,17 @@ from engine.blocks import BlockPool, root_digest
 from engine.config import EngineConfig
 from engine.constrain.compiler import Outcome
 from engine.constrain.masks import Constraints
-from engine.constrain.matcher import CompileTimeout, ConstraintRefused
+from engine.constrain.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 from engine.constrain.modes import Modes
-from engine.jobs import ScoreJob, ScoreRequest, SpanJob
+from engine.jobs import ScoreJob, SpanJob
 from engine.outputs import FinishReason, SpanOutput, Stats
 from engine.runner import Runner
-from engine.sampler import Draw, Drawn, logprob_of, row_logprobs, sample
+from engine.sampler import Drawn, logprob_of, row_logprobs, sample
 from engine.scheduler import Row, Scheduler
+from engine.scores import read_scores, score_jobs
 from engine.sequence import SequenceState
-from engine.spans import ConstraintBroken, SpanWriter
+from engine.spans import SpanWriter, draw
 from engine.text import Decoder
-
-log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -196,16 +194,8 @@ class EngineCore:
             self._constraints.compiler.cancel(job.span.constraint.body, job.awaited)
 
     def _score(self, seq: SequenceState, command: m.Score) -> None:
-        """Candidates of one token share one child; each longer one has its own."""
-        request = ScoreRequest(command.request, [[0.0] * len(c) for c in command.candidates])
-        first = len(seq) - 1
-        singles = [(i, 0, c[0]) for i, c in enumerate(command.candidates) if len(c) == 1]
-        jobs: list[tuple[Sequence[int], dict[int, list[tuple[int, int, int]]]]] = []
-        if singles:
-            jobs.append(((), {first: singles}))
-        for i, candidate in enumerate(command.candidates):
-            if len(candidate) > 1:
-                jobs.append((candidate[:-1], {first + j: [(i, j, token)] for j, token in enumerate(candidate)}))
+        """Read candidates on throw-away children."""
+        request, first, jobs = score_jobs(command.request, command.candidates, len(seq))
         for tokens, targets in jobs:
             self._private_id -= 1
             child = self._scheduler.fork(seq, self._private_id, self._next_arrival())
@@ -297,10 +287,14 @@ class EngineCore:
         if drawing:
             index = [row for _, _, row in drawing]
             chosen = logits if index == list(range(logits.shape[0])) else logits[index]
-            draws = [_draw(s, j) for s, j, _ in drawing]
-            forbid = self._masks_of([job for _, job, _ in drawing])
-            for (seq, job, _), drawn in zip(drawing, sample(chosen, draws, forbid), strict=True):
-                self._advance(seq, job, drawn)
+            draws = [draw(s, j) for s, j, _ in drawing]
+            failed: dict[int, ConstraintFailed] = {}
+            forbid = self._masks_of([job for _, job, _ in drawing], failed)
+            for at, ((seq, job, _), drawn) in enumerate(zip(drawing, sample(chosen, draws, forbid), strict=True)):
+                if at in failed:
+                    self._fail(seq, job, failed[at])
+                else:
+                    self._advance(seq, job, drawn)
 
     def _start_masks(self, rows: list[Row]) -> None:
         """Begin to fill the masks of the constrained spans that draw in this step: the model runs meanwhile."""
@@ -313,22 +307,17 @@ class EngineCore:
             assert self._constraints is not None
             self._constraints.masks.start(list(self._masked.values()))
 
-    def _masks_of(self, jobs: list[SpanJob]) -> Callable[[Tensor], None] | None:
-        """What forbids tokens in the rows of `jobs`; None when no row is constrained."""
+    def _masks_of(self, jobs: list[SpanJob], failed: dict[int, ConstraintFailed]) -> Callable[[Tensor], None] | None:
+        """What forbids tokens in the rows of `jobs`, and notes those that failed; None when no row is constrained."""
         if not self._masked:
             return None
         assert self._constraints is not None
         masks, at = self._constraints.masks, {job.id: i for i, job in enumerate(jobs)}
         rows = [at[id] for id in self._masked]
-        return lambda logits: masks.apply(logits, rows)
+        return lambda logits: failed.update(masks.apply(logits, rows))
 
     def _read_scores(self, seq: SequenceState, job: ScoreJob, first: int, logits: Tensor, *, done: bool) -> None:
-        for offset in range(logits.shape[0]):
-            targets = job.targets.get(first + offset, ())
-            if targets:
-                row = row_logprobs(logits[offset])
-                for candidate, index, token in targets:
-                    job.request.logprobs[candidate][index] = float(row[token])
+        read_scores(job, first, logits)
         if done:
             job.request.open_children -= 1
             self._drop(seq)
@@ -352,15 +341,19 @@ class EngineCore:
         produced = job.produced
         try:
             outputs = self._writer.advance(seq, job, drawn)
-        except ConstraintBroken as error:
-            log.error("sequence %d: %s", seq.id, error)
-            self._close(seq, str(error))
+        except ConstraintFailed as failed:
+            self._fail(seq, job, failed)
             return
         self._generated_tokens += job.produced - produced
         for output in outputs:
             if output.finish_reason is not None:
                 self._scheduler.finish(seq)
             self._emit(seq, job, output)
+
+    def _fail(self, seq: SequenceState, job: SpanJob, failed: ConstraintFailed) -> None:
+        """The span's constraint cannot go on: the client cuts the sequence back to what it was given."""
+        self._scheduler.finish(seq)
+        self._replies.append(m.Failed(job.id, str(failed)))
 
     def _end_span(self, seq: SequenceState, job: SpanJob, finish: FinishReason) -> None:
         """End a span from outside."""
@@ -406,17 +399,3 @@ class EngineCore:
     def check(self) -> None:
         """Raise AssertionError unless the block pool agrees with every sequence's table."""
         self._pool.check(self._scheduler.tables())
-
-
-def _draw(seq: SequenceState, job: SpanJob) -> Draw:
-    early = job.produced < job.span.min_tokens and (job.modes is None or job.modes.free)
-    return Draw(
-        sampling=job.span.sampling,
-        seed=job.seed,
-        stream=seq.stream,
-        position=len(seq),
-        counts=seq.counts,
-        seen=seq.tokens,
-        banned=job.stop_ids if early else frozenset(),
-        logprobs=job.span.logprobs,
-    )

@@ -147,6 +147,10 @@ class Engine:
         if isinstance(outcome, ConstraintRefused):
             raise outcome
 
+    def register(self, constraint: Constraint) -> None:
+        """Say that a constraint will be asked for often: what can be made of it ahead is made, in the background."""
+        self._compiler.register(constraint)
+
     async def stats(self) -> Stats:
         """A snapshot between two steps. Raises `EngineStopped`."""
         request = self.request(queued=False)

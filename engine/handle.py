@@ -14,7 +14,7 @@ from typing import Self
 
 from engine import messages as m
 from engine.client import Client, Request
-from engine.constrain.matcher import CompileTimeout, ConstraintRefused
+from engine.constrain.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 from engine.errors import ContextLengthExceeded, InvalidParameter, SequenceBusy, SequenceClosed
 from engine.outputs import Kind, SpanOutput, SpanResult
 from engine.params import Span
@@ -268,6 +268,7 @@ class SpanStream:
 
         Raises:
             ConstraintRefused: before the first piece: the span's constraint cannot be held. The sequence is as it was.
+            ConstraintFailed: later: the constraint cannot go on. The sequence ends with the last piece.
             SequenceClosed: the sequence was closed meanwhile.
             EngineStopped: the engine failed.
         """
@@ -285,6 +286,10 @@ class SpanStream:
             if reply.timed_out:
                 raise CompileTimeout("; ".join(reply.reasons))
             raise ConstraintRefused(reply.reasons)
+        if isinstance(reply, m.Failed):
+            self._end()
+            self._engine.post(m.Truncate(self._sequence._id, len(self._sequence)))
+            raise ConstraintFailed(reply.reason)
         assert isinstance(reply, m.Piece)
         output = reply.output
         self._sequence._tokens.extend(output.token_ids)

@@ -131,9 +131,17 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """The span's constraint could not go on. The sequence may have tokens that no piece told of: truncate it."""
+
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StatsReply:
     request: int
     stats: Stats
 
 
-Reply = Piece | Scored | Refused | Closed | StatsReply
+Reply = Piece | Scored | Refused | Failed | Closed | StatsReply

@@ -42,7 +42,7 @@ class Drawn:
     logprob: TokenLogprob | None
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], forbid: Callable[[Tensor], None] | None = None) -> list[Drawn]:
+def sample(logits: Tensor, draws: Sequence[Draw], forbid: Callable[[Tensor], object] | None = None) -> list[Drawn]:
     """Draw one token for each row of `logits` (rows, vocabulary), fp32. The logits are changed in place.
 
     `forbid` sets the logits of tokens that a constraint does not allow to -inf, in place.

@@ -9,13 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from engine.constrain.matcher import ConstraintFailed
 from engine.jobs import SpanJob
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
-from engine.sampler import Drawn
+from engine.sampler import Draw, Drawn
 from engine.sequence import SequenceState
 from engine.text import Decoder, SpanText
 
 _CONTEXT = 8  # tokens before a section that its first characters may depend on
+
+
+def draw(seq: SequenceState, job: SpanJob) -> Draw:
+    """How the span's next token is drawn."""
+    early = job.produced < job.span.min_tokens and (job.modes is None or job.modes.free)
+    return Draw(
+        sampling=job.span.sampling,
+        seed=job.seed,
+        stream=seq.stream,
+        position=len(seq),
+        counts=seq.counts,
+        seen=seq.tokens,
+        banned=job.stop_ids if early else frozenset(),
+        logprobs=job.span.logprobs,
+    )
 
 
 class SpanWriter:
@@ -29,8 +45,7 @@ class SpanWriter:
         """Append a drawn token and all that must follow it. The last output has a finish reason if the span is over.
 
         Raises:
-            ConstraintBroken: the constraint does not take the token: the mask and the matcher disagree, or no token of
-                the vocabulary can go on.
+            ConstraintFailed: the constraint cannot go on; the span is over, and what was drawn means nothing.
         """
         token = drawn.token_id
         logprobs = () if drawn.logprob is None else (drawn.logprob,)
@@ -75,7 +90,7 @@ class SpanWriter:
         kind: Kind | None = "text"
         if job.modes is not None:
             if not job.modes.accept(token):
-                raise ConstraintBroken(token)
+                raise ConstraintFailed("no token of the vocabulary continues the constrained text")
             if job.modes.section != job.section:
                 before = self._end_section(job)
             kind = job.modes.kind
@@ -109,13 +124,6 @@ class SpanWriter:
         assert job.modes is not None
         job.text, job.kind, job.section = None, "text", job.modes.section
         return outputs
-
-
-class ConstraintBroken(Exception):
-    """A constrained span drew a token that its constraint does not take."""
-
-    def __init__(self, token: int) -> None:
-        super().__init__(f"no token of the vocabulary continues the constrained text (drawn: {token})")
 
 
 def _output(

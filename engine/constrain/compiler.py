@@ -286,7 +286,7 @@ class Compiler:
             return None
 
     def _build(self) -> None:
-        with contextlib.suppress(ConstraintRefused):  # whoever brings a constraint is told
+        with contextlib.suppress(Exception):  # whoever brings a constraint is told
             self._ready()
 
     def _ready(self) -> Backends:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.constrain.compiler import Compiler
-from engine.constrain.matcher import words
+from engine.constrain.matcher import ConstraintFailed, words
 from engine.constrain.modes import Modes
 from engine.kernels.mask import forbid
 
@@ -29,14 +29,14 @@ class Masks:
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None  # threads begin with the first constrained step
         self._bits = torch.zeros(0, words(vocab_size), dtype=torch.int32)
-        self._filling: list[Future[list[bool]]] = []
+        self._filling: list[Future[list[Filled]]] = []
         self._count = 0
 
     def start(self, modes: Sequence[Modes]) -> None:
         """Begin to fill row i from `modes[i]`, which must not move before `apply`."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="mask")
-        self._wait()  # a step that failed may have left its threads writing
+        self.wait()  # a step that failed may have left its threads writing
         if len(modes) > len(self._bits):
             pinned = self._device.type == "cuda"
             self._bits = torch.zeros(len(modes), words(self._vocab_size), dtype=torch.int32, pin_memory=pinned)
@@ -48,25 +48,40 @@ class Masks:
             for at in range(0, len(modes), share)
         ]
 
-    def apply(self, logits: Tensor, rows: Sequence[int]) -> None:
+    def apply(self, logits: Tensor, rows: Sequence[int]) -> dict[int, ConstraintFailed]:
         """Set the logits of forbidden tokens to -inf, in place.
 
-        `logits` is (n, vocabulary); `rows[i]` is the row of `modes[i]` of `start`.
+        `logits` is (n, vocabulary); `rows[i]` is the row of `modes[i]` of `start`. Returns what went wrong, by row:
+        such a row is left as it was, and what is drawn from it means nothing.
         """
-        filled = [i for i, constrained in enumerate(self._wait()) if constrained]
+        outcomes = self.wait()
+        failed = {rows[i]: outcome for i, outcome in enumerate(outcomes) if isinstance(outcome, ConstraintFailed)}
+        filled = [i for i, outcome in enumerate(outcomes) if outcome is True]
         if not filled:
-            return
+            return failed
         bits = self._bits[: self._count] if len(filled) == self._count else self._bits[filled]
         where = torch.tensor([rows[i] for i in filled])
         forbid(logits, bits.to(self._device, non_blocking=True), where.to(self._device, non_blocking=True))
+        return failed
 
-    def _wait(self) -> list[bool]:
+    def wait(self) -> list[Filled]:
+        """Until all rows are filled. For each, whether its mode forbids anything; none the second time."""
         filling, self._filling = self._filling, []
-        return [constrained for share in filling for constrained in share.result()]
+        return [outcome for share in filling for outcome in share.result()]
 
 
-def _fill(rows: np.ndarray, modes: Sequence[Modes]) -> list[bool]:
-    return [each.fill(row) for each, row in zip(modes, rows, strict=True)]
+Filled = bool | ConstraintFailed
+
+
+def _fill(rows: np.ndarray, modes: Sequence[Modes]) -> list[Filled]:
+    """One that fails takes none of its neighbours with it."""
+    filled: list[Filled] = []
+    for row, each in zip(rows, modes, strict=True):
+        try:
+            filled.append(each.fill(row))
+        except ConstraintFailed as failed:
+            filled.append(failed)
+    return filled
 
 
 @dataclass(frozen=True, slots=True)

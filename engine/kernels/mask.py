@@ -6,8 +6,11 @@ alone. Knows nothing of what the bits mean.
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _BLOCK = 1024  # logits that one program looks at
@@ -17,25 +20,42 @@ def forbid(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
     """Set `logits[rows[i], t]` to -inf where bit `t % 32` of `bits[i, t // 32]` is 0, in place.
 
     `logits` is (n, vocabulary) of any floating type, its last dimension contiguous; `bits` is (m, words) int32; `rows`
-    is (m,) int64, without repeats. All on one device.
+    is (m,) int64, without repeats. All on one device. What is not a number may stay so.
     """
     (forbid_triton if logits.is_cuda else forbid_torch)(logits, bits, rows)
 
 
 def forbid_torch(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
     """The twin. See `forbid`."""
-    vocabulary = logits.shape[1]
-    if bits.is_cpu:  # numpy unpacks bits eight times as fast as shifts of whole words
-        unpacked = np.unpackbits(bits.contiguous().numpy().view(np.uint8), axis=1, count=vocabulary, bitorder="little")
-        forbidden = torch.from_numpy(unpacked).view(torch.bool).logical_not_()
-    else:
-        places = torch.arange(32, dtype=torch.int32, device=bits.device)
-        forbidden = ((bits[:, :, None] >> places) & 1).flatten(1)[:, :vocabulary] == 0
-    if len(rows) == len(logits) and bool((rows == torch.arange(len(rows), device=rows.device)).all()):
-        logits.masked_fill_(forbidden, float("-inf"))
+    if logits.is_cpu and logits.dtype == torch.float32:
+        _forbid_numpy(logits.detach().numpy(), bits.contiguous().numpy().view(np.uint8), rows.tolist())
         return
+    places = torch.arange(32, dtype=torch.int32, device=bits.device)
+    forbidden = ((bits[:, :, None] >> places) & 1).flatten(1)[:, : logits.shape[1]] == 0
     for row, where in zip(rows.tolist(), forbidden, strict=True):
         logits[row].masked_fill_(where, float("-inf"))
+
+
+def _forbid_numpy(logits: NDArray[np.float32], bits: NDArray[np.uint8], rows: list[int]) -> None:
+    """Each byte of bits looked up as what eight logits may be at most: two to three times as fast as a mask of bools."""
+    vocabulary = logits.shape[1]
+    if len(_scratch.limits) < bits.shape[1]:  # kept: fresh memory would cost more than the work
+        _scratch.limits = np.empty((bits.shape[1], 8), dtype=np.float32)
+    limits = _scratch.limits[: bits.shape[1]]
+    for row, packed in zip(rows, bits, strict=True):
+        np.take(_LIMITS, packed, axis=0, out=limits, mode="clip")  # clip: the others would go through a copy
+        np.minimum(logits[row], limits.reshape(-1)[:vocabulary], out=logits[row])
+
+
+_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_LIMITS = np.where(_BYTES == 1, np.inf, -np.inf).astype(np.float32)  # (256, 8)
+
+
+class _Scratch(threading.local):
+    limits: NDArray[np.float32] = np.empty((0, 8), dtype=np.float32)
+
+
+_scratch = _Scratch()
 
 
 def forbid_triton(logits: Tensor, bits: Tensor, rows: Tensor) -> None:

@@ -14,14 +14,14 @@ from engine.config import EngineConfig
 from engine.constrain.compiler import Outcome
 from engine.constrain.layout import Constrained, Layout
 from engine.constrain.masks import Constraints, Masks
-from engine.constrain.matcher import ConstraintRefused
+from engine.constrain.matcher import ConstraintFailed, ConstraintRefused, Row
 from engine.constrain.spec import Constraint, Literal
 from engine.core import EngineCore
 from engine.outputs import SpanOutput
 from engine.params import GREEDY, Span
 from tests.engine.fake import VOCAB, FakeRunner, Letters, next_token
 
-from .words import Words
+from .words import WordMatcher, Words
 
 EOS = 0
 ANY = Literal("any")  # what it compiles to is the test's business
@@ -236,18 +236,44 @@ def test_stop_strings_are_for_the_answer_not_for_sections() -> None:
     assert whole.outputs[1][-1].stop_reason == "bb"
 
 
-def test_a_vocabulary_that_cannot_go_on_closes_the_sequence_and_says_so() -> None:
-    class Stuck(Words):
-        def matcher(self) -> object:  # type: ignore[override]  # a matcher that shows what it will not take
-            matcher = super().matcher()
-            matcher.accept = lambda token: False  # type: ignore[method-assign]
-            return matcher
+class Stuck(Words):
+    """Fails, one way or the other, where its only word has come to its second letter."""
 
-    bench = Bench(Shelf(Stuck([(1,)], EOS)))  # type: ignore[arg-type]
+    def __init__(self, *, shows: bool) -> None:
+        super().__init__([(1, 1), (1, 2)], EOS)
+        self.shows = shows
+
+    def matcher(self) -> WordMatcher:
+        return StuckMatcher(self, ())
+
+
+class StuckMatcher(WordMatcher):
+    def fill(self, row: Row) -> None:
+        if self._taken and not self._of.shows:  # type: ignore[attr-defined]  # it is a Stuck
+            raise ConstraintFailed("no token fits")
+        super().fill(row)
+
+    def accept(self, token: int) -> bool:
+        return not self._taken and super().accept(token)
+
+
+@pytest.mark.parametrize("shows", [False, True], ids=["has no mask", "takes nothing it shows"])
+def test_a_constraint_that_cannot_go_on_ends_its_own_span_alone(shows: bool) -> None:
+    bench = Bench(Shelf(Stuck(shows=shows)))
     bench.start(1, (1,), constrained())
+    bench.start(2, PROMPTS[1], Span(GREEDY, max_tokens=5, ignore_eos=True))
     bench.run()
-    [closed] = bench.others
-    assert isinstance(closed, m.Closed) and "no token of the vocabulary" in closed.reason
+    [failed] = bench.others
+    assert isinstance(failed, m.Failed) and "no token" in failed.reason
+    assert (bench.said(1), bench.finish(1)) == ((1,), None)
+    alone = Bench(Shelf(LANGUAGE))
+    alone.start(2, PROMPTS[1], Span(GREEDY, max_tokens=5, ignore_eos=True))
+    alone.run()
+    assert bench.said(2) == alone.said(2)
+    bench.core.handle(m.Truncate(1, 2))
+    bench.core.handle(m.Generate(1, 3, Span(GREEDY, max_tokens=2, ignore_eos=True), 0, 2))
+    bench.run()
+    assert len(bench.said(3)) == 2, "the sequence can be used again"
 
 
 def test_a_span_with_a_constraint_cannot_ignore_its_end() -> None:

@@ -1,0 +1,223 @@
+"""Tool calls on the questions of BFCL: `python -m bench.tool_calls`. Are they valid, and are they right?
+
+Validity is the mask's doing: `jsonschema` must find every finished call valid, with the bundled model and with weights
+drawn at random, where nothing but the mask makes a call. Rightness is the model's, and is told as it is: the share of
+questions whose calls are among the answers that BFCL accepts, and of those without a fitting tool that are not called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from bench import hardware
+from engine import GREEDY, Engine, EngineConfig, Sampling, Span
+from engine.constrain.layout import Constrained
+from engine.dialects import Bodies, Call, Tool, ToolChoice, choose, fold
+from engine.errors import ContextLengthExceeded
+from tests.engine.constrain import bfcl
+
+PEBBLE = Path(__file__).parent.parent / "models" / "pebble"
+FILES = ("simple_python", "live_simple", "multiple", "parallel", "irrelevance")
+MAX_TOKENS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`accepted` are the calls that answer it: for each one a name, and for each parameter its right values."""
+
+    text: str
+    tools: tuple[Tool, ...]
+    accepted: tuple[tuple[str, dict[str, list[Any]]], ...]  # Any: JSON
+
+
+@dataclass(slots=True)
+class Score:
+    """Counts over the questions of one file."""
+
+    asked: int = 0
+    calls: int = 0
+    valid: int = 0
+    cut: int = 0  # calls that were not finished: the answer ran out of tokens
+    right: int = 0
+    too_long: int = 0  # questions whose prompt does not fit the context
+
+
+def questions(name: str) -> Iterator[Question]:
+    """The questions of one file of the set."""
+    folder = bfcl.SHARED / "data/bfcl"
+    answers: dict[str, Any] = {}
+    if (folder / f"possible_answer/{name}.jsonl").exists():
+        answers = {one["id"]: one["ground_truth"] for one in _read(folder / f"possible_answer/{name}.jsonl")}
+    for one in _read(folder / f"{name}.jsonl"):
+        tools = tuple(
+            Tool(_name(tool["name"]), tool.get("description"), bfcl.json_schema(tool["parameters"]))
+            for tool in one["function"]
+        )
+        accepted = tuple((_name(f), given) for call in answers.get(one["id"], ()) for f, given in call.items())
+        yield Question(one["question"][0][-1]["content"], tools, accepted)
+
+
+def right(calls: Sequence[Call], accepted: Sequence[tuple[str, dict[str, list[Any]]]]) -> bool:
+    """Whether the calls are those accepted, in any order."""
+    left = list(accepted)
+    for call in calls:
+        arguments = json.loads(call.arguments)
+        found = next((one for one in left if one[0] == call.name and _fits(arguments, one[1])), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
+
+
+def _fits(given: dict[str, Any], accepted: dict[str, list[Any]]) -> bool:
+    """Whether every argument is one of its right values, and what may not be left out is there."""
+    if given.keys() - accepted.keys():
+        return False
+    return all(
+        any(_same(given[key], value) for value in values) if key in given else "" in values
+        for key, values in accepted.items()
+    )
+
+
+def _same(given: Any, value: Any) -> bool:
+    """Equality of BFCL's kind: text without case, spaces and punctuation; objects hold lists of right values."""
+    if isinstance(given, str) and isinstance(value, str):
+        return _plain(given) == _plain(value)
+    if isinstance(given, dict) and isinstance(value, dict):
+        return _fits(given, {key: v if isinstance(v, list) else [v] for key, v in value.items()})
+    if isinstance(given, list) and isinstance(value, list):
+        return len(given) == len(value) and all(map(_same, given, value))
+    if isinstance(given, bool) or isinstance(value, bool):
+        return given is value
+    return bool(given == value)
+
+
+def _plain(text: str) -> str:
+    return "".join(character for character in text.lower() if character not in " ,./-_*^'\"")
+
+
+def _name(name: str) -> str:
+    return name.replace(" ", "_")
+
+
+def _read(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+async def ask(engine: Engine, question: Question, choice: ToolChoice, sampling: Sampling) -> tuple[list[Call], bool]:
+    """The calls that the model writes, and whether it came to an end."""
+    tokenizer = engine.tokenizer
+    dialect = choose(tokenizer, tokenizer.tool_template)
+    assert dialect is not None, "the model cannot call tools"
+    plan = dialect.plan(question.tools, choice)
+    opening, closing = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
+    assert opening is not None and closing is not None
+    layout = replace(plan.layout, think=(opening, closing)) if choice == "auto" else plan.layout
+    shown = [
+        {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
+        for t in question.tools
+    ]
+    messages = [{"role": "user", "content": question.text}]
+    prompt = tokenizer.apply_chat_template(messages, tools=shown, enable_thinking=False)
+    async with await engine.open(prompt) as sequence:
+        span = Span(sampling, max_tokens=MAX_TOKENS, constraint=Constrained(plan.body, layout))
+        bodies, events = Bodies(plan.parser), []
+        with sequence.generate(span) as stream:
+            async for output in stream:
+                if output.kind == "body":
+                    events += bodies.push(output.section, output.text)
+        events += bodies.end()
+        calls, malformed = fold(events)
+        assert not malformed.strip() or output.finish_reason == "length", f"malformed: {malformed!r}"
+        return calls, output.finish_reason == "stop"
+
+
+async def score(engine: Engine, name: str, limit: int, choice: ToolChoice, sampling: Sampling) -> Score:
+    """Ask the questions of one file, many at once."""
+    total, gate = Score(), asyncio.Semaphore(16)
+
+    async def one(question: Question) -> None:
+        async with gate:
+            try:
+                calls, ended = await ask(engine, question, choice, sampling)
+            except ContextLengthExceeded:
+                total.too_long += 1
+                return
+        total.asked += 1
+        schemas = {tool.name: tool.parameters or {} for tool in question.tools}
+        if not ended and calls:
+            total.cut += 1
+            calls = calls[:-1]
+        total.calls += len(calls)
+        total.valid += sum(_valid(call, schemas) for call in calls)
+        total.right += ended and right(calls, question.accepted)
+
+    await asyncio.gather(*(one(question) for question in list(questions(name))[:limit]))
+    return total
+
+
+def _valid(call: Call, schemas: dict[str, Any]) -> bool:
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        return False
+    return call.name in schemas and Draft202012Validator(schemas[call.name]).is_valid(arguments)
+
+
+def random_weights(folder: Path) -> Path:
+    """A model of Pebble's shape and tokenizer whose weights mean nothing."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(PEBBLE, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.md"))
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(PEBBLE)).save_pretrained(folder)
+    return folder
+
+
+async def measure(model: Path, limit: int, choice: ToolChoice, sampling: Sampling) -> dict[str, Score]:
+    """Every file's score."""
+    async with await Engine.start(EngineConfig(model=str(model), max_running=16)) as engine:
+        return {name: await score(engine, name, limit, choice, sampling) for name in FILES}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.tool_calls", description="Tool calls on BFCL's questions.")
+    parser.add_argument("--model", type=Path, default=PEBBLE)
+    parser.add_argument("--questions", type=int, default=1000, help="of each file, at most")
+    options = parser.parse_args()
+    began = time.monotonic()
+    if not (bfcl.SHARED / "data/bfcl").is_dir():
+        parser.exit(1, f"no questions at {bfcl.SHARED / 'data/bfcl'}; set PONDER_SHARED\n")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [
+            (options.model.name, "auto", options.model, GREEDY),
+            (options.model.name, "required", options.model, GREEDY),
+            ("random weights", "required", random_weights(Path(folder) / "random"), Sampling(seed=1)),
+        ]
+        print("| model | tool_choice | questions | asked | finished calls | valid | cut off | right |")
+        print("|---|---|---|---|---|---|---|---|")
+        for label, choice, model, sampling in runs:
+            for name, s in asyncio.run(measure(model, options.questions, choice, sampling)).items():  # type: ignore[arg-type]  # "auto" and "required" are choices
+                right_share = f"{s.right / s.asked:.0%}" if s.asked else "–"
+                valid_share = f"{s.valid / s.calls:.1%}" if s.calls else "–"
+                print(
+                    f"| {label} | {choice} | {name} | {s.asked} | {s.calls} | {valid_share} | {s.cut} | {right_share} |"
+                )
+    hw = hardware.describe()
+    print(f"\n{hw['gpu'] or hw['cpu']}, {hw['cores']} cores; {time.monotonic() - began:.0f} s.")
+
+
+if __name__ == "__main__":
+    main()
