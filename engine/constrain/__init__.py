@@ -3,3 +3,22 @@
 Two backends stand behind one protocol. Importing this, or anything of the engine's, needs neither one's library: they
 are loaded when the first constraint comes.
 """
+
+from engine.constrain.layout import Constrained, Layout
+from engine.constrain.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
+from engine.constrain.spec import JSON_OBJECT, Constraint, Grammar, JsonSchema, Regex, choice, sequence
+
+__all__ = [
+    "JSON_OBJECT",
+    "CompileTimeout",
+    "Constrained",
+    "Constraint",
+    "ConstraintFailed",
+    "ConstraintRefused",
+    "Grammar",
+    "JsonSchema",
+    "Layout",
+    "Regex",
+    "choice",
+    "sequence",
+]
