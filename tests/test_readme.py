@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,8 +17,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def snippet(heading: str) -> str:
     """The Python code under a heading."""
-    section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]  # type: ignore[index]  # there is one
+    return first_code(README.split(f"\n## {heading}\n")[1].split("\n## ")[0])
+
+
+def first_code(text: str) -> str:
+    return re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]  # type: ignore[index]  # there is one
 
 
 def run(code: str) -> str:
@@ -33,6 +37,11 @@ def test_the_engine_alone() -> None:
     out = run(snippet("The engine alone"))
     assert "85" in out  # 27 + 58, by the bundled model
     assert out.rstrip().endswith("]")
+
+
+def test_the_engine_with_a_constraint() -> None:
+    person = json.loads(run(first_code((ROOT / "docs/constraints.md").read_text(encoding="utf-8"))))
+    assert list(person) == ["name", "age"] and len(person["name"]) <= 20 and person["age"] >= 0
 
 
 def test_with_an_openai_client(tmp_path: Path) -> None:
