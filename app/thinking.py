@@ -131,10 +131,11 @@ async def think_and_answer(
     strip_head = opened  # the newlines that templates put after a marker belong to no one
     answered = False  # some content that is not white space is out
     bodied = False  # a body that ends the answer has begun
+    thought = opened  # the newest part that is over, or is in the prompt, is thinking
     while True:
         held: list[SpanOutput] = []  # white space at the very start: content only if no thinking follows
         marker: int | None = None
-        with seq.generate(_span_of(part, span, left, markers, begun=calls and last > 0)) as outputs:
+        with seq.generate(_span_of(part, span, left, markers, calls and last > 0, thought)) as outputs:
             async for out in outputs:
                 left -= len(out.token_ids)
                 text = out.text
@@ -170,12 +171,15 @@ async def think_and_answer(
         if left <= 0:
             return
         seq.append([marker])
+        thought = part == "thinking"
         part = "thinking" if marker == markers.opening else "answer"
         strip_head = True
 
 
-def _span_of(part: Part, span: Span, left: int, markers: Markers, *, begun: bool) -> Span:
-    """`begun`: there are calls already, so that a constraint that asks for one is content."""
+def _span_of(part: Part, span: Span, left: int, markers: Markers, begun: bool, thought: bool) -> Span:
+    """`begun`: there are calls already, so that a constraint that asks for one is content. `thought`: thinking came
+    just before, so that an answer that must have a body now has it: else a model could think again and again instead.
+    """
     if part == "thinking":
         return replace(
             span, max_tokens=left, min_tokens=0, stop=(), stop_token_ids=(markers.closing,), logprobs=None,
@@ -184,14 +188,15 @@ def _span_of(part: Part, span: Span, left: int, markers: Markers, *, begun: bool
     stops = tuple(dict.fromkeys((*span.stop_token_ids, markers.opening, markers.closing)))
     return replace(
         span, max_tokens=left, min_tokens=min(span.min_tokens, left), stop_token_ids=stops,
-        constraint=span.constraint and _around_thinking(span.constraint, markers, begun),
+        constraint=span.constraint and _around_thinking(span.constraint, markers, begun, thought),
     )  # fmt: skip
 
 
-def _around_thinking(constraint: Constrained, markers: Markers, begun: bool) -> Constrained:
+def _around_thinking(constraint: Constrained, markers: Markers, begun: bool, thought: bool) -> Constrained:
     """The constraint where thinking may begin before the answer and between its sections."""
     layout = constraint.layout
-    layout = replace(layout, think=(markers.opening, markers.closing), begun=begun and layout.end is not None)
+    think = None if thought and not layout.free else (markers.opening, markers.closing)
+    layout = replace(layout, think=think, begun=begun and layout.end is not None)
     return replace(constraint, layout=layout)
 
 
