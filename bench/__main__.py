@@ -1,9 +1,13 @@
-"""`python -m bench` or `ponder bench`: measure the engine against `transformers` and against the memory's limit."""
+"""`python -m bench` or `ponder bench`: measure the engine against `transformers` and against the memory's limit.
+
+`ponder bench constraints` measures constraints on the logits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +25,9 @@ from bench.throughput import throughput
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def main(
+    context: typer.Context,
     model: Annotated[
         Path, typer.Option(help="A checkpoint to measure, beside a random one of 135M parameters.")
     ] = Path("models/pebble"),
@@ -31,6 +36,8 @@ def main(
     write: Annotated[bool, typer.Option(help="Keep the JSON and bring docs/performance.md up to date.")] = True,
 ) -> None:
     """Measure; print tables; keep them. Takes about ten minutes on two cores, one with --quick."""
+    if context.invoked_subcommand is not None:
+        return
     console = Console()
     bandwidth = hardware.read_bandwidth()
     repeats = 1 if quick else repeats
@@ -67,6 +74,34 @@ def main(
     if write and not quick:
         console.print(f"Kept in {report.save(results).relative_to(report.ROOT)}; docs/performance.md is up to date.")
         report.write_page(results)
+
+
+@app.command()
+def constraints(
+    quick: Annotated[bool, typer.Option(help="A little of everything, to see whether it runs.")] = False,
+    write: Annotated[bool, typer.Option(help="Keep the JSON and bring docs/performance.md up to date.")] = True,
+) -> None:
+    """Measure constraints on the logits; print tables and JSON. Takes half an hour on two cores, some minutes with
+    --quick, which keeps nothing."""
+    from bench import constraints_report
+    from bench.constraints import QUICK, Scale, on_hardware, qwen_sized
+    from bench.constraints import constraints as measure
+    from bench.constraints_material import missing
+
+    console = Console(stderr=True)
+    if reason := missing():
+        console.print(f"Constraints are not measured: {reason}.")
+        raise typer.Exit(1)
+    with tempfile.TemporaryDirectory() as scratch, console.status("making a random model") as status:
+        tokenizer, size, model = qwen_sized(Path(scratch))
+        measured = asyncio.run(measure(tokenizer, size, model, QUICK if quick else Scale(), status.update))
+    results = on_hardware(measured, "make bench BENCH_ARGS=constraints")
+    console.print(Markdown(constraints_report.tables(results)))
+    print(json.dumps(results))
+    if write and not quick:
+        path = constraints_report.save(results).relative_to(report.ROOT)
+        constraints_report.write_page(results)
+        console.print(f"Kept in {path}; docs/performance.md is up to date.")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def forbid_torch(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
 
 
 def _forbid_numpy(logits: NDArray[np.float32], bits: NDArray[np.uint8], rows: list[int]) -> None:
-    """Each byte of bits looked up as what eight logits may be at most: two to three times as fast as a mask of bools."""
+    """Each byte of bits is looked up as what eight logits may be at most. A mask of bools takes two to three times as
+    long to make and apply."""
     vocabulary = logits.shape[1]
     if len(_scratch.limits) < bits.shape[1]:  # kept: fresh memory would cost more than the work
         _scratch.limits = np.empty((bits.shape[1], 8), dtype=np.float32)
