@@ -51,7 +51,7 @@ def sample(logits: Tensor, draws: Sequence[Draw], forbid: Callable[[Tensor], obj
     _adjust(logits, draws)
     if forbid is not None:
         forbid(logits)
-    tokens: Tensor = logits.argmax(-1)
+    tokens = _likeliest(logits)
     drawn = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= _GREEDY_BELOW]
     filtered = [i for i in drawn if _filters(draws[i].sampling)]
     plain = [i for i in drawn if not _filters(draws[i].sampling)]
@@ -67,6 +67,13 @@ def sample(logits: Tensor, draws: Sequence[Draw], forbid: Callable[[Tensor], obj
         Drawn(token, logprob_of(raw[i], token, draw.logprobs or 0) if i in raw else None)
         for i, (token, draw) in enumerate(zip(ids, draws, strict=True))
     ]
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """The first of the largest of each row. On a CPU numpy finds it several times as fast as torch."""
+    if logits.is_cpu and logits.dtype == torch.float32:
+        return torch.from_numpy(logits.detach().numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def row_logprobs(logits: Tensor) -> Tensor:

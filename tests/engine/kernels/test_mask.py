@@ -29,9 +29,10 @@ def case(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> tuple[
     return logits.to(device), bits.to(device), rows.to(device), wanted.to(device)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_twin_forbids_where_a_bit_is_zero(shape: tuple[int, int, int]) -> None:
-    logits, bits, rows, wanted = case(shape, torch.float32, "cpu")
+def test_the_twin_forbids_where_a_bit_is_zero(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    logits, bits, rows, wanted = case(shape, dtype, "cpu")
     forbid_torch(logits, bits, rows)
     assert torch.equal(logits, wanted)
 
