@@ -25,6 +25,7 @@ from engine.constrain.spec import Constraint
 from engine.constrain.vocabulary import Vocabulary
 
 LONGEST_SOURCE = 1_000_000  # characters of a grammar: what is longer would take seconds that nothing can stop
+MOST_LEVELS = 1_500  # rules and brackets of a grammar: some 2,500 within one another overflow the stack of a thread
 
 
 class Guidance:
@@ -224,8 +225,12 @@ _NO_TOKENS = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)
 
 
 def _check_grammar(source: str) -> None:
-    if "<" in _NO_TOKENS.sub(" ", source):
+    plain = _NO_TOKENS.sub(" ", source)
+    if "<" in plain:
         raise ConstraintRefused(["grammar: it refers to a token (<…>); only text can be held"])
+    levels = sum(map(plain.count, ":([{~"))
+    if levels > MOST_LEVELS:
+        raise ConstraintRefused([f"grammar: {levels} rules and brackets; at most {MOST_LEVELS} are taken"])
 
 
 def _check_pattern(pattern: str) -> None:

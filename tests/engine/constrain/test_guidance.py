@@ -231,6 +231,13 @@ def deep(levels: int) -> Any:
     return schema
 
 
+def chained(rule: str, count: int = 4_000) -> str:
+    """A grammar of rules that each lead to the next."""
+    rules = [rule.format(i=i, j=i + 1) for i in range(count)]
+    name = rules[0].partition(":")[0]
+    return "\n".join([f"start: {name}", *rules, f'{name[0]}{count}: "z"'])
+
+
 BOMBS: dict[str, Constraint] = {
     "nested oneOf": spec.JsonSchema.of(nested(5, 4, "oneOf")),
     "nested anyOf": spec.JsonSchema.of(nested(5, 3, "anyOf")),
@@ -261,6 +268,10 @@ BOMBS: dict[str, Constraint] = {
     "long count": spec.Regex(r"[a-z]{0,10000}"),
     "overlapping": spec.Regex(r"(.*a){20}.{30}"),
     "rules": spec.Grammar("start: a{1000}\na: b{1000}\nb: c{1000}\nc: /[a-z]+/"),
+    "rules in a row": spec.Grammar(chained('r{i}: "a{i}" r{j}')),
+    "rules that are others": spec.Grammar(chained("r{i}: r{j}")),
+    "terminals in a row": spec.Grammar(chained('R{i}: "a" R{j}')),
+    "nested rules in a row": spec.Grammar(chained("r{i}: " + '("b" | ' * 20 + "r{j}" + ")" * 20, 300)),
     "parentheses": spec.Grammar("start: " + "(" * 5_000 + '"a"' + ")" * 5_000),
 }
 
