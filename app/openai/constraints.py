@@ -168,6 +168,11 @@ class Calling:
                 raise invalid(field, f"{field} and tools are both given; accepted: one of them, or tool_choice 'none'.")
         if request.ignore_eos:
             raise invalid("ignore_eos", "ignore_eos is true; accepted: false together with tools.")
+        if text := set(request.stop_token_ids) - served.engine.tokenizer.control_ids:
+            raise invalid(
+                "stop_token_ids", f"stop_token_ids has {min(text)}, a token of text, which would cut calls off; "
+                "accepted: control tokens together with tools, or stop, which leaves calls whole.",
+            )  # fmt: skip
         return cls(request.tools or (), await _plan(served, tools, chosen, request.parallel_tool_calls is not False))
 
 

@@ -239,6 +239,7 @@ def test_a_tool_that_is_not_strict_then_takes_any_object_and_no_other_does(
         ({"tool_choice": named("nobody")}, "tool_choice.function.name", "get_weather"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "required"),
         ({"ignore_eos": True}, "ignore_eos", "tools"),
+        ({"stop_token_ids": [0, 500]}, "stop_token_ids", "500"),
         ({"response_format": {"type": "json_object"}}, "response_format", "tools"),
         ({"guided_regex": "a"}, "guided_regex", "tools"),
     ],
@@ -275,6 +276,16 @@ def test_a_stop_string_inside_a_call_does_not_cut_it(pebble_http: httpx.Client, 
     (call,) = calls_of(reply)
     assert json.loads(call["function"]["arguments"]) == {"x": "sun\nshine tool"}
     assert reply["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_control_tokens_may_stop_an_answer_with_tools_and_leave_calls_whole(
+    pebble: Server, pebble_http: httpx.Client
+) -> None:
+    begin = begins_call(pebble)
+    control = [id for id in pebble.engine.tokenizer.control_ids if str(id) != begin]
+    reply = ask(pebble_http, tools=TOOLS, tool_choice=named("add"), stop_token_ids=control, **NO_THINKING)
+    (call,) = calls_of(reply)
+    check_call(call, TOOLS)
 
 
 def test_logprobs_are_those_of_the_text(pebble: Server, pebble_http: httpx.Client) -> None:
