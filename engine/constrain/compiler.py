@@ -23,8 +23,9 @@ Outcome = Compiled | ConstraintRefused
 Done = Callable[[Outcome], None]
 MOST_REFUSALS = 1024
 MOST_QUEUED = 256
-AT_ONCE = 2  # compiles within their deadline
-MOST_OVERDUE = 2  # compiles beyond it, which nothing can stop; when there are more, what is asked for is refused
+AT_ONCE = 2
+STACK_BYTES = 8 << 20  # twice what a constraint may take where it is tried (probe_process)
+_threads = threading.Lock()  # the size of a stack is set for all threads that start meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,14 @@ class CompilerStats:
     kept_bytes: int = 0
     running: int = 0
     queued: int = 0
+
+
+@dataclass(slots=True)
+class _Made:
+    """What was made, with its key: finding that again by identity compares no constraints."""
+
+    constraint: Constraint
+    compiled: Compiled
 
 
 @dataclass(slots=True)
@@ -81,13 +90,13 @@ class Compiler:
         self._clock = clock
         self._timer = timer
         self._lock = threading.Lock()
-        self._made: OrderedDict[Constraint, Compiled] = OrderedDict()
+        self._made: OrderedDict[Constraint, _Made] = OrderedDict()
         self._bytes = 0
         self._refusals: OrderedDict[Constraint, _Refusal] = OrderedDict()
         self._waiting: dict[Constraint, list[Done]] = {}
         self._queue: deque[Constraint] = deque()
-        self._running = 0  # compiles within their deadline
-        self._overdue = 0
+        self._running = 0
+        self._overdue = 0  # of those that run, how many are beyond their deadline
         self._ahead: deque[Constraint] = deque()
         self._ahead_runs = False
         self._registered: set[Constraint] = set()
@@ -103,7 +112,7 @@ class Compiler:
             s = self._stats
             return CompilerStats(
                 s.hits, s.compiled, s.loaded, s.refused, s.timed_out, s.ahead, s.not_ahead,
-                len(self._made), self._bytes, self._running + self._overdue, len(self._queue),
+                len(self._made), self._bytes, self._running, len(self._queue),
             )  # fmt: skip
 
     def get(self, constraint: Constraint, done: Done) -> Outcome | None:
@@ -184,27 +193,33 @@ class Compiler:
         if self._closed:
             return _CLOSED
         if (made := self._made.get(constraint)) is not None:
-            self._made.move_to_end(constraint)
-            return made
+            self._made.move_to_end(made.constraint)
+            return made.compiled
         refusal = self._refusals.get(constraint)
         return refusal.error if refusal is not None and self._clock() < refusal.until else None
 
     def _busy(self) -> CompileTimeout | None:
         """Locked. A refusal that is not remembered."""
-        if self._overdue >= MOST_OVERDUE:
-            return CompileTimeout("constraints that take too long are still being compiled; try again in some seconds")
+        if self._overdue == AT_ONCE:
+            return _STUCK
         if len(self._queue) >= MOST_QUEUED:
             return CompileTimeout(f"{MOST_QUEUED} constraints wait to be compiled; try again in some seconds")
         return None
 
     def _start_some(self) -> None:
         """Locked."""
-        while self._queue and self._running < AT_ONCE and self._overdue < MOST_OVERDUE:
+        while self._queue and self._running < AT_ONCE:
             self._running += 1
             self._thread(self._compile, self._queue.popleft())
 
     def _thread(self, run: Callable[..., None], *arguments: Constraint) -> None:
-        threading.Thread(target=run, args=arguments, name="constraint", daemon=True).start()
+        thread = threading.Thread(target=run, args=arguments, name="constraint", daemon=True)
+        with _threads:
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                thread.start()
+            finally:
+                threading.stack_size(before)
 
     def _compile(self, constraint: Constraint) -> None:
         overdue = False
@@ -215,13 +230,11 @@ class Compiler:
                 if finished:
                     return
                 overdue = True
-                self._running -= 1
                 self._overdue += 1
-                dropped = self._drop_queue() if self._overdue >= MOST_OVERDUE else []
-                self._start_some()
+                dropped = self._drop_queue() if self._overdue == AT_ONCE else []
             self._settle(constraint, CompileTimeout(f"compiling it takes longer than {self._deadline_s:g} s"))
             for done in dropped:
-                done(CompileTimeout("constraints that take too long are still being compiled; try again"))
+                done(_STUCK)
 
         finished = False
         loaded = False
@@ -229,6 +242,7 @@ class Compiler:
         watch.daemon = True
         try:
             backends = self._ready()
+            backends.prompt.prepare(constraint)
             watch.start()
             stored = backends.ahead.stored(constraint) if backends.ahead is not None else None
             loaded = stored is not None
@@ -240,7 +254,7 @@ class Compiler:
         watch.cancel()
         with self._lock:
             finished = True
-            self._running -= not overdue
+            self._running -= 1
             self._overdue -= overdue
             self._stats.loaded += loaded
             self._start_some()
@@ -325,14 +339,15 @@ class Compiler:
         """Locked. The newest stays whatever its size: somebody waits for it."""
         self._refusals.pop(constraint, None)
         if (old := self._made.pop(constraint, None)) is not None:
-            self._bytes -= old.size
-        self._made[constraint] = made
+            self._bytes -= old.compiled.size
+        self._made[constraint] = _Made(constraint, made)
         self._bytes += made.size
         while self._bytes > self._cache_bytes and len(self._made) > 1:
             _, dropped = self._made.popitem(last=False)
-            self._bytes -= dropped.size
+            self._bytes -= dropped.compiled.size
 
 
+_STUCK = CompileTimeout("constraints that take too long are still being compiled; try again in some seconds")
 _CLOSED = ConstraintRefused(["the engine is stopping"])
 
 
@@ -350,6 +365,6 @@ def default_compiler(
         from engine.constrain.vocabulary import Vocabulary
 
         vocabulary = Vocabulary.of(tokenizer, vocab_size)
-        return Backends(Guidance(vocabulary), FiniteStates(vocabulary, cache_dir=cache_dir))
+        return Backends(Guidance(vocabulary, deadline_s=deadline_s), FiniteStates(vocabulary, cache_dir=cache_dir))
 
     return Compiler(backends, deadline_s=deadline_s)

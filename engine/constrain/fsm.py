@@ -30,6 +30,7 @@ from engine.constrain.table import Table
 from engine.constrain.vocabulary import Vocabulary
 
 LONGEST_PATTERN = 8_000
+LONGEST_SCHEMA = 8_000
 MOST_TABLE_BYTES = 64 << 20
 FORMAT = 1  # of the tables on disk; what was written as another is made again
 
@@ -68,9 +69,13 @@ class FiniteStates:
         return None
 
     def stored(self, constraint: Constraint) -> Table | None:
-        if self._cache_dir is None or self.check(constraint) is not None:
+        if self._cache_dir is None:
             return None
-        return self._load(self._file(self._pattern(constraint)))
+        try:
+            pattern = self._pattern(constraint)
+        except ConstraintRefused:
+            return None
+        return self._load(self._file(pattern))
 
     def compile(self, constraint: Constraint) -> Table:
         pattern = self._pattern(constraint)
@@ -227,6 +232,8 @@ def _with_patterns(constraint: Constraint) -> Constraint:
     """The constraint with every schema in it written as an expression. Raises `NotClosed`."""
     match constraint:
         case spec.JsonSchema(source, compact):
+            if len(source) > LONGEST_SCHEMA:  # looking for its table would hold up the engine for nothing
+                raise closed_schema.NotClosed(f"more than {LONGEST_SCHEMA} characters")
             return spec.Regex(closed_schema.pattern(source, compact=compact))
         case spec.Sequence(parts):
             return spec.Sequence(tuple(map(_with_patterns, parts)))

@@ -8,37 +8,36 @@ also forbid tokens that it then accepts, wherever the text is forced: forced run
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Self
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from engine.constrain import narrow, spec
+from engine.constrain.lark import first_line, lark, reason
 from engine.constrain.matcher import ConstraintFailed, ConstraintRefused, Row, words
-from engine.constrain.regular import patterns, regular
+from engine.constrain.plain import plain
+from engine.constrain.probe import Probe
 from engine.constrain.spec import Constraint
 from engine.constrain.vocabulary import Vocabulary
-
-LONGEST_SOURCE = 1_000_000  # characters of a grammar: what is longer would take seconds that nothing can stop
-MOST_LEVELS = 1_500  # rules and brackets of a grammar: some 2,500 within one another overflow the stack of a thread
 
 
 class Guidance:
     """The backend. Building one reads the whole vocabulary: about a second for 150,000 tokens.
 
+    What is not plainly harmless is compiled by `probe` first, in a process that starts when the first such constraint
+    comes: what takes too long there, or too much memory, or ends that process, is refused.
+
     Raises:
         ConstraintRefused: the model has no end-of-sequence token.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, deadline_s: float = 2.0) -> None:
         if not vocabulary.eos:
             raise ConstraintRefused(["the model has no end-of-sequence token, so no text could be complete"])
         self._vocabulary = vocabulary
+        self.probe = Probe(vocabulary, deadline_s=deadline_s)
         vocabulary.warm()
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Words(vocabulary)),
@@ -47,12 +46,19 @@ class Guidance:
             slices=LLTokenizer.json_slices(),
         )
 
+    def prepare(self, constraint: Constraint) -> None:
+        if not plain(constraint):
+            self.probe.start()
+
     def compile(self, constraint: Constraint) -> GuidanceCompiled:
-        for pattern in patterns(constraint):
-            _check_pattern(pattern)
-        source = lark(constraint)
-        if len(source) > LONGEST_SOURCE:
-            raise ConstraintRefused([f"its grammar has {len(source)} characters; at most {LONGEST_SOURCE} are taken"])
+        return self.load(lark(constraint) if plain(constraint) else self.probe.lark(constraint))
+
+    def load(self, source: str) -> GuidanceCompiled:
+        """Compile what `lark` wrote, in this process: nothing can stop it, and some grammars overflow the stack.
+
+        Raises:
+            ConstraintRefused: it cannot be held.
+        """
         first = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(source), log_level=0)
         if first.is_error():
             raise ConstraintRefused([reason(first.get_error())])
@@ -64,7 +70,7 @@ class Guidance:
         return compiled
 
     def close(self) -> None:
-        """Nothing runs beside this process."""
+        self.probe.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ class GuidanceMatcher:
     def rollback(self, n: int) -> None:
         taken = min(n, int(self._ended))
         if n > taken and not self._inner.rollback(n - taken):
-            raise ValueError(f"cannot roll back {n} tokens: {_first_line(self._inner.get_error())}")
+            raise ValueError(f"cannot roll back {n} tokens: {first_line(self._inner.get_error())}")
         self._ended = self._ended and not taken
 
     def forced(self) -> list[int]:
@@ -157,112 +163,8 @@ class _Words:
         return self._vocabulary.tokenize(text.encode())
 
 
-def lark(constraint: Constraint) -> str:
-    """The constraint in llguidance's dialect of Lark, from its rule `start`.
-
-    Neighbours that are regular become one terminal: the lexer takes the longest match, so two terminals side by side
-    would not mean what their expressions mean one after the other.
-
-    Raises:
-        ConstraintRefused: a part cannot be written so.
-    """
-    rules: list[str] = []
-
-    def named(kind: str, body: str) -> str:
-        name = f"{kind}{len(rules)}"
-        rules.append(f"{name}{body}")
-        return name
-
-    def terminal(pattern: str) -> str:
-        return named("T", f": /{regex_to_lark(pattern, use_ascii='')}/") if pattern else '""'
-
-    def expression(part: Constraint) -> str:
-        if (pattern := regular(part)) is not None:
-            return terminal(pattern)
-        match part:
-            case spec.JsonSchema(source, compact):
-                return named("json", ": %json " + narrow.for_guidance(source, compact=compact))
-            case spec.Grammar(source):
-                _check_grammar(source)
-                return named("inner", ": %lark {\n" + source + "\n}")
-            case spec.Until(stop):
-                return named("until", f"[suffix={json.dumps(stop, ensure_ascii=False)}]: /(?s:.*)/")
-            case spec.Sequence(parts):
-                written: list[str] = []
-                for is_regular, run in groupby(_flat(parts), lambda each: regular(each) is not None):
-                    neighbours = tuple(run)
-                    written += map(expression, [spec.Sequence(neighbours)] if is_regular else neighbours)
-                return f"({' '.join(written)})"
-            case spec.OneOf(parts):
-                if not parts:
-                    raise ConstraintRefused(["a choice of nothing: no text fits"])
-                return f"({' | '.join(map(expression, parts))})"
-            case spec.Optional(inner):
-                return f"({expression(inner)})?"
-            case spec.Repeat(inner, separator):
-                # Once or more, by a rule that calls itself: what is repeated is written down once.
-                once = expression(inner)
-                name = named("repeat", "")
-                again = f" {terminal(regular(spec.Literal(separator)) or '')}" if separator else ""
-                rules[rules.index(name)] = f"{name}: {once} | {name}{again} {once}"
-                return name
-        raise AssertionError(part)  # a literal or an expression is regular
-
-    start = f"start: {expression(constraint)}"
-    return "\n".join(['%llguidance {"no_forcing": true}', start, *rules, ""])
-
-
-def _flat(parts: Iterable[Constraint]) -> Iterator[Constraint]:
-    for part in parts:
-        if isinstance(part, spec.Sequence):
-            yield from _flat(part.parts)
-        else:
-            yield part
-
-
-# What in a grammar's source is no reference to a token: strings, expressions and comments. A `<` elsewhere is one.
-_NO_TOKENS = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/')
-
-
-def _check_grammar(source: str) -> None:
-    plain = _NO_TOKENS.sub(" ", source)
-    if "<" in plain:
-        raise ConstraintRefused(["grammar: it refers to a token (<…>); only text can be held"])
-    levels = sum(map(plain.count, ":([{~"))
-    if levels > MOST_LEVELS:
-        raise ConstraintRefused([f"grammar: {levels} rules and brackets; at most {MOST_LEVELS} are taken"])
-
-
-def _check_pattern(pattern: str) -> None:
-    """By itself, so that no unbalanced parenthesis of it can pair with one of its surroundings."""
-    message = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
-    if message:
-        raise ConstraintRefused([f"regex: {reason(message)}"])
-
-
-def reason(message: str) -> str:
-    """llguidance's message as one line that names the keyword."""
-    if match := re.search(r"Unimplemented keys: (\[.*?\])", message):
-        return f"JSON Schema keyword not supported: {', '.join(json.loads(match.group(1)))}"
-    if message.startswith("panic"):
-        return "llguidance failed on it"
-    first = _first_line(message)
-    if "Default retriever" in first:
-        return "$ref: the reference leads outside the schema; nothing is fetched"
-    if first.endswith("regex parse error:") and (why := re.search(r"^\s*error: (.*)$", message, re.MULTILINE)):
-        first = f"{first} {why.group(1)}"
-    first = first.removesuffix(" Enable 'coerce_one_of' option to approximate oneOf with anyOf")
-    # Its place in our own wrapping grammar says nothing to whoever wrote the constraint.
-    return re.sub(r"^((at )?\d+\(\d+\): )*(failed to compile JSON schema: )?", "", first)
-
-
-def _first_line(message: str) -> str:
-    lines = message.strip().splitlines()
-    return lines[0] if lines else "no reason given"
-
-
 def _failure(broken: LLMatcher) -> str:
-    error = _first_line(broken.get_error())
+    error = first_line(broken.get_error())
     if "NoExtension" in error:
         return "no token fits the constraint, and the text is not complete"
     if "TooComplex" in broken.stop_reason() or "TooComplex" in error:

@@ -100,6 +100,14 @@ class Compiled(Protocol):
 class Backend(Protocol):
     """Compiles while a request waits."""
 
+    def prepare(self, constraint: Constraint) -> None:
+        """Start what compiling it will need and does not count against it; often nothing.
+
+        Raises:
+            ConstraintRefused: it could not start.
+        """
+        ...
+
     def compile(self, constraint: Constraint) -> Compiled:
         """Raises `ConstraintRefused`. May take seconds, and lets other threads run meanwhile."""
         ...
@@ -109,11 +117,19 @@ class Backend(Protocol):
         ...
 
 
-class AheadBackend(Backend, Protocol):
+class AheadBackend(Protocol):
     """Compiles ahead of requests, slowly, what is then quicker to use, and may keep it from one run to the next.
 
     It is given only what the other backend took.
     """
+
+    def compile(self, constraint: Constraint) -> Compiled:
+        """As a `Backend` does, with nothing to prepare."""
+        ...
+
+    def close(self) -> None:
+        """As a `Backend` does."""
+        ...
 
     def check(self, constraint: Constraint) -> ConstraintRefused | None:
         """None where it may hold the constraint exactly. Cheap; compiling has the last word."""

@@ -62,33 +62,61 @@ class Until:
             raise ValueError("Until needs a stop: the empty text stops before anything")
 
 
+class _Hashed:
+    """Made of constraints, and looked up often: its hash is worked out when it is made, or unpickled."""
+
+    __slots__ = ("_hash",)
+    __match_args__: tuple[str, ...]  # a dataclass lists its fields there
+    _hash: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((type(self), *self._fields())))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[_Hashed], tuple[object, ...]]:
+        return type(self), self._fields()
+
+    def _fields(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__match_args__)
+
+
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class Sequence(_Hashed):
     """One after another."""
 
     parts: tuple[Constraint, ...]
 
+    __hash__ = _Hashed.__hash__
+
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class OneOf(_Hashed):
     """Any one of them."""
 
     parts: tuple[Constraint, ...]
 
+    __hash__ = _Hashed.__hash__
+
 
 @dataclass(frozen=True, slots=True)
-class Optional:
+class Optional(_Hashed):
     """This, or nothing."""
 
     part: Constraint
 
+    __hash__ = _Hashed.__hash__
+
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(_Hashed):
     """Once or more, with `separator` between."""
 
     part: Constraint
     separator: str
+
+    __hash__ = _Hashed.__hash__
 
 
 Constraint = Literal | JsonSchema | Regex | Grammar | Until | Sequence | OneOf | Optional | Repeat

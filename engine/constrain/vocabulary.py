@@ -11,8 +11,10 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from engine.tokenizer import Tokenizer
+if TYPE_CHECKING:  # it loads torch, which the processes that know a vocabulary do without
+    from engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,10 +13,22 @@ from typing import Any
 import pytest
 
 from engine.constrain import compiler as module
-from engine.constrain.compiler import AT_ONCE, MOST_OVERDUE, Backends, Compiler, default_compiler
+from engine.constrain.compiler import AT_ONCE, Backends, Compiler, default_compiler
 from engine.constrain.fsm import FiniteStates
 from engine.constrain.matcher import CompileTimeout, ConstraintRefused
-from engine.constrain.spec import Constraint, JsonSchema, Literal, Until, choice
+from engine.constrain.spec import (
+    Constraint,
+    JsonSchema,
+    Literal,
+    OneOf,
+    Optional,
+    Regex,
+    Repeat,
+    Sequence,
+    Until,
+    choice,
+    sequence,
+)
 from engine.constrain.table import Table
 from tests.engine.constrain.sources import SIZES, accepts, small, vocabulary
 from tests.engine.constrain.words import Words
@@ -42,6 +55,13 @@ class Slow:
         self.all_may = False
         self.size = size
         self.closed = False
+        self.prepared: list[str] = []
+
+    def prepare(self, constraint: Constraint) -> None:
+        assert isinstance(constraint, Literal)
+        if constraint.text.startswith("unprepared"):
+            raise ConstraintRefused(["could not start"])
+        self.prepared.append(constraint.text)
 
     def let(self, text: str) -> None:
         self.may.setdefault(text, threading.Event()).set()
@@ -226,23 +246,43 @@ def test_a_deadline_that_comes_late_changes_nothing() -> None:
     assert it.compiler.get(Literal("a"), pytest.fail) is made and it.compiler.stats.timed_out == 0
 
 
+def test_what_it_needs_is_prepared_before_its_time_begins() -> None:
+    it = make()
+    refused = it.ask("unprepared").get(timeout=PATIENCE)
+    assert refused.reasons == ("could not start",)
+    assert it.timers.started.empty() and it.backend.begun.empty()
+    it.made("a")
+    assert it.backend.prepared == ["a"]
+
+
 def test_compiles_that_cannot_be_stopped_do_not_pile_up() -> None:
     it = make(remember_s=0.0)
     stuck = [f"stuck{i}" for i in range(AT_ONCE)]
     answers = [it.ask(text) for text in stuck]
     timers = [it.timers.started.get(timeout=PATIENCE) for _ in stuck]
-    waiting = [it.ask(f"waiting{i}") for i in range(MOST_OVERDUE + 1)]
-    for timer in timers[:MOST_OVERDUE]:
+    waiting = it.ask("waiting")
+    for timer in timers:
         timer.ring()
     assert all(isinstance(answer.get(timeout=PATIENCE), CompileTimeout) for answer in answers)
-    assert isinstance(waiting[-1].get(timeout=PATIENCE), CompileTimeout)  # it never began
+    assert isinstance(waiting.get(timeout=PATIENCE), CompileTimeout)  # it never began
     assert isinstance(it.ask("another").get_nowait(), CompileTimeout)
-    begun = {it.backend.begun.get(timeout=PATIENCE) for _ in range(AT_ONCE + MOST_OVERDUE - 1)}
-    assert begun >= set(stuck) and it.backend.begun.empty()
-    it.backend.all_may = True
-    for text in ["waiting0", "waiting1", *stuck]:
-        it.backend.let(text)
-    assert waiting[0].get(timeout=PATIENCE).of == Literal("waiting0")
+    assert {it.backend.begun.get(timeout=PATIENCE) for _ in stuck} == set(stuck) and it.backend.begun.empty()
+    it.backend.let(stuck[0])
+    while it.compiler.stats.running == AT_ONCE:  # until its thread has ended
+        pass
+    assert it.made("waiting").of == Literal("waiting")
+    it.backend.let(stuck[1])
+
+
+def test_a_constraint_that_is_equal_but_another_object_is_the_same() -> None:
+    def constraint() -> Constraint:
+        return sequence("x", choice(["a", "b"]), Repeat(Optional(Regex("c")), ","))
+
+    assert constraint() == constraint() and hash(constraint()) == hash(constraint())
+    assert hash(Sequence((Literal("a"),))) != hash(OneOf((Literal("a"),)))
+    again = pickle.loads(pickle.dumps(constraint()))
+    assert again == constraint() and hash(again) == hash(constraint())
+    assert "_hash" not in repr(again)
 
 
 def test_refused_for_being_busy_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

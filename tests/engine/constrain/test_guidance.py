@@ -16,7 +16,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from engine.constrain import spec
-from engine.constrain.guidance import Guidance, lark
+from engine.constrain.guidance import Guidance
+from engine.constrain.lark import lark
 from engine.constrain.matcher import ConstraintFailed, ConstraintRefused, words
 from engine.constrain.narrow import exact_pattern
 from engine.constrain.spec import Constraint

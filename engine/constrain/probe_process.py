@@ -1,0 +1,153 @@
+"""Tries constraints, each in a fork of its own: what a `Probe` runs beside the engine's process.
+
+Run as a script, never imported there. Every message on stdin hands over a connection: the first one carries the
+vocabulary and the limits, each other one a constraint. A constraint is answered by its fork, with its Lark source or
+the reasons against it; where the fork dies, by the process that watches it, with the number of the signal. So what a
+constraint does to its fork costs the next one nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+STACK_BYTES = 4 << 20  # half of what a thread of the engine has: what fits here fits there
+WALKS, STEPS = 3, 12  # of random tokens
+
+
+def load() -> Any:
+    """llguidance and what of the engine writes for it, without the engine itself, which would load torch. Any: a
+    module."""
+    package = ModuleType("engine")
+    root = Path(__file__).parents[1]
+    package.__path__ = [str(root)]
+    sys.modules["engine"] = package
+    sys.path.append(str(root.parent))
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads would be lost in a fork
+    from engine.constrain import guidance
+
+    return guidance
+
+
+def serve() -> None:
+    control = socket.socket(fileno=sys.stdin.fileno())
+    first = received(control)
+    if first is None:
+        return
+    guidance = load()
+    from engine.constrain.vocabulary import Vocabulary
+
+    with first, first.makefile("rwb") as stream:
+        (tokens, eos), deadline_s, memory_bytes, mask_s = pickle.load(stream)
+        # How the tokenizer would write a text plays no part in compiling.
+        backend = guidance.Guidance(Vocabulary(tokens, eos, lambda text: []))
+        pickle.dump("ready", stream)
+    limit(resource.RLIMIT_AS, memory_bytes)
+    limit(resource.RLIMIT_CORE, 0)
+    os.nice(5)  # the engine's steps come first
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()
+    while (job := received(control)) is not None:
+        if os.fork() == 0:
+            control.close()
+            watch(job, backend, deadline_s, mask_s)
+            os._exit(0)
+        job.close()
+
+
+def received(control: socket.socket) -> socket.socket | None:
+    """The next connection; None when nobody will send one."""
+    message, handed, _, _ = socket.recv_fds(control, 1, 1)
+    return socket.socket(fileno=handed[0]) if message else None
+
+
+def watch(job: socket.socket, backend: Any, deadline_s: float, mask_s: float) -> None:
+    """Any: a `Guidance`."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    worker = os.fork()
+    if worker == 0:
+        threading.stack_size(STACK_BYTES)
+        thread = threading.Thread(target=work, args=(job, backend, deadline_s, mask_s))
+        thread.start()
+        thread.join()
+        os._exit(0)
+    _, status = os.waitpid(worker, 0)
+    if os.WIFSIGNALED(status):
+        job.sendall(pickle.dumps(os.WTERMSIG(status)))
+
+
+def work(job: socket.socket, backend: Any, deadline_s: float, mask_s: float) -> None:
+    """Any: a `Guidance`."""
+    from engine.constrain.lark import lark
+    from engine.constrain.matcher import ConstraintRefused
+
+    with job.makefile("rwb") as stream:
+        constraint = pickle.load(stream)
+        signal.setitimer(signal.ITIMER_REAL, deadline_s)  # nobody handles it: the kernel ends the process
+        answer: str | list[str]
+        try:
+            answer = lark(constraint)
+            taken = median(masks(backend.load(answer)))
+            if taken > mask_s:
+                answer = [f"its masks take {1e3 * taken:.1f} ms; at most {1e3 * mask_s:g} ms are accepted"]
+        except ConstraintRefused as refused:
+            answer = list(refused.reasons)
+        except MemoryError:
+            os.abort()
+        except Exception as error:  # a failure of a library must be told like any other
+            answer = [f"{type(error).__name__}: {error}"]
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        pickle.dump(answer, stream)
+
+
+def masks(compiled: Any) -> list[float]:
+    """Seconds of processor time that masks take along walks of random tokens. Any: a `Compiled`.
+
+    Raises:
+        ConstraintRefused: no walk gets far without meeting a limit of the library's.
+    """
+    import numpy as np
+
+    from engine.constrain.matcher import ConstraintFailed, ConstraintRefused, words
+
+    chosen, taken = random.Random(0), []
+    row = np.zeros(words(compiled.vocabulary.size), dtype=np.int32)
+    failures: list[str] = []
+    for _ in range(WALKS):
+        matcher = compiled.matcher()
+        try:
+            for _ in range(STEPS):
+                start = time.thread_time()
+                matcher.fill(row)
+                taken.append(time.thread_time() - start)
+                ids = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+                if not ids.size or not matcher.accept(int(chosen.choice(ids))):
+                    break
+        except ConstraintFailed as failed:
+            failures.append(str(failed))
+    # A dead end in a part of it leaves the rest of use, and is told where it is reached.
+    if len(failures) == WALKS and not any(failure.startswith("no token fits") for failure in failures):
+        raise ConstraintRefused([f"{failures[0]} (within {STEPS} random tokens)"])
+    return taken
+
+
+def limit(what: int, most: int) -> None:
+    with contextlib.suppress(ValueError):  # a lower limit may be set already
+        resource.setrlimit(what, (most, most))
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,285 @@
+"""Constraints that would end the engine's process, block it or never come back, and those that are tried at no cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from engine.constrain import spec
+from engine.constrain.compiler import Compiler, default_compiler
+from engine.constrain.guidance import Guidance
+from engine.constrain.lark import lark
+from engine.constrain.matcher import CompileTimeout, ConstraintRefused
+from engine.constrain.plain import plain
+from engine.constrain.probe import Probe
+from engine.constrain.spec import Constraint
+from tests.engine.constrain import bfcl, sources
+from tests.engine.constrain.sources import SIZES, accepts, small, vocabulary
+from tests.engine.constrain.test_guidance import BOMBS, chained
+
+PATIENCE = 60.0  # seconds until a test that hangs fails
+CRASHES = {
+    "rules": chained('r{i}: "a{i}" r{j}'),
+    "unit rules": chained("r{i}: r{j}"),
+    "terminals": chained('R{i}: "a" R{j}'),
+    "nested": chained("r{i}: " + '("b" | ' * 20 + "r{j}" + ")" * 20, 1_000),
+}
+SLOW = spec.Grammar("start: " + " ".join(f'"a{i}"' for i in range(60_000)))
+LARGE = spec.Regex("|".join(f"a{i}" for i in range(100_000)))
+TRIED = spec.Grammar('start: "a" start "b" | "c"')
+
+
+@pytest.fixture(scope="module")
+def probe() -> Iterator[Probe]:
+    made = Probe(vocabulary("small"), deadline_s=PATIENCE)
+    yield made
+    made.close()
+
+
+def refusal(probe: Probe, constraint: Constraint) -> ConstraintRefused:
+    with pytest.raises(ConstraintRefused) as refused:
+        probe.lark(constraint)
+    return refused.value
+
+
+# -- what ends a process ends only the one that tried it
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_a_grammar_that_overflows_the_stack_is_refused_by_name_and_the_next_one_is_taken(
+    probe: Probe, name: str
+) -> None:
+    assert "too deeply nested" in str(refusal(probe, spec.Grammar(CRASHES[name])))
+    assert "inner" in probe.lark(TRIED)
+    assert probe.started == 1
+
+
+def test_past_its_deadline_a_compile_is_stopped() -> None:
+    probe = Probe(vocabulary("small"), deadline_s=0.1)
+    refused = refusal(probe, SLOW)
+    assert isinstance(refused, CompileTimeout) and "longer than 0.1 s" in str(refused)
+    assert probe.started == 1
+    probe.close()
+
+
+def test_memory_is_bounded() -> None:
+    probe = Probe(vocabulary("small"), deadline_s=PATIENCE, memory_bytes=230 << 20)
+    assert "230 MiB of memory" in str(refusal(probe, LARGE))
+    assert "inner" in probe.lark(TRIED)
+    probe.close()
+
+
+def test_slow_masks_are_refused() -> None:
+    probe = Probe(vocabulary("small"), mask_s=0.0)
+    assert "its masks take" in str(refusal(probe, TRIED))
+    probe.close()
+
+
+def test_what_soon_meets_a_limit_is_refused(probe: Probe) -> None:
+    schemas = [{"type": "string", "pattern": f"[^{letter}]{{60}}a.{{4}}"} for letter in "bcdefghijklmnopqrstuvwxyz"]
+    assert "too many" in str(refusal(probe, spec.JsonSchema.of({"anyOf": schemas})))
+
+
+def test_what_cannot_be_held_is_refused_with_the_same_reasons(probe: Probe) -> None:
+    for constraint in (spec.Grammar("start: other"), spec.JsonSchema.of({"not": {}}), spec.Regex("a)(b")):
+        with pytest.raises(ConstraintRefused) as here:
+            sources.guidance("small").load(lark(constraint))
+        assert refusal(probe, constraint).reasons == here.value.reasons
+
+
+def test_constraints_are_tried_side_by_side() -> None:
+    probe = Probe(vocabulary("small"), deadline_s=PATIENCE)
+    probe.start()
+    outcome: Queue[str] = Queue()
+
+    def slow() -> None:
+        outcome.put(type(refusal(probe, SLOW)).__name__)
+
+    waiting = threading.Thread(target=slow)
+    waiting.start()
+    assert "inner" in probe.lark(TRIED)
+    assert outcome.empty()
+    probe.close()  # also ends what is being tried
+    assert outcome.get(timeout=PATIENCE) == "ConstraintRefused"
+    assert "stopping" in str(refusal(probe, TRIED))
+
+
+def test_a_process_that_was_killed_is_started_again(probe: Probe) -> None:
+    probe.start()
+    before = probe.started
+    process = probe._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert "inner" in probe.lark(TRIED)
+    assert probe.started == before + 1
+
+
+def test_what_was_tried_is_compiled_here_and_means_the_same() -> None:
+    backend = Guidance(vocabulary("small"))
+    matcher = backend.compile(TRIED).matcher()
+    assert accepts(matcher, vocabulary("small").encode("aacbb")) and backend.probe.started == 1
+    backend.close()
+
+
+# -- the whole compiler, with what is known to do harm
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    made = default_compiler(small(), SIZES["small"])
+    asked(made, TRIED)
+    yield made
+    made.close()
+
+
+def asked(compiler: Compiler, constraint: Constraint) -> Any:
+    answers: Queue[Any] = Queue()
+    known = compiler.get(constraint, answers.put)
+    return answers.get(timeout=PATIENCE) if known is None else known
+
+
+HARMFUL = {**BOMBS, "slow": SLOW, "large": LARGE, **{name: spec.Grammar(source) for name, source in CRASHES.items()}}
+MOST_GAP_S = 0.1
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_while_a_bomb_is_compiled_no_other_thread_waits_long(compiler: Compiler, name: str) -> None:
+    """What holds the interpreter's lock does so each time it is tried; a machine that is busy elsewhere does not."""
+    backends = compiler._ready()
+    gaps = []
+    for _ in range(3):
+        backends.prompt.prepare(HARMFUL[name])
+        gaps.append(longest_gap(lambda: attempt(backends.prompt.compile, HARMFUL[name])))
+        if gaps[-1] < MOST_GAP_S:
+            break
+    assert min(gaps) < MOST_GAP_S
+    assert not isinstance(asked(compiler, spec.Literal(name)), ConstraintRefused)
+
+
+def attempt(compile: Callable[[Constraint], object], constraint: Constraint) -> None:
+    try:
+        compile(constraint)
+    except ConstraintRefused as refused:
+        assert refused.reasons[0]
+
+
+def longest_gap(run: Callable[[], None]) -> float:
+    """Seconds for which a thread that does next to nothing did not get on while `run` ran in another one."""
+    done = threading.Event()
+
+    def finish() -> None:
+        try:
+            run()
+        finally:
+            done.set()
+
+    worker = threading.Thread(target=finish)
+    longest, before = 0.0, time.perf_counter()
+    worker.start()
+    while not done.wait(0.001):
+        now = time.perf_counter()
+        longest, before = max(longest, now - before), now
+    worker.join()
+    return longest
+
+
+def test_past_its_deadline_the_compiler_says_so_and_goes_on() -> None:
+    compiler = default_compiler(small(), SIZES["small"], deadline_s=0.2)
+    assert isinstance(asked(compiler, SLOW), CompileTimeout)
+    assert not isinstance(asked(compiler, spec.Literal("a")), ConstraintRefused)
+    compiler.close()
+
+
+# -- what is ordinary is not tried first
+
+
+@lru_cache(maxsize=1)
+def tool_sets() -> list[Constraint]:
+    tools = list({tool["name"]: tool for tools in bfcl.tool_sets() for tool in tools}.values())
+    bodies = [
+        spec.sequence(f'{{"name": "{tool["name"]}", "arguments": ', spec.JsonSchema.of(tool["parameters"]), "}")
+        for tool in tools
+    ]
+    return [spec.OneOf(tuple(bodies[at : at + 64])) for at in range(0, len(bodies), 64)]
+
+
+def test_64_tools_are_plain() -> None:
+    assert all(map(plain, tool_sets()))
+
+
+ORDINARY = [
+    spec.JSON_OBJECT,
+    spec.choice(["yes", "no"]),
+    spec.Regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+    spec.Regex(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+    spec.Regex(r"(GET|POST) /[a-z/]+( HTTP/1\.[01])?"),
+    spec.JsonSchema.of(
+        {
+            "$defs": {"step": {"type": "object", "properties": {"why": {"type": "string"}}, "required": ["why"]}},
+            "type": "object",
+            "properties": {
+                "steps": {"type": "array", "items": {"$ref": "#/$defs/step"}, "maxItems": 20},
+                "answer": {"anyOf": [{"type": "string", "maxLength": 200}, {"type": "null"}]},
+                "step": {"allOf": [{"$ref": "#/$defs/step"}]},
+                "mail": {"type": "string", "pattern": "^[^@ ]+@[a-z.]{3,50}$"},
+            },
+            "required": ["steps", "answer"],
+            "additionalProperties": False,
+        }
+    ),
+]
+
+
+def test_ordinary_constraints_start_no_process() -> None:
+    backend = Guidance(vocabulary("small"))
+    for constraint in [*ORDINARY, *tool_sets()[:1]]:
+        backend.prepare(constraint)
+        backend.compile(constraint)
+    assert backend.probe.started == 0
+    backend.close()
+
+
+def items(levels: int) -> str:
+    return '{"type":"array","items":' * levels + "{}" + "}" * levels
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        TRIED,
+        spec.sequence("x", spec.Optional(TRIED)),
+        spec.Repeat(spec.OneOf((spec.Literal("a"), TRIED)), ","),
+        spec.Regex(r"(\p{L}{1,50}\p{N}{1,50}){1,30}"),
+        spec.Regex(r"((a{1,100}){1,100}){1,100}"),
+        spec.Regex(r"[a-z]{0,10000}"),
+        spec.Regex("a{99999999999999999999}"),
+        spec.Regex("a" * 1_000),
+        spec.Sequence((spec.Regex(r"\w{1,90}"), spec.Regex(r"\w{1,90}"))),
+        spec.choice(str(i) for i in range(100_000)),
+        spec.JsonSchema.of({"type": "string", "maxLength": 5_000}),
+        spec.JsonSchema.of({"properties": {"a": {"allOf": [{"minimum": 1}, {"maximum": 5}]}}}),
+        spec.JsonSchema.of({"anyOf": [{"type": "null"}], "properties": {"a": {}}}),
+        spec.JsonSchema.of({"enum": [f"value {i}" for i in range(2_000)]}),
+        spec.JsonSchema.of({"properties": {f"k{i}": {} for i in range(300)}}),
+        spec.JsonSchema.of({"items": {"pattern": r"^(\w{1,20}){1,20}$"}}),
+        spec.JsonSchema(items(100)),
+        spec.OneOf(tuple(spec.JsonSchema.of({"enum": [str(i) * 1_000]}) for i in range(300))),
+    ],
+)
+def test_what_may_do_harm_is_tried_first(constraint: Constraint) -> None:
+    assert not plain(constraint)
+
+
+def test_a_property_named_like_a_keyword_is_no_keyword() -> None:
+    names = {"pattern": {"type": "string"}, "maxLength": {"type": "integer"}, "allOf": {"type": "string"}}
+    assert plain(spec.JsonSchema(json.dumps({"type": "object", "properties": names})))
