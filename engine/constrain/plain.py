@@ -15,12 +15,13 @@ from engine.constrain.spec import Constraint
 
 LONGEST_SCHEMA = 8_000  # characters
 LONGEST_PATTERN = 400
-LONGEST_TOGETHER = 200_000
+LONGEST_TOGETHER = 64_000
 MOST_COUNT = 256  # in a schema: of characters, items, properties
 MOST_PROPERTIES = 200
 MOST_BRANCHES = 16  # of an anyOf
 MOST_DEPTH = 64
 MOST_REPEATS = 2_000  # characters of all expressions that count, with the counts written out
+FORMAT = 10  # characters that a format counts for
 WIDE = 16  # times as much for an expression with classes of other than a few ASCII characters
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -54,10 +55,10 @@ def plain(constraint: Constraint) -> bool:
                 repeats += _repeats(pattern)
             case spec.JsonSchema(source, _):
                 characters += len(source)
-                patterns = _patterns(source)
-                if patterns is None:
+                written = _expressions(source)
+                if written is None:
                     return False
-                repeats += sum(map(_repeats, patterns))
+                repeats += written
             case spec.Grammar():
                 return False
         if characters > LONGEST_TOGETHER or repeats > MOST_REPEATS:
@@ -65,15 +66,15 @@ def plain(constraint: Constraint) -> bool:
     return True
 
 
-def _patterns(source: str) -> list[str] | None:
-    """The expressions in a schema that is plain but for them; None where it is not plain."""
+def _expressions(source: str) -> int | None:
+    """How long the expressions are in a schema that is plain but for them; None where it is not plain."""
     if len(source) > LONGEST_SCHEMA:
         return None
     try:
         todo: list[tuple[Any, int]] = [(json.loads(source), 0)]  # Any: a schema is JSON
     except (ValueError, RecursionError):
-        return []  # refused at once
-    found: list[str] = []
+        return 0  # refused at once
+    length = 0
     while todo:
         part, depth = todo.pop()
         if isinstance(part, list):
@@ -82,9 +83,10 @@ def _patterns(source: str) -> list[str] | None:
             if depth > MOST_DEPTH or len(part) > MOST_PROPERTIES or not _HEAVY.isdisjoint(part) or not _few(part):
                 return None
             if isinstance(pattern := part.get("pattern"), str):
-                found.append(pattern)
+                length += _repeats(pattern)
+            length += FORMAT * isinstance(part.get("format"), str)
             todo.extend((each, depth + 1) for each in part.values())
-    return found
+    return length
 
 
 def _few(schema: dict[str, Any]) -> bool:

@@ -266,6 +266,7 @@ def items(levels: int) -> str:
         spec.JsonSchema.of({"anyOf": [{"type": "null"}], "properties": {"a": {}}}),
         spec.JsonSchema.of({"enum": [f"value {i}" for i in range(2_000)]}),
         spec.JsonSchema.of({"properties": {f"k{i}": {} for i in range(300)}}),
+        spec.Repeat(spec.JsonSchema.of({"prefixes": [{"format": "uri"}] * 250}), ","),
         spec.JsonSchema.of({"items": {"pattern": r"^(\w{1,20}){1,20}$"}}),
         spec.JsonSchema(items(100)),
         spec.OneOf(tuple(spec.JsonSchema.of({"enum": [str(i) * 1_000]}) for i in range(300))),
