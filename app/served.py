@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.thinking import Markers
-from engine.dialects import choose
+from engine.dialects import ToolPlan, choose
 from engine.dialects.dialect import line_breaks
 from engine.params import Sampling
 
@@ -55,6 +55,7 @@ class Served:
         self.markers = Markers.of(engine.tokenizer)
         self.dialect = choose(engine.tokenizer, engine.tokenizer.tool_template, tool_dialect)
         self.line_breaks = line_breaks(engine.tokenizer)
+        self.plans: dict[bytes, ToolPlan] = {}  # of requests with tools, by what they say of them; the oldest first
         self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
         self.about = _about(_read_json(directory / "ponder.json"))
 

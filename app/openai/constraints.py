@@ -6,6 +6,8 @@ end of a stream. Knows nothing of prompts or replies.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"name", "schema"}}'
 _SCHEMA = "accepted: a JSON Schema, which is an object"
 MOST_TOOLS = 512
+MOST_PLANS = 64
 
 
 def text_constraint(request: SamplingRequest) -> tuple[str, Constraint] | None:
@@ -150,7 +153,13 @@ class Calling:
         Raises:
             ApiError, InvalidParameter: the tools are not as accepted, or cannot be offered to this model.
         """
-        tools = read_tools(request.tools or ())
+        shown, parallel = request.tools or [], request.parallel_tool_calls is not False
+        asked = json.dumps([shown, request.tool_choice, parallel])
+        key = hashlib.blake2b(asked.encode()).digest()
+        if (known := served.plans.get(key)) is not None:
+            _check_beside_tools(request, served)
+            return cls(shown, known)
+        tools = read_tools(shown)
         chosen = read_choice(request.tool_choice, tools)
         if len(tools) > MOST_TOOLS:
             raise invalid("tools", f"tools has {len(tools)} entries; accepted: at most {MOST_TOOLS}.")
@@ -162,18 +171,27 @@ class Calling:
                 "accepted: a model that calls tools, or the server's option --tool-dialect.",
                 "unsupported_parameter",
             )  # fmt: skip
-        for field in ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"):
-            value = getattr(request, field)
-            if value is not None and value != {"type": "text"}:
-                raise invalid(field, f"{field} and tools are both given; accepted: one of them, or tool_choice 'none'.")
-        if request.ignore_eos:
-            raise invalid("ignore_eos", "ignore_eos is true; accepted: false together with tools.")
-        if text := set(request.stop_token_ids) - served.engine.tokenizer.control_ids:
-            raise invalid(
-                "stop_token_ids", f"stop_token_ids has {min(text)}, a token of text, which would cut calls off; "
-                "accepted: control tokens together with tools, or stop, which leaves calls whole.",
-            )  # fmt: skip
-        return cls(request.tools or (), await _plan(served, tools, chosen, request.parallel_tool_calls is not False))
+        _check_beside_tools(request, served)
+        plan = await _plan(served, tools, chosen, parallel)
+        served.plans[key] = plan  # an agent sends the same tools with every turn
+        if len(served.plans) > MOST_PLANS:
+            del served.plans[next(iter(served.plans))]
+        return cls(shown, plan)
+
+
+def _check_beside_tools(request: ChatRequest, served: Served) -> None:
+    """Refuse what cannot go with tools. Raises ApiError."""
+    for field in ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+        value = getattr(request, field)
+        if value is not None and value != {"type": "text"}:
+            raise invalid(field, f"{field} and tools are both given; accepted: one of them, or tool_choice 'none'.")
+    if request.ignore_eos:
+        raise invalid("ignore_eos", "ignore_eos is true; accepted: false together with tools.")
+    if text := set(request.stop_token_ids) - served.engine.tokenizer.control_ids:
+        raise invalid(
+            "stop_token_ids", f"stop_token_ids has {min(text)}, a token of text, which would cut calls off; "
+            "accepted: control tokens together with tools, or stop, which leaves calls whole.",
+        )  # fmt: skip
 
 
 def _beginning(served: Served) -> int | None:

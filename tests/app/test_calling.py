@@ -1,0 +1,48 @@
+"""Plans for the tools of a request: made once for the same tools and choice, and never more kept than a bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.errors import ApiError
+from app.openai.constraints import MOST_PLANS, Calling
+from app.openai.fields import CHAT_REFUSED, parse
+from app.openai.schemas import ChatRequest
+from app.served import Served
+from tests.app.conftest import Server
+from tests.app.toolbox import TOOLS
+
+
+@pytest.fixture
+def served(pebble: Server) -> Served:
+    return Served(pebble.engine, "pebble")
+
+
+def calling(server: Server, served: Served, **fields: Any) -> Calling:
+    body = {"model": "pebble", "messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
+    return server.on_loop(Calling.of(parse(body, ChatRequest, CHAT_REFUSED), served))
+
+
+def test_the_same_tools_are_planned_once(pebble: Server, served: Served) -> None:
+    first = calling(pebble, served)
+    assert first.plan is not None
+    assert calling(pebble, served, temperature=0.5).plan is first.plan
+    for other in ({"tool_choice": "required"}, {"parallel_tool_calls": False}, {"tools": TOOLS[:1]}):
+        assert calling(pebble, served, **other).plan is not first.plan
+
+
+def test_what_does_not_go_with_tools_is_refused_the_second_time_too(pebble: Server, served: Served) -> None:
+    calling(pebble, served)
+    with pytest.raises(ApiError, match="ignore_eos"):
+        calling(pebble, served, ignore_eos=True)
+
+
+def test_the_oldest_plans_are_forgotten(pebble: Server, served: Served) -> None:
+    first = calling(pebble, served).plan
+    for at in range(MOST_PLANS):
+        tool = {"type": "function", "function": {"name": f"tool_{at}"}}
+        calling(pebble, served, tools=[tool])
+    assert len(served.plans) == MOST_PLANS
+    assert calling(pebble, served).plan is not first
