@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from engine.constrain.endless import forces_soon
 from engine.constrain.lark import first_line, lark, reason
 from engine.constrain.matcher import ConstraintFailed, ConstraintRefused, Row, words
 from engine.constrain.plain import plain
@@ -51,10 +52,13 @@ class Guidance:
             self.probe.start()
 
     def compile(self, constraint: Constraint) -> GuidanceCompiled:
-        return self.load(lark(constraint) if plain(constraint) else self.probe.lark(constraint))
+        source = lark(constraint) if plain(constraint) else self.probe.lark(constraint)
+        return self.load(source, forces=forces_soon(constraint))
 
-    def load(self, source: str) -> GuidanceCompiled:
+    def load(self, source: str, *, forces: bool = False) -> GuidanceCompiled:
         """Compile what `lark` wrote, in this process: nothing can stop it, and some grammars overflow the stack.
+
+        With `forces` its matchers tell what is forced: only for texts that cannot go on for ever.
 
         Raises:
             ConstraintRefused: it cannot be held.
@@ -62,7 +66,7 @@ class Guidance:
         first = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(source), log_level=0)
         if first.is_error():
             raise ConstraintRefused([reason(first.get_error())])
-        compiled = GuidanceCompiled(first, self._vocabulary, frozenset(self._vocabulary.eos), len(source))
+        compiled = GuidanceCompiled(first, self._vocabulary, frozenset(self._vocabulary.eos), len(source), forces)
         try:  # some limits, and texts that cannot even begin, show only when the first mask is made
             compiled.matcher().fill(np.empty(words(self._vocabulary.size), dtype=np.int32))
         except ConstraintFailed as failed:
@@ -81,6 +85,7 @@ class GuidanceCompiled:
     vocabulary: Vocabulary
     eos: frozenset[int]
     source_length: int
+    forces: bool = False
 
     @property
     def size(self) -> int:
@@ -88,16 +93,19 @@ class GuidanceCompiled:
         return 200_000 + 50 * self.source_length
 
     def matcher(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self.first.deep_copy(), self.vocabulary, self.eos)
+        return GuidanceMatcher(self.first.deep_copy(), self.vocabulary, self.eos, self.forces)
 
 
 class GuidanceMatcher:
     """One text. See `Matcher`."""
 
-    def __init__(self, inner: LLMatcher, vocabulary: Vocabulary, eos: frozenset[int], ended: bool = False) -> None:
+    def __init__(
+        self, inner: LLMatcher, vocabulary: Vocabulary, eos: frozenset[int], forces: bool, ended: bool = False
+    ) -> None:
         self._inner = inner
         self._vocabulary = vocabulary
         self._eos = eos
+        self._forces = forces
         self._ended = ended  # an end-of-sequence token was accepted
 
     def fill(self, row: Row) -> None:
@@ -123,7 +131,7 @@ class GuidanceMatcher:
         self._ended = self._ended and not taken
 
     def forced(self) -> list[int]:
-        text = b"" if self._ended else self._inner.compute_ff_bytes()
+        text = self._inner.compute_ff_bytes() if self._forces and not self._ended else b""
         if not text:
             return []
         tokens = self._vocabulary.tokenize(text)
@@ -145,7 +153,7 @@ class GuidanceMatcher:
         return int(np.bitwise_count(row.view(np.uint32)).sum()) == len(self._eos)
 
     def fork(self) -> Self:
-        return type(self)(self._inner.deep_copy(), self._vocabulary, self._eos, self._ended)
+        return type(self)(self._inner.deep_copy(), self._vocabulary, self._eos, self._forces, self._ended)
 
 
 class _Words:
