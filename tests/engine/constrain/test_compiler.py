@@ -445,7 +445,8 @@ def test_the_real_backends_together_from_one_run_to_the_next(tmp_path: Path, mon
 
     def rest_and_tell(backend: FiniteStates) -> None:
         rest(backend)
-        rested.set()
+        if compiler.stats.ahead + compiler.stats.not_ahead == 2:  # it may rest between the two as well
+            rested.set()
 
     monkeypatch.setattr(FiniteStates, "rest", rest_and_tell)
     constraint = choice(["fox", "dog"])
