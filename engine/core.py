@@ -21,6 +21,7 @@ from engine.constrain.masks import Constraints
 from engine.constrain.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 from engine.constrain.modes import Modes
 from engine.jobs import ScoreJob, SpanJob
+from engine.masking import Masking
 from engine.outputs import FinishReason, SpanOutput, Stats
 from engine.runner import Runner
 from engine.sampler import Drawn, logprob_of, row_logprobs, sample
@@ -57,13 +58,13 @@ class EngineCore:
         self._eos = frozenset(eos)
         self._writer = SpanWriter(make_decoder, self._eos)
         self._constraints = constraints
+        self._masking = Masking(None if constraints is None else constraints.masks)
         self._post: Callable[[m.Command], None] = self.handle
         self._secret = secret
         self._clock = clock
         self._sequences: dict[int, SequenceState] = {}
         self._deadlines: dict[int, SequenceState] = {}
         self._arrivals = 0
-        self._masked: dict[int, Modes] = {}  # of the step that runs, by request
         self._private_id = 0  # throw-away children count down, so they never meet a client's ids
         self._replies: list[m.Reply] = []
         self._generated_tokens = 0
@@ -246,7 +247,7 @@ class EngineCore:
         began = self._clock()
         step = self._scheduler.schedule()
         assert step.rows, "there is work but no row: a sequence was admitted that can never fit"
-        self._start_masks(step.rows)
+        self._masking.start(step.rows)
         logits = self._runner.run(step)
         self._scheduler.complete(step)
         self._read(step.rows, logits)
@@ -289,32 +290,12 @@ class EngineCore:
             chosen = logits if index == list(range(logits.shape[0])) else logits[index]
             draws = [draw(s, j) for s, j, _ in drawing]
             failed: dict[int, ConstraintFailed] = {}
-            forbid = self._masks_of([job for _, job, _ in drawing], failed)
+            forbid = self._masking.forbid([job for _, job, _ in drawing], failed)
             for at, ((seq, job, _), drawn) in enumerate(zip(drawing, sample(chosen, draws, forbid), strict=True)):
                 if at in failed:
                     self._fail(seq, job, failed[at])
                 else:
                     self._advance(seq, job, drawn)
-
-    def _start_masks(self, rows: list[Row]) -> None:
-        """Begin to fill the masks of the constrained spans that draw in this step: the model runs meanwhile."""
-        self._masked = {}
-        for row in rows:
-            job = row.seq.job
-            if isinstance(job, SpanJob) and job.modes is not None and row.end == len(row.seq):
-                self._masked[job.id] = job.modes
-        if self._masked:
-            assert self._constraints is not None
-            self._constraints.masks.start(list(self._masked.values()))
-
-    def _masks_of(self, jobs: list[SpanJob], failed: dict[int, ConstraintFailed]) -> Callable[[Tensor], None] | None:
-        """What forbids tokens in the rows of `jobs`, and notes those that failed; None when no row is constrained."""
-        if not self._masked:
-            return None
-        assert self._constraints is not None
-        masks, at = self._constraints.masks, {job.id: i for i, job in enumerate(jobs)}
-        rows = [at[id] for id in self._masked]
-        return lambda logits: failed.update(masks.apply(logits, rows))
 
     def _read_scores(self, seq: SequenceState, job: ScoreJob, first: int, logits: Tensor, *, done: bool) -> None:
         read_scores(job, first, logits)
