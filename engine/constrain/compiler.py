@@ -7,7 +7,7 @@ a second time, slowly and in the background, into something quicker to use. Know
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 import time
 from collections import OrderedDict, deque
@@ -18,6 +18,8 @@ from pathlib import Path
 from engine.constrain.matcher import AheadBackend, Backend, Compiled, CompileTimeout, ConstraintRefused
 from engine.constrain.spec import Constraint
 from engine.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 Outcome = Compiled | ConstraintRefused
 Done = Callable[[Outcome], None]
@@ -296,12 +298,17 @@ class Compiler:
             if ahead is None or ahead.check(constraint) is not None:
                 return None
             return ahead.stored(constraint) or ahead.compile(constraint)
-        except Exception:  # refused, killed or broken: it has no quicker form
+        except ConstraintRefused:  # it has no quicker form
+            return None
+        except Exception:
+            log.warning("a registered constraint could not be compiled ahead", exc_info=True)
             return None
 
     def _build(self) -> None:
-        with contextlib.suppress(Exception):  # whoever brings a constraint is told
+        try:
             self._ready()
+        except Exception as error:  # whoever brings a constraint is told; others can do without
+            log.warning("constraints are not available: %s", error)
 
     def _ready(self) -> Backends:
         with self._building:

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.constrain import spec
 from engine.constrain.plain import plain
+from engine.constrain.references import followed
 from engine.constrain.spec import Constraint
 
 _OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
@@ -75,17 +76,9 @@ class _Following:
     def _follow(self, reference: str) -> bool:
         if reference in self._closed:
             return False
-        if reference in self._open or not reference.startswith("#/"):
-            return True  # round in a circle, to the root, or to an anchor or another document
-        value = self._root
-        for name in reference[2:].split("/"):
-            name = name.replace("~1", "/").replace("~0", "~")
-            if isinstance(value, dict) and name in value:
-                value = value[name]
-            elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
-                value = value[int(name)]
-            else:
-                return True
+        value = followed(self._root, reference)
+        if reference in self._open or reference == "#" or value is None:
+            return True  # round in a circle, to the root, or to where it cannot be followed
         self._open.add(reference)
         found = self._within(value)
         self._open.remove(reference)

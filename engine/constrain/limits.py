@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from engine.constrain.matcher import ConstraintRefused
+from engine.constrain.references import followed
 
 MOST_ALTERNATIVES = 1024
 MOST_REMAINDERS = 10_000
@@ -69,8 +70,9 @@ class _Alternatives:
                 flat[id(schema)] = schema
                 if isinstance(schema.get("allOf"), list):
                     self._flatten(schema["allOf"], flat)
-                if isinstance(schema.get("$ref"), str):
-                    self._flatten([self._resolved(schema["$ref"])], flat)
+                if isinstance(reference := schema.get("$ref"), str):
+                    anchor = reference.startswith("#") and "/" not in reference  # it may be anywhere: the whole counts
+                    self._flatten([self._root if anchor else followed(self._root, reference)], flat)
 
     def _members(self, schemas: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[Any]]:
         """The schemas that one place within is held to: a property, an item."""
@@ -83,10 +85,3 @@ class _Alternatives:
             for keyword in ("items", "additionalProperties"):
                 members.setdefault((keyword, ""), []).append(schema.get(keyword))
         return members
-
-    def _resolved(self, reference: str) -> Any:
-        """What a reference within the schema stands for; llguidance resolves all others, or says that it cannot."""
-        value: Any = self._root
-        for name in reference.removeprefix("#").split("/")[1:]:
-            value = value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
-        return value if reference.startswith("#") else None
