@@ -62,61 +62,74 @@ class Until:
             raise ValueError("Until needs a stop: the empty text stops before anything")
 
 
-class _Hashed:
-    """Made of constraints, and looked up often: its hash is worked out when it is made, or unpickled."""
+class _Compound:
+    """Made of constraints, and looked up often: 64 tools are some 400 texts. All of them stand in one flat tuple, made
+    with the constraint or when it is unpickled, which is hashed once and compared without a step of Python."""
 
-    __slots__ = ("_hash",)
+    __slots__ = ("_flat", "_hash")
     __match_args__: tuple[str, ...]  # a dataclass lists its fields there
+    _flat: tuple[object, ...]
     _hash: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((type(self), *self._fields())))
+        flat: list[object] = [type(self)]
+        for field in self._fields():
+            parts = field if isinstance(field, tuple) else (field,)
+            flat.append(len(parts))  # so that no two constraints have one tuple
+            for part in parts:
+                flat += part._flat if isinstance(part, _Compound) else _leaf(part)
+        object.__setattr__(self, "_flat", tuple(flat))
+        object.__setattr__(self, "_hash", hash(self._flat))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Compound):
+            return NotImplemented
+        return self._hash == other._hash and self._flat == other._flat
 
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[_Hashed], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[_Compound], tuple[object, ...]]:
         return type(self), self._fields()
 
     def _fields(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.__match_args__)
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence(_Hashed):
+def _leaf(part: object) -> tuple[object, ...]:
+    """A constraint without parts as its type and fields; a text as itself."""
+    if isinstance(part, str):
+        return (part,)
+    return type(part), *(getattr(part, name) for name in type(part).__match_args__)  # type: ignore[attr-defined]  # a dataclass has them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence(_Compound):
     """One after another."""
 
     parts: tuple[Constraint, ...]
 
-    __hash__ = _Hashed.__hash__
 
-
-@dataclass(frozen=True, slots=True)
-class OneOf(_Hashed):
+@dataclass(frozen=True, slots=True, eq=False)
+class OneOf(_Compound):
     """Any one of them."""
 
     parts: tuple[Constraint, ...]
 
-    __hash__ = _Hashed.__hash__
 
-
-@dataclass(frozen=True, slots=True)
-class Optional(_Hashed):
+@dataclass(frozen=True, slots=True, eq=False)
+class Optional(_Compound):
     """This, or nothing."""
 
     part: Constraint
 
-    __hash__ = _Hashed.__hash__
 
-
-@dataclass(frozen=True, slots=True)
-class Repeat(_Hashed):
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeat(_Compound):
     """Once or more, with `separator` between."""
 
     part: Constraint
     separator: str
-
-    __hash__ = _Hashed.__hash__
 
 
 Constraint = Literal | JsonSchema | Regex | Grammar | Until | Sequence | OneOf | Optional | Repeat

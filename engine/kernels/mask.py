@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _BLOCK = 1024  # logits that one program looks at
+_FEW_WORDS = 64  # of 32 tokens, up to which allowed tokens are picked one by one
 
 
 def forbid(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
@@ -28,7 +29,7 @@ def forbid(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
 def forbid_torch(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
     """The twin. See `forbid`."""
     if logits.is_cpu and logits.dtype == torch.float32:
-        _forbid_numpy(logits.detach().numpy(), bits.contiguous().numpy().view(np.uint8), rows.tolist())
+        _forbid_numpy(logits.detach().numpy(), bits.contiguous().numpy(), rows.tolist())
         return
     places = torch.arange(32, dtype=torch.int32, device=bits.device)
     forbidden = ((bits[:, :, None] >> places) & 1).flatten(1)[:, : logits.shape[1]] == 0
@@ -36,16 +37,30 @@ def forbid_torch(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
         logits[row].masked_fill_(where, float("-inf"))
 
 
-def _forbid_numpy(logits: NDArray[np.float32], bits: NDArray[np.uint8], rows: list[int]) -> None:
-    """Each byte of bits is looked up as what eight logits may be at most. A mask of bools takes two to three times as
-    long to make and apply."""
+def _forbid_numpy(logits: NDArray[np.float32], bits: NDArray[np.int32], rows: list[int]) -> None:
+    """Where few tokens are allowed, most often, their logits alone are read. Elsewhere each byte of bits is looked up
+    as what eight logits may be at most: a mask of bools takes two to three times as long to make and apply."""
     vocabulary = logits.shape[1]
-    if len(_scratch.limits) < bits.shape[1]:  # kept: fresh memory would cost more than the work
-        _scratch.limits = np.empty((bits.shape[1], 8), dtype=np.float32)
-    limits = _scratch.limits[: bits.shape[1]]
     for row, packed in zip(rows, bits, strict=True):
-        np.take(_LIMITS, packed, axis=0, out=limits, mode="clip")  # clip: the others would go through a copy
+        some = np.flatnonzero(packed)
+        if len(some) <= _FEW_WORDS:
+            _keep_only(logits[row], some, packed[some])
+            continue
+        if len(_scratch.limits) < 4 * len(packed):  # kept: fresh memory would cost more than the work
+            _scratch.limits = np.empty((4 * len(packed), 8), dtype=np.float32)
+        limits = _scratch.limits[: 4 * len(packed)]
+        np.take(_LIMITS, packed.view(np.uint8), axis=0, out=limits, mode="clip")  # clip: others go through a copy
         np.minimum(logits[row], limits.reshape(-1)[:vocabulary], out=logits[row])
+
+
+def _keep_only(row: NDArray[np.float32], some: NDArray[np.int64], words: NDArray[np.int32]) -> None:
+    """Forbid all but the tokens of these words' bits; `some` are the words' places."""
+    allowed = np.unpackbits(words.view(np.uint8), bitorder="little").reshape(-1, 32).nonzero()
+    tokens = some[allowed[0]] * 32 + allowed[1]
+    tokens = tokens[tokens < len(row)]
+    kept = row[tokens]
+    row.fill(-np.inf)
+    row[tokens] = kept
 
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
