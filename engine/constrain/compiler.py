@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.constrain import threads
 from engine.constrain.matcher import AheadBackend, Backend, Compiled, CompileTimeout, ConstraintRefused
 from engine.constrain.spec import Constraint
 from engine.tokenizer import Tokenizer
@@ -26,8 +27,6 @@ Done = Callable[[Outcome], None]
 MOST_REFUSALS = 1024
 MOST_QUEUED = 256
 AT_ONCE = 2
-STACK_BYTES = 8 << 20  # twice what a constraint may take where it is tried (probe_process)
-_threads = threading.Lock()  # the size of a stack is set for all threads that start meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ class Compiler:
                 self._ahead.append(constraint)
                 if not self._ahead_runs and not self._closed:
                     self._ahead_runs = True
-                    self._thread(self._compile_ahead)
+                    threads.start(self._compile_ahead)
 
         with self._lock:
             if constraint in self._registered:
@@ -169,7 +168,7 @@ class Compiler:
 
     def warm(self) -> None:
         """Build the backends in the background now, so that the first constraint does not wait for them."""
-        self._thread(self._build)
+        threads.start(self._build)
 
     def close(self) -> None:
         """Stop what the backends run beside this process. Who waits is told; nothing is compiled after that."""
@@ -212,16 +211,7 @@ class Compiler:
         """Locked."""
         while self._queue and self._running < AT_ONCE:
             self._running += 1
-            self._thread(self._compile, self._queue.popleft())
-
-    def _thread(self, run: Callable[..., None], *arguments: Constraint) -> None:
-        thread = threading.Thread(target=run, args=arguments, name="constraint", daemon=True)
-        with _threads:
-            before = threading.stack_size(STACK_BYTES)
-            try:
-                thread.start()
-            finally:
-                threading.stack_size(before)
+            threads.start(self._compile, self._queue.popleft())
 
     def _compile(self, constraint: Constraint) -> None:
         overdue = False

@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from engine.constrain import threads
 from engine.constrain.endless import forces_soon
 from engine.constrain.lark import first_line, lark, reason
 from engine.constrain.matcher import ConstraintFailed, ConstraintRefused, Row, words
@@ -52,8 +53,10 @@ class Guidance:
             self.probe.start()
 
     def compile(self, constraint: Constraint) -> GuidanceCompiled:
-        source = lark(constraint) if plain(constraint) else self.probe.lark(constraint)
-        return self.load(source, forces=forces_soon(constraint))
+        if plain(constraint):
+            return self.load(lark(constraint), forces=forces_soon(constraint))
+        source = self.probe.lark(constraint)
+        return threads.aside(lambda: self.load(source, forces=forces_soon(constraint)))
 
     def load(self, source: str, *, forces: bool = False) -> GuidanceCompiled:
         """Compile what `lark` wrote, in this process: nothing can stop it, and some grammars overflow the stack.

@@ -33,12 +33,15 @@ class Probe:
         *,
         deadline_s: float = 2.0,
         memory_bytes: int = 2 << 30,
+        load_s: float = 0.3,
         mask_s: float = 0.008,
     ) -> None:
-        """At most `memory_bytes` of addresses; at most `mask_s` of processor time for a mask, at the median."""
+        """At most `memory_bytes` of addresses; of processor time at most `load_s` to compile the Lark source, as the
+        engine's process will do beside its steps, and `mask_s` for a mask, at the median."""
         self._vocabulary = vocabulary
         self._deadline_s = deadline_s
         self._memory_bytes = memory_bytes
+        self._load_s = load_s
         self._mask_s = mask_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,12 +104,15 @@ class Probe:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # its forks are ended together with it
+                process_group=0,  # its forks are ended together with it; a session of its own would have its own
+                # share of the processors whatever its niceness (Linux's autogroups)
             )
         self.started += 1
         known = (self._vocabulary.tokens, self._vocabulary.eos)
         try:
-            _exchanged(self._sent(self._control), (known, self._deadline_s, self._memory_bytes, self._mask_s))
+            _exchanged(
+                self._sent(self._control), (known, self._deadline_s, self._memory_bytes, self._load_s, self._mask_s)
+            )
         except (OSError, EOFError, pickle.UnpicklingError):
             self._kill()
             raise CompileTimeout("the process that tries constraints could not start; try again later") from None

@@ -51,19 +51,19 @@ def serve() -> None:
     from engine.constrain.vocabulary import Vocabulary
 
     with first, first.makefile("rwb") as stream:
-        (tokens, eos), deadline_s, memory_bytes, mask_s = pickle.load(stream)
+        (tokens, eos), deadline_s, memory_bytes, load_s, mask_s = pickle.load(stream)
         # How the tokenizer would write a text plays no part in compiling.
         backend = guidance.Guidance(Vocabulary(tokens, eos, lambda text: []))
         pickle.dump("ready", stream)
     limit(resource.RLIMIT_AS, memory_bytes)
     limit(resource.RLIMIT_CORE, 0)
-    os.nice(5)  # the engine's steps come first
+    os.nice(19)  # the engine's steps come first
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
     while (job := received(control)) is not None:
         if os.fork() == 0:
             control.close()
-            watch(job, backend, deadline_s, mask_s)
+            watch(job, backend, deadline_s, load_s, mask_s)
             os._exit(0)
         job.close()
 
@@ -74,13 +74,13 @@ def received(control: socket.socket) -> socket.socket | None:
     return socket.socket(fileno=handed[0]) if message else None
 
 
-def watch(job: socket.socket, backend: Any, deadline_s: float, mask_s: float) -> None:
+def watch(job: socket.socket, backend: Any, deadline_s: float, load_s: float, mask_s: float) -> None:
     """Any: a `Guidance`."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     worker = os.fork()
     if worker == 0:
         threading.stack_size(STACK_BYTES)
-        thread = threading.Thread(target=work, args=(job, backend, deadline_s, mask_s))
+        thread = threading.Thread(target=work, args=(job, backend, deadline_s, load_s, mask_s))
         thread.start()
         thread.join()
         os._exit(0)
@@ -89,7 +89,7 @@ def watch(job: socket.socket, backend: Any, deadline_s: float, mask_s: float) ->
         job.sendall(pickle.dumps(os.WTERMSIG(status)))
 
 
-def work(job: socket.socket, backend: Any, deadline_s: float, mask_s: float) -> None:
+def work(job: socket.socket, backend: Any, deadline_s: float, load_s: float, mask_s: float) -> None:
     """Any: a `Guidance`."""
     from engine.constrain.lark import lark
     from engine.constrain.matcher import ConstraintRefused
@@ -100,8 +100,11 @@ def work(job: socket.socket, backend: Any, deadline_s: float, mask_s: float) -> 
         answer: str | list[str]
         try:
             answer = lark(constraint)
-            taken = median(masks(backend.load(answer)))
-            if taken > mask_s:
+            began = time.thread_time()
+            compiled = backend.load(answer)
+            if (taken := time.thread_time() - began) > load_s:
+                answer = [f"compiling it takes {taken:.1f} s of processor time; at most {load_s:g} s are accepted"]
+            elif (taken := median(masks(compiled))) > mask_s:
                 answer = [f"its masks take {1e3 * taken:.1f} ms; at most {1e3 * mask_s:g} ms are accepted"]
         except ConstraintRefused as refused:
             answer = list(refused.reasons)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
@@ -15,7 +16,7 @@ import pytest
 
 from engine.constrain import guidance, spec
 from engine.constrain.compiler import Compiler, default_compiler
-from engine.constrain.guidance import Guidance
+from engine.constrain.guidance import Guidance, GuidanceCompiled
 from engine.constrain.lark import lark
 from engine.constrain.matcher import CompileTimeout, ConstraintRefused
 from engine.constrain.plain import plain
@@ -43,6 +44,30 @@ def refusal(probe: Probe, constraint: Constraint) -> ConstraintRefused:
     with pytest.raises(ConstraintRefused) as refused:
         probe.lark(constraint)
     return refused.value
+
+
+def test_what_would_take_the_engine_too_long_to_compile_is_refused() -> None:
+    probe = Probe(vocabulary("small"), deadline_s=PATIENCE, load_s=0.0)
+    assert "of processor time; at most 0 s" in str(refusal(probe, TRIED))
+    probe.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_what_was_tried_is_compiled_behind_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Guidance(vocabulary("small"))
+    nice = dict[str, int]()
+    load = compiler.load
+
+    def noted(source: str, *, forces: bool = False) -> GuidanceCompiled:
+        nice["there"] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        return load(source, forces=forces)
+
+    monkeypatch.setattr(compiler, "load", noted)
+    compiler.compile(TRIED)
+    assert nice["there"] > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    with pytest.raises(ConstraintRefused):
+        compiler.compile(spec.Grammar('start: "a" start "b"'))
+    compiler.close()
 
 
 # -- what ends a process ends only the one that tried it
