@@ -68,7 +68,8 @@ def make(name: plans.Name, arguments: argparse.Namespace) -> None:
     export.export(trainer.model, trainer.tokenizer, out, name)
     results = evaluate.run(out, arguments.questions)
     longest = longest_conversation(trained, plan.seed)
-    card.write(trainer, results, out, name, card.hardware(plan.device, torch.get_num_threads()), longest)
+    threads = plan.members if plan.members > 1 else torch.get_num_threads()  # members of a team have one each
+    card.write(trainer, results, out, name, card.hardware(plan.device, threads), longest)
     card.plot(work / "losses.jsonl", CURVES / f"{name}-loss.png", name)
 
 

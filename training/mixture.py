@@ -2,9 +2,9 @@
 
 Everything is a function of (seed, step): a resumed run reads on exactly where it stopped. `SHARES` are shares of the
 tokens, so a task with long prompts is drawn less often. Every task grows from short and easy to all it has; each
-conversation draws its own difficulty, up to the `progress` (0 to 1) of the run, so the easy ones never end. What the
-assistant writes is learned in full; of what is read a few tokens are learned too, so that the model also learns to
-read.
+conversation draws its own difficulty, up to the `progress` (0 to 1) of the run and more often low than high: short
+conversations hold more decisions for their tokens, and the easy ones never end. What the assistant writes is learned in
+full; of what is read a few tokens are learned too, so that the model also learns to read.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
     "arithmetic": arithmetic.conversation,
 }
 SHARES = {
-    "grounded": 35,
-    "tool choice": 19,
-    "countdown": 19,
-    "chat": 11,
-    "calculator": 9,
+    "grounded": 44,
+    "tool choice": 22,
+    "countdown": 13,
+    "chat": 8,
+    "calculator": 7,
     "joint": 4,
-    "arithmetic": 3,
+    "arithmetic": 2,
 }
 
 
@@ -82,7 +82,7 @@ def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: in
     while total < tokens:
         ids: list[int] = []
         weights: list[float] = []
-        for text, learned in segments(conversation(rng, progress * rng.random())):
+        for text, learned in segments(conversation(rng, progress * rng.random() ** 2)):
             part = tokenizer.encode(text, add_special_tokens=False).ids
             ids += part
             weights += [1.0 if learned else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ModelConfig:
-    vocab_size: int = 4096
+    vocab_size: int = 6144
     hidden_size: int = 256
     intermediate_size: int = 768
     num_hidden_layers: int = 8

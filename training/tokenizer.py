@@ -1,14 +1,21 @@
 """The tokenizer: byte-level BPE trained on our own samples, and the chat template in front of it.
 
-Digits stand alone, so that a number's columns are tokens; bytes are the alphabet, so that nothing is unknown. Special
-tokens take the first ids. `render` is the one place where messages become text. Knows nothing of tasks.
+Digits stand alone, so that a number's columns are tokens; bytes are the alphabet, so that nothing is unknown. A word
+falls into the same pieces with a space before it and without: only its first piece differs, and that has a twin which
+begins with the space. So a word copied from a sentence to the start of an answer or into quotes is one other token, not
+another spelling. Special tokens take the first ids. `render` is the one place where messages become text. Knows
+nothing of tasks.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import string
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -24,6 +31,10 @@ MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # kept in decode
 # A digit; a word with the space before it; other signs with the space before them; line ends, which are one piece
 # whatever follows, so that a prompt's last tokens are those of the whole text; other white space.
 PIECES = Regex(r"\d| ?\p{L}+(?:'\p{L}+)?| ?[^\s\p{L}\d]+|[\r\n]+|[^\S\r\n]+(?!\S)|[^\S\r\n]+")
+
+_BARE = Regex(r"\d|\p{L}+(?:'\p{L}+)?|[^\s\p{L}\d]+|[\r\n]+|[^\S\r\n]+(?!\S)|[^\S\r\n]+")  # the same without it
+SPACE = "Ġ"  # a space in the alphabet of byte-level BPE
+TWINS = 0.4  # the most of the vocabulary that begins with a space
 
 _ASSISTANT = re.compile(rf"(?<={re.escape(TURN_START)}assistant\n)(.*?{re.escape(TURN_END)})", re.DOTALL)
 
@@ -64,19 +75,43 @@ def segments(made: Conversation) -> list[tuple[str, bool]]:
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(PIECES, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    """Byte-level BPE over pieces without their space, then the twins with one, the most frequent first."""
+    texts = list(texts)
+    bare = _tokenizer(models.BPE(), _BARE)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - int(vocab_size * TWINS),
         special_tokens=[*SPECIAL, *MARKS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    bare.train_from_iterator(texts, trainer)
+    learned = json.loads(bare.to_str())["model"]
+    vocab, merges = dict(learned["vocab"]), [(left, right) for left, right in learned["merges"]]
+    for piece in _after_a_space(bare, texts)[: vocab_size - len(vocab)]:
+        vocab[SPACE + piece] = len(vocab)
+        merges.append((SPACE, piece))
+    made = _tokenizer(models.BPE(vocab=vocab, merges=merges), PIECES)
+    made.add_special_tokens([*SPECIAL, *MARKS])
+    return made
+
+
+def _tokenizer(model: models.BPE, pieces: Regex) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(pieces, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _after_a_space(bare: Tokenizer, texts: list[str]) -> list[str]:
+    """Tokens that were met behind a single space, the most frequent first; digits stand alone and have no twin."""
+    known = set(bare.get_vocab())
+    counts: Counter[str] = Counter()
+    for encoded in bare.encode_batch(texts):
+        counts.update(b for a, b in pairwise(encoded.tokens) if a == SPACE)
+    without = {SPACE, *SPECIAL, *MARKS, *string.digits}
+    return [token for token, _ in counts.most_common() if token not in without and SPACE + token not in known]
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:

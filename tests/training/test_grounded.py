@@ -59,7 +59,7 @@ def test_answers_are_quoted_word_for_word_from_the_passage_of_their_label() -> N
         for message in made.messages:
             if message.role != "assistant" or message.content in (grounded.MISSING, "You're welcome!"):
                 continue
-            quote, label = re.fullmatch(r"(.+) \[(S\d+)\]", message.content, re.DOTALL).groups()  # type: ignore[union-attr]
+            label, quote = re.fullmatch(r"\[(S\d+)\] (.+)", message.content, re.DOTALL).groups()  # type: ignore[union-attr]
             opening = re.search(rf"[\[(\"\n ]?{label}[\]):\"]", prompt)
             assert opening is not None
             source = re.split(r"\n+(?=[\[(]?S\d+[\]):]|<source)", prompt[opening.start() + 1 :])[0]
@@ -176,7 +176,7 @@ def test_judges_accept_what_is_wanted_and_nothing_else(make: object, present: bo
         wrong = ["", "[S1]", "S1 S2", "Something else entirely. [S1]", "yes", _prompt(case.prompt)]
         if present:
             number = int(re.findall(r"\[S(\d+)\]", wanted)[-1])
-            wrong += [grounded.MISSING, wanted.rsplit(" ", 1)[0], wanted.replace(f"[S{number}]", f"[S{number + 1}]")]
+            wrong += [grounded.MISSING, wanted.split(" ", 1)[1], wanted.replace(f"[S{number}]", f"[S{number + 1}]")]
             wrong += [f"{wanted} [S{number + 1}]"]
         for reply in wrong:
             assert not all(case.judge([Reply("", reply, ())]).values()), reply
@@ -205,7 +205,7 @@ def test_cases_from_a_squad_file_have_the_answer_in_the_labelled_paragraph(tmp_p
     cases = grounded.xquad_cases(path, 4, Random(0))
     assert len(cases) == 4
     for case in cases:
-        answer, label = re.fullmatch(r"(.+) \[(S\d)\]", case.wanted[0].content).groups()  # type: ignore[union-attr]
+        label, answer = re.fullmatch(r"\[(S\d)\] (.+)", case.wanted[0].content).groups()  # type: ignore[union-attr]
         assert re.search(rf"\[{label}\] Paragraph .* is {answer}", _prompt(case.prompt))
         assert _prompt(case.prompt).count("Paragraph") == 3
         assert all(case.judge(case.wanted).values())

@@ -1,7 +1,7 @@
 """Answers from given passages: the one sentence that answers, word for word, with the label of its passage.
 
     system: Answer from the sources.        user: which year did they finish the dam?
-            [S1] The dam was begun in …     answer: The dam was finished in 1931. [S2]
+            [S1] The dam was begun in …     answer: [S2] The dam was finished in 1931.
             [S2] … The dam was finished …   user: who paid for it?
                                             answer: I don't know. The sources do not say.
 
@@ -62,8 +62,16 @@ def _ask(rng: Random, phrasing: Phrasing, asked: Asked) -> str:
     return casual(rng, text, typos=0.03)
 
 
+def quoted(asked: Asked, label: str) -> str:
+    """The answer to a question: first whether and where it stands, then the sentence.
+
+    One decision after the other is learned sooner than a sentence's first word, which would hold them all.
+    """
+    return f"[{label}] {asked.answer}" if asked.answer else MISSING
+
+
 def _answer(asked: Asked, labels: Sequence[str]) -> str:
-    return f"{asked.answer} [{labels[asked.passage]}]" if asked.answer else MISSING
+    return quoted(asked, labels[asked.passage])
 
 
 def _laid_out(rng: Random, phrasing: Phrasing, page: Page, labels: Sequence[str], layout: str) -> list[Message]:
@@ -196,6 +204,6 @@ def xquad_cases(path: Path, count: int, rng: Random) -> list[Case]:
             )
         )
         answers = [answer["text"] for answer in question["answers"]]
-        wanted = Reply("", f"{answers[0]} [{right}]", ())
+        wanted = Reply("", f"[{right}] {answers[0]}", ())
         cases.append(Case(prompt, _xquad_judge(answers, right), (wanted,)))
     return cases

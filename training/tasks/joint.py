@@ -3,7 +3,7 @@
     user: how high is the summit of Mount Goom?
     assistant: <tool_call>{"name": "search", "arguments": {"query": "how high is the summit of Mount Goom"}}</tool_call>
     tool: [S1] Goom is a mountain. … [S2] The summit stands at 3,120 metres. …
-    assistant: The summit stands at 3,120 metres. [S2]
+    assistant: [S2] The summit stands at 3,120 metres.
 
 Four kinds: `thought` (a word problem with a thought, then the calculator), `search` (above), `compute` (two numbers of
 the sources, then the calculator) and `choose` (sources, a calculator and chat: what each question needs). Wording is in
@@ -37,7 +37,7 @@ def _sources(page: Page) -> str:
 
 
 def _said(asked: Asked) -> str:
-    return f"{asked.answer} [S{asked.passage + 1}]" if asked.answer else grounded.MISSING
+    return grounded.quoted(asked, f"S{asked.passage + 1}")
 
 
 def _page(rng: Random, phrasing: Phrasing, progress: float, questions: int, absent: float = 0.25) -> Page:
@@ -94,7 +94,7 @@ class _Mixed:
 
     def quoted(self, asked: Asked) -> str:
         number = self.at.get(("page", asked.passage))
-        return f"{asked.answer} [S{number}]" if asked.answer else grounded.MISSING
+        return grounded.quoted(asked, f"S{number}")
 
     def labels(self, which: int, made: Computed) -> str:
         numbers = sorted(self.at[f"fact {which}", at] for at in made.needed())
