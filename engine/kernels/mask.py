@@ -7,6 +7,7 @@ alone. Knows nothing of what the bits mean.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 _BLOCK = 1024  # logits that one program looks at
 _FEW_WORDS = 64  # of 32 tokens, up to which allowed tokens are picked one by one
+_FEW_FORBIDDEN = 0.15  # of the vocabulary, up to which forbidden tokens are
+_KEPT_MASKS = 64
 
 
 def forbid(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
@@ -38,19 +41,16 @@ def forbid_torch(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
 
 
 def _forbid_numpy(logits: NDArray[np.float32], bits: NDArray[np.int32], rows: list[int]) -> None:
-    """Where few tokens are allowed, most often, their logits alone are read. Elsewhere each byte of bits is looked up
-    as what eight logits may be at most: a mask of bools takes two to three times as long to make and apply."""
-    vocabulary = logits.shape[1]
+    """Where few tokens are allowed, as within a key, their logits alone are read; where a mask comes again that forbids
+    few, as within a string, the forbidden ones alone are written."""
     for row, packed in zip(rows, bits, strict=True):
         some = np.flatnonzero(packed)
         if len(some) <= _FEW_WORDS:
             _keep_only(logits[row], some, packed[some])
-            continue
-        if len(_scratch.limits) < 4 * len(packed):  # kept: fresh memory would cost more than the work
-            _scratch.limits = np.empty((4 * len(packed), 8), dtype=np.float32)
-        limits = _scratch.limits[: 4 * len(packed)]
-        np.take(_LIMITS, packed.view(np.uint8), axis=0, out=limits, mode="clip")  # clip: others go through a copy
-        np.minimum(logits[row], limits.reshape(-1)[:vocabulary], out=logits[row])
+        elif (forbidden := _scratch.forbidden(packed, len(logits[row]))) is not None:
+            logits[row][forbidden] = -np.inf
+        else:
+            _limit(logits[row], packed)
 
 
 def _keep_only(row: NDArray[np.float32], some: NDArray[np.int64], words: NDArray[np.int32]) -> None:
@@ -63,14 +63,44 @@ def _keep_only(row: NDArray[np.float32], some: NDArray[np.int64], words: NDArray
     row[tokens] = kept
 
 
+def _limit(row: NDArray[np.float32], packed: NDArray[np.int32]) -> None:
+    """Look each byte of bits up as what eight logits may be at most. A mask of bools takes two to three times as long
+    to make and apply."""
+    if len(_scratch.limits) < 4 * len(packed):  # kept: fresh memory would cost more than the work
+        _scratch.limits = np.empty((4 * len(packed), 8), dtype=np.float32)
+    limits = _scratch.limits[: 4 * len(packed)]
+    np.take(_LIMITS, packed.view(np.uint8), axis=0, out=limits, mode="clip")  # clip: the others would go through a copy
+    np.minimum(row, limits.reshape(-1)[: len(row)], out=row)
+
+
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _LIMITS = np.where(_BYTES == 1, np.inf, -np.inf).astype(np.float32)  # (256, 8)
 
 
 class _Scratch(threading.local):
-    limits: NDArray[np.float32] = np.empty((0, 8), dtype=np.float32)
+    """What one thread keeps from mask to mask."""
+
+    def __init__(self) -> None:
+        self.limits: NDArray[np.float32] = np.empty((0, 8), dtype=np.float32)
+        self._seen: OrderedDict[tuple[int, bytes], NDArray[np.int64] | None] = OrderedDict()
+
+    def forbidden(self, packed: NDArray[np.int32], vocabulary: int) -> NDArray[np.int64] | None:
+        """The tokens that a mask forbids, from the second time it comes, if they are few."""
+        key = vocabulary, packed.tobytes()
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > _KEPT_MASKS:
+                self._seen.popitem(last=False)
+            return None
+        self._seen.move_to_end(key)
+        if self._seen[key] is None:
+            found = np.flatnonzero(np.unpackbits(packed.view(np.uint8), count=vocabulary, bitorder="little") == 0)
+            self._seen[key] = found if len(found) <= _FEW_FORBIDDEN * vocabulary else _MANY
+        known = self._seen[key]
+        return None if known is _MANY else known
 
 
+_MANY = np.empty(0, dtype=np.int64)
 _scratch = _Scratch()
 
 
