@@ -18,7 +18,7 @@ _SHAPES = {
     ("pebble", "cpu"): ModelConfig(),
     ("pebble", "cuda"): ModelConfig(
         hidden_size=384,
-        intermediate_size=1152,
+        intermediate_size=1120,
         num_hidden_layers=10,
         num_attention_heads=6,
         num_key_value_heads=3,

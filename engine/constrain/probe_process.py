@@ -59,7 +59,8 @@ def serve() -> None:
     limit(resource.RLIMIT_CORE, 0)
     os.nice(19)  # the engine's steps come first
     if hasattr(os, "SCHED_IDLE"):  # niceness alone would still let a slice of some milliseconds run to its end
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with contextlib.suppress(OSError):  # a container may forbid it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
     while (job := received(control)) is not None:

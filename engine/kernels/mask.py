@@ -47,7 +47,7 @@ def _forbid_numpy(logits: NDArray[np.float32], bits: NDArray[np.int32], rows: li
         some = np.flatnonzero(packed)
         if len(some) <= _FEW_WORDS:
             _keep_only(logits[row], some, packed[some])
-        elif (forbidden := _scratch.forbidden(packed, len(logits[row]))) is not None:
+        elif (forbidden := _scratch.forbidden(packed, logits.shape[1])) is not None:
             logits[row][forbidden] = -np.inf
         else:
             _limit(logits[row], packed)
