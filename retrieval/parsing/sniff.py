@@ -1,0 +1,97 @@
+"""What a file is, by its first bytes; its name is only asked where bytes cannot tell, among kinds of text.
+
+A name that contradicts the bytes is refused rather than obeyed: whoever named it may not know what it holds.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from retrieval.parsing.parsed import Unreadable
+
+PDF = "application/pdf"
+DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+PPTX = "application/vnd.openxmlformats-officedocument.presentationml.presentation"
+XLSX = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
+HTML, MARKDOWN, CSV, CODE, PLAIN = "text/html", "text/markdown", "text/csv", "text/x-code", "text/plain"
+
+ACCEPTED = "PDF, DOCX, PPTX, XLSX, HTML, Markdown, CSV, plain text and source code"
+_BY_SUFFIX = {
+    ".pdf": PDF, ".docx": DOCX, ".pptx": PPTX, ".xlsx": XLSX,
+    ".html": HTML, ".htm": HTML, ".xhtml": HTML,
+    ".md": MARKDOWN, ".markdown": MARKDOWN, ".mdx": MARKDOWN,
+    ".csv": CSV, ".tsv": CSV,
+}  # fmt: skip
+_CODE = frozenset(
+    ".py .pyi .js .jsx .ts .tsx .svelte .vue .java .kt .kts .c .h .cc .cpp .cxx .hpp .cs .go .rs .rb .php .swift .scala "
+    ".sh .bash .zsh .ps1 .sql .r .jl .lua .pl .pm .ex .exs .erl .hs .ml .clj .dart .zig .css .scss .less .json .jsonl "
+    ".yaml .yml .toml .ini .cfg .conf .xml .tex .bib .cu .cuh .m .mm .f90 .asm .s .proto .graphql .tf .dockerfile".split()
+)
+_OFFICE = {"word/document.xml": DOCX, "ppt/presentation.xml": PPTX, "xl/workbook.xml": XLSX}
+_NAMES = {PDF: "PDF", DOCX: "DOCX", PPTX: "PPTX", XLSX: "XLSX"}
+_FOREIGN = (
+    (b"\x7fELF", "a program"), (b"MZ", "a program"), (b"\x89PNG", "a PNG picture"), (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"GIF8", "a GIF picture"), (b"\x1f\x8b", "a gzip archive"), (b"Rar!", "a RAR archive"), (b"7z\xbc\xaf", "a 7z archive"),
+    (b"{\\rtf", "RTF"), (b"ID3", "sound"), (b"OggS", "sound"), (b"SQLite format 3", "a SQLite database"),
+)  # fmt: skip
+
+
+def media_type(path: Path, name: str) -> str:
+    """The media type of a file that was called `name`.
+
+    Raises:
+        Unreadable: it is empty, of a kind that is not read, or not what its name says.
+    """
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if not head:
+        raise Unreadable("The file is empty.")
+    suffix = PurePosixPath(name.lower()).suffix
+    named = _BY_SUFFIX.get(suffix)
+    found = _by_bytes(path, head)
+    if found is None:
+        if named in _NAMES:
+            raise Unreadable(f"The name ends in {suffix}, but the content is not {_NAMES[named]}. Was it damaged or renamed?")
+        if named == CSV or named == MARKDOWN or named == HTML:
+            return named
+        return HTML if _is_html(head) else CODE if suffix in _CODE else PLAIN
+    if suffix and named != found:
+        raise Unreadable(f"The content is {_NAMES[found]}, but the name ends in {suffix}. Rename it and send it again.")
+    return found
+
+
+def _by_bytes(path: Path, head: bytes) -> str | None:
+    """The kind of a file that is not text; None for text."""
+    if head[:1024].lstrip().startswith(b"%PDF-"):
+        return PDF
+    if head.startswith(b"PK\x03\x04"):
+        return _office(path)
+    if head.startswith(b"\xd0\xcf\x11\xe0"):
+        raise Unreadable(
+            "The file is encrypted, or in the format of Office before 2007. Save it without a password as DOCX, PPTX or XLSX."
+        )
+    for mark, what in _FOREIGN:
+        if head.startswith(mark):
+            raise Unreadable(f"The content is {what}. What can be read: {ACCEPTED}.")
+    utf16 = head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if b"\0" in head and not utf16:
+        raise Unreadable(f"The content is binary data. What can be read: {ACCEPTED}.")
+    return None
+
+
+def _office(path: Path) -> str:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise Unreadable(f"The file is damaged or was cut off: {error}.") from None
+    for member, kind in _OFFICE.items():
+        if member in names:
+            return kind
+    raise Unreadable(f"The content is a ZIP archive. Send the files in it one by one. What can be read: {ACCEPTED}.")
+
+
+def _is_html(head: bytes) -> bool:
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:200].lower()
+    return start.startswith((b"<!doctype html", b"<html", b"<head", b"<body"))

@@ -1,0 +1,62 @@
+"""Parsing in a process of its own: a file that crashes, hangs or swells its parser harms nothing else.
+
+The process lives on for the next file; one that overstays its time or dies is replaced.
+"""
+
+from __future__ import annotations
+
+import resource
+from concurrent.futures import TimeoutError as Overdue
+from multiprocessing import get_context
+from pathlib import Path
+
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
+
+from retrieval.parsing import files
+from retrieval.parsing.parsed import Parsed, Unreadable
+
+MEMORY = 4 << 30  # bytes of address space
+FILES_EACH = 200  # that one process parses before it is replaced, for what its libraries do not give back
+
+
+class Parser:
+    """`workers` processes, started at the first file."""
+
+    def __init__(self, workers: int = 1, deadline_s: float = 300.0) -> None:
+        self._deadline_s = deadline_s
+        self._pool = ProcessPool(
+            max_workers=workers, max_tasks=FILES_EACH, initializer=_limit, initargs=(MEMORY,), context=get_context("spawn")
+        )
+
+    def submit(self, path: Path, name: str) -> ProcessFuture:
+        """A future of what `files.parse` gives; `result` takes it."""
+        return self._pool.schedule(files.parse, args=(path, name), timeout=self._deadline_s)
+
+    def result(self, future: ProcessFuture) -> Parsed:
+        """
+        Raises:
+            Unreadable: it could not be parsed, in time, in memory and without a crash.
+        """
+        try:
+            parsed: Parsed = future.result()
+        except Overdue:
+            raise Unreadable(f"Reading the file took longer than {self._deadline_s:.0f} s and was given up.") from None
+        except ProcessExpired:
+            raise Unreadable("The file crashed what reads it. It is damaged, or made to harm.") from None
+        except MemoryError:
+            raise Unreadable(f"Reading the file takes more than {MEMORY >> 30} GiB of memory.") from None
+        except RecursionError:
+            raise Unreadable("The file is nested too deeply to be read.") from None
+        return parsed
+
+    def parse(self, path: Path, name: str) -> Parsed:
+        """Both at once."""
+        return self.result(self.submit(path, name))
+
+    def close(self) -> None:
+        self._pool.stop()
+        self._pool.join()
+
+
+def _limit(memory: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

@@ -1,0 +1,50 @@
+"""The truth's shape in SQLite, as numbered steps. A step that was released is never edited; a change is a new step.
+
+A document is (collection, source) and has one version, the hash of its bytes. A chunk's number is never used twice, so
+what an index still holds of a chunk that is gone can never mean another. `generation` counts the changes that searches
+can see; an index that knows which generation it holds can catch up on `chunks.added` and `gone`.
+"""
+
+STEPS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE state (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+        "INSERT INTO state VALUES ('generation', 0), ('rights', 0)",
+        """CREATE TABLE collections (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, owner TEXT NOT NULL, created_at REAL NOT NULL,
+            UNIQUE (owner, name))""",
+        """CREATE TABLE members (
+            collection INTEGER NOT NULL REFERENCES collections (id) ON DELETE CASCADE, user TEXT NOT NULL,
+            role TEXT NOT NULL CHECK (role IN ('reader', 'writer')), PRIMARY KEY (collection, user)) WITHOUT ROWID""",
+        "CREATE INDEX members_user ON members (user)",
+        """CREATE TABLE documents (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, collection INTEGER NOT NULL REFERENCES collections (id),
+            source TEXT NOT NULL, version TEXT NOT NULL, title TEXT NOT NULL, media_type TEXT NOT NULL,
+            bytes INTEGER NOT NULL, characters INTEGER NOT NULL, metadata TEXT NOT NULL DEFAULT '{}',
+            pages TEXT NOT NULL DEFAULT '[]', faults TEXT NOT NULL DEFAULT '[]', text TEXT NOT NULL,
+            file TEXT, created_at REAL NOT NULL, updated_at REAL NOT NULL, UNIQUE (collection, source))""",
+        """CREATE TABLE parents (
+            document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE, number INTEGER NOT NULL,
+            start INTEGER NOT NULL, end INTEGER NOT NULL, PRIMARY KEY (document, number)) WITHOUT ROWID""",
+        """CREATE TABLE chunks (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE, collection INTEGER NOT NULL,
+            number INTEGER NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL, parent INTEGER NOT NULL,
+            context TEXT NOT NULL, text TEXT NOT NULL, hash BLOB NOT NULL, added INTEGER NOT NULL)""",
+        "CREATE INDEX chunks_document ON chunks (document)",
+        "CREATE INDEX chunks_hash ON chunks (hash)",
+        "CREATE INDEX chunks_added ON chunks (added)",
+        "CREATE TABLE gone (chunk INTEGER PRIMARY KEY, generation INTEGER NOT NULL)",
+        "CREATE INDEX gone_generation ON gone (generation)",
+        """CREATE TABLE vectors (
+            embedder TEXT NOT NULL, hash BLOB NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (embedder, hash)) WITHOUT ROWID""",
+        """CREATE TABLE jobs (
+            id TEXT PRIMARY KEY, collection INTEGER NOT NULL, user TEXT NOT NULL, status TEXT NOT NULL,
+            error TEXT, created_at REAL NOT NULL, ended_at REAL)""",
+        """CREATE TABLE job_files (
+            job TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, number INTEGER NOT NULL, source TEXT NOT NULL,
+            file TEXT NOT NULL, metadata TEXT NOT NULL DEFAULT '{}', keep INTEGER NOT NULL, bytes INTEGER NOT NULL,
+            status TEXT NOT NULL, document INTEGER, chunks INTEGER NOT NULL DEFAULT 0, embedded INTEGER NOT NULL DEFAULT 0,
+            pages INTEGER NOT NULL DEFAULT 0, error TEXT, faults TEXT NOT NULL DEFAULT '[]',
+            PRIMARY KEY (job, number)) WITHOUT ROWID""",
+    ),
+)
