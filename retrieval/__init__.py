@@ -8,10 +8,10 @@ from retrieval.context import Source, layout, sources
 from retrieval.filters import BadFilter
 from retrieval.jobs import Given, Job
 from retrieval.library import InUse, Library
-from retrieval.search import BadQuery, Found, Hit
-from retrieval.store import Collection, Document, NotAllowed, NotFound, Passage
+from retrieval.records import Collection, Document, Found, Hit, NotAllowed, NotFound, Passage
+from retrieval.search import BadQuery, Query
 
 __all__ = [
     "BadFilter", "BadQuery", "Collection", "Document", "Found", "Given", "Hit", "InUse", "Job", "Library", "NotAllowed",
-    "NotFound", "Passage", "Source", "layout", "sources",
+    "NotFound", "Passage", "Query", "Source", "layout", "sources",
 ]  # fmt: skip

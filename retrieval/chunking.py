@@ -60,7 +60,7 @@ class _Unit:
     context: str
 
 
-def cut(parsed: Parsed, pieces: Count, shape: Shape = Shape()) -> Cut:  # noqa: B008  # frozen
+def cut(parsed: Parsed, pieces: Count, shape: Shape = Shape()) -> Cut:  # frozen
     """Cut a text. `pieces` is the embedder's tokenizer."""
     units = list(_units(parsed, pieces, shape))
     parents, chunks = list[tuple[int, int]](), list[Chunk]()
@@ -163,7 +163,6 @@ def _long_lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 def _markdown(text: str) -> Iterator[_Span]:
     path: list[str] = []
-    at = 0
     fences = [match.span() for match in _FENCE.finditer(text)]
     for low, high in _sections(text, fences):
         first_line, _, _ = text[low:high].partition("\n")
@@ -176,15 +175,12 @@ def _markdown(text: str) -> Iterator[_Span]:
         for start, end, mark, _ in _with_fences(text, low, high, fences):
             yield start, end, max(opens, mark), context
             opens = 0
-        at = high
 
 
 def _sections(text: str, fences: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """From heading to heading; a `#` within a fence is none."""
-    starts = [0]
-    for found in re.finditer(r"^#{1,6}[ \t]+\S", text, re.MULTILINE):
-        if found.start() and not any(low <= found.start() < high for low, high in fences):
-            starts.append(found.start())
+    headings = (found.start() for found in re.finditer(r"^#{1,6}[ \t]+\S", text, re.MULTILINE))
+    starts = [0, *(at for at in headings if at and not any(low <= at < high for low, high in fences))]
     yield from zip(starts, [*starts[1:], len(text)], strict=True)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from retrieval.search import Hit
-from retrieval.store import DocumentStore, NotFound
+from retrieval.records import Hit, NotFound
+from retrieval.store import DocumentStore
 
 CountTokens = Callable[[str], int]
 OVERHEAD = 8  # tokens of a label, brackets and a line end
@@ -46,11 +46,15 @@ def sources(
     windows, left = list[_Window](), budget
     for hit in hits:
         passage = hit.passage
-        if any(w.hit.passage.document == passage.document and w.start <= passage.start and passage.end <= w.end for w in windows):
+        if any(
+            w.hit.passage.document == passage.document and w.start <= passage.start and passage.end <= w.end
+            for w in windows
+        ):
             continue  # a window that is there already holds it
         for window in _windows(store, user, hit, count, parents):
             overlaps = any(
-                w.hit.passage.document == passage.document and w.start < window.end and window.start < w.end for w in windows
+                w.hit.passage.document == passage.document and w.start < window.end and window.start < w.end
+                for w in windows
             )
             if window.size + OVERHEAD <= left and not overlaps:
                 windows.append(window)
@@ -59,7 +63,14 @@ def sources(
     windows.sort(key=lambda window: (window.hit.passage.document, window.start))
     return [
         Source(
-            f"S{number}", w.hit.passage.document, w.hit.passage.title, w.hit.passage.page, w.start, w.end, w.text, w.hit.score
+            f"S{number}",
+            w.hit.passage.document,
+            w.hit.passage.title,
+            w.hit.passage.page,
+            w.start,
+            w.end,
+            w.text,
+            w.hit.score,
         )
         for number, w in enumerate(windows, 1)
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -17,10 +18,13 @@ from retrieval.embedding import Vectors
 
 FLAT_UP_TO = 100_000  # vectors that are compared one by one
 PROBED = 64  # cells looked at
+CELLS = 4  # times the root of the number of vectors
 TRAINED_ON = 64  # vectors for each cell
 
+_IVF: Any = faiss.SearchParametersIVF
+_FLAT: Any = faiss.SearchParameters
 Ids = NDArray[np.int64]
-Bits = NDArray[np.uint8]  # bit i of byte i // 8: chunk i may be found
+Bits = NDArray[np.uint8]  # the lowest bit of byte 0 is chunk 0: may it be found?
 
 
 class DenseIndex:
@@ -28,7 +32,7 @@ class DenseIndex:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._index = _flat(size)
+        self._index: Any = _flat(size)  # faiss declares what SWIG generates, not what its Python face accepts
         self._cells = 0
 
     def __len__(self) -> int:
@@ -37,8 +41,6 @@ class DenseIndex:
     def add(self, ids: Ids, vectors: Vectors) -> None:
         if len(ids):
             self._index.add_with_ids(vectors, ids)
-            if len(self) > FLAT_UP_TO and len(self) > 4 * max(self._cells**2 // 16, FLAT_UP_TO // 4 * (self._cells > 0)):
-                self._rebuild()
 
     def remove(self, ids: Ids) -> None:
         if len(ids) and len(self):
@@ -48,41 +50,51 @@ class DenseIndex:
         """Numbers and cosines, (queries, count), best first; -1 where there are fewer."""
         if not len(self):
             return np.full((len(queries), 0), -1, np.int64), np.zeros((len(queries), 0), np.float32)
-        selector = None if allowed is None else faiss.IDSelectorBitmap(allowed)
+        bitmap: Any = faiss.IDSelectorBitmap
+        selector = None if allowed is None else bitmap(allowed)
         if self._cells:
-            parameters = faiss.SearchParametersIVF(sel=selector, nprobe=min(PROBED, self._cells))
+            parameters: Any = _IVF(sel=selector, nprobe=min(PROBED, self._cells))
         else:
-            parameters = faiss.SearchParameters(sel=selector)
+            parameters = _FLAT(sel=selector)
         cosines, ids = self._index.search(queries, min(count, len(self)), params=parameters)
         return ids, cosines
 
-    def _rebuild(self) -> None:
-        """Go from flat to cells, or to more cells: about 4·√n of them, in half precision."""
-        ids, vectors = self._all()
-        self._cells = int(4 * np.sqrt(len(ids)))
-        quantizer = faiss.IndexFlatIP(self.size)
-        index = faiss.IndexIVFScalarQuantizer(
-            quantizer, self.size, self._cells, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+    @property
+    def crowded(self) -> bool:
+        """Whether `in_cells` would make it faster: flat and large, or four times what its cells were made for."""
+        return len(self) > max(FLAT_UP_TO, 4 * (self._cells // CELLS) ** 2)
+
+    @classmethod
+    def in_cells(cls, ids: Ids, vectors: Vectors) -> DenseIndex:
+        """An index in about 4·√n cells, in half precision. Takes seconds."""
+        made = cls(vectors.shape[1])
+        made._cells = int(CELLS * np.sqrt(len(ids)))
+        quantizer: Any = faiss.IndexFlatIP(made.size)
+        index: Any = faiss.IndexIVFScalarQuantizer(
+            quantizer, made.size, made._cells, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
         )
         index.own_fields = True
         quantizer.this.disown()
-        sample = np.random.default_rng(0).permutation(len(ids))[: TRAINED_ON * self._cells]
+        sample = np.random.default_rng(0).permutation(len(ids))[: TRAINED_ON * made._cells]
         index.train(vectors[sample])
-        index.set_direct_map_type(faiss.DirectMap.Hashtable)
         index.add_with_ids(vectors, ids)
-        self._index = index
+        made._index = index
+        return made
 
-    def _all(self) -> tuple[Ids, Vectors]:
+    def all(self) -> tuple[Ids, Vectors]:
         """Everything in it, from a flat index as from cells."""
         if not self._cells:
             ids = faiss.vector_to_array(self._index.id_map)
-            flat = faiss.downcast_index(self._index.index)
+            flat: Any = faiss.downcast_index(self._index.index)
             return ids, faiss.rev_swig_ptr(flat.get_xb(), len(ids) * self.size).reshape(-1, self.size).copy()
-        ids = np.concatenate([_cell_ids(self._index, cell) for cell in range(self._cells)])
-        return ids, np.stack([self._index.reconstruct(int(each)) for each in ids])
-
-    def ids(self) -> Ids:
-        return self._all()[0]
+        lists = self._index.invlists
+        parts, vectors = [np.zeros(0, np.int64)], [np.zeros((0, self.size), np.float32)]
+        for cell in range(self._cells):
+            if count := lists.list_size(cell):
+                parts.append(faiss.rev_swig_ptr(lists.get_ids(cell), count).copy())
+                codes = faiss.rev_swig_ptr(lists.get_codes(cell), count * 2 * self.size)
+                vectors.append(codes.view(np.float16).reshape(count, self.size).astype(np.float32))
+        return np.concatenate(parts), np.concatenate(vectors)
 
     def save(self, path: Path) -> None:
         """Write it whole or not at all."""
@@ -98,7 +110,7 @@ class DenseIndex:
         """
         made = cls(size)
         try:
-            made._index = faiss.downcast_index(faiss.read_index(str(path)))
+            made._index = faiss.read_index(str(path))
         except RuntimeError as error:
             raise ValueError(f"{path.name} cannot be read: {error}") from None
         if made._index.d != size:
@@ -107,21 +119,9 @@ class DenseIndex:
         return made
 
 
-def _flat(size: int) -> faiss.IndexIDMap2:
-    inner = faiss.IndexFlatIP(size)
+def _flat(size: int) -> Any:
+    inner: Any = faiss.IndexFlatIP(size)
     index = faiss.IndexIDMap(inner)
     index.own_fields = True
     inner.this.disown()
     return index
-
-
-def _cell_ids(index: faiss.IndexIVF, cell: int) -> Ids:
-    lists = index.invlists
-    return faiss.rev_swig_ptr(lists.get_ids(cell), lists.list_size(cell)).copy()
-
-
-def bits(ids: Ids, universe: int) -> Bits:
-    """The set of `ids`, all below `universe`, as bits."""
-    marked = np.zeros((universe + 7) // 8 * 8, bool)
-    marked[ids] = True
-    return np.packbits(marked, bitorder="little")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import pairwise
 
 from retrieval.lexical import terms
-
-if TYPE_CHECKING:
-    from retrieval.search import Hit
+from retrieval.records import Hit
 
 SAME = 0.85  # of the shorter one's word pairs
 WITHIN = 0.6  # of the shorter one's characters, where both are of one document
@@ -38,4 +36,4 @@ def _repeats(hit: Hit, mine: frozenset[tuple[str, str]], other: Hit, theirs: fro
 
 def _pairs(text: str) -> frozenset[tuple[str, str]]:
     words = terms(text)
-    return frozenset(zip(words, words[1:], strict=False)) or frozenset((word, "") for word in words)
+    return frozenset(pairwise(words)) or frozenset((word, "") for word in words)

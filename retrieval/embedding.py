@@ -56,6 +56,8 @@ class SentenceEmbedder:
 
     @property
     def size(self) -> int:
+        if self._model_name == BUNDLED:
+            return 384  # without loading it
         found = self._model.get_embedding_dimension()
         assert found is not None
         return found
@@ -81,14 +83,28 @@ class SentenceEmbedder:
         return [list(spans) for spans in encoded["offset_mapping"]]
 
     def embed(self, texts: Sequence[str]) -> Vectors:
+        """(texts, size), each of length 1. A text longer than the model reads is the mean of its windows."""
         if not texts:
             return np.zeros((0, self.size), np.float32)
+        windows = [self._windows(text) for text in texts]
         with self._lock:
             made = self._model.encode(
-                list(texts), batch_size=self._batch, convert_to_numpy=True, normalize_embeddings=True,
-                show_progress_bar=False,
+                [part for parts in windows for part in parts], batch_size=self._batch, convert_to_numpy=True,
+                normalize_embeddings=True, show_progress_bar=False,
             )  # fmt: skip
-        return np.asarray(made, np.float32)
+        if len(made) == len(texts):
+            return np.asarray(made, np.float32)
+        starts = np.cumsum([0, *(len(parts) for parts in windows[:-1])])
+        return _unit(np.add.reduceat(np.asarray(made, np.float32), starts))
+
+    def _windows(self, text: str) -> list[str]:
+        room = (self._model.max_seq_length or 512) - 2  # its first and last token
+        if len(text) <= room:
+            return [text]
+        (spans,) = self.pieces([text])
+        if len(spans) <= room:
+            return [text]
+        return [text[some[0][0] : some[-1][1]] for at in range(0, len(spans), room) if (some := spans[at : at + room])]
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
         if not texts:

@@ -1,7 +1,7 @@
 """How good a search is, on anyone's judged set in the layout of BEIR: nDCG@10, recall@k, MRR@10 and latency.
 
-A folder with `corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`) and `qrels/*.tsv` (query, document,
-grade). The measures are those of trec_eval: gain is the grade, discount log2(rank + 1).
+A folder with `corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`) and `qrels/*.tsv` (query,
+document, grade). The measures are those of trec_eval: gain is the grade, discount log2(rank + 1).
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ def _lines(path: Path) -> Iterator[dict[str, str]]:
 
 def measure(judged: Judged, rankings: Mapping[str, Sequence[str]], seconds: Sequence[float]) -> Quality:
     """`rankings` are the documents found for each query, best first; `seconds` what each search took."""
-    asked = [query for query, grades in judged.grades.items() if query in judged.queries and any(g > 0 for g in grades.values())]
+    asked = [
+        query
+        for query, grades in judged.grades.items()
+        if query in judged.queries and any(g > 0 for g in grades.values())
+    ]
     if not asked:
         raise BadSet("No query has a relevant document.")
     ordered = sorted(seconds) or [0.0]
@@ -81,7 +85,10 @@ def measure(judged: Judged, rankings: Mapping[str, Sequence[str]], seconds: Sequ
         len(asked),
         statistics.fmean(ndcg(rankings.get(query, ()), judged.grades[query], 10) for query in asked),
         statistics.fmean(reciprocal_rank(rankings.get(query, ()), judged.grades[query], 10) for query in asked),
-        {k: statistics.fmean(recall(rankings.get(query, ()), judged.grades[query], k) for query in asked) for k in RECALL_AT},
+        {
+            k: statistics.fmean(recall(rankings.get(query, ()), judged.grades[query], k) for query in asked)
+            for k in RECALL_AT
+        },
         pick(0.5),
         pick(0.99),
     )

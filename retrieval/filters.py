@@ -69,4 +69,4 @@ def _is_scalar(value: object) -> bool:
 
 
 def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '') + '"'
+    return '"' + name.replace('"', "") + '"'

@@ -25,7 +25,8 @@ from retrieval.embedding import Embedder
 from retrieval.jobs import File, Given, Job, JobStore
 from retrieval.parsing.parsed import Parsed, Unreadable
 from retrieval.parsing.worker import Parser
-from retrieval.store import DocumentStore, New, NotAllowed, NotFound
+from retrieval.records import New, NotAllowed, NotFound
+from retrieval.store import DocumentStore
 from retrieval.views import Views, embedded_text
 
 log = logging.getLogger("ponder.retrieval")
@@ -35,6 +36,7 @@ GROUP_CHUNKS = 256  # that become visible together
 GROUP_S = 0.5  # a document waits no longer than that for others
 BATCH = 64  # chunks embedded at once, and then kept
 AHEAD = 2  # files that are parsed before they are needed
+SAVED_AT = 0.05  # of the dense index that changed: then it is written to disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,18 @@ class Ingest:
     """Takes jobs and works them off. Safe in threads."""
 
     def __init__(
-        self, store: DocumentStore, views: Views, embedder: Embedder, *, parser: Parser | None = None, shape: Shape | None = None
+        self,
+        store: DocumentStore,
+        views: Views,
+        embedder: Embedder,
+        *,
+        parser: Parser | None = None,
+        shape: Shape | None = None,
     ) -> None:
         self._store, self._views, self._embedder = store, views, embedder
         self._parser = parser or Parser()
         self._shape = shape or Shape()
-        self.jobs = JobStore(store)
+        self.jobs = JobStore(store.database, store.rights)
         self._condition = threading.Condition()
         self._queue: deque[str] = deque()
         self._cancelled = set[str]()
@@ -72,7 +80,7 @@ class Ingest:
 
     def start(self) -> None:
         """Begin with what an earlier process left undone."""
-        self._queue.extend(self.jobs.unfinished())
+        self._queue.extend(self.jobs.resume())
         self._thread.start()
 
     def stop(self) -> None:
@@ -97,13 +105,19 @@ class Ingest:
             self._condition.notify_all()
         return job
 
-    def cancel(self, job: str) -> None:
-        """What is done stays; what is not is left out."""
+    def cancel(self, user: str, job: str) -> None:
+        """What is done stays; what is not is left out.
+
+        Raises:
+            NotFound: the user has no such job.
+        """
+        self.jobs.get(job, user)
         with self._condition:
             self._cancelled.add(job)
+            if job in self._queue and self._queue[0] != job:  # not begun: nobody else will end it
+                self._queue.remove(job)
+                self._finish(job)
             self._condition.notify_all()
-        if job in self._queue:
-            self._finish(job, [])
 
     def stalled(self, job: str) -> str | None:
         """Why a job cannot go on, where not even that can be written down."""
@@ -131,13 +145,13 @@ class Ingest:
             except (sqlite3.Error, OSError) as error:
                 log.error("The ingest job %s cannot go on: %s", job, error)
                 self._stalled[job] = said(error)
-            except Exception as error:  # a defect of ours: the job ends, the thread goes on
+            except Exception as error:  # a defect of ours: the job waits for the next start, the thread goes on
                 log.exception("The ingest job %s failed", job)
-                self._stalled[job] = f"An internal error: {type(error).__name__}."
+                self._stalled[job] = f"An internal error ({type(error).__name__}); the server's log has the details."
             with self._condition:
                 if self._stopping:
                     return
-                self._queue.remove(job)
+                self._queue.popleft()
                 self._condition.notify_all()
 
     def _carry_out(self, job: Job) -> None:
@@ -155,15 +169,14 @@ class Ingest:
         except _Cancelled:
             if self._stopping:
                 return
-            self._finish(job.id, files)
-            return
-        self._finish(job.id, files)
+        self._finish(job.id)
+        self._views.spread()
+        self._views.save(at_least=SAVED_AT)
 
-    def _finish(self, job: str, files: Sequence[File]) -> None:
-        cancelled = job in self._cancelled
-        self.jobs.end(job, "cancelled" if cancelled else "done")
-        for file in files:
-            if not file.keep:
+    def _finish(self, job: str) -> None:
+        self.jobs.end(job, "cancelled" if job in self._cancelled else "done")
+        for file in self.jobs.get(job).files:
+            if file.owned and file.status != "done":
                 file.path.unlink(missing_ok=True)
         with self._condition:
             self._cancelled.discard(job)
@@ -175,7 +188,7 @@ class Ingest:
 
     def _ready(self, job: Job, files: Sequence[File]) -> Iterator[_Ready]:
         """The files that could be read and are new, in order, while the next ones are being read."""
-        ahead: deque[tuple[File, str, ProcessFuture]] = deque()
+        ahead: deque[tuple[File, str, ProcessFuture[Parsed]]] = deque()
         waiting = iter(files)
         while True:
             while len(ahead) < AHEAD and (file := next(waiting, None)) is not None:
@@ -189,29 +202,29 @@ class Ingest:
                 parsed = self._parser.result(future)
                 made = cut(parsed, self._embedder.pieces, self._shape)
             except Unreadable as error:
-                self.jobs.update(job.id, file.number, status="failed", error=str(error))
+                self.jobs.update(job.id, {file.number: {"status": "failed", "error": str(error)}})
                 continue
             title = parsed.title or file.source
             texts = [embedded_text(title, c.context, parsed.text[c.start : c.end]) for c in made.chunks]
             hashes = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
-            self.jobs.update(
-                job.id, file.number, status="embedding", pages=len(parsed.pages), chunks=len(hashes),
-                faults=json.dumps([(fault.message, fault.page) for fault in parsed.faults]),
-            )  # fmt: skip
+            faults = json.dumps([(fault.message, fault.page) for fault in parsed.faults])
+            come = {"status": "embedding", "pages": len(parsed.pages), "chunks": len(hashes), "faults": faults}
+            self.jobs.update(job.id, {file.number: come})
             yield _Ready(file, version, parsed, made, texts, hashes)
 
-    def _begin(self, job: Job, file: File) -> tuple[str, ProcessFuture] | None:
+    def _begin(self, job: Job, file: File) -> tuple[str, ProcessFuture[Parsed]] | None:
         """Its version and what will be its text; None where there is nothing to do or nothing to read."""
         try:
             version = f"{FORMAT}:{_digest(file.path)}"
         except OSError as error:
-            self.jobs.update(job.id, file.number, status="failed", error=said(error))
+            self.jobs.update(job.id, {file.number: {"status": "failed", "error": said(error)}})
             return None
         stored = self._store.stored(job.collection, file.source)
         if stored is not None and stored.version == version and dict(stored.metadata) == dict(file.metadata):
-            self.jobs.update(job.id, file.number, status="unchanged", document=stored.id, chunks=stored.chunks)
+            same = {"status": "unchanged", "document": stored.id, "chunks": stored.chunks}
+            self.jobs.update(job.id, {file.number: same})
             return None
-        self.jobs.update(job.id, file.number, status="reading")
+        self.jobs.update(job.id, {file.number: {"status": "reading"}})
         return version, self._parser.submit(file.path, file.source)
 
     def _publish(self, job: Job, group: Sequence[_Ready]) -> None:
@@ -222,34 +235,41 @@ class Ingest:
         documents = [
             New(
                 each.file.source, each.version, each.parsed, each.cut, each.hashes, each.file.bytes, each.file.metadata,
-                str(each.file.path) if each.file.keep else None,
+                each.file.path, each.file.owned,
             )
             for each in group
         ]  # fmt: skip
         try:
             with self._views.changing():
-                numbers = self._store.put(job.user, job.collection, documents)
+                numbers, replaced = self._store.put(job.user, job.collection, documents)
         except (NotFound, NotAllowed) as error:  # the collection went, or the right to write to it
-            for each in group:
-                self.jobs.update(job.id, each.file.number, status="failed", error=str(error))
+            self.jobs.update(job.id, {each.file.number: {"status": "failed", "error": str(error)} for each in group})
             return
-        for each, number in zip(group, numbers, strict=True):
-            self.jobs.update(job.id, each.file.number, status="done", document=number, embedded=len(each.hashes))
+        for file in replaced:
+            file.unlink(missing_ok=True)
+        self.jobs.update(
+            job.id,
+            {
+                each.file.number: {"status": "done", "document": number, "embedded": len(each.hashes)}
+                for each, number in zip(group, numbers, strict=True)
+            },
+        )
         with self._condition:
             self._condition.notify_all()
 
     def _embed(self, job: Job, group: Sequence[_Ready]) -> None:
         texts = {digest: text for each in group for digest, text in zip(each.hashes, each.texts, strict=True)}
-        known = self._store.known(self._embedder.name, list(texts))
+        known = self._store.chunks.known(self._embedder.name, list(texts))
         missing = [digest for digest in texts if digest not in known]
         missing.sort(key=lambda digest: len(texts[digest]))  # of like length: little padding
         for at in range(0, len(missing), BATCH):
             self._check(job)
             some = missing[at : at + BATCH]
-            self._store.put_vectors(self._embedder.name, some, self._embedder.embed([texts[digest] for digest in some]))
+            vectors = self._embedder.embed([texts[digest] for digest in some])
+            self._store.chunks.put_vectors(self._embedder.name, some, vectors)
             known |= set(some)
-            for each in group:
-                self.jobs.update(job.id, each.file.number, embedded=sum(digest in known for digest in each.hashes))
+            come = {each.file.number: {"embedded": sum(map(known.__contains__, each.hashes))} for each in group}
+            self.jobs.update(job.id, come)
 
 
 def said(error: BaseException) -> str:

@@ -9,15 +9,18 @@ A file that was on its way when the process died starts anew; what it had embedd
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from retrieval.database import DatabaseFile
 from retrieval.parsing.parsed import Fault
-from retrieval.store import DocumentStore, Metadata
+from retrieval.records import Metadata, NotFound
+from retrieval.rights import Rights
 
 FileStatus = Literal["queued", "reading", "embedding", "done", "unchanged", "failed", "cancelled"]
 JobStatus = Literal["running", "done", "cancelled"]
@@ -26,12 +29,12 @@ OVER = ("done", "unchanged", "failed", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A file to be ingested under the name `source`. `keep` is false for a copy that is deleted afterwards."""
+    """A file to be ingested under the name `source`. `owned`: it is a copy that goes when its document goes."""
 
     source: str
     path: Path
     metadata: Metadata = field(default_factory=dict)
-    keep: bool = True
+    owned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class File:
     source: str
     path: Path
     metadata: Metadata
-    keep: bool
+    owned: bool
     bytes: int
     status: FileStatus
     document: int | None = None
@@ -89,10 +92,11 @@ def _share(file: File) -> float:
 
 
 class JobStore:
-    """Jobs in the store's file."""
+    """The jobs of a database."""
 
-    def __init__(self, store: DocumentStore) -> None:
-        self._store = store
+    def __init__(self, database: DatabaseFile, rights: Rights) -> None:
+        self._database = database
+        self._rights = rights
 
     def create(self, user: str, collection: int, given: Sequence[Given]) -> Job:
         """
@@ -100,78 +104,87 @@ class JobStore:
             NotFound: there is no such collection.
             NotAllowed: the user may only read it.
         """
-        number = uuid.uuid4().hex
-        with self._store.transaction() as db:
-            self._store.need_writer(db, user, collection)
+        number = f"job_{uuid.uuid4().hex}"
+        with self._database.writing() as db:
+            self._rights.need(db, user, collection, "add documents to")
             db.execute(
                 "INSERT INTO jobs (id, collection, user, status, created_at) VALUES (?, ?, ?, 'running', ?)",
                 (number, collection, user, time.time()),
             )
             db.executemany(
-                """INSERT INTO job_files (job, number, source, file, metadata, keep, bytes, status)
+                """INSERT INTO job_files (job, number, source, path, owned, metadata, bytes, status)
                    VALUES (?, ?, ?, ?, ?, ?, ?, 'queued')""",
                 [
-                    (number, at, one.source, str(one.path), json.dumps(dict(one.metadata)), one.keep, _size(one.path))
+                    (number, at, one.source, str(one.path), one.owned, json.dumps(dict(one.metadata)), _size(one.path))
                     for at, one in enumerate(given)
                 ],
             )
         return self.get(number)
 
-    def get(self, job: str) -> Job:
-        """
+    def get(self, job: str, user: str | None = None) -> Job:
+        """A job, of that user if one is named.
+
         Raises:
-            KeyError: there is no such job.
+            NotFound: there is no such job.
         """
-        with self._store.snapshot() as db:
-            row = db.execute("SELECT * FROM jobs WHERE id = ?", (job,)).fetchone()
+        with self._database.reading() as db:
+            row = db.execute("SELECT * FROM jobs WHERE id = ? AND user = ifnull(?, user)", (job, user)).fetchone()
             if row is None:
-                raise KeyError(job)
+                raise NotFound(f"There is no job {job!r:.60}.")
             files = db.execute("SELECT * FROM job_files WHERE job = ? ORDER BY number", (job,)).fetchall()
-        return Job(
-            **{key: row[key] for key in ("id", "collection", "user", "status", "created_at", "ended_at")},
-            files=tuple(
-                File(
-                    **{key: each[key] for key in ("number", "source", "bytes", "status", "document", "pages")},
-                    **{key: each[key] for key in ("chunks", "embedded", "error")},
-                    path=Path(each["file"]),
-                    metadata=json.loads(each["metadata"]),
-                    keep=bool(each["keep"]),
-                    faults=tuple(Fault(*fault) for fault in json.loads(each["faults"])),
-                )
-                for each in files
-            ),
-        )
+        return Job(**dict(row), files=tuple(_file(each) for each in files))
 
     def of(self, user: str, running: bool = False) -> list[str]:
         """The jobs of a user by number, the newest first."""
         where = "user = ?" + (" AND status = 'running'" if running else "")
-        with self._store.snapshot() as db:
-            return [row[0] for row in db.execute(f"SELECT id FROM jobs WHERE {where} ORDER BY created_at DESC", (user,))]
+        rows = self._database.rows(f"SELECT id FROM jobs WHERE {where} ORDER BY created_at DESC, rowid DESC", (user,))
+        return [row[0] for row in rows]
 
-    def unfinished(self) -> list[str]:
+    def resume(self) -> list[str]:
         """Jobs that were running when the process ended, the oldest first; their half-done files are queued again."""
-        with self._store.transaction() as db:
+        with self._database.writing() as db:
             db.execute(
-                """UPDATE job_files SET status = 'queued' WHERE status IN ('reading', 'embedding')
+                """UPDATE job_files SET status = 'queued', embedded = 0 WHERE status IN ('reading', 'embedding')
                    AND job IN (SELECT id FROM jobs WHERE status = 'running')"""
             )
             return [row[0] for row in db.execute("SELECT id FROM jobs WHERE status = 'running' ORDER BY created_at")]
 
-    def update(self, job: str, number: int, **values: object) -> None:
-        """Set columns of a file."""
-        columns = ", ".join(f"{key} = ?" for key in values)
-        with self._store.transaction() as db:
-            db.execute(f"UPDATE job_files SET {columns} WHERE job = ? AND number = ?", (*values.values(), job, number))
+    def any_running(self) -> bool:
+        return bool(self._database.rows("SELECT 1 FROM jobs WHERE status = 'running' LIMIT 1"))
+
+    def files(self) -> set[Path]:
+        """The files of ours that running jobs still need."""
+        rows = self._database.rows(
+            "SELECT path FROM job_files f JOIN jobs j ON j.id = f.job WHERE f.owned AND j.status = 'running'"
+        )
+        return {Path(row[0]) for row in rows}
+
+    def update(self, job: str, changes: Mapping[int, Mapping[str, object]]) -> None:
+        """Set columns of files, by the files' numbers."""
+        with self._database.writing() as db:
+            for number, values in changes.items():
+                columns = ", ".join(f"{key} = ?" for key in values)
+                db.execute(
+                    f"UPDATE job_files SET {columns} WHERE job = ? AND number = ?", (*values.values(), job, number)
+                )
 
     def end(self, job: str, status: JobStatus) -> None:
-        with self._store.transaction() as db:
+        with self._database.writing() as db:
             db.execute(
-                "UPDATE jobs SET status = ?, ended_at = ? WHERE id = ? AND status = 'running'", (status, time.time(), job)
+                "UPDATE jobs SET status = ?, ended_at = ? WHERE id = ? AND status = 'running'",
+                (status, time.time(), job),
             )
             if status == "cancelled":
-                db.execute(
-                    f"UPDATE job_files SET status = 'cancelled' WHERE job = ? AND status NOT IN {OVER}", (job,)
-                )
+                db.execute(f"UPDATE job_files SET status = 'cancelled' WHERE job = ? AND status NOT IN {OVER}", (job,))
+
+
+def _file(row: sqlite3.Row) -> File:
+    values = {key: row[key] for key in row.keys() if key != "job"}  # noqa: SIM118  # a Row iterates over its values
+    values["path"] = Path(values["path"])
+    values["owned"] = bool(values["owned"])
+    values["metadata"] = json.loads(values["metadata"])
+    values["faults"] = tuple(Fault(message, page) for message, page in json.loads(values["faults"]))
+    return File(**values)
 
 
 def _size(path: Path) -> int:

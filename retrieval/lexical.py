@@ -25,6 +25,14 @@ _WORD = re.compile(r"[^\W_]+(?:[_'’.-][^\W_]+)*")
 _PARTS = re.compile(r"[A-Z]+(?![a-zà-þ])|[A-ZÀ-Þ]?[a-zà-þß]+|\d+|[^\W\d_]+")
 
 
+_HYPHEN = re.compile("\u00ad\\s*")
+
+
+def unbroken(text: str) -> str:
+    """A text without the soft hyphens at which words were broken into lines."""
+    return _HYPHEN.sub("", text) if "\u00ad" in text else text
+
+
 def terms(text: str) -> list[str]:
     """The words of a text in lower case; of an identifier, its parts and then itself."""
     made = []

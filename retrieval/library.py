@@ -1,66 +1,107 @@
-"""A person's documents in one folder: the store, the indexes, the embedder and the ingest that feeds them, opened together.
+"""A folder of documents: the store, the indexes, the embedder and the ingest that feeds them, opened together.
 
-    with Library.open(Path("data/documents")) as library:
-        job = library.ingest.submit("ana", library.collection("ana").id, [Given("notes.md", Path("notes.md"))])
-        library.ingest.wait(job.id)
-        print(library.search("ana", "when was the dam finished?").hits[0].passage.text)
+with Library.open(Path("data/documents")) as library:
+    mine = library.collection("ana")
+    job = library.ingest.submit("ana", mine.id, [Given("notes.md", Path("notes.md"))])
+    library.ingest.wait(job.id)
+    print(library.search(Query("ana", "when was the dam finished?")).hits[0].passage.text)
 """
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable
+import os
+import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from retrieval.embedding import Embedder, SentenceEmbedder
 from retrieval.ingest import Ingest
-from retrieval.search import Found, Searcher
-from retrieval.store import Collection, DocumentStore
+from retrieval.records import Collection, Found
+from retrieval.search import Query, Scorer, Searcher
+from retrieval.store import DocumentStore
 from retrieval.views import Views
 
 DEFAULT_COLLECTION = "Documents"
 
 
 class InUse(Exception):
-    """Another process has the folder open."""
+    """Another process has the folder open; `holder` is its number."""
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        super().__init__(f"Another process ({holder}) has the documents in {folder} open.")
+        self.holder = holder
 
 
 class Library:
     """Everything of one folder, which one process at a time may have open. Safe in threads."""
 
-    def __init__(self, store: DocumentStore, views: Views, embedder: Embedder, ingest: Ingest, lock: IO[str]) -> None:
-        self.store, self.views, self.embedder, self.ingest = store, views, embedder, ingest
+    def __init__(self, folder: Path, store: DocumentStore, embedder: Embedder, lock: IO[str]) -> None:
+        self.folder, self.store, self.rights, self.embedder = folder, store, store.rights, embedder
+        self.views = Views(store.chunks, embedder, folder / "index")
+        self.ingest = Ingest(store, self.views, embedder)
+        self._searcher = Searcher(store, self.views, embedder)
         self._lock = lock
-        self._searcher = Searcher(store, views, embedder)
-        self.search: Callable[..., Found] = self._searcher.search
 
     @classmethod
     def open(cls, folder: Path, embedder: Embedder | None = None) -> Library:
         """
         Raises:
             InUse: another process has it open.
-            OSError, sqlite3.Error: the folder cannot be used.
+            OSError, sqlite3.Error, NewerFile: the folder cannot be used.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / "files").mkdir(exist_ok=True)
+        lock = _locked(folder)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            made = cls(folder, DocumentStore(folder / "documents.db"), embedder or SentenceEmbedder(), lock)
+        except BaseException:
             lock.close()
-            raise InUse(f"Another process has the documents in {folder} open.") from None
-        embedder = embedder or SentenceEmbedder()
-        store = DocumentStore(folder / "documents.db")
-        views = Views(store, embedder, folder / "index")
-        views.catch_up()
-        ingest = Ingest(store, views, embedder)
-        ingest.start()
-        return cls(store, views, embedder, ingest, lock)
+            raise
+        made._sweep()
+        made.ingest.start()
+        return made
 
     def collection(self, user: str, name: str = DEFAULT_COLLECTION) -> Collection:
         """The user's collection of that name, made if there is none."""
-        return self.store.create_collection(user, name)
+        return self.rights.create(user, name)
+
+    def search(self, query: Query, scorer: Scorer | None = None) -> Found:
+        """The passages that answer best; see `Searcher.search`."""
+        return self._searcher.search(query, scorer)
+
+    def delete(self, user: str, document: int) -> None:
+        """Delete a document from everything at once.
+
+        Raises:
+            NotFound, NotAllowed: as `DocumentStore.delete`.
+        """
+        with self.views.changing():
+            files = self.store.delete(user, document)
+        _unlink(files)
+
+    def delete_collection(self, user: str, collection: int) -> None:
+        """Delete a collection with its documents from everything at once.
+
+        Raises:
+            NotFound, NotAllowed: as `DocumentStore.delete_collection`.
+        """
+        with self.views.changing():
+            files = self.store.delete_collection(user, collection)
+        _unlink(files)
+
+    def new_file(self) -> Path:
+        """A path for a copy of ours, whose document deletes it."""
+        return self.folder / "files" / uuid.uuid4().hex
+
+    def _sweep(self) -> None:
+        """Delete what a killed process left: files that nothing refers to, vectors of texts that nobody has."""
+        needed = self.store.files() | self.ingest.jobs.files()
+        _unlink(path for path in (self.folder / "files").iterdir() if path not in needed)
+        if not self.ingest.jobs.any_running():
+            self.store.chunks.forget_unused_vectors()
 
     def close(self) -> None:
         self.ingest.stop()
@@ -71,5 +112,27 @@ class Library:
     def __enter__(self) -> Library:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
+
+
+def _locked(folder: Path) -> IO[str]:
+    lock = (folder / "lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise InUse(folder, holder) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _unlink(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)

@@ -1,14 +1,22 @@
-"""The truth's shape in SQLite, as numbered steps. A step that was released is never edited; a change is a new step.
+"""The truth's shape in SQLite, as steps. A step that was released is never edited; a change is a new step.
 
 A document is (collection, source) and has one version, the hash of its bytes. A chunk's number is never used twice, so
 what an index still holds of a chunk that is gone can never mean another. `generation` counts the changes that searches
 can see; an index that knows which generation it holds can catch up on `chunks.added` and `gone`.
 """
 
-STEPS: tuple[tuple[str, ...], ...] = (
-    (
+from __future__ import annotations
+
+from sqlite_utils import Database, Migrations
+
+migrations = Migrations("retrieval")
+
+
+@migrations(name="1-documents")
+def documents(db: Database) -> None:
+    for statement in (
         "CREATE TABLE state (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
-        "INSERT INTO state VALUES ('generation', 0), ('rights', 0)",
+        "INSERT INTO state VALUES ('generation', 0)",
         """CREATE TABLE collections (
             id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, owner TEXT NOT NULL, created_at REAL NOT NULL,
             UNIQUE (owner, name))""",
@@ -20,8 +28,11 @@ STEPS: tuple[tuple[str, ...], ...] = (
             id INTEGER PRIMARY KEY AUTOINCREMENT, collection INTEGER NOT NULL REFERENCES collections (id),
             source TEXT NOT NULL, version TEXT NOT NULL, title TEXT NOT NULL, media_type TEXT NOT NULL,
             bytes INTEGER NOT NULL, characters INTEGER NOT NULL, metadata TEXT NOT NULL DEFAULT '{}',
-            pages TEXT NOT NULL DEFAULT '[]', faults TEXT NOT NULL DEFAULT '[]', text TEXT NOT NULL,
-            file TEXT, created_at REAL NOT NULL, updated_at REAL NOT NULL, UNIQUE (collection, source))""",
+            faults TEXT NOT NULL DEFAULT '[]', text TEXT NOT NULL, file TEXT NOT NULL, owned INTEGER NOT NULL,
+            created_at REAL NOT NULL, updated_at REAL NOT NULL, UNIQUE (collection, source))""",
+        """CREATE TABLE pages (
+            document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE, start INTEGER NOT NULL,
+            end INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (document, start, number)) WITHOUT ROWID""",
         """CREATE TABLE parents (
             document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE, number INTEGER NOT NULL,
             start INTEGER NOT NULL, end INTEGER NOT NULL, PRIMARY KEY (document, number)) WITHOUT ROWID""",
@@ -36,15 +47,17 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE gone (chunk INTEGER PRIMARY KEY, generation INTEGER NOT NULL)",
         "CREATE INDEX gone_generation ON gone (generation)",
         """CREATE TABLE vectors (
-            embedder TEXT NOT NULL, hash BLOB NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (embedder, hash)) WITHOUT ROWID""",
+            hash BLOB NOT NULL, embedder TEXT NOT NULL, vector BLOB NOT NULL,
+            PRIMARY KEY (hash, embedder)) WITHOUT ROWID""",
         """CREATE TABLE jobs (
             id TEXT PRIMARY KEY, collection INTEGER NOT NULL, user TEXT NOT NULL, status TEXT NOT NULL,
-            error TEXT, created_at REAL NOT NULL, ended_at REAL)""",
+            created_at REAL NOT NULL, ended_at REAL)""",
+        "CREATE INDEX jobs_running ON jobs (status) WHERE status = 'running'",
         """CREATE TABLE job_files (
             job TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, number INTEGER NOT NULL, source TEXT NOT NULL,
-            file TEXT NOT NULL, metadata TEXT NOT NULL DEFAULT '{}', keep INTEGER NOT NULL, bytes INTEGER NOT NULL,
-            status TEXT NOT NULL, document INTEGER, chunks INTEGER NOT NULL DEFAULT 0, embedded INTEGER NOT NULL DEFAULT 0,
-            pages INTEGER NOT NULL DEFAULT 0, error TEXT, faults TEXT NOT NULL DEFAULT '[]',
+            path TEXT NOT NULL, owned INTEGER NOT NULL, metadata TEXT NOT NULL, bytes INTEGER NOT NULL,
+            status TEXT NOT NULL, document INTEGER, pages INTEGER NOT NULL DEFAULT 0, chunks INTEGER NOT NULL DEFAULT 0,
+            embedded INTEGER NOT NULL DEFAULT 0, error TEXT, faults TEXT NOT NULL DEFAULT '[]',
             PRIMARY KEY (job, number)) WITHOUT ROWID""",
-    ),
-)
+    ):
+        db.execute(statement)

@@ -6,21 +6,23 @@ Rights and filters are applied inside the indexes and once more by the truth. Kn
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from retrieval import fusion
 from retrieval.duplicates import distinct
 from retrieval.embedding import Embedder
 from retrieval.filters import Filters
+from retrieval.records import Found, Hit
 from retrieval.rerank import max_sim
-from retrieval.store import DocumentStore, Passage
+from retrieval.store import DocumentStore
 from retrieval.views import Views
 
 CANDIDATES = 200  # from each index
 RERANKED = 50
 RERANK_SHARE = 0.5  # of the reranker's score against the fused one
+MOST_HITS = 1000
 LONGEST_QUERY = 4000  # characters; the embedder reads some 1,200
 
 
@@ -28,29 +30,24 @@ class BadQuery(Exception):
     """A query that cannot be searched for; the message says what would be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A passage found; `score` orders the hits, the others say where it came from (None: not among that index's)."""
-
-    passage: Passage
-    score: float
-    dense: float | None = None
-    lexical: float | None = None
-    rerank: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Hits, best first, and how long each part took."""
-
-    hits: tuple[Hit, ...]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-
 class Scorer(Protocol):
-    """Another judge of relevance: of each text, how well it answers the query."""
+    """Another judge of relevance: of each text, how well it answers the query. Higher is better, on any scale."""
 
     def __call__(self, query: str, texts: Sequence[str]) -> Sequence[float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What `user` asks, of the given collections or of all that may be read."""
+
+    user: str
+    text: str
+    limit: int = 10
+    collections: frozenset[int] | None = None
+    filters: Filters | None = None
+    rerank: bool = False
+    repeats: bool = False  # also show what says the same as a better hit
+    dense_share: float = fusion.DENSE_SHARE  # 0: BM25 alone; 1: vectors alone
 
 
 class Searcher:
@@ -61,59 +58,49 @@ class Searcher:
         self._views = views
         self._embedder = embedder
 
-    def search(
-        self,
-        user: str,
-        query: str,
-        limit: int = 10,
-        *,
-        collections: frozenset[int] | None = None,
-        filters: Filters | None = None,
-        rerank: bool = False,
-        scorer: Scorer | None = None,
-        dense_share: float = fusion.DENSE_SHARE,
-    ) -> Found:
-        """The best passages that `user` may read, in the given collections or in all.
+    def search(self, query: Query, scorer: Scorer | None = None) -> Found:
+        """The best passages; a `scorer` that is given reranks in place of late interaction.
 
         Raises:
-            BadQuery: it is empty or too long.
+            BadQuery: the text is empty or too long, or the limit out of range.
+            BadFilter: a filter cannot be applied.
+            NotFound: there is no such collection.
         """
-        query = query.strip()
-        if not query:
-            raise BadQuery("The query is empty.")
-        if len(query) > LONGEST_QUERY:
-            raise BadQuery(f"The query has {len(query):,} characters; up to {LONGEST_QUERY:,} are searched for.")
+        text = _checked(query)
         clock = _Clock()
-        vector = self._embedder.embed([query])
+        vector = self._embedder.embed([text])
         clock.lap("embed")
-        count = max(CANDIDATES, limit)
+        count = max(CANDIDATES, 2 * query.limit)
         with self._views.reading():
-            readable = self._store.readable(user)
-            wanted = readable if collections is None else readable & collections
-            documents = self._store.matching(wanted, filters) if filters else None
-            if not wanted or (documents is not None and not documents):
-                return Found(())
+            among = self._store.rights.readable(query.user, query.collections)
+            documents = self._store.matching(among, query.filters) if query.filters else None
+            clock.lap("rights")
+            if not among or (documents is not None and not documents):
+                return Found((), clock.laps)
             dense, lexical = dict[int, float](), dict[int, float]()
-            if dense_share > 0:
-                ids, cosines = self._views.dense.search(vector, count, self._views.allowed(wanted, documents))
+            if query.dense_share > 0:
+                ids, cosines = self._views.dense.search(vector, count, self._views.allowed(among, documents))
                 dense = {int(i): float(c) for i, c in zip(ids[0], cosines[0], strict=True) if i >= 0}
                 clock.lap("dense")
-            if dense_share < 1:
-                ids, scores = self._views.lexical.search(query, count, wanted, documents)
+            if query.dense_share < 1:
+                ids, scores = self._views.lexical.search(text, count, among, documents)
                 lexical = {int(i): s for i, s in zip(ids, scores, strict=True)}
                 clock.lap("lexical")
-            fused = fusion.best(fusion.weighted(dense, lexical, dense_share), 2 * count)
-            passages = self._store.passages(user, [chunk for chunk, _ in fused])
+            fused = fusion.best(fusion.weighted(dense, lexical, query.dense_share), max(2 * query.limit, 2 * RERANKED))
+            passages = self._store.passages(query.user, [chunk for chunk, _ in fused])
         hits = [
-            Hit(passages[chunk], score, dense.get(chunk), lexical.get(chunk)) for chunk, score in fused if chunk in passages
+            Hit(passages[chunk], score, dense.get(chunk), lexical.get(chunk))
+            for chunk, score in fused
+            if chunk in passages
         ]
         clock.lap("fetch")
-        hits = distinct(hits, max(limit, RERANKED))
-        clock.lap("distinct")
-        if rerank or scorer:
-            hits = self._reranked(query, hits, scorer)
+        if not query.repeats:
+            hits = distinct(hits, max(query.limit, RERANKED))
+            clock.lap("distinct")
+        if query.rerank or scorer:
+            hits = self._reranked(text, hits, scorer)
             clock.lap("rerank")
-        return Found(tuple(hits[:limit]), clock.laps)
+        return Found(tuple(hits[: query.limit]), clock.laps)
 
     def _reranked(self, query: str, hits: list[Hit], scorer: Scorer | None) -> list[Hit]:
         """The first of them ordered anew by both scores; the rest stays behind them."""
@@ -128,6 +115,17 @@ class Searcher:
             for at, score in fusion.best(mixed, len(first))
         ]
         return anew + rest
+
+
+def _checked(query: Query) -> str:
+    text = query.text.strip()
+    if not text:
+        raise BadQuery("The query is empty.")
+    if len(text) > LONGEST_QUERY:
+        raise BadQuery(f"The query has {len(text):,} characters; up to {LONGEST_QUERY:,} are searched for.")
+    if not 1 <= query.limit <= MOST_HITS:
+        raise BadQuery(f"The limit is {query.limit}; accepted: 1 to {MOST_HITS}.")
+    return text
 
 
 class _Clock:

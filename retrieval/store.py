@@ -1,113 +1,25 @@
-"""The truth about documents in one SQLite file: collections and who may see them, documents, chunks, vectors.
+"""The truth about documents: what is stored, replaced and deleted, and what a user is shown of it.
 
-What a search may show is decided here, in one read transaction, whatever the indexes still hold. Reads run on a
-connection of the calling thread; writes take turns. Knows nothing of parsing, embedding or searching.
+What a search may show is decided here, in one read transaction, whatever the indexes still hold. Knows nothing of
+parsing, embedding or searching.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 import time
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from retrieval.chunking import Cut
+from retrieval.chunks import Chunks
+from retrieval.database import DatabaseFile, marks
 from retrieval.filters import Filters, as_sql
-from retrieval.parsing.parsed import Fault, Page, Parsed
-from retrieval.schema import STEPS
-
-Role = Literal["owner", "writer", "reader"]
-Metadata = Mapping[str, str | int | float | bool]
-
-
-class NotFound(Exception):
-    """There is no such collection or document, or this user may not know of it."""
-
-
-class NotAllowed(Exception):
-    """The user may see it but not do this."""
-
-
-class NewerIndex(Exception):
-    """The file was written by a newer version than this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collection:
-    """`role` is what the asking user is to it."""
-
-    id: int
-    name: str
-    owner: str
-    role: Role
-    documents: int
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    id: int
-    collection: int
-    source: str
-    title: str
-    media_type: str
-    version: str
-    bytes: int
-    characters: int
-    chunks: int
-    metadata: Metadata
-    faults: tuple[Fault, ...]
-    created_at: float
-    updated_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A chunk as a search shows it: characters `start` to `end` of its document; `text` is that part."""
-
-    id: int
-    document: int
-    collection: int
-    title: str
-    source: str
-    start: int
-    end: int
-    parent: int
-    context: str
-    text: str
-    page: int | None
-    metadata: Metadata
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What an index has to do to come from one generation to the next: chunks that went, then chunks that came."""
-
-    generation: int
-    gone: NDArray[np.int64]
-    added: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class New:
-    """A document to be stored; `hashes` are those of its chunks, in order."""
-
-    source: str
-    version: str
-    parsed: Parsed
-    cut: Cut
-    hashes: Sequence[bytes]
-    bytes: int
-    metadata: Metadata
-    file: str | None = None
+from retrieval.parsing.parsed import Fault, Page
+from retrieval.records import Document, New, NotFound, Passage
+from retrieval.rights import Rights
+from retrieval.schema import migrations
 
 
 class DocumentStore:
@@ -117,182 +29,54 @@ class DocumentStore:
         """
         Raises:
             OSError, sqlite3.Error: the file cannot be used.
-            NewerIndex: a newer version wrote it.
+            NewerFile: a newer version wrote it.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self._local = threading.local()
-        self._all: list[sqlite3.Connection] = []
-        self._write_lock = threading.Lock()
-        self._migrate()
+        self.database = DatabaseFile(path, migrations)
+        self.rights = Rights(self.database)
+        self.chunks = Chunks(self.database)
 
     def close(self) -> None:
-        for connection in self._all:
-            connection.close()
-        self._all.clear()
+        self.database.close()
 
-    # Connections
+    # Changes
 
-    def _connection(self) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = sqlite3.connect(self.path, isolation_level=None, timeout=30, check_same_thread=False)
-            connection.row_factory = sqlite3.Row
-            connection.executescript(
-                "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY;"
-            )
-            self._local.connection = connection
-            self._all.append(connection)
-        return connection
+    def put(self, user: str, collection: int, documents: Sequence[New]) -> tuple[list[int], list[Path]]:
+        """Store documents, each in place of the one with its source, in one transaction.
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A write, whole or not at all; one at a time."""
-        connection = self._connection()
-        with self._write_lock:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
+        Returns their numbers, and the files of ours that nothing refers to any more.
 
-    @contextmanager
-    def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """Reads that all see the same state."""
-        connection = self._connection()
-        connection.execute("BEGIN")
-        try:
-            yield connection
-        finally:
-            connection.execute("ROLLBACK")
-
-    def _migrate(self) -> None:
-        (version,) = self._connection().execute("PRAGMA user_version").fetchone()
-        if version > len(STEPS):
-            raise NewerIndex(f"{self.path} has format {version}, and this Ponder knows formats up to {len(STEPS)}.")
-        for number, statements in enumerate(STEPS[version:], version + 1):
-            with self.transaction() as db:
-                for statement in statements:
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {number}")
-
-    # Collections and rights
-
-    def create_collection(self, user: str, name: str) -> Collection:
-        """The user's collection of that name, made if there is none."""
-        with self.transaction() as db:
-            db.execute(
-                "INSERT OR IGNORE INTO collections (name, owner, created_at) VALUES (?, ?, ?)", (name, user, time.time())
-            )
-            self._rights_changed(db)
-        return next(each for each in self.collections(user) if each.owner == user and each.name == name)
-
-    def collections(self, user: str) -> list[Collection]:
-        """All that the user may read, with the user's role."""
-        rows = self._connection().execute(
-            """SELECT c.id, c.name, c.owner, m.role,
-                      (SELECT count(*) FROM documents d WHERE d.collection = c.id) AS documents
-               FROM collections c LEFT JOIN members m ON m.collection = c.id AND m.user = :user
-               WHERE c.owner = :user OR m.user IS NOT NULL ORDER BY c.owner != :user, c.name""",
-            {"user": user},
-        )
-        return [
-            Collection(row["id"], row["name"], row["owner"], "owner" if row["owner"] == user else row["role"], row["documents"])
-            for row in rows
-        ]
-
-    def role(self, user: str, collection: int) -> Role:
-        """
         Raises:
-            NotFound: there is none, or the user may not read it.
+            NotFound: there is no such collection.
+            NotAllowed: the user may only read it.
         """
-        return self._role(self._connection(), user, collection)
+        with self.database.writing() as db:
+            self.rights.need(db, user, collection, "add documents to")
+            generation = _next_generation(db)
+            loose = set[bytes]()
+            numbers, files = list[int](), list[Path]()
+            for new in documents:
+                if old_file := self._make_room(db, collection, new, generation, loose):
+                    files.append(old_file)
+                numbers.append(self._put(db, collection, new, generation))
+            _forget_vectors(db, loose)
+        return numbers, files
 
-    def _role(self, db: sqlite3.Connection, user: str, collection: int) -> Role:
-        row = db.execute(
-            """SELECT c.owner, m.role FROM collections c LEFT JOIN members m ON m.collection = c.id AND m.user = ?
-               WHERE c.id = ?""",
-            (user, collection),
+    def _make_room(
+        self, db: sqlite3.Connection, collection: int, new: New, generation: int, loose: set[bytes]
+    ) -> Path | None:
+        """Take the old document's parts out; its number stays. Returns its file if that was ours."""
+        old = db.execute(
+            "SELECT id, file, owned FROM documents WHERE collection = ? AND source = ?", (collection, new.source)
         ).fetchone()
-        if row is None or (row["owner"] != user and row["role"] is None):
-            raise NotFound(f"There is no collection {collection}.")
-        role: Role = "owner" if row["owner"] == user else row["role"]
-        return role
-
-    def share(self, owner: str, collection: int, user: str, role: Literal["reader", "writer"] | None) -> None:
-        """Give a user a role in the owner's collection, or take it away with None.
-
-        Raises:
-            NotFound: there is no such collection.
-            NotAllowed: it is not the owner who asks.
-        """
-        with self.transaction() as db:
-            self._need(db, owner, collection, ("owner",), "share")
-            if role is None:
-                db.execute("DELETE FROM members WHERE collection = ? AND user = ?", (collection, user))
-            else:
-                db.execute("INSERT OR REPLACE INTO members VALUES (?, ?, ?)", (collection, user, role))
-            self._rights_changed(db)
-
-    def delete_collection(self, user: str, collection: int) -> None:
-        """Delete it with all its documents.
-
-        Raises:
-            NotFound: there is no such collection.
-            NotAllowed: it is not the owner who asks.
-        """
-        with self.transaction() as db:
-            self._need(db, user, collection, ("owner",), "delete")
-            generation = self._next_generation(db)
-            self._remove(db, "collection = ?", (collection,), generation)
-            db.execute("DELETE FROM documents WHERE collection = ?", (collection,))
-            db.execute("DELETE FROM collections WHERE id = ?", (collection,))
-            self._rights_changed(db)
-
-    def readable(self, user: str) -> frozenset[int]:
-        """The collections that the user may read, by number."""
-        rows = self._connection().execute(
-            "SELECT id FROM collections WHERE owner = ? UNION SELECT collection FROM members WHERE user = ?", (user, user)
-        )
-        return frozenset(row[0] for row in rows)
-
-    def _need(self, db: sqlite3.Connection, user: str, collection: int, roles: Sequence[Role], what: str) -> None:
-        role = self._role(db, user, collection)
-        if role not in roles:
-            raise NotAllowed(f"A {role} may not {what} in this collection.")
-
-    def need_writer(self, db: sqlite3.Connection, user: str, collection: int) -> None:
-        """
-        Raises:
-            NotFound: there is no such collection.
-            NotAllowed: the user may only read it.
-        """
-        self._need(db, user, collection, ("owner", "writer"), "add documents")
-
-    def _rights_changed(self, db: sqlite3.Connection) -> None:
-        db.execute("UPDATE state SET value = value + 1 WHERE key = 'rights'")
-
-    # Documents
-
-    def put(self, user: str, collection: int, documents: Sequence[New]) -> list[int]:
-        """Store documents, each in place of the one with its source, in one transaction. Returns their numbers.
-
-        Raises:
-            NotFound: there is no such collection.
-            NotAllowed: the user may only read it.
-        """
-        with self.transaction() as db:
-            self.need_writer(db, user, collection)
-            generation = self._next_generation(db)
-            return [self._put(db, collection, new, generation) for new in documents]
+        if old is None:
+            return None
+        loose |= _remove_chunks(db, "document = ?", (old["id"],), generation)
+        for table in ("parents", "pages"):
+            db.execute(f"DELETE FROM {table} WHERE document = ?", (old["id"],))
+        return Path(old["file"]) if old["owned"] and old["file"] != str(new.file) else None
 
     def _put(self, db: sqlite3.Connection, collection: int, new: New, generation: int) -> int:
         now = time.time()
-        old = db.execute(
-            "SELECT id, created_at FROM documents WHERE collection = ? AND source = ?", (collection, new.source)
-        ).fetchone()
         values = {
             "collection": collection,
             "source": new.source,
@@ -302,25 +86,27 @@ class DocumentStore:
             "bytes": new.bytes,
             "characters": len(new.parsed.text),
             "metadata": json.dumps(dict(new.metadata)),
-            "pages": json.dumps([(page.number, page.start, page.end) for page in new.parsed.pages]),
             "faults": json.dumps([(fault.message, fault.page) for fault in new.parsed.faults]),
             "text": new.parsed.text,
-            "file": new.file,
-            "created_at": old["created_at"] if old else now,
+            "file": str(new.file),
+            "owned": new.owned,
+            "created_at": now,
             "updated_at": now,
         }
-        if old:
-            document = int(old["id"])
-            self._remove(db, "document = ?", (document,), generation)
-            db.execute("DELETE FROM parents WHERE document = ?", (document,))
-            db.execute(
-                f"UPDATE documents SET {', '.join(f'{key} = :{key}' for key in values)} WHERE id = :id",
-                {**values, "id": document},
-            )
-        else:
-            document = self._insert(db, "documents", values)
+        kept = ("collection", "source", "created_at")
+        (document,) = db.execute(
+            f"""INSERT INTO documents ({", ".join(values)}) VALUES ({", ".join(f":{key}" for key in values)})
+                ON CONFLICT (collection, source)
+                DO UPDATE SET {", ".join(f"{key} = excluded.{key}" for key in values if key not in kept)}
+                RETURNING id""",
+            values,
+        ).fetchone()
         db.executemany(
-            "INSERT INTO parents VALUES (?, ?, ?, ?)",
+            "INSERT INTO pages (document, start, end, number) VALUES (?, ?, ?, ?)",
+            [(document, page.start, page.end, page.number) for page in new.parsed.pages],
+        )
+        db.executemany(
+            "INSERT INTO parents (document, number, start, end) VALUES (?, ?, ?, ?)",
             [(document, number, start, end) for number, (start, end) in enumerate(new.cut.parents)],
         )
         db.executemany(
@@ -334,120 +120,52 @@ class DocumentStore:
                 for number, (chunk, digest) in enumerate(zip(new.cut.chunks, new.hashes, strict=True))
             ],
         )
-        return document
+        return int(document)
 
-    @staticmethod
-    def _insert(db: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> int:
-        names = ", ".join(values)
-        marks = ", ".join(f":{key}" for key in values)
-        number = db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values).lastrowid
-        assert number is not None
-        return number
-
-    def delete(self, user: str, document: int) -> None:
-        """Delete a document; no search shows it from here on.
+    def delete(self, user: str, document: int) -> list[Path]:
+        """Delete a document; nobody is shown it from here on. Returns the files that were ours.
 
         Raises:
             NotFound: there is none, or the user may not read it.
             NotAllowed: the user may only read it.
         """
-        with self.transaction() as db:
-            row = db.execute("SELECT collection FROM documents WHERE id = ?", (document,)).fetchone()
-            if row is None:
-                raise NotFound(f"There is no document {document}.")
-            try:
-                self._need(db, user, row["collection"], ("owner", "writer"), "delete documents")
-            except NotFound:
-                raise NotFound(f"There is no document {document}.") from None
-            generation = self._next_generation(db)
-            self._remove(db, "document = ?", (document,), generation)
-            db.execute("DELETE FROM documents WHERE id = ?", (document,))
+        with self.database.writing() as db:
+            collection = self._collection_of(db, user, document)
+            self.rights.need(db, user, collection, "delete documents from")
+            return self._delete(db, "id = ?", "document = ?", document)
 
-    def _remove(self, db: sqlite3.Connection, where: str, values: tuple[Any, ...], generation: int) -> None:
-        """Take chunks out, and note for the indexes that they went. Their vectors stay for a copy or a return."""
-        db.execute(f"INSERT INTO gone SELECT id, {int(generation)} FROM chunks WHERE {where}", values)
-        db.execute(f"DELETE FROM chunks WHERE {where}", values)
+    def delete_collection(self, user: str, collection: int) -> list[Path]:
+        """Delete it with all its documents. Returns the files that were ours.
+
+        Raises:
+            NotFound: there is no such collection.
+            NotAllowed: it is not the owner who asks.
+        """
+        with self.database.writing() as db:
+            self.rights.need(db, user, collection, "delete")
+            files = self._delete(db, "collection = ?", "collection = ?", collection)
+            db.execute("DELETE FROM collections WHERE id = ?", (collection,))
+        return files
 
     @staticmethod
-    def _next_generation(db: sqlite3.Connection) -> int:
-        (number,) = db.execute(
-            "UPDATE state SET value = value + 1 WHERE key = 'generation' RETURNING value"
-        ).fetchone()
-        return int(number)
+    def _delete(db: sqlite3.Connection, documents: str, chunks: str, number: int) -> list[Path]:
+        rows = db.execute(f"SELECT file FROM documents WHERE {documents} AND owned", (number,))
+        files = [Path(row["file"]) for row in rows]
+        loose = _remove_chunks(db, chunks, (number,), _next_generation(db))
+        db.execute(f"DELETE FROM documents WHERE {documents}", (number,))
+        _forget_vectors(db, loose)
+        return files
 
-    # What indexes follow
-
-    def generation(self) -> int:
-        (number,) = self._connection().execute("SELECT value FROM state WHERE key = 'generation'").fetchone()
-        return int(number)
-
-    def changes(self, since: int) -> Change:
-        """What came and went after generation `since`; chunks that did both are not named."""
-        with self.snapshot() as db:
-            (now,) = db.execute("SELECT value FROM state WHERE key = 'generation'").fetchone()
-            gone = [row[0] for row in db.execute("SELECT chunk FROM gone WHERE generation > ? ORDER BY chunk", (since,))]
-            added = [row[0] for row in db.execute("SELECT id FROM chunks WHERE added > ? ORDER BY id", (since,))]
-        return Change(int(now), np.array(gone, np.int64), np.array(added, np.int64))
-
-    def rows(self, chunks: Sequence[int]) -> list[sqlite3.Row]:
-        """id, document, collection, hash, text, context and title of chunks that are there, in no order."""
-        found: list[sqlite3.Row] = []
-        for at in range(0, len(chunks), 500):
-            some = [int(chunk) for chunk in chunks[at : at + 500]]
-            found += self._connection().execute(
-                f"""SELECT c.id, c.document, c.collection, c.hash, c.text, c.context, d.title
-                    FROM chunks c JOIN documents d ON d.id = c.document WHERE c.id IN ({",".join("?" * len(some))})""",
-                some,
-            )
-        return found
+    # What ingesting asks; it has asked for the right before
 
     def stored(self, collection: int, source: str) -> Document | None:
-        """The document of that source, if there is one. Asks for no right: it is for ingesting."""
-        row = self._connection().execute(
-            f"{_DOCUMENTS} WHERE d.collection = ? AND d.source = ?", (collection, source)
-        ).fetchone()
-        return _document(row) if row else None
+        """The document of that source, if there is one."""
+        rows = self.database.rows(f"{_DOCUMENTS} WHERE d.collection = ? AND d.source = ?", (collection, source))
+        return _document(rows[0]) if rows else None
 
-    def known(self, embedder: str, hashes: Sequence[bytes]) -> set[bytes]:
-        """Those of the hashes whose vectors are stored."""
-        found = set[bytes]()
-        for at in range(0, len(hashes), 500):
-            some = hashes[at : at + 500]
-            found |= {
-                row[0]
-                for row in self._connection().execute(
-                    f"SELECT hash FROM vectors WHERE embedder = ? AND hash IN ({_marks(some)})", (embedder, *some)
-                )
-            }
-        return found
-
-    def chunk_ids(self, collections: Iterable[int], documents: Iterable[int] | None = None) -> NDArray[np.int64]:
-        """The chunks of these collections, and of these documents if given, in rising order."""
-        where, values = f"collection IN ({_marks(collections := list(collections))})", [*collections]
-        if documents is not None:
-            where += f" AND document IN ({_marks(documents := list(documents))})"
-            values += documents
-        found = self._connection().execute(f"SELECT id FROM chunks WHERE {where} ORDER BY id", values)
-        return np.fromiter((row[0] for row in found), np.int64)
-
-    def vectors(self, embedder: str, hashes: Sequence[bytes]) -> dict[bytes, NDArray[np.float32]]:
-        """The stored vectors among these."""
-        known: dict[bytes, NDArray[np.float32]] = {}
-        for at in range(0, len(hashes), 500):
-            some = hashes[at : at + 500]
-            for digest, vector in self._connection().execute(
-                f"SELECT hash, vector FROM vectors WHERE embedder = ? AND hash IN ({_marks(some)})", (embedder, *some)
-            ):
-                known[digest] = np.frombuffer(vector, np.float16).astype(np.float32)
-        return known
-
-    def put_vectors(self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float32]) -> None:
-        """Keep vectors, in half precision."""
-        with self.transaction() as db:
-            db.executemany(
-                "INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)",
-                [(embedder, digest, row.astype(np.float16).tobytes()) for digest, row in zip(hashes, vectors, strict=True)],
-            )
+    def files(self) -> set[Path]:
+        """The files of ours that documents refer to."""
+        return {Path(row["file"]) for row in self.database.rows("SELECT file FROM documents WHERE owned")}
 
     # What users are shown
 
@@ -459,21 +177,24 @@ class DocumentStore:
         """
         condition, values = as_sql(filters)
         among = list(collections)
-        rows = self._connection().execute(
-            f"SELECT id FROM documents WHERE collection IN ({_marks(among)}) AND {condition}", [*among, *values]
+        rows = self.database.rows(
+            f"SELECT id FROM documents WHERE collection IN ({marks(among)}) AND {condition}", [*among, *values]
         )
         return frozenset(row[0] for row in rows)
 
     def passages(self, user: str, chunks: Sequence[int]) -> dict[int, Passage]:
         """Those of the chunks that are there and that the user may read, by number."""
         found: dict[int, Passage] = {}
-        with self.snapshot() as db:
+        with self.database.reading() as db:
             for at in range(0, len(chunks), 500):
                 some = [int(chunk) for chunk in chunks[at : at + 500]]
                 rows = db.execute(
-                    f"""SELECT c.*, d.title, d.source, d.pages, d.metadata FROM chunks c
-                        JOIN documents d ON d.id = c.document JOIN collections o ON o.id = c.collection
-                        WHERE c.id IN ({_marks(some)}) AND (o.owner = ? OR EXISTS
+                    f"""SELECT c.id, c.document, c.collection, c.start, c.end, c.parent, c.context, c.text,
+                               d.title, d.source, d.metadata,
+                               (SELECT number FROM pages p WHERE p.document = c.document AND p.start <= c.start
+                                ORDER BY p.start DESC LIMIT 1) AS page
+                        FROM chunks c JOIN documents d ON d.id = c.document JOIN collections o ON o.id = c.collection
+                        WHERE c.id IN ({marks(some)}) AND (o.owner = ? OR EXISTS
                             (SELECT 1 FROM members m WHERE m.collection = o.id AND m.user = ?))""",
                     (*some, user, user),
                 )
@@ -486,8 +207,8 @@ class DocumentStore:
         Raises:
             NotFound: there is none, or the user may not read it.
         """
-        with self.snapshot() as db:
-            self._readable_document(db, user, document)
+        with self.database.reading() as db:
+            self._collection_of(db, user, document)
             row = db.execute(
                 """SELECT p.start, p.end, substr(d.text, p.start + 1, p.end - p.start) FROM parents p
                    JOIN documents d ON d.id = p.document WHERE p.document = ? AND p.number = ?""",
@@ -498,17 +219,16 @@ class DocumentStore:
         return int(row[0]), int(row[1]), str(row[2])
 
     def text(self, user: str, document: int, start: int = 0, end: int | None = None) -> str:
-        """A part of a document's text.
+        """Characters `start` to `end` of a document.
 
         Raises:
             NotFound: there is no such document, or the user may not read it.
         """
-        with self.snapshot() as db:
-            self._readable_document(db, user, document)
+        with self.database.reading() as db:
+            self._collection_of(db, user, document)
             length = -1 if end is None else max(0, end - start)
-            part = "substr(text, ? + 1)" if length < 0 else "substr(text, ? + 1, ?)"
-            values = (start,) if length < 0 else (start, length)
-            (found,) = db.execute(f"SELECT {part} FROM documents WHERE id = ?", (*values, document)).fetchone()
+            sql = "SELECT substr(text, ?1 + 1, iif(?2 < 0, length(text), ?2)) FROM documents WHERE id = ?3"
+            (found,) = db.execute(sql, (start, length, document)).fetchone()
         return str(found)
 
     def document(self, user: str, document: int) -> Document:
@@ -516,15 +236,19 @@ class DocumentStore:
         Raises:
             NotFound: there is none, or the user may not read it.
         """
-        with self.snapshot() as db:
-            self._readable_document(db, user, document)
+        with self.database.reading() as db:
+            self._collection_of(db, user, document)
             return _document(db.execute(f"{_DOCUMENTS} WHERE d.id = ?", (document,)).fetchone())
 
     def documents(self, user: str, collection: int | None = None) -> list[Document]:
-        """The documents that the user may read, in one collection or in all, the newest first."""
-        among = sorted(self.readable(user) if collection is None else self.readable(user) & {collection})
-        rows = self._connection().execute(
-            f"{_DOCUMENTS} WHERE d.collection IN ({_marks(among)}) ORDER BY d.updated_at DESC, d.id DESC", among
+        """The documents that the user may read, in one collection or in all, the newest first.
+
+        Raises:
+            NotFound: there is no such collection.
+        """
+        among = sorted(self.rights.readable(user, None if collection is None else (collection,)))
+        rows = self.database.rows(
+            f"{_DOCUMENTS} WHERE d.collection IN ({marks(among)}) ORDER BY d.updated_at DESC, d.id DESC", among
         )
         return [_document(row) for row in rows]
 
@@ -533,46 +257,70 @@ class DocumentStore:
         Raises:
             NotFound: there is no such document, or the user may not read it.
         """
-        with self.snapshot() as db:
-            self._readable_document(db, user, document)
-            (held,) = db.execute("SELECT pages FROM documents WHERE id = ?", (document,)).fetchone()
-        return tuple(Page(*page) for page in json.loads(held))
+        with self.database.reading() as db:
+            self._collection_of(db, user, document)
+            rows = db.execute("SELECT number, start, end FROM pages WHERE document = ? ORDER BY start", (document,))
+            return tuple(Page(*row) for row in rows)
 
-    def _readable_document(self, db: sqlite3.Connection, user: str, document: int) -> None:
+    def file(self, user: str, document: int) -> Path:
+        """Where the document was read from.
+
+        Raises:
+            NotFound: there is no such document, or the user may not read it.
+        """
+        with self.database.reading() as db:
+            self._collection_of(db, user, document)
+            (found,) = db.execute("SELECT file FROM documents WHERE id = ?", (document,)).fetchone()
+        return Path(found)
+
+    def _collection_of(self, db: sqlite3.Connection, user: str, document: int) -> int:
+        """The collection of a document that the user may read."""
         row = db.execute("SELECT collection FROM documents WHERE id = ?", (document,)).fetchone()
         try:
             if row is not None:
-                self._role(db, user, row["collection"])
-                return
+                self.rights.role(db, user, row["collection"])
+                return int(row["collection"])
         except NotFound:
             pass
         raise NotFound(f"There is no document {document}.")
 
 
-_DOCUMENTS = """SELECT d.id, d.collection, d.source, d.title, d.media_type, d.version, d.bytes, d.characters, d.metadata,
-    d.faults, d.created_at, d.updated_at, (SELECT count(*) FROM chunks c WHERE c.document = d.id) AS chunks
+def _next_generation(db: sqlite3.Connection) -> int:
+    db.execute("UPDATE state SET value = value + 1 WHERE key = 'generation'")
+    (number,) = db.execute("SELECT value FROM state WHERE key = 'generation'").fetchone()
+    return int(number)
+
+
+def _remove_chunks(db: sqlite3.Connection, where: str, values: tuple[Any, ...], generation: int) -> set[bytes]:
+    """Take chunks out and note for the indexes that they went. Returns the hashes of their texts."""
+    hashes = {row[0] for row in db.execute(f"SELECT hash FROM chunks WHERE {where}", values)}
+    db.execute(f"INSERT INTO gone SELECT id, {int(generation)} FROM chunks WHERE {where}", values)
+    db.execute(f"DELETE FROM chunks WHERE {where}", values)
+    return hashes
+
+
+def _forget_vectors(db: sqlite3.Connection, hashes: Iterable[bytes]) -> None:
+    """Delete the vectors of texts that no chunk has any more: a vector tells much of its text."""
+    db.executemany(
+        "DELETE FROM vectors WHERE hash = ?1 AND NOT EXISTS (SELECT 1 FROM chunks WHERE hash = ?1)",
+        [(digest,) for digest in hashes],
+    )
+
+
+_DOCUMENTS = """SELECT d.id, d.collection, d.source, d.title, d.media_type, d.version, d.bytes, d.characters,
+    d.metadata, d.faults, d.created_at, d.updated_at, (SELECT count(*) FROM chunks c WHERE c.document = d.id) AS chunks
     FROM documents d"""
 
 
 def _document(row: sqlite3.Row) -> Document:
-    return Document(
-        **{key: row[key] for key in ("id", "collection", "source", "title", "media_type", "version", "bytes")},
-        **{key: row[key] for key in ("characters", "chunks", "created_at", "updated_at")},
-        metadata=json.loads(row["metadata"]),
-        faults=tuple(Fault(message, page) for message, page in json.loads(row["faults"])),
-    )
+    faults = tuple(Fault(message, page) for message, page in json.loads(row["faults"]))
+    return Document(**_parsed(row) | {"faults": faults})
 
 
 def _passage(row: sqlite3.Row) -> Passage:
-    pages = json.loads(row["pages"])
-    at = bisect_right(pages, row["start"], key=lambda page: page[1]) - 1
-    return Passage(
-        **{key: row[key] for key in ("id", "document", "collection", "title", "source", "start", "end", "parent")},
-        context=row["context"],
-        text=row["text"],
-        page=pages[at][0] if at >= 0 else None,
-        metadata=json.loads(row["metadata"]),
-    )
+    return Passage(**_parsed(row))
 
-def _marks(values: Sequence[Any]) -> str:
-    return ",".join("?" * len(values))
+
+def _parsed(row: sqlite3.Row) -> dict[str, Any]:
+    values: Mapping[str, Any] = dict(row)
+    return {**values, "metadata": json.loads(values["metadata"])}

@@ -1,7 +1,6 @@
 """Both indexes, kept at the truth's generation: they catch up on what changed, and are made again where they can't.
 
-Searches and changes take turns: a search sees the documents of one generation, all of each or nothing. Which chunks a
-user may find is a set of bits, kept until a document or a right changes.
+Searches and changes take turns: a search sees the documents of one generation, all of each or nothing.
 """
 
 from __future__ import annotations
@@ -9,57 +8,70 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sqlite3
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.dense import Bits, DenseIndex, Ids, bits
+from retrieval.chunks import Chunks, Row
+from retrieval.dense import Bits, DenseIndex
 from retrieval.embedding import Embedder, Vectors
-from retrieval.lexical import LexicalIndex
-from retrieval.store import DocumentStore
+from retrieval.lexical import LexicalIndex, unbroken
+from retrieval.places import Places
+from retrieval.turns import Turns
 
 log = logging.getLogger("ponder.retrieval")
 BATCH = 10_000  # chunks that are read at once to catch up
-KEPT_SETS = 64  # sets of bits
 
 
 class Views:
     """The indexes under one folder. Safe in threads."""
 
-    def __init__(self, store: DocumentStore, embedder: Embedder, folder: Path) -> None:
+    def __init__(self, chunks: Chunks, embedder: Embedder, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._store = store
+        self._chunks = chunks
         self._embedder = embedder
         self._folder = folder
-        self._lock = _ReadersWriter()
+        self._turns = Turns()
         self.lexical = LexicalIndex(folder / "lexical")
+        self._places = Places()
+        self._placed = -1  # generation
         self.dense, self._dense_generation = self._load_dense()
-        self._sets: OrderedDict[tuple[frozenset[int], frozenset[int] | None], Bits] = OrderedDict()
+        self._saved, self._unsaved = self._dense_generation, 0  # generation, chunks that came or went since
+        self.catch_up()
 
     def _load_dense(self) -> tuple[DenseIndex, int]:
-        size, path = self._embedder.size, self._folder / "dense.faiss"
         try:
             about = json.loads((self._folder / "dense.json").read_text("utf-8"))
             if about["embedder"] == self._embedder.name:
-                return DenseIndex.load(path, size), int(about["generation"])
+                return DenseIndex.load(self._folder / about["file"], self._embedder.size), int(about["generation"])
+        except FileNotFoundError:
+            pass
         except (OSError, ValueError, KeyError) as error:
-            log.info("The dense index is made again: %s", error)
-        return DenseIndex(size), -1
+            log.warning("The dense index cannot be read and is made again: %s", error)
+        return DenseIndex(self._embedder.size), -1
 
-    def save(self) -> None:
-        """Keep the dense index on disk for the next start; the lexical one is there already."""
-        with self._lock.reading():
-            self.dense.save(self._folder / "dense.faiss")
-            about = {"embedder": self._embedder.name, "generation": self._dense_generation}
+    def save(self, at_least: float = 0.0) -> None:
+        """Keep the dense index on disk for the next start, if more than that share of it changed since the last time.
+
+        What is not kept is read from the truth again at the next start. The lexical index is on disk already.
+        """
+        with self._turns.reading():
+            if self._saved == self._dense_generation or self._unsaved < at_least * len(self.dense):
+                return
+            name = f"dense-{self._dense_generation}.faiss"
+            self.dense.save(self._folder / name)
+            about = {"embedder": self._embedder.name, "generation": self._dense_generation, "file": name}
             partial = self._folder / "dense.partial"
             partial.write_text(json.dumps(about), "utf-8")
-            os.replace(partial, self._folder / "dense.json")
+            os.replace(partial, self._folder / "dense.json")  # from here on the new file counts
+            self._saved, self._unsaved = self._dense_generation, 0
+        for old in self._folder.glob("dense-*.faiss"):
+            if old.name != name:
+                old.unlink()
+        self._chunks.forget_gone(self._saved)
 
     def close(self) -> None:
         self.save()
@@ -68,7 +80,7 @@ class Views:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Around a change of the truth: no search sees it before both indexes have it."""
-        with self._lock.writing():
+        with self._turns.writing():
             try:
                 yield
             finally:
@@ -77,116 +89,86 @@ class Views:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Around a search."""
-        with self._lock.reading():
+        with self._turns.reading():
             yield
 
     def catch_up(self) -> None:
-        with self._lock.writing():
+        with self._turns.writing():
+            self._catch_up()
+        self.spread()
+
+    def spread(self) -> None:
+        """Put a dense index that has grown into cells, while searches go on with the one they have."""
+        with self._turns.reading():
+            if not self.dense.crowded:
+                return
+            (ids, vectors), generation = self.dense.all(), self._dense_generation
+        made = DenseIndex.in_cells(ids, vectors)
+        with self._turns.writing():
+            self.dense, self._dense_generation = made, generation
             self._catch_up()
 
     def _catch_up(self) -> None:
-        self._catch_up_lexical()
-        self._catch_up_dense()
-        self._sets.clear()
+        now = self._chunks.generation()
+        if self._placed != now:
+            self._catch_up_places()
+        if self.lexical.generation != now:
+            self._catch_up_lexical()
+        if self._dense_generation != now:
+            self._catch_up_dense()
+
+    def _catch_up_places(self) -> None:
+        change = self._chunks.changes(self._placed)
+        self._places.remove(change.gone)
+        self._places.add(self._chunks.places(self._placed))
+        self._placed = change.generation
 
     def _catch_up_lexical(self) -> None:
         held = self.lexical.generation
-        if held == self._store.generation():
-            return
         if held < 0:
             self.lexical.clear()
-        change = self._store.changes(held)
+        change = self._chunks.changes(held)
         self.lexical.remove(change.gone.tolist())
         self.lexical.remove(change.added.tolist() if held >= 0 else ())  # a crash may have left some of them there
         for ids in _batches(change.added):
-            for row in self._store.rows(ids):
-                self.lexical.add(row["id"], row["collection"], row["document"], _worded(row), row["title"])
+            for row in self._chunks.rows(ids):
+                self.lexical.add(row.id, row.collection, row.document, _worded(row), row.title)
         self.lexical.commit(change.generation)
 
     def _catch_up_dense(self) -> None:
-        if self._dense_generation == self._store.generation():
-            return
-        change = self._store.changes(self._dense_generation)
+        change = self._chunks.changes(self._dense_generation)
         self.dense.remove(change.gone)
         for ids in _batches(change.added):
-            rows = self._store.rows(ids)
-            vectors = self.vectors(rows)
-            self.dense.add(np.array([row["id"] for row in rows], np.int64), vectors)
+            rows = self._chunks.rows(ids)
+            self.dense.add(np.array([row.id for row in rows], np.int64), self.vectors(rows))
         self._dense_generation = change.generation
+        self._unsaved += len(change.gone) + len(change.added)
 
-    def vectors(self, rows: Sequence[sqlite3.Row]) -> Vectors:
+    def vectors(self, rows: Sequence[Row]) -> Vectors:
         """Of stored chunks, in order; what is not stored is embedded and stored."""
-        known = self._store.vectors(self._embedder.name, [row["hash"] for row in rows])
-        missing = {row["hash"]: embedded_text(row["title"], row["context"], row["text"]) for row in rows}
-        missing = {digest: text for digest, text in missing.items() if digest not in known}
-        if missing:
-            made = self._embedder.embed(list(missing.values()))
-            self._store.put_vectors(self._embedder.name, list(missing), made)
-            known |= dict(zip(missing, made, strict=True))
-        return np.stack([known[row["hash"]] for row in rows]) if rows else np.zeros((0, self._embedder.size), np.float32)
+        known = self._chunks.vectors(self._embedder.name, [row.hash for row in rows])
+        texts = {row.hash: embedded_text(row.title, row.context, row.text) for row in rows if row.hash not in known}
+        if texts:
+            made = self._embedder.embed(list(texts.values()))
+            self._chunks.put_vectors(self._embedder.name, list(texts), made)
+            known |= dict(zip(texts, made, strict=True))
+        return np.stack([known[row.hash] for row in rows]) if rows else np.zeros((0, self._embedder.size), np.float32)
 
-    def allowed(self, collections: frozenset[int], documents: frozenset[int] | None) -> Bits:
-        """The chunks of these collections, and of these documents if given, as bits. Call it while `reading`."""
-        key = (collections, documents)
-        found = self._sets.get(key)
-        if found is None:
-            found = self._set(collections, documents)
-            self._sets[key] = found
-            while len(self._sets) > KEPT_SETS:
-                self._sets.popitem(last=False)
-        return found
-
-    def _set(self, collections: frozenset[int], documents: frozenset[int] | None) -> Bits:
-        ids = self._store.chunk_ids(collections, documents)
-        return bits(ids, int(ids[-1]) + 1 if len(ids) else 0)
+    def allowed(self, collections: Collection[int], documents: Collection[int] | None) -> Bits:
+        """The chunks of these collections, and of these documents if given. Call it while `reading`."""
+        return self._places.bits(collections, documents)
 
 
 def embedded_text(title: str, context: str, text: str) -> str:
     """What is embedded for a chunk: where it stands, then its text."""
     head = context if context.startswith(title) else f"{title} › {context}" if context else title
-    return f"{head[:200]}\n{text}" if head else text
+    return f"{head[:200]}\n{unbroken(text)}" if head else unbroken(text)
 
 
-def _worded(row: sqlite3.Row) -> str:
-    return f"{row['context']}\n{row['text']}" if row["context"] else row["text"]
+def _worded(row: Row) -> str:
+    return unbroken(f"{row.context}\n{row.text}" if row.context else row.text)
 
 
 def _batches(ids: NDArray[np.int64]) -> Iterator[list[int]]:
     for at in range(0, len(ids), BATCH):
         yield ids[at : at + BATCH].tolist()
-
-
-class _ReadersWriter:
-    """Many readers or one writer; a writer that waits goes before new readers."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._readers = 0
-        self._writing = False
-        self._waiting = 0
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        with self._condition:
-            self._condition.wait_for(lambda: not self._writing and not self._waiting)
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._readers -= 1
-                self._condition.notify_all()
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        with self._condition:
-            self._waiting += 1
-            self._condition.wait_for(lambda: not self._writing and not self._readers)
-            self._waiting -= 1
-            self._writing = True
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._writing = False
-                self._condition.notify_all()

@@ -14,7 +14,9 @@ def parse(source: str, faults: tuple[Fault, ...] = ()) -> Parsed:
     Raises:
         Unreadable: there is no text in it.
     """
-    text = trafilatura.extract(source, output_format="markdown", include_tables=True, favor_recall=True, deduplicate=False)
+    text = trafilatura.extract(
+        source, output_format="markdown", include_tables=True, favor_recall=True, deduplicate=False
+    )
     if not text or not text.strip():
         text = trafilatura.html2txt(source)
     if not text or not text.strip():

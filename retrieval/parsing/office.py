@@ -56,7 +56,7 @@ def parse(path: Path, media_type: str) -> Parsed:
             made = _converter().convert_stream(file, file_extension=_SUFFIX[media_type])
     except Exception as error:  # the converters raise what their libraries raise, of many kinds
         raise Unreadable(f"The file could not be read as {_SUFFIX[media_type][1:].upper()}: {_brief(error)}") from None
-    text, pages = made.markdown, ()
+    text, pages = made.markdown, tuple[Page, ...]()
     if media_type == PPTX:
         text, pages = _slides(text)
     if not text.strip():

@@ -84,7 +84,7 @@ def _page_text(pdf: pypdfium2.PdfDocument, index: int) -> str:
 
 def _characters(text: pypdfium2.PdfTextPage) -> str:
     """One character for each of PDFium's UTF-16 units, so that its numbers are ours."""
-    raw = text.get_text_range()
+    raw: str = text.get_text_range()
     if any(ord(character) > 0xFFFF for character in raw):
         raw = "".join(c if ord(c) <= 0xFFFF else c + "\u200b" for c in raw)
     return raw.replace("\ufffe", "\u00ad").replace("\x02", "\u00ad")
@@ -126,7 +126,7 @@ def boxes(path: Path, page: Page, start: int, end: int) -> list[Box]:
         leaf = pdf[page.number - 1]
         width, height = leaf.get_size()
         text = leaf.get_textpage()
-        found = [text.get_rect(at) for at in range(text.count_rects(first, last - first))]
-        return [Box(page.number, *rectangle, width, height) for rectangle in found]
+        found = (text.get_rect(at) for at in range(text.count_rects(first, last - first)))
+        return [Box(page.number, left, low, right, high, width, height) for left, low, right, high in found]
     finally:
         pdf.close()

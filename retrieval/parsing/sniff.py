@@ -24,15 +24,82 @@ _BY_SUFFIX = {
     ".csv": CSV, ".tsv": CSV,
 }  # fmt: skip
 _CODE = frozenset(
-    ".py .pyi .js .jsx .ts .tsx .svelte .vue .java .kt .kts .c .h .cc .cpp .cxx .hpp .cs .go .rs .rb .php .swift .scala "
-    ".sh .bash .zsh .ps1 .sql .r .jl .lua .pl .pm .ex .exs .erl .hs .ml .clj .dart .zig .css .scss .less .json .jsonl "
-    ".yaml .yml .toml .ini .cfg .conf .xml .tex .bib .cu .cuh .m .mm .f90 .asm .s .proto .graphql .tf .dockerfile".split()
+    [
+        ".py",
+        ".pyi",
+        ".js",
+        ".jsx",
+        ".ts",
+        ".tsx",
+        ".svelte",
+        ".vue",
+        ".java",
+        ".kt",
+        ".kts",
+        ".c",
+        ".h",
+        ".cc",
+        ".cpp",
+        ".cxx",
+        ".hpp",
+        ".cs",
+        ".go",
+        ".rs",
+        ".rb",
+        ".php",
+        ".swift",
+        ".scala",
+        ".sh",
+        ".bash",
+        ".zsh",
+        ".ps1",
+        ".sql",
+        ".r",
+        ".jl",
+        ".lua",
+        ".pl",
+        ".pm",
+        ".ex",
+        ".exs",
+        ".erl",
+        ".hs",
+        ".ml",
+        ".clj",
+        ".dart",
+        ".zig",
+        ".css",
+        ".scss",
+        ".less",
+        ".json",
+        ".jsonl",
+        ".yaml",
+        ".yml",
+        ".toml",
+        ".ini",
+        ".cfg",
+        ".conf",
+        ".xml",
+        ".tex",
+        ".bib",
+        ".cu",
+        ".cuh",
+        ".m",
+        ".mm",
+        ".f90",
+        ".asm",
+        ".s",
+        ".proto",
+        ".graphql",
+        ".tf",
+        ".dockerfile",
+    ]
 )
 _OFFICE = {"word/document.xml": DOCX, "ppt/presentation.xml": PPTX, "xl/workbook.xml": XLSX}
 _NAMES = {PDF: "PDF", DOCX: "DOCX", PPTX: "PPTX", XLSX: "XLSX"}
 _FOREIGN = (
     (b"\x7fELF", "a program"), (b"MZ", "a program"), (b"\x89PNG", "a PNG picture"), (b"\xff\xd8\xff", "a JPEG picture"),
-    (b"GIF8", "a GIF picture"), (b"\x1f\x8b", "a gzip archive"), (b"Rar!", "a RAR archive"), (b"7z\xbc\xaf", "a 7z archive"),
+    (b"GIF8", "a GIF picture"), (b"\x1f\x8b", "a gzip archive"),
+    (b"Rar!", "a RAR archive"), (b"7z\xbc\xaf", "a 7z archive"),
     (b"{\\rtf", "RTF"), (b"ID3", "sound"), (b"OggS", "sound"), (b"SQLite format 3", "a SQLite database"),
 )  # fmt: skip
 
@@ -52,8 +119,10 @@ def media_type(path: Path, name: str) -> str:
     found = _by_bytes(path, head)
     if found is None:
         if named in _NAMES:
-            raise Unreadable(f"The name ends in {suffix}, but the content is not {_NAMES[named]}. Was it damaged or renamed?")
-        if named == CSV or named == MARKDOWN or named == HTML:
+            raise Unreadable(
+                f"The name ends in {suffix}, but the content is not {_NAMES[named]}. Was it damaged or renamed?"
+            )
+        if named is not None:
             return named
         return HTML if _is_html(head) else CODE if suffix in _CODE else PLAIN
     if suffix and named != found:
@@ -69,7 +138,8 @@ def _by_bytes(path: Path, head: bytes) -> str | None:
         return _office(path)
     if head.startswith(b"\xd0\xcf\x11\xe0"):
         raise Unreadable(
-            "The file is encrypted, or in the format of Office before 2007. Save it without a password as DOCX, PPTX or XLSX."
+            "The file is encrypted, or in the format of Office before 2007. "
+            "Save it without a password as DOCX, PPTX or XLSX."
         )
     for mark, what in _FOREIGN:
         if head.startswith(mark):

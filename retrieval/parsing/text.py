@@ -1,4 +1,4 @@
-"""Files that are text: which encoding, and which kind. Lines of another encoding than the rest are read by themselves."""
+"""Files that are text: which encoding they have. Lines of another encoding than the rest are read by themselves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def _decode(data: bytes) -> tuple[str, tuple[Fault, ...]]:
     foreign = [line for line in lines if not _is_utf8(line)]
     if any(_is_utf8(line) and not line.isascii() for line in lines):  # UTF-8 but for some lines
         parts = [line.decode("utf-8") if _is_utf8(line) else line.decode("cp1252", "replace") for line in lines]
-        fault = Fault(f"{len(foreign)} of {len(lines)} lines are not UTF-8 like the rest: they were read as Windows-1252.")
+        fault = Fault(
+            f"{len(foreign)} of {len(lines)} lines are not UTF-8 like the rest: they were read as Windows-1252."
+        )
         return "".join(parts), (fault,)
     sample = b"".join(foreign)[:_SAMPLE]
     best = from_bytes(sample).best()

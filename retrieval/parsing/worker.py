@@ -25,14 +25,18 @@ class Parser:
     def __init__(self, workers: int = 1, deadline_s: float = 300.0) -> None:
         self._deadline_s = deadline_s
         self._pool = ProcessPool(
-            max_workers=workers, max_tasks=FILES_EACH, initializer=_limit, initargs=(MEMORY,), context=get_context("spawn")
+            max_workers=workers,
+            max_tasks=FILES_EACH,
+            initializer=_limit,
+            initargs=(MEMORY,),
+            context=get_context("spawn"),
         )
 
-    def submit(self, path: Path, name: str) -> ProcessFuture:
+    def submit(self, path: Path, name: str) -> ProcessFuture[Parsed]:
         """A future of what `files.parse` gives; `result` takes it."""
         return self._pool.schedule(files.parse, args=(path, name), timeout=self._deadline_s)
 
-    def result(self, future: ProcessFuture) -> Parsed:
+    def result(self, future: ProcessFuture[Parsed]) -> Parsed:
         """
         Raises:
             Unreadable: it could not be parsed, in time, in memory and without a crash.

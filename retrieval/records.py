@@ -1,0 +1,104 @@
+"""The nouns of retrieval, as plain data: collections, documents, passages, and what is refused of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from retrieval.chunking import Cut
+from retrieval.parsing.parsed import Fault, Parsed
+
+Role = Literal["owner", "writer", "reader"]
+Metadata = Mapping[str, str | int | float | bool]
+
+
+class NotFound(Exception):
+    """There is no such collection, document or job, or this user may not know of it."""
+
+
+class NotAllowed(Exception):
+    """The user may see it but not do this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """`role` is what the asking user is to it."""
+
+    id: int
+    name: str
+    owner: str
+    role: Role
+    documents: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """`version` is of its bytes; `characters` and `chunks` count its text and what is indexed of it."""
+
+    id: int
+    collection: int
+    source: str
+    title: str
+    media_type: str
+    version: str
+    bytes: int
+    characters: int
+    chunks: int
+    metadata: Metadata
+    faults: tuple[Fault, ...]
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A chunk as a search shows it: characters `start` to `end` of its document; `text` is that part."""
+
+    id: int
+    document: int
+    collection: int
+    title: str
+    source: str
+    start: int
+    end: int
+    parent: int
+    context: str
+    text: str
+    page: int | None
+    metadata: Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """A document to be stored; `hashes` are those of its chunks, in order. `owned`: its file is ours to delete."""
+
+    source: str
+    version: str
+    parsed: Parsed
+    cut: Cut
+    hashes: Sequence[bytes]
+    bytes: int
+    metadata: Metadata
+    file: Path
+    owned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage found; `score` orders the hits, the others say where it came from (None: not among that index's)."""
+
+    passage: Passage
+    score: float
+    dense: float | None = None
+    lexical: float | None = None
+    rerank: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Hits, best first, and how long each part took."""
+
+    hits: tuple[Hit, ...]
+    seconds: Mapping[str, float] = field(default_factory=dict)

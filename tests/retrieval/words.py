@@ -1,0 +1,40 @@
+"""An embedder without weights: a text's vector is the sum of fixed random ones, one for each of its words."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from retrieval.embedding import Vectors
+
+_PIECE = re.compile(r"\w+|[^\w\s]")
+
+
+class WordEmbedder:
+    name = "words-64"
+    size = 64
+
+    def pieces(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        return [[found.span() for found in _PIECE.finditer(text)] for text in texts]
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        made = np.stack([sum(map(_vector, _words(text)), np.full(self.size, 1e-3, np.float32)) for text in texts])
+        return np.asarray(made / np.linalg.norm(made, axis=1, keepdims=True), np.float32)
+
+    def tokens(self, texts: Sequence[str]) -> list[Vectors]:
+        return [np.stack([_vector(word) for word in _words(text) or [""]]) for text in texts]
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"\w+", text)]
+
+
+@lru_cache(maxsize=100_000)
+def _vector(word: str) -> Vectors:
+    seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
+    drawn = np.random.default_rng(seed).standard_normal(WordEmbedder.size).astype(np.float32)
+    return drawn / np.linalg.norm(drawn)
