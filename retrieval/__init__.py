@@ -8,10 +8,11 @@ from retrieval.context import Source, layout, sources
 from retrieval.filters import BadFilter
 from retrieval.jobs import Given, Job
 from retrieval.library import InUse, Library
+from retrieval.publish import Text
 from retrieval.records import Collection, Document, Found, Hit, NotAllowed, NotFound, Passage
 from retrieval.search import BadQuery, Query
 
 __all__ = [
     "BadFilter", "BadQuery", "Collection", "Document", "Found", "Given", "Hit", "InUse", "Job", "Library", "NotAllowed",
-    "NotFound", "Passage", "Query", "Source", "layout", "sources",
+    "NotFound", "Passage", "Query", "Source", "Text", "layout", "sources",
 ]  # fmt: skip

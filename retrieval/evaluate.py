@@ -10,11 +10,22 @@ import csv
 import json
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from retrieval.embedding import Embedder
+from retrieval.fusion import DENSE_SHARE
+from retrieval.library import Library
+from retrieval.publish import Text
+from retrieval.search import LONGEST_QUERY, Query
 
 RECALL_AT = (5, 10, 100)
+USER = "judge"
 
 
 class BadSet(Exception):
@@ -28,6 +39,11 @@ class Judged:
     corpus: Mapping[str, tuple[str, str]]  # title and text
     queries: Mapping[str, str]
     grades: Mapping[str, Mapping[str, int]]
+
+    @property
+    def asked(self) -> list[str]:
+        """The queries that have a relevant document."""
+        return [query for query, grades in self.grades.items() if query in self.queries and max(grades.values()) > 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +88,10 @@ def _lines(path: Path) -> Iterator[dict[str, str]]:
 
 def measure(judged: Judged, rankings: Mapping[str, Sequence[str]], seconds: Sequence[float]) -> Quality:
     """`rankings` are the documents found for each query, best first; `seconds` what each search took."""
-    asked = [
-        query
-        for query, grades in judged.grades.items()
-        if query in judged.queries and any(g > 0 for g in grades.values())
-    ]
+    asked = judged.asked
     if not asked:
         raise BadSet("No query has a relevant document.")
-    ordered = sorted(seconds) or [0.0]
-    pick: Callable[[float], float] = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3  # noqa: E731
+    p50, p99 = np.percentile(seconds or [0.0], (50, 99)) * 1e3
     return Quality(
         len(asked),
         statistics.fmean(ndcg(rankings.get(query, ()), judged.grades[query], 10) for query in asked),
@@ -89,9 +100,47 @@ def measure(judged: Judged, rankings: Mapping[str, Sequence[str]], seconds: Sequ
             k: statistics.fmean(recall(rankings.get(query, ()), judged.grades[query], k) for query in asked)
             for k in RECALL_AT
         },
-        pick(0.5),
-        pick(0.99),
+        float(p50),
+        float(p99),
     )
+
+
+def run(
+    folder: Path,
+    *,
+    split: str | None = None,
+    rerank: bool = False,
+    dense_share: float = DENSE_SHARE,
+    embedder: Embedder | None = None,
+    workplace: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Quality:
+    """Index the corpus of a judged set and search for its queries, one at a time. `progress` hears of documents.
+
+    The index is made in `workplace`, or in a folder that is deleted afterwards.
+
+    Raises:
+        BadSet: as `read`.
+    """
+    judged = read(folder, split)
+    with TemporaryDirectory() as temporary, Library.open(workplace or Path(temporary), embedder) as library:
+        mine = library.collection(USER)
+        if not mine.documents:
+            texts = [Text(source, text, title) for source, (title, text) in judged.corpus.items() if text or title]
+            tell = progress or (lambda done, total: None)
+            library.publisher.add(USER, mine.id, texts, lambda done: tell(done, len(texts)))
+        rankings, seconds = dict[str, list[str]](), list[float]()
+        for query in judged.asked:
+            began = time.perf_counter()
+            rankings[query] = _ranking(library, judged.queries[query], rerank, dense_share)
+            seconds.append(time.perf_counter() - began)
+    return measure(judged, rankings, seconds)
+
+
+def _ranking(library: Library, text: str, rerank: bool, dense_share: float) -> list[str]:
+    """Documents by their best chunk. Copies are shown: a judged set may hold both to be relevant."""
+    query = Query(USER, text[:LONGEST_QUERY], 3 * max(RECALL_AT), rerank=rerank, repeats=True, dense_share=dense_share)
+    return list(dict.fromkeys(hit.passage.source for hit in library.search(query).hits))
 
 
 def ndcg(ranking: Sequence[str], grades: Mapping[str, int], k: int) -> float:

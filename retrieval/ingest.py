@@ -15,40 +15,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pebble import ProcessFuture
 
-from retrieval.chunking import Cut, Shape, cut
-from retrieval.embedding import Embedder
 from retrieval.jobs import File, Given, Job, JobStore
 from retrieval.parsing.parsed import Parsed, Unreadable
 from retrieval.parsing.worker import Parser
-from retrieval.records import New, NotAllowed, NotFound
+from retrieval.publish import GROUP_CHUNKS, Prepared, Publisher
+from retrieval.records import NotAllowed, NotFound
 from retrieval.store import DocumentStore
-from retrieval.views import Views, embedded_text
+from retrieval.views import Views
 
 log = logging.getLogger("ponder.retrieval")
 
 FORMAT = 1  # of parsing and cutting: when it goes up, files are read anew though their bytes are the same
-GROUP_CHUNKS = 256  # that become visible together
 GROUP_S = 0.5  # a document waits no longer than that for others
-BATCH = 64  # chunks embedded at once, and then kept
 AHEAD = 2  # files that are parsed before they are needed
 SAVED_AT = 0.05  # of the dense index that changed: then it is written to disk
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A file that is read and cut."""
-
-    file: File
-    version: str
-    parsed: Parsed
-    cut: Cut
-    texts: Sequence[str]  # as they are embedded
-    hashes: Sequence[bytes]
+_Ready = tuple[File, Prepared]  # a file that is read and cut
 
 
 class _Cancelled(Exception):
@@ -62,14 +49,11 @@ class Ingest:
         self,
         store: DocumentStore,
         views: Views,
-        embedder: Embedder,
-        *,
+        publisher: Publisher,
         parser: Parser | None = None,
-        shape: Shape | None = None,
     ) -> None:
-        self._store, self._views, self._embedder = store, views, embedder
+        self._store, self._views, self._publisher = store, views, publisher
         self._parser = parser or Parser()
-        self._shape = shape or Shape()
         self.jobs = JobStore(store.database, store.rights)
         self._condition = threading.Condition()
         self._queue: deque[str] = deque()
@@ -162,7 +146,7 @@ class Ingest:
                 if not group:
                     since = time.monotonic()
                 group.append(ready)
-                if sum(len(each.hashes) for each in group) >= GROUP_CHUNKS or time.monotonic() - since > GROUP_S:
+                if sum(len(made.texts) for _, made in group) >= GROUP_CHUNKS or time.monotonic() - since > GROUP_S:
                     self._publish(job, group)
                     group = []
             self._publish(job, group)
@@ -200,17 +184,16 @@ class Ingest:
             file, version, future = ahead.popleft()
             try:
                 parsed = self._parser.result(future)
-                made = cut(parsed, self._embedder.pieces, self._shape)
             except Unreadable as error:
                 self.jobs.update(job.id, {file.number: {"status": "failed", "error": str(error)}})
                 continue
-            title = parsed.title or file.source
-            texts = [embedded_text(title, c.context, parsed.text[c.start : c.end]) for c in made.chunks]
-            hashes = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
+            made = self._publisher.prepare(
+                file.source, version, parsed, file.metadata, file.bytes, file.path, file.owned
+            )
             faults = json.dumps([(fault.message, fault.page) for fault in parsed.faults])
-            come = {"status": "embedding", "pages": len(parsed.pages), "chunks": len(hashes), "faults": faults}
+            come = {"status": "embedding", "pages": len(parsed.pages), "chunks": len(made.texts), "faults": faults}
             self.jobs.update(job.id, {file.number: come})
-            yield _Ready(file, version, parsed, made, texts, hashes)
+            yield file, made
 
     def _begin(self, job: Job, file: File) -> tuple[str, ProcessFuture[Parsed]] | None:
         """Its version and what will be its text; None where there is nothing to do or nothing to read."""
@@ -231,45 +214,26 @@ class Ingest:
         """Embed what is new in the group, then show all of it at once."""
         if not group:
             return
-        self._embed(job, group)
-        documents = [
-            New(
-                each.file.source, each.version, each.parsed, each.cut, each.hashes, each.file.bytes, each.file.metadata,
-                each.file.path, each.file.owned,
-            )
-            for each in group
-        ]  # fmt: skip
+
+        def embedded(known: set[bytes]) -> None:
+            come = {file.number: {"embedded": sum(map(known.__contains__, made.new.hashes))} for file, made in group}
+            self.jobs.update(job.id, come)
+            self._check(job)
+
+        documents = [made for _, made in group]
+        self._publisher.embed(documents, embedded)
         try:
-            with self._views.changing():
-                numbers, replaced = self._store.put(job.user, job.collection, documents)
+            numbers = self._publisher.show(job.user, job.collection, documents)
         except (NotFound, NotAllowed) as error:  # the collection went, or the right to write to it
-            self.jobs.update(job.id, {each.file.number: {"status": "failed", "error": str(error)} for each in group})
+            self.jobs.update(job.id, {file.number: {"status": "failed", "error": str(error)} for file, _ in group})
             return
-        for file in replaced:
-            file.unlink(missing_ok=True)
-        self.jobs.update(
-            job.id,
-            {
-                each.file.number: {"status": "done", "document": number, "embedded": len(each.hashes)}
-                for each, number in zip(group, numbers, strict=True)
-            },
-        )
+        come = {
+            file.number: {"status": "done", "document": number, "embedded": len(made.texts)}
+            for (file, made), number in zip(group, numbers, strict=True)
+        }
+        self.jobs.update(job.id, come)
         with self._condition:
             self._condition.notify_all()
-
-    def _embed(self, job: Job, group: Sequence[_Ready]) -> None:
-        texts = {digest: text for each in group for digest, text in zip(each.hashes, each.texts, strict=True)}
-        known = self._store.chunks.known(self._embedder.name, list(texts))
-        missing = [digest for digest in texts if digest not in known]
-        missing.sort(key=lambda digest: len(texts[digest]))  # of like length: little padding
-        for at in range(0, len(missing), BATCH):
-            self._check(job)
-            some = missing[at : at + BATCH]
-            vectors = self._embedder.embed([texts[digest] for digest in some])
-            self._store.chunks.put_vectors(self._embedder.name, some, vectors)
-            known |= set(some)
-            come = {each.file.number: {"embedded": sum(map(known.__contains__, each.hashes))} for each in group}
-            self.jobs.update(job.id, come)
 
 
 def said(error: BaseException) -> str:

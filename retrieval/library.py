@@ -12,13 +12,14 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from retrieval.embedding import Embedder, SentenceEmbedder
 from retrieval.ingest import Ingest
+from retrieval.publish import Publisher, Text
 from retrieval.records import Collection, Found
 from retrieval.search import Query, Scorer, Searcher
 from retrieval.store import DocumentStore
@@ -41,7 +42,8 @@ class Library:
     def __init__(self, folder: Path, store: DocumentStore, embedder: Embedder, lock: IO[str]) -> None:
         self.folder, self.store, self.rights, self.embedder = folder, store, store.rights, embedder
         self.views = Views(store.chunks, embedder, folder / "index")
-        self.ingest = Ingest(store, self.views, embedder)
+        self.publisher = Publisher(store, self.views, embedder)
+        self.ingest = Ingest(store, self.views, self.publisher)
         self._searcher = Searcher(store, self.views, embedder)
         self._lock = lock
 
@@ -67,6 +69,14 @@ class Library:
     def collection(self, user: str, name: str = DEFAULT_COLLECTION) -> Collection:
         """The user's collection of that name, made if there is none."""
         return self.rights.create(user, name)
+
+    def add(self, user: str, collection: int, texts: Sequence[Text]) -> None:
+        """Texts as documents, visible when this returns. Files go through `ingest`.
+
+        Raises:
+            NotFound, NotAllowed: as `DocumentStore.put`.
+        """
+        self.publisher.add(user, collection, texts)
 
     def search(self, query: Query, scorer: Scorer | None = None) -> Found:
         """The passages that answer best; see `Searcher.search`."""

@@ -81,7 +81,7 @@ class New:
     hashes: Sequence[bytes]
     bytes: int
     metadata: Metadata
-    file: Path
+    file: Path | None
     owned: bool = False
 
 

@@ -28,7 +28,7 @@ def documents(db: Database) -> None:
             id INTEGER PRIMARY KEY AUTOINCREMENT, collection INTEGER NOT NULL REFERENCES collections (id),
             source TEXT NOT NULL, version TEXT NOT NULL, title TEXT NOT NULL, media_type TEXT NOT NULL,
             bytes INTEGER NOT NULL, characters INTEGER NOT NULL, metadata TEXT NOT NULL DEFAULT '{}',
-            faults TEXT NOT NULL DEFAULT '[]', text TEXT NOT NULL, file TEXT NOT NULL, owned INTEGER NOT NULL,
+            faults TEXT NOT NULL DEFAULT '[]', text TEXT NOT NULL, file TEXT, owned INTEGER NOT NULL,
             created_at REAL NOT NULL, updated_at REAL NOT NULL, UNIQUE (collection, source))""",
         """CREATE TABLE pages (
             document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE, start INTEGER NOT NULL,

@@ -88,7 +88,7 @@ class DocumentStore:
             "metadata": json.dumps(dict(new.metadata)),
             "faults": json.dumps([(fault.message, fault.page) for fault in new.parsed.faults]),
             "text": new.parsed.text,
-            "file": str(new.file),
+            "file": str(new.file) if new.file else None,
             "owned": new.owned,
             "created_at": now,
             "updated_at": now,
@@ -266,11 +266,13 @@ class DocumentStore:
         """Where the document was read from.
 
         Raises:
-            NotFound: there is no such document, or the user may not read it.
+            NotFound: there is no such document, the user may not read it, or it came as text.
         """
         with self.database.reading() as db:
             self._collection_of(db, user, document)
             (found,) = db.execute("SELECT file FROM documents WHERE id = ?", (document,)).fetchone()
+        if found is None:
+            raise NotFound(f"Document {document} came as text; it has no file.")
         return Path(found)
 
     def _collection_of(self, db: sqlite3.Connection, user: str, document: int) -> int:
