@@ -6,9 +6,10 @@ of a prompt's beginning can be found again. Knows nothing of models; tokens are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from retrieval.parsing.parsed import Page
 from retrieval.records import Hit, NotFound
 from retrieval.store import DocumentStore
 
@@ -18,25 +19,41 @@ OVERHEAD = 8  # tokens of a label, brackets and a line end
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Characters `start` to `end` of a document, under a label."""
+    """Characters `start` to `end` of a document, under a label; `pages` are those it stands on."""
 
     label: str
     document: int
     title: str
-    page: int | None
     start: int
     end: int
     text: str
     score: float
+    pages: tuple[Page, ...] = ()
+
+    def page(self, at: int) -> int | None:
+        """The page of a character of the document."""
+        return next((page.number for page in reversed(self.pages) if page.start <= at), None)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Window:
+    """What stands for a hit: its parent, or itself."""
+
     hit: Hit
     start: int
     end: int
     text: str
-    size: int
+
+    @property
+    def document(self) -> int:
+        return self.hit.passage.document
+
+    def overlaps(self, other: _Window) -> bool:
+        return self.document == other.document and self.start < other.end and other.start < self.end
+
+    def holds(self, hit: Hit) -> bool:
+        passage = hit.passage
+        return self.document == passage.document and self.start <= passage.start and passage.end <= self.end
 
 
 def sources(
@@ -45,49 +62,39 @@ def sources(
     """The best hits with their parents, or alone where those do not fit, in at most `budget` tokens."""
     windows, left = list[_Window](), budget
     for hit in hits:
-        passage = hit.passage
-        if any(
-            w.hit.passage.document == passage.document and w.start <= passage.start and passage.end <= w.end
-            for w in windows
-        ):
-            continue  # a window that is there already holds it
-        for window in _windows(store, user, hit, count, parents):
-            overlaps = any(
-                w.hit.passage.document == passage.document and w.start < window.end and window.start < w.end
-                for w in windows
-            )
-            if window.size + OVERHEAD <= left and not overlaps:
+        if any(window.holds(hit) for window in windows):
+            continue
+        for window in _windows(store, user, hit, parents):
+            size = count(window.text) + OVERHEAD
+            if size <= left and not any(window.overlaps(other) for other in windows):
                 windows.append(window)
-                left -= window.size + OVERHEAD
+                left -= size
                 break
-    windows.sort(key=lambda window: (window.hit.passage.document, window.start))
-    return [
-        Source(
-            f"S{number}",
-            w.hit.passage.document,
-            w.hit.passage.title,
-            w.hit.passage.page,
-            w.start,
-            w.end,
-            w.text,
-            w.hit.score,
-        )
-        for number, w in enumerate(windows, 1)
-    ]
+    windows.sort(key=lambda window: (window.document, window.start))
+    return [_source(store, user, number, window) for number, window in enumerate(windows, 1)]
 
 
-def _windows(store: DocumentStore, user: str, hit: Hit, count: CountTokens, parents: bool) -> list[_Window]:
+def _windows(store: DocumentStore, user: str, hit: Hit, parents: bool) -> Iterator[_Window]:
     """What may stand for a hit, the largest first."""
     passage = hit.passage
-    made = []
     if parents:
         try:
-            start, end, text = store.parent(user, passage.document, passage.parent)
-        except NotFound:
-            return []  # it went meanwhile
-        made.append(_Window(hit, start, end, text, count(text)))
-    made.append(_Window(hit, passage.start, passage.end, passage.text, count(passage.text)))
-    return made
+            yield _Window(hit, *store.parent(user, passage.document, passage.parent))
+        except NotFound:  # it went meanwhile
+            return
+    yield _Window(hit, passage.start, passage.end, passage.text)
+
+
+def _source(store: DocumentStore, user: str, number: int, window: _Window) -> Source:
+    try:
+        pages = store.pages(user, window.document)
+    except NotFound:
+        pages = ()
+    here = tuple(page for page in pages if page.start < window.end and window.start <= page.end)
+    hit = window.hit
+    return Source(
+        f"S{number}", window.document, hit.passage.title, window.start, window.end, window.text, hit.score, here
+    )
 
 
 def layout(found: Sequence[Source]) -> str:

@@ -7,9 +7,10 @@ terms too, so a search never looks at what its user may not read. Not safe in th
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,26 @@ def terms(text: str) -> list[str]:
     return made
 
 
+def _analyzer(*, stopwords: bool) -> tantivy.TextAnalyzer:
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).filter(tantivy.Filter.remove_long(60))
+    if not stopwords:
+        builder = builder.filter(tantivy.Filter.stopword("english"))
+    return builder.filter(tantivy.Filter.stemmer("english")).build()
+
+
+_ALL, _CONTENT = _analyzer(stopwords=True), _analyzer(stopwords=False)
+
+
+def stems(text: str) -> list[str]:
+    """The words of a text as they are indexed."""
+    return list(_ALL.analyze(" ".join(terms(text))))
+
+
+def content(text: str) -> list[str]:
+    """The same without those that say nothing alone."""
+    return list(_CONTENT.analyze(" ".join(terms(text))))
+
+
 class LexicalIndex:
     """A folder of tantivy's."""
 
@@ -62,14 +83,7 @@ class LexicalIndex:
         builder.add_text_field("title", tokenizer_name="ponder")
         self._schema = builder.build()
         self._index = tantivy.Index(self._schema, path=str(folder))
-        analyzer = (
-            tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace())
-            .filter(tantivy.Filter.remove_long(60))
-            .filter(tantivy.Filter.stemmer("english"))
-            .build()
-        )
-        self._index.register_tokenizer("ponder", analyzer)
-        self._analyzer = analyzer
+        self._index.register_tokenizer("ponder", _ALL)
         self._writer = self._index.writer(MEMORY, 1)
 
     def __len__(self) -> int:
@@ -113,7 +127,7 @@ class LexicalIndex:
         self, query: str, count: int, collections: Collection[int], documents: Collection[int] | None = None
     ) -> tuple[Ids, list[float]]:
         """Numbers and BM25 scores, best first."""
-        wanted = self._query(terms(query))
+        wanted = self._query(query)
         if wanted is None or not collections or (documents is not None and not documents):
             return np.zeros(0, np.int64), []
         must = [(tantivy.Occur.Must, wanted), (tantivy.Occur.Must, self._among("collection", collections))]
@@ -124,8 +138,8 @@ class LexicalIndex:
         ids = [searcher.doc(address)["chunk"][0] for _, address in hits]
         return np.array(ids, np.int64), [score for score, _ in hits]
 
-    def _query(self, words: Sequence[str]) -> tantivy.Query | None:
-        stemmed = list(dict.fromkeys(stem for word in words for stem in self._analyzer.analyze(word)))[:LONGEST_QUERY]
+    def _query(self, query: str) -> tantivy.Query | None:
+        stemmed = list(dict.fromkeys(stems(query)))[:LONGEST_QUERY]
         if not stemmed:
             return None
         should = []
@@ -139,6 +153,12 @@ class LexicalIndex:
         """A filter that adds nothing to the score."""
         among = tantivy.Query.term_set_query(self._schema, field, sorted(numbers))
         return tantivy.Query.const_score_query(among, 0.0)
+
+    def rarity(self, stem: str) -> float:
+        """How much a stem tells: its inverse document frequency over all chunks."""
+        searcher = self._index.searcher()
+        holding = searcher.doc_freq("text", stem)
+        return math.log(1 + (searcher.num_docs - holding + 0.5) / (holding + 0.5))
 
     def close(self) -> None:
         self._writer.wait_merging_threads()

@@ -59,11 +59,11 @@ class Library:
         lock = _locked(folder)
         try:
             made = cls(folder, DocumentStore(folder / "documents.db"), embedder or SentenceEmbedder(), lock)
+            made._sweep()
+            made.ingest.start()
         except BaseException:
             lock.close()
             raise
-        made._sweep()
-        made.ingest.start()
         return made
 
     def collection(self, user: str, name: str = DEFAULT_COLLECTION) -> Collection:

@@ -129,8 +129,8 @@ class Rights:
         """
         role = self.role(db, user, collection)
         if role not in _MAY[deed]:
-            raise NotAllowed(f"A {role} may not {deed} this collection; that takes a {_either(_MAY[deed])}.")
+            raise NotAllowed(f"A {role} may not {deed} this collection; that takes the {_either(_MAY[deed])}.")
 
 
 def _either(roles: Sequence[str]) -> str:
-    return " or ".join(reversed(roles))
+    return " or a ".join(roles)

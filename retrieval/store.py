@@ -182,6 +182,16 @@ class DocumentStore:
         )
         return frozenset(row[0] for row in rows)
 
+    def containing(self, collections: Iterable[int], string: str, most: int) -> list[int]:
+        """Documents in these collections whose text holds a string, whatever the case of its ASCII letters."""
+        among = list(collections)
+        rows = self.database.rows(
+            f"""SELECT id FROM documents WHERE collection IN ({marks(among)}) AND instr(lower(text), lower(?))
+                ORDER BY updated_at DESC, id DESC LIMIT ?""",
+            [*among, string, most],
+        )
+        return [row[0] for row in rows]
+
     def passages(self, user: str, chunks: Sequence[int]) -> dict[int, Passage]:
         """Those of the chunks that are there and that the user may read, by number."""
         found: dict[int, Passage] = {}

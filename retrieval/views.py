@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ class Views:
         self._embedder = embedder
         self._folder = folder
         self._turns = Turns()
+        self._saving = threading.Lock()
         self.lexical = LexicalIndex(folder / "lexical")
         self._places = Places()
         self._placed = -1  # generation
@@ -58,7 +60,7 @@ class Views:
 
         What is not kept is read from the truth again at the next start. The lexical index is on disk already.
         """
-        with self._turns.reading():
+        with self._saving, self._turns.reading():
             if self._saved == self._dense_generation or self._unsaved < at_least * len(self.dense):
                 return
             name = f"dense-{self._dense_generation}.faiss"

@@ -1,0 +1,191 @@
+"""An answer's sentences held to their sources: each gets the span that supports it, or is marked as having none.
+
+A sentence is supported by a span that holds it word for word, or that holds nearly all its content words, all its
+numbers and names, and denies where it denies. That is a check of words, not of meaning: a paraphrase in other words
+fails it, a false sentence built from a span's own words can pass. A `judge` that is passed in may look again.
+
+Labels are read before a sentence ("[S2] The dam …") or behind it ("The dam … [S2]."), as the answer's first one stands.
+Knows nothing of models; text is fed as it comes, and a sentence is given back once, when it is whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from retrieval.context import Source
+from retrieval.lexical import content
+from retrieval.spans import Folded, names, numbers, sentences, shortened
+
+SUPPORTED = 0.7  # of a sentence's content words; a judge is asked from half of that on
+WIDEST = 3  # sentences of a source that may support one of the answer together
+Support = Literal["supported", "elsewhere", "unsupported", "plain"]
+Judge = Callable[[str, str], float]  # (claim, text) → how surely the text says it, 0 to 1
+
+_LABELS = re.compile(r"[\[(]\s*S\d+(?:\s*[,;&]?\s*(?:and\s+)?S?\d+)*\s*[\])]|(?<![\w-])S\d+(?=:)")
+_NUMBER = re.compile(r"\d+")
+_END = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|\n+")
+_REFUSAL = re.compile(
+    r"\b(don['’]?t know|do not know|not (?:say|mention|state|contain)|no (?:answer|information)|cannot (?:find|answer)|"
+    r"can['’]?t (?:find|answer))\b",
+    re.IGNORECASE,
+)
+_DENIAL = re.compile(r"\b(?:not|no|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """Characters `start` to `end` of a document, which support a sentence; `score` says how well, 0 to 1."""
+
+    label: str
+    document: int
+    title: str
+    page: int | None
+    start: int
+    end: int
+    snippet: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A sentence of an answer, without its labels.
+
+    `supported`: by a source it names, or by any if it names none. `elsewhere`: by another than it names. `unsupported`:
+    by none. `plain`: it claims nothing, as greetings and refusals do.
+    """
+
+    text: str
+    support: Support
+    citations: tuple[Citation, ...] = ()
+
+
+class CitationChecker:
+    """Checks one answer as it comes."""
+
+    def __init__(self, sources: Sequence[Source], judge: Judge | None = None) -> None:
+        self._sources = {source.label: _Held(source) for source in sources}
+        self._judge = judge
+        self._text = ""
+        self._leading: bool | None = None  # whether labels stand before their sentences
+
+    def feed(self, text: str) -> list[Checked]:
+        """More of the answer; the sentences that are whole by now."""
+        self._text += text
+        return list(self._cut(last=False))
+
+    def finish(self) -> list[Checked]:
+        """The rest of the answer."""
+        return list(self._cut(last=True))
+
+    def _cut(self, last: bool) -> Iterator[Checked]:
+        while (end := self._next_end(last)) is not None:
+            part, self._text = self._text[:end], self._text[end:]
+            if part.strip():
+                yield self._check(part)
+
+    def _next_end(self, last: bool) -> int | None:
+        """Where the first sentence ends, white space included; None while more may belong to it."""
+        if self._leading is None and (self._text.strip() or last):
+            start = self._text.lstrip()
+            if not last and len(start) < 12 and start.startswith(("[", "(", "S")) and not _LABELS.match(start):
+                return None  # a label may be on its way
+            self._leading = _LABELS.match(start) is not None
+        body = len(self._text) - len(self._text.lstrip())
+        for found in _END.finditer(self._text, body):
+            end = found.end()
+            if found[0] == "." and shortened(self._text, body, end):
+                continue
+            rest = self._text[end:]
+            if not self._leading:
+                if not last and (not rest.strip() or _may_begin_label(rest.lstrip())):
+                    return None
+                while label := _LABELS.match(self._text, end + len(rest) - len(rest.lstrip())):
+                    end = label.end()
+                    if self._text[end : end + 1] in (".", ","):
+                        end += 1
+                    rest = self._text[end:]
+            elif _LABELS.fullmatch(self._text[body:end].strip()):
+                continue  # a label alone on its line: its sentence follows
+            return end + len(rest) - len(rest.lstrip())
+        return len(self._text) if last and self._text else None
+
+    def _check(self, part: str) -> Checked:
+        named = [f"S{number}" for label in _LABELS.findall(part) for number in _NUMBER.findall(label)]
+        claim = re.sub(r"\s+([.,;!?])", r"\1", _LABELS.sub("", part))
+        claim = re.sub(r"^\s*[:—–-]\s*", "", re.sub(r"[ \t]{2,}", " ", claim)).strip()
+        if not claim:
+            return Checked("", "plain")
+        words = frozenset(content(claim))
+        if _REFUSAL.search(claim) or len(words) < 2 or claim.endswith("?"):
+            return Checked(claim, "plain")
+        found = [c for label in dict.fromkeys(named) if label in self._sources and (c := self._supports(label, claim))]
+        if found:
+            return Checked(claim, "supported", tuple(found))
+        others = (c for label in self._sources if label not in named and (c := self._supports(label, claim)))
+        best = max(others, key=lambda citation: citation.score, default=None)
+        if best is None:
+            return Checked(claim, "unsupported")
+        return Checked(claim, "elsewhere" if named else "supported", (best,))
+
+    def _supports(self, label: str, claim: str) -> Citation | None:
+        held = self._sources[label]
+        score, start, end = held.best(claim)
+        if score < SUPPORTED and self._judge and score >= SUPPORTED / 2:
+            score = self._judge(claim, held.source.text[start:end])
+        if score < SUPPORTED:
+            return None
+        source = held.source
+        at, snippet = source.start + start, source.text[start:end]
+        return Citation(
+            label, source.document, source.title, source.page(at), at, at + len(snippet), snippet, round(score, 3)
+        )
+
+
+class _Held:
+    """A source, cut into its sentences once."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._folded = Folded(source.text)
+        self._sentences = list(sentences(source.text))
+        self._words = [frozenset(content(source.text[start:end])) for start, end in self._sentences]
+
+    def best(self, claim: str) -> tuple[float, int, int]:
+        """How much of the claim the best span has, and where that is."""
+        if exact := self._folded.find(claim.strip(" \"'“”‘’")):
+            return 1.0, *exact
+        wanted, exact_ones = frozenset(content(claim)), numbers(claim) | names(claim)
+        best = (0.0, 0, 0)
+        for first in range(len(self._sentences)):
+            had = frozenset[str]()
+            for last in range(first, min(first + WIDEST, len(self._sentences))):
+                had |= self._words[last]
+                share = len(wanted & had) / len(wanted) - 0.02 * (last - first)  # the narrower of two as good
+                if share > best[0]:
+                    start, end = self._sentences[first][0], self._sentences[last][1]
+                    if self._agrees(claim, exact_ones, start, end):
+                        best = (share, start, end)
+        return best
+
+    def _agrees(self, claim: str, exact_ones: frozenset[str], start: int, end: int) -> bool:
+        text = self.source.text[start:end]
+        around = f"{self.source.title} {text}"  # a name may stand in the title alone
+        return exact_ones <= numbers(text) | names(around, everywhere=True) and bool(_DENIAL.search(claim)) == bool(
+            _DENIAL.search(text)
+        )
+
+
+def _may_begin_label(text: str) -> bool:
+    """Whether what has come so far could still become a label."""
+    return bool(re.fullmatch(r"[\[(]\s*(?:S[\d\s,;&Sand]*)?", text)) if len(text) < 24 else False
+
+
+def shown(checked: Checked, policy: Literal["mark", "drop"] = "mark") -> str:
+    """A sentence as a reader gets it: with the labels of what supports it, marked or left out where nothing does."""
+    if checked.support == "unsupported":
+        return "" if policy == "drop" else f"{checked.text} [unsupported]"
+    labels = "".join(f" [{citation.label}]" for citation in checked.citations)
+    return checked.text + labels

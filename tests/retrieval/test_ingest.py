@@ -1,0 +1,247 @@
+"""Jobs: what is read again, what is embedded again, what a failure costs, and what a user sees meanwhile."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from retrieval import Given, Library, NotAllowed, NotFound, database
+from retrieval.embedding import Vectors
+from retrieval.ingest import said
+from tests.retrieval.conftest import add, hits
+from tests.retrieval.words import WordEmbedder
+
+Write = Callable[[str, str | bytes], Path]
+
+
+class Counting(WordEmbedder):
+    """Counts the texts that are embedded, and waits at a gate if there is one."""
+
+    def __init__(self) -> None:
+        self.texts = list[str]()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = threading.Event()
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        if not self.gate.is_set():
+            self.waiting.set()
+            assert self.gate.wait(30)
+        self.texts += texts
+        return super().embed(texts)
+
+
+@pytest.fixture
+def counting() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def counted(tmp_path: Path, counting: Counting) -> Library:
+    return Library.open(tmp_path / "counted", counting)
+
+
+def _page(number: int, word: str = "stone") -> str:
+    return "\n\n".join(f"# Part {part} of {number}\n\n" + f"A {word} of part {part}. " * 60 for part in range(4))
+
+
+def test_files_become_documents_that_are_found(library: Library, write: Write) -> None:
+    job = add(library, "ana", write("a.md", "# Dams\n\nOrsk was finished in 1931."), write("b.txt", "A green lake."))
+    assert job.status == "done" and job.counts == {"done": 2}
+    assert [hit.passage.source for hit in hits(library, "ana", "Orsk finished", 1)] == ["a.md"]
+    assert [document.title for document in library.store.documents("ana")] == ["b.txt", "Dams"]
+
+
+def test_the_same_bytes_are_not_read_again(counted: Library, counting: Counting, write: Write) -> None:
+    with counted:
+        path = write("a.md", _page(1))
+        add(counted, "ana", path)
+        counting.texts.clear()
+        assert add(counted, "ana", path).counts == {"unchanged": 1}
+        assert not counting.texts
+
+
+def test_a_change_embeds_only_what_changed(counted: Library, counting: Counting, write: Write) -> None:
+    with counted:
+        add(counted, "ana", write("a.md", _page(1)))
+        before = len(counting.texts)
+        add(counted, "ana", write("a.md", _page(1).replace("stone of part 3", "brick of part 3")))
+        assert 0 < len(counting.texts) - before < before / 2
+        assert all("part 3" in text for text in counting.texts[before:])
+
+
+def test_a_changed_document_keeps_its_number_and_loses_its_old_text(library: Library, write: Write) -> None:
+    add(library, "ana", write("a.md", "The old word is zebra."))
+    (old,) = library.store.documents("ana")
+    add(library, "ana", write("a.md", "The new word is giraffe."))
+    (new,) = library.store.documents("ana")
+    assert new.id == old.id and new.version != old.version and new.created_at == old.created_at
+    assert all("zebra" not in hit.passage.text for hit in hits(library, "ana", "zebra"))
+
+
+def test_one_bad_file_costs_only_itself(library: Library, write: Write, tmp_path: Path) -> None:
+    job = add(
+        library, "ana", write("a.md", "One lake."), write("b.pdf", b"%PDF-1.4\nbroken"), tmp_path / "none.txt",
+        write("c.txt", ""), write("d.md", "Another lake."),
+    )  # fmt: skip
+    assert job.counts == {"done": 2, "failed": 3} and job.status == "done"
+    errors = {file.source: file.error or "" for file in job.files if file.status == "failed"}
+    assert "damaged" in errors["b.pdf"] and "not there" in errors["none.txt"] and "empty" in errors["c.txt"]
+    assert len(hits(library, "ana", "lake")) == 2
+
+
+def test_a_source_given_twice_in_one_job_is_one_document(library: Library, write: Write) -> None:
+    first, second = write("x/a.md", "First words."), write("y/a.md", "Second words.")
+    assert add(library, "ana", first, second).counts == {"done": 2}
+    (document,) = library.store.documents("ana")
+    assert library.store.text("ana", document.id) == "Second words."
+
+
+def test_nothing_of_a_document_is_seen_before_all_of_it(counted: Library, counting: Counting, write: Write) -> None:
+    with counted:
+        add(counted, "ana", write("a.md", "The old word is zebra."))
+        counting.gate.clear()
+        path = write("a.md", "The new word is giraffe. " * 400)
+        job = counted.ingest.submit("ana", counted.collection("ana").id, [Given("a.md", path)])
+        assert counting.waiting.wait(30)
+        assert "zebra" in counted.store.text("ana", 1)
+        progress = counted.ingest.jobs.get(job.id).files[0]
+        assert progress.status == "embedding" and progress.chunks > progress.embedded
+        counting.gate.set()
+        assert counted.ingest.wait(job.id, 60).status == "done"
+        assert "giraffe" in hits(counted, "ana", "word")[0].passage.text
+
+
+def test_a_cancelled_job_leaves_what_is_done_and_nothing_else(
+    counted: Library, counting: Counting, write: Write
+) -> None:
+    with counted:
+        counting.gate.clear()
+        number = counted.collection("ana").id
+        paths = [write(f"{n}.md", _page(n, f"word{n}") * 30) for n in range(3)]
+        running = counted.ingest.submit("ana", number, [Given(path.name, path) for path in paths])
+        waiting = counted.ingest.submit("ana", number, [Given("later.md", write("later.md", "Later."))])
+        assert counting.waiting.wait(30)
+        counted.ingest.cancel("ana", waiting.id)
+        counted.ingest.cancel("ana", running.id)
+        counting.gate.set()
+        for job in (running.id, waiting.id):
+            ended = counted.ingest.wait(job, 60)
+            assert ended.status == "cancelled"
+            assert {file.status for file in ended.files} <= {"done", "cancelled"}
+        done = {file.source for file in counted.ingest.jobs.get(running.id).files if file.status == "done"}
+        assert {document.source for document in counted.store.documents("ana")} == done
+
+
+def test_nobody_cancels_or_sees_the_job_of_another(library: Library, write: Write) -> None:
+    job = add(library, "ana", write("a.md", "A lake."))
+    for asked in (lambda: library.ingest.cancel("ben", job.id), lambda: library.ingest.jobs.get(job.id, "ben")):
+        with pytest.raises(NotFound, match="There is no job"):
+            asked()
+    assert library.ingest.jobs.of("ben") == [] and library.ingest.jobs.of("ana") == [job.id]
+
+
+def test_a_job_for_a_collection_of_others_is_refused(library: Library, write: Write) -> None:
+    number = library.collection("ana").id
+    path = write("a.md", "A lake.")
+    with pytest.raises(NotFound):
+        library.ingest.submit("ben", number, [Given("a.md", path)])
+    library.rights.share("ana", number, "ben", "reader")
+    with pytest.raises(NotAllowed):
+        library.ingest.submit("ben", number, [Given("a.md", path)])
+
+
+def test_a_right_that_goes_meanwhile_fails_the_files(counted: Library, counting: Counting, write: Write) -> None:
+    with counted:
+        number = counted.collection("ana").id
+        counted.rights.share("ana", number, "ben", "writer")
+        counting.gate.clear()
+        job = counted.ingest.submit("ben", number, [Given("a.md", write("a.md", "A lake."))])
+        assert counting.waiting.wait(30)
+        counted.rights.share("ana", number, "ben", None)
+        counting.gate.set()
+        ended = counted.ingest.wait(job.id, 60)
+        assert ended.counts == {"failed": 1} and "no collection" in (ended.files[0].error or "")
+        assert counted.store.documents("ana") == []
+
+
+def test_an_owned_file_lives_as_long_as_its_document(library: Library) -> None:
+    number = library.collection("ana").id
+
+    def upload(text: str) -> Path:
+        path = library.new_file()
+        path.write_text(text)
+        library.ingest.wait(library.ingest.submit("ana", number, [Given("a.md", path, owned=True)]).id, 60)
+        return path
+
+    first = upload("A lake.")
+    assert first.exists()
+    assert not upload("A lake.").exists()  # unchanged: the copy is not needed
+    second = upload("A pond.")
+    assert second.exists() and not first.exists()
+    library.delete("ana", library.store.documents("ana")[0].id)
+    assert not second.exists()
+
+
+def test_vectors_go_with_the_last_document_that_has_their_text(library: Library, write: Write) -> None:
+    add(library, "ana", write("a.md", "The same lake."), write("b.md", "The same lake."))
+    add(library, "ben", write("a.md", "The same lake."))
+    for user in ("ana", "ben"):
+        for document in library.store.documents(user):
+            library.delete(user, document.id)
+    assert library.store.database.rows("SELECT * FROM vectors") == []
+
+
+def test_the_index_is_made_again_from_the_truth(tmp_path: Path, embedder: WordEmbedder, write: Write) -> None:
+    folder = tmp_path / "library"
+    with Library.open(folder, embedder) as library:
+        add(library, "ana", write("a.md", "The dam of Orsk."), write("b.md", "A green lake."))
+        before = [(hit.passage.source, round(hit.score, 5)) for hit in hits(library, "ana", "green lake")]
+    for name in ("dense.json", "lexical/generation.json"):
+        (folder / "index" / name).write_text("damaged")
+    for file in (folder / "index").glob("*.faiss"):
+        file.write_bytes(b"damaged")
+    with Library.open(folder, embedder) as library:
+        after = [(hit.passage.source, round(hit.score, 5)) for hit in hits(library, "ana", "green lake")]
+        assert after == before
+
+
+def test_a_full_disk_is_said_and_the_job_goes_on_later(
+    tmp_path: Path, embedder: WordEmbedder, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, job = _left_undone(tmp_path, embedder, write)
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_SETTINGS", f"{database._SETTINGS} PRAGMA max_page_count = 40;")
+        with Library.open(folder, embedder) as library:
+            library.ingest.wait(job, 60)
+            assert "The disk is full" in (library.ingest.stalled(job) or "")
+            assert len(hits(library, "ana", "lake")) == 1  # what was there is there
+    with Library.open(folder, embedder) as library:
+        assert library.ingest.wait(job, 60).counts == {"done": 1}
+        assert len(library.store.documents("ana")) == 2
+
+
+def test_a_disk_that_cannot_be_written_to_is_said_and_nothing_is_lost(
+    tmp_path: Path, embedder: WordEmbedder, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, job = _left_undone(tmp_path, embedder, write)
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_SETTINGS", f"{database._SETTINGS} PRAGMA query_only = 1;")
+        with pytest.raises(sqlite3.OperationalError, match="readonly") as raised:
+            Library.open(folder, embedder)
+        assert "cannot be written to" in said(raised.value)
+    with Library.open(folder, embedder) as library:
+        assert library.ingest.wait(job, 60).counts == {"done": 1}
+
+
+def _left_undone(tmp_path: Path, embedder: WordEmbedder, write: Write) -> tuple[Path, str]:
+    """A library with a document, closed while a job for another waits."""
+    folder = tmp_path / "library"
+    with Library.open(folder, embedder) as library:
+        add(library, "ana", write("a.md", "A lake."))
+        job = library.ingest.jobs.create("ana", 1, [Given("b.md", write("b.md", _page(1) * 20))])
+    return folder, job.id
