@@ -1,4 +1,4 @@
-"""A request's body as JSON, or a clear refusal: too large, not UTF-8, not JSON, not an object.
+"""A request's body, in pieces or as JSON, or a clear refusal: too large, not UTF-8, not JSON, not an object.
 
 The limit is enforced twice, on what the client announces and on what it really sends. What passes is safe to walk, to
 show and to encode: no half characters, no numbers that are none, no depth that ends the stack. Knows nothing of fields.
@@ -7,18 +7,21 @@ show and to encode: no half characters, no numbers that are none, no depth that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, NoReturn
 
 from fastapi import Request
+from pydantic import ByteSize
 from starlette.requests import ClientDisconnect
 
 from app.errors import ApiError, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 MAX_DEPTH = 200  # objects and lists inside each other
-_DRAIN_BYTES = 64 * 1024 * 1024  # read and dropped before a 413, so that a client still sending gets to read it
+_DRAIN_BYTES = 1 << 30  # read and dropped before a 413, so that a client still sending gets to read it
 _DRAIN_S = 5.0
 
 
@@ -28,7 +31,7 @@ async def json_object(request: Request) -> dict[str, Any]:
     Raises:
         ApiError: 413 or 400, saying why.
     """
-    raw = await _read(request)
+    raw = b"".join([piece async for piece in pieces(request, MAX_BODY_BYTES)])
     if not raw.strip():
         return {}
     try:
@@ -88,35 +91,43 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-async def _read(request: Request) -> bytes:
+async def pieces(request: Request, most: int) -> AsyncGenerator[bytes, None]:
+    """The body as it comes, `most` bytes of it.
+
+    Raises:
+        ApiError: 413 when it is larger, by what is announced or by what comes.
+    """
     announced = request.headers.get("content-length", "")
-    too_large = announced.isdigit() and int(announced) > MAX_BODY_BYTES
-    if too_large and "expect" in request.headers:
-        raise _too_large(announced)  # the client asks before sending: say no now
-    chunks: list[bytes] = []
     size = 0
+    too_large = announced.isdigit() and int(announced) > most
+    if too_large and "expect" in request.headers:
+        raise _too_large(announced, most)  # the client asks before sending: say no now
+    stream = request.stream()
     try:
-        async with asyncio.timeout(_DRAIN_S if too_large else None) as drain:
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > MAX_BODY_BYTES and not too_large:
-                    too_large = True
-                    drain.reschedule(asyncio.get_running_loop().time() + _DRAIN_S)
-                if too_large:
-                    chunks.clear()
-                    if size > _DRAIN_BYTES:
-                        break
-                else:
-                    chunks.append(chunk)
-    except TimeoutError:
-        pass
+        while not too_large and (piece := await anext(stream, None)) is not None:
+            size += len(piece)
+            too_large = size > most
+            if not too_large:
+                yield piece
+        if too_large:
+            await _drain(stream)
     except ClientDisconnect:
         raise ApiError(499, "The client closed the connection.", code="client_closed") from None
     if too_large:
-        raise _too_large(announced or f"more than {MAX_BODY_BYTES}")
-    return b"".join(chunks)
+        raise _too_large(announced or f"more than {most}", most)
 
 
-def _too_large(size: str) -> ApiError:
-    message = f"The body has {size} bytes; accepted: at most {MAX_BODY_BYTES} (10 MiB)."
+async def _drain(stream: AsyncIterator[bytes]) -> None:
+    """Read on and drop it: whoever is told no while still sending may never read the answer."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            async for piece in stream:
+                if (size := size + len(piece)) > _DRAIN_BYTES:
+                    return
+
+
+def _too_large(size: str, most: int) -> ApiError:
+    limit = ByteSize(most).human_readable(separator=" ").replace(".0 ", " ")
+    message = f"The body has {size} bytes; accepted: at most {most} ({limit})."
     return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})

@@ -25,6 +25,7 @@ ENV_PREFIX = "PONDER_"
 CONFIG_VARIABLE = "PONDER_CONFIG"
 DEFAULT_FILE = "ponder.toml"
 BUNDLED_MODEL = "models/pebble"
+LOCAL_USER = "local"  # whose documents are whose, while there are no accounts
 
 _NO_FILE: Mapping[str, Any] = MappingProxyType({})
 _file_values: ContextVar[Mapping[str, Any]] = ContextVar("_file_values", default=_NO_FILE)
@@ -62,6 +63,12 @@ class Settings(BaseSettings):
         "auto", description="auto, hermes, llama3_json, qwen3_coder or mistral"
     )
     data_dir: Path | None = Field(None, description="a directory that Ponder may write to")
+    embedder: str = Field(
+        "all-MiniLM-L6-v2", min_length=1, description="a sentence-transformers model, by name or directory"
+    )
+    max_upload: ByteSize = Field(
+        ByteSize(200 << 20), ge=1, description="a size such as 200MiB, of all files of a request together"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto, float32, bfloat16 or float16"
     )
@@ -134,6 +141,11 @@ class Settings(BaseSettings):
             threads=self.threads,
             cache_dir=str(self.resolved_data_dir / "constraints"),
         )
+
+
+def server_file(settings: Settings) -> Path:
+    """Where a server that is ready says its address, for the command line."""
+    return settings.resolved_data_dir / "server.url"
 
 
 def default_data_dir() -> Path:

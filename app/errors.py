@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sqlite3
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
@@ -15,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from app.library import disk_trouble
 from engine.constrain.matcher import ConstraintFailed, ConstraintRefused
 from engine.errors import (
     ChatTemplateError,
@@ -25,6 +27,7 @@ from engine.errors import (
     QueueFull,
     SequenceClosed,
 )
+from retrieval import NotAllowed, NotFound
 
 log = logging.getLogger("ponder")
 
@@ -78,6 +81,13 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
         case QueueFull():
             retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
             return ApiError(429, str(error), code=error.code, kind="rate_limit_error", headers=retry)
+        case NotFound():
+            return ApiError(404, str(error), code="not_found")
+        case NotAllowed():
+            return ApiError(403, str(error), code="not_allowed", kind="permission_error")
+        case OSError() | sqlite3.Error() if reason := disk_trouble(error):
+            log.error("the disk cannot be written to: %s", error)
+            return ApiError(507, reason, code="disk_unusable", kind="server_error")
         case EngineStopped() | SequenceClosed():
             return stopping()
         case EngineError():
@@ -101,9 +111,11 @@ def install(app: FastAPI) -> None:
     async def _api_error(_: Request, error: ApiError) -> JSONResponse:
         return error.response()
 
-    @app.exception_handler(EngineError)
-    async def _engine_error(_: Request, error: EngineError) -> JSONResponse:
+    async def _known(_: Request, error: Exception) -> JSONResponse:
         return from_exception(error).response()
+
+    for kind in (EngineError, NotFound, NotAllowed, OSError, sqlite3.Error):
+        app.add_exception_handler(kind, _known)
 
     @app.exception_handler(HTTPException)
     async def _http_error(request: Request, error: HTTPException) -> JSONResponse:

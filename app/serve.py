@@ -14,20 +14,23 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 from rich.console import Console
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.config import BadSetting, Settings
+from app.config import BadSetting, Settings, server_file
 from app.loopback import is_loopback
 from app.store import Store
 
 if TYPE_CHECKING:
     from engine import Engine
+    from retrieval import Library
+
+T = TypeVar("T")
 
 _DRAIN_S = 3  # for responses to reach their readers after everything that makes them has ended
 
@@ -132,46 +135,62 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         loop.add_signal_handler(number, on_signal)
 
     stop = asyncio.create_task(told_to_stop.wait())
-    store = await Store.open(settings.resolved_data_dir)
+    async with contextlib.AsyncExitStack() as closing:
+        closing.callback(stop.cancel)
+        store = await Store.open(settings.resolved_data_dir)
+        closing.push_async_callback(store.close)
+        async with contextlib.AsyncExitStack() as until_taken:
+            library = await _or_leave(_open_library(settings), stop)
+            until_taken.push_async_callback(asyncio.to_thread, library.close)
+            with _progress(f"Loading {settings.model}"):
+                engine = await _or_leave(_start_engine(settings), stop)
+            closing.push_async_callback(engine.stop)
+            from app.server import create_app
+
+            app = create_app(engine, settings, store=store, library=library)
+            await closing.enter_async_context(app.router.lifespan_context(app))
+            until_taken.pop_all()  # the app closes it
+        config = uvicorn.Config(
+            _dated(app), lifespan="off", log_config=None, access_log=settings.log_level in ("debug", "info"),
+            timeout_graceful_shutdown=_DRAIN_S, server_header=False, date_header=False,
+        )  # fmt: skip
+        port = listener.getsockname()[1]
+        server = _Server(config, ready=lambda: _say_ready(settings, port))
+        closing.callback(server_file(settings).unlink, missing_ok=True)
+        hurry.append(lambda: setattr(server, "force_exit", True))
+        try:
+            listener.listen(config.backlog)
+        except OSError as error:
+            raise _explain_bind(error, settings.host, port) from None
+        await _until(server, listener, stop, end_work=[app.state.ponder.runs.stop, engine.stop])
+
+
+async def _open_library(settings: Settings) -> Library:
+    """The documents of the data directory, opened early: that another process has them is told at once."""
+    from app.library import open_library  # indexes come with it: not before the port is ours
+    from retrieval import InUse
+
     try:
-        with _progress(f"Loading {settings.model}"):
-            engine = await _load(settings, stop)
-    except BaseException:
-        await store.close()
-        raise
-    try:
-        from app.server import create_app
-
-        app = create_app(engine, settings, store=store)
-        async with app.router.lifespan_context(app):
-            config = uvicorn.Config(
-                _dated(app), lifespan="off", log_config=None, access_log=settings.log_level in ("debug", "info"),
-                timeout_graceful_shutdown=_DRAIN_S, server_header=False, date_header=False,
-            )  # fmt: skip
-            port = listener.getsockname()[1]
-            server = _Server(config, ready=lambda: _say_ready(settings.host, port))
-            hurry.append(lambda: setattr(server, "force_exit", True))
-            try:
-                listener.listen(config.backlog)
-            except OSError as error:
-                raise _explain_bind(error, settings.host, port) from None
-            await _until(server, listener, stop, end_work=[app.state.ponder.runs.stop, engine.stop])
-    finally:
-        await engine.stop()
-        await store.close()
-        stop.cancel()
+        return await asyncio.to_thread(open_library, settings)
+    except InUse as error:
+        raise BadSetting(f"{error} Stop that one, or give another --data-dir.") from None
 
 
-async def _load(settings: Settings, stop: asyncio.Task[bool]) -> Engine:
+async def _start_engine(settings: Settings) -> Engine:
     from engine import Engine  # torch comes with it: not before port and data directory are ours
 
-    loading = asyncio.ensure_future(Engine.start(settings.engine_config()))
-    await asyncio.wait({loading, stop}, return_when=asyncio.FIRST_COMPLETED)
-    if not loading.done():
-        # A model is loaded in a thread that cannot be interrupted, and nothing was begun that needs an end.
+    return await Engine.start(settings.engine_config())
+
+
+async def _or_leave(starting: Coroutine[Any, Any, T], stop: asyncio.Task[bool]) -> T:
+    """What comes of it, unless the server is told to stop before."""
+    begun = asyncio.ensure_future(starting)
+    await asyncio.wait({begun, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if not begun.done():
+        # Models are loaded in threads that cannot be interrupted, and nothing was begun that needs an end.
         sys.stdout.flush()
         os._exit(0)
-    return loading.result()
+    return begun.result()
 
 
 async def _until(
@@ -201,7 +220,9 @@ def _dated(app: ASGIApp) -> ASGIApp:
     return with_date
 
 
-def _say_ready(host: str, port: int) -> None:
+def _say_ready(settings: Settings, port: int) -> None:
+    host = settings.host
+    server_file(settings).write_text(url(host, port), encoding="utf-8")
     if not is_loopback(host):
         print(
             f"Warning: whoever can reach {host}:{port} can use this server; there is no authentication yet.",

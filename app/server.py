@@ -1,21 +1,24 @@
 """The web application: routes, middleware and the life of what they share. `create_app` is all there is to it.
 
-The engine is given and stays the caller's to stop; the database is opened and closed with the app's lifespan.
+The engine is given and stays the caller's to stop; the database and the documents are opened and closed with the app's
+lifespan.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
-from app import chats, errors, openai
+from app import chats, collections, documents, errors, jobs, openai, search
 from app.config import Settings
 from app.guard import Guard
+from app.library import open_library
 from app.metrics import Meter
 from app.page import mount_page
 from app.runs import Runs
@@ -26,10 +29,13 @@ from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
     from engine import Engine
+    from retrieval import Library
 
 
-def create_app(engine: Engine, settings: Settings, *, store: Store | None = None) -> FastAPI:
-    """A server of `engine`. A `store` that is given, open, becomes the app's, which closes it.
+def create_app(
+    engine: Engine, settings: Settings, *, store: Store | None = None, library: Library | None = None
+) -> FastAPI:
+    """A server of `engine`. A `store` and a `library` that are given, open, become the app's, which closes them.
 
     Raises:
         CheckpointError: a file beside the model's weights cannot be read.
@@ -39,21 +45,23 @@ def create_app(engine: Engine, settings: Settings, *, store: Store | None = None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        opened = store or await Store.open(settings.resolved_data_dir)
-        runs = Runs(served, state.meter, opened)
-        try:
+        async with AsyncExitStack() as closing:
+            opened = store or await Store.open(settings.resolved_data_dir)
+            closing.push_async_callback(opened.close)
+            shelf = await asyncio.to_thread(open_library, settings) if library is None else library
+            closing.push_async_callback(asyncio.to_thread, shelf.close)
+            runs = Runs(served, state.meter, opened)
+            closing.push_async_callback(runs.stop)
             await runs.recover()
-            state.opened(opened, runs)
+            state.opened(opened, runs, shelf)
             yield
-        finally:
-            await runs.stop()
-            await opened.close()
 
     app = FastAPI(title="Ponder", version=chats.version(), lifespan=lifespan, docs_url=None, redoc_url=None)
     state.attach(app)
     errors.install(app)
     app.include_router(openai.router)
-    app.include_router(chats.router)
+    for part in (chats, documents, jobs, collections, search):
+        app.include_router(part.router)
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
     if settings.cors_origins:

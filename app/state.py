@@ -14,6 +14,7 @@ from app.served import Served
 if TYPE_CHECKING:
     from app.runs import Runs
     from app.store import Store
+    from retrieval import Library
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class State:
     meter: Meter
     _store: Store | None = None  # open while the app's lifespan lasts
     _runs: Runs | None = None
+    _library: Library | None = None
 
     @classmethod
     def of(cls, request: Request) -> State:
@@ -33,8 +35,8 @@ class State:
     def attach(self, app: FastAPI) -> None:
         app.state.ponder = self
 
-    def opened(self, store: Store, runs: Runs) -> None:
-        self._store, self._runs = store, runs
+    def opened(self, store: Store, runs: Runs, library: Library) -> None:
+        self._store, self._runs, self._library = store, runs, library
 
     @property
     def store(self) -> Store:
@@ -45,3 +47,8 @@ class State:
     def runs(self) -> Runs:
         assert self._runs is not None, "the app's lifespan has not begun"
         return self._runs
+
+    @property
+    def library(self) -> Library:
+        assert self._library is not None, "the app's lifespan has not begun"
+        return self._library

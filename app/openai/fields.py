@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -31,6 +32,9 @@ class Refusal:
 
     accepted: str
     neutral: Callable[[Any], bool] = lambda value: False
+
+
+_NONE: Mapping[str, Refusal] = MappingProxyType({})
 
 
 def _empty(value: Any) -> bool:
@@ -65,7 +69,10 @@ COMPLETION_REFUSED: Mapping[str, Refusal] = {
 }
 
 
-def parse(body: Mapping[str, Any], model: type[Request], refused: Mapping[str, Refusal]) -> Request:
+def parse(
+    body: Mapping[str, Any], model: type[Request], refused: Mapping[str, Refusal] = _NONE, *,
+    no_effect: frozenset[str] = NO_EFFECT,
+) -> Request:  # fmt: skip
     """`body` as a checked request. A null is an absent field.
 
     Raises:
@@ -73,7 +80,7 @@ def parse(body: Mapping[str, Any], model: type[Request], refused: Mapping[str, R
     """
     known = model.model_fields
     for name, value in body.items():
-        if name in known or name in NO_EFFECT:
+        if name in known or name in no_effect:
             continue
         refusal = refused.get(name)
         if refusal is None:

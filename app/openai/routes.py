@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,6 +13,7 @@ from app.disconnect import while_connected
 from app.errors import ApiError, from_exception
 from app.openai.chat import ChatJob
 from app.openai.completions import CompletionJob
+from app.openai.embeddings import embeddings
 from app.openai.models import model_entry, model_list
 from app.openai.stream import EventStream
 from app.state import State
@@ -31,6 +33,13 @@ async def completions(request: Request) -> Response:
     state = State.of(request)
     body = await json_object(request)
     return await _reply(request, await CompletionJob.of(body, state.served, state.meter), "prompt")
+
+
+@router.post("/embeddings")
+async def embed(request: Request) -> Response:
+    body = await json_object(request)
+    reply = await while_connected(request, embeddings(body, State.of(request).library.embedder))
+    return await asyncio.to_thread(JSONResponse, reply)  # a few megabytes, for many texts
 
 
 @router.get("/models")

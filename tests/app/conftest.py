@@ -1,9 +1,10 @@
 """Real servers on free ports, on the real engine: one with the tiny scripted model, which most of these tests use,
-and one with the bundled model, which calls tools."""
+one with the bundled model, which calls tools, and one for documents, whose users say who they are."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -17,11 +18,15 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from fastapi import FastAPI, Request
 
-from app.config import Settings
+from app.config import LOCAL_USER, Settings
 from app.serve import bind
 from app.server import create_app
+from app.users import user_of
 from engine import Engine, EngineConfig, Stats
+from retrieval import Library
+from tests.app.gate import GatedEmbedder
 from tests.tiny import write_checkpoint
 
 T = TypeVar("T")
@@ -42,6 +47,8 @@ class Server:
     url: str
     engine: Engine
     loop: asyncio.AbstractEventLoop
+    app: FastAPI
+    data: Path
 
     def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
@@ -59,7 +66,8 @@ class Server:
 
 
 @contextmanager
-def serving(model: Path, data: Path) -> Iterator[Server]:
+def serving(model: Path, data: Path, embedder: GatedEmbedder | None = None) -> Iterator[Server]:
+    """With an `embedder`, documents need no weights, and users say who they are with X-User."""
     settings = Settings(model=str(model), data_dir=data)
     started: list[Server] = []
     ready, stop = threading.Event(), threading.Event()
@@ -68,12 +76,16 @@ def serving(model: Path, data: Path) -> Iterator[Server]:
         listener = bind("127.0.0.1", 0)
         config = EngineConfig(model=str(model), device="cpu", kv_blocks=600, max_running=16, threads=1)
         async with await Engine.start(config) as engine:
-            web = uvicorn.Server(uvicorn.Config(create_app(engine, settings), log_config=None, timeout_keep_alive=60))
+            library = None if embedder is None else Library.open(data / "documents", embedder)
+            app = create_app(engine, settings, library=library)
+            if embedder is not None:
+                app.dependency_overrides[user_of] = _who_it_says
+            web = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_keep_alive=60))
             serving = asyncio.create_task(web.serve(sockets=[listener]))
             while not web.started:
                 await asyncio.sleep(0.01)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            started.append(Server(url, engine, asyncio.get_running_loop()))
+            started.append(Server(url, engine, asyncio.get_running_loop(), app, data))
             ready.set()
             await asyncio.to_thread(stop.wait)
             web.should_exit = True
@@ -106,6 +118,39 @@ def pebble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (copy / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     with serving(copy, tmp_path_factory.mktemp("data")) as server:
         yield server
+
+
+async def _who_it_says(request: Request) -> str:
+    return request.headers.get("x-user", LOCAL_USER)
+
+
+@pytest.fixture(scope="session")
+def embedder() -> GatedEmbedder:
+    return GatedEmbedder()
+
+
+@pytest.fixture(scope="session")
+def shelf(model: Path, tmp_path_factory: pytest.TempPathFactory, embedder: GatedEmbedder) -> Iterator[Server]:
+    """A server for documents."""
+    with serving(model, tmp_path_factory.mktemp("shelf"), embedder) as server:
+        yield server
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def ana(shelf: Server) -> Iterator[httpx.Client]:
+    """A client of someone who has nothing yet."""
+    with httpx.Client(base_url=shelf.url, headers={"X-User": f"ana-{next(_numbers)}"}, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def bob(shelf: Server) -> Iterator[httpx.Client]:
+    """Somebody else."""
+    with httpx.Client(base_url=shelf.url, headers={"X-User": f"bob-{next(_numbers)}"}, timeout=60) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

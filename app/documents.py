@@ -1,0 +1,307 @@
+"""The routes of documents: files come in and are read, one by one they can be listed, quoted, opened and deleted.
+
+An upload goes to disk as it comes and becomes a job; its answer waits a little for the job's end. Nothing is ever
+served for a browser to show: a document may be made to harm whoever opens it here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
+
+from app.body import json_value, pieces
+from app.errors import ApiError, invalid
+from app.multipart import BadForm, Form, plain_path
+from app.query import number_in_path, parameters
+from app.shown import DocumentShown, Ingested, JobShown
+from app.state import State
+from app.users import User
+from retrieval import Document, Given, Job, Library, NotFound
+from retrieval.parsing.parsed import Unreadable
+from retrieval.parsing.sniff import PDF
+from retrieval.records import Metadata
+
+router = APIRouter(prefix="/api", tags=["Documents"])
+
+WAIT_S, LONGEST_WAIT_S = 10.0, 60.0
+MOST_TEXT = 1_000_000  # characters in one answer
+MOST_METADATA = 100
+LONGEST_SOURCE = 1000  # characters
+_AT_ONCE = 1 << 20  # bytes of an upload that are parsed and written in one go
+_FIELDS = ("file", "source", "collection", "metadata", "wait")
+_pdfium = threading.Lock()  # it is not safe in threads
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What an upload says beside its files."""
+
+    sources: list[str]
+    collection: int | None
+    metadata: Metadata
+    wait_s: float
+
+
+@router.post("/documents")
+async def upload(request: Request, user: User) -> Response:
+    state = State.of(request)
+    library = state.library
+    form = await _received(request, state)
+    try:
+        options = _options(form)
+        given = [
+            Given(source, file.path, options.metadata, owned=True)
+            for source, file in zip(options.sources, form.files, strict=True)
+        ]
+
+        def submit() -> Job:
+            number = library.collection(user).id if options.collection is None else options.collection
+            return form.hand_over(lambda: library.ingest.submit(user, number, given))
+
+        job = await asyncio.to_thread(submit)
+    finally:
+        await asyncio.to_thread(form.discard)
+    shown = await _followed(library, user, job.id, options.wait_s)
+    if shown.status == "done" and shown.counts["failed"] == len(shown.files):
+        reasons = " ".join(f"{file.source}: {file.error}" for file in shown.files)
+        raise invalid("file", reasons, "unreadable_document")
+    numbers = dict.fromkeys(file.document for file in shown.files if file.document is not None)
+    documents = await asyncio.to_thread(_those_left, library, user, list(numbers))
+    answer = Ingested(job=shown, documents=[DocumentShown.of(document) for document in documents])
+    return JSONResponse(answer.model_dump(), 201 if shown.status == "done" else 202)
+
+
+@router.get("/documents")
+async def documents(request: Request, user: User) -> dict[str, list[DocumentShown]]:
+    collection = parameters(request, "collection").get("collection")
+    found = await asyncio.to_thread(State.of(request).library.store.documents, user, collection)
+    return {"documents": [DocumentShown.of(document) for document in found]}
+
+
+@router.get("/documents/{document_id}")
+async def document(request: Request, user: User, document_id: str) -> DocumentShown:
+    return DocumentShown.of(await _document(request, user, document_id))
+
+
+@router.delete("/documents/{document_id}")
+async def delete(request: Request, user: User, document_id: str) -> Response:
+    number = number_in_path(document_id, "document")
+    await asyncio.to_thread(State.of(request).library.delete, user, number)
+    return Response(status_code=204)
+
+
+@router.get("/documents/{document_id}/text")
+async def text(request: Request, user: User, document_id: str) -> dict[str, Any]:
+    found = await _document(request, user, document_id)
+    start, end = _span(request, found.characters, MOST_TEXT)
+    part = await asyncio.to_thread(State.of(request).library.store.text, user, found.id, start, end)
+    return {
+        "document": found.id, "start": start, "end": start + len(part), "characters": found.characters, "text": part,
+    }  # fmt: skip
+
+
+@router.get("/documents/{document_id}/boxes")
+async def boxes(request: Request, user: User, document_id: str) -> dict[str, Any]:
+    found = await _document(request, user, document_id)
+    start, end = _span(request, found.characters)
+    if found.media_type != PDF:
+        raise ApiError(404, f"{found.source} is no PDF: it has no pages to mark.", code="no_pages")
+    library = State.of(request).library
+
+    def read() -> list[dict[str, Any]]:
+        from retrieval.parsing import pdf
+
+        path = library.store.file(user, found.id)
+        made = list[pdf.Box]()
+        for page in library.store.pages(user, found.id):
+            if page.start < end and start < page.end:
+                with _pdfium:
+                    made += pdf.boxes(path, page, start, end)
+        names = pdf.Box.__slots__
+        return [{name: getattr(box, name) for name in names} for box in made]
+
+    try:
+        return {"document": found.id, "start": start, "end": end, "boxes": await asyncio.to_thread(read)}
+    except (Unreadable, FileNotFoundError):
+        raise _gone(found) from None
+
+
+@router.get("/documents/{document_id}/file")
+async def file(request: Request, user: User, document_id: str) -> Response:
+    found = await _document(request, user, document_id)
+    path = await asyncio.to_thread(State.of(request).library.store.file, user, found.id)
+    if not await asyncio.to_thread(path.is_file):
+        raise _gone(found)
+    return FileResponse(
+        path,
+        media_type="application/octet-stream",
+        filename=PurePosixPath(found.source).name,
+        content_disposition_type="attachment",
+        headers={
+            "X-Content-Type-Options": "nosniff",
+            "Content-Security-Policy": "sandbox; default-src 'none'",
+            "Cache-Control": "private, no-cache",
+        },
+    )
+
+
+async def _received(request: Request, state: State) -> Form:
+    """The form, its files on disk. If anything is wrong with it, nothing stays there."""
+    form: Form | None = None
+    try:
+        form = Form(request.headers.get("content-type", ""), state.library.new_file)
+        waiting, size = list[bytes](), 0
+        async for piece in pieces(request, int(state.settings.max_upload)):
+            waiting.append(piece)
+            size += len(piece)
+            if size >= _AT_ONCE:
+                await asyncio.to_thread(form.feed, b"".join(waiting))
+                waiting, size = [], 0
+        await asyncio.to_thread(form.feed, b"".join(waiting))
+        form.finish()
+    except BaseException as error:
+        if form is not None:
+            await asyncio.to_thread(form.discard)
+        if isinstance(error, BadForm):
+            raise invalid(error.field, str(error), "invalid_form" if error.field is None else "invalid_value") from None
+        raise
+    return form
+
+
+def _options(form: Form) -> _Options:
+    """
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    for name, values in form.fields.items():
+        if name not in _FIELDS:
+            message = f"{name!r:.60} is not a field of this form; accepted: {', '.join(_FIELDS)}."
+            raise invalid(name, message, "unknown_parameter")
+        if len(values) > 1 and name != "source":
+            raise invalid(name, f"{name} is given {len(values)} times; accepted: once.")
+    if not form.files:
+        raise invalid("file", "file is missing; accepted: one file or more.", "missing_required_parameter")
+    given = {name: values[0] for name, values in form.fields.items() if name != "source" and values[0].strip()}
+    return _Options(
+        _sources(form), _collection(given.get("collection")), _metadata(given.get("metadata", "{}")),
+        _wait(given.get("wait")),
+    )  # fmt: skip
+
+
+def _sources(form: Form) -> list[str]:
+    names = form.fields.get("source")
+    if names is None:
+        return [file.name for file in form.files]
+    if len(names) != len(form.files):
+        message = f"source is given {len(names)} times for {len(form.files)} files; accepted: once for each, or never."
+        raise invalid("source", message)
+    sources = [plain_path(name) for name in names]
+    for name, source in zip(names, sources, strict=True):
+        if not source or len(source) > LONGEST_SOURCE:
+            raise invalid("source", f"source is {name!r:.60}; accepted: a name of 1 to {LONGEST_SOURCE} characters.")
+    return sources
+
+
+def _collection(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise invalid("collection", f"collection is {text!r:.60}; accepted: the number of a collection.")
+    return int(text)
+
+
+def _metadata(text: str) -> Metadata:
+    accepted = f"a JSON object of at most {MOST_METADATA} strings, numbers, true and false"
+    try:
+        value = json_value(text)
+    except ValueError as error:
+        raise invalid("metadata", f"metadata is not valid JSON: {error}; accepted: {accepted}.") from None
+    if not isinstance(value, Mapping) or len(value) > MOST_METADATA:
+        raise invalid("metadata", f"metadata is {text!r:.60}; accepted: {accepted}.")
+    for name, part in value.items():
+        if not isinstance(part, str | int | float | bool):
+            raise invalid("metadata", f"metadata.{name:.60} is {json.dumps(part):.60}; accepted: {accepted}.")
+        if isinstance(part, int) and not -(2**63) <= part < 2**63:
+            raise invalid("metadata", f"metadata.{name:.60} is too large; accepted: 64-bit integers.")
+    return dict(value)
+
+
+def _wait(text: str | None) -> float:
+    if text is None:
+        return WAIT_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= LONGEST_WAIT_S:
+        raise invalid("wait", f"wait is {text!r:.60}; accepted: 0 to {LONGEST_WAIT_S:.0f} seconds.")
+    return seconds
+
+
+async def _followed(library: Library, user: str, job: str, seconds: float) -> JobShown:
+    """The job once nothing more is to be waited for, or as it is after that time.
+
+    It is asked now and then: a thread that waited for each upload would soon leave none for anything else.
+    """
+    deadline = time.monotonic() + seconds
+    pause = 0.01
+    while True:
+        shown = await asyncio.to_thread(job_shown, library, user, job)
+        if shown.over or (left := deadline - time.monotonic()) <= 0:
+            return shown
+        await asyncio.sleep(min(pause, left))
+        pause = min(1.5 * pause, 0.25)
+
+
+def job_shown(library: Library, user: str, job: str) -> JobShown:
+    """
+    Raises:
+        NotFound: the user has no such job.
+    """
+    return JobShown.of(library.ingest.jobs.get(job, user), library.ingest.stalled(job))
+
+
+def _those_left(library: Library, user: str, numbers: list[int]) -> list[Document]:
+    """The documents of a job, but for those that are gone already."""
+    made = []
+    for number in numbers:
+        try:
+            made.append(library.store.document(user, number))
+        except NotFound:
+            continue
+    return made
+
+
+async def _document(request: Request, user: str, document_id: str) -> Document:
+    number = number_in_path(document_id, "document")
+    return await asyncio.to_thread(State.of(request).library.store.document, user, number)
+
+
+def _span(request: Request, characters: int, most: int | None = None) -> tuple[int, int]:
+    """`start` and `end` as the query has them, cut to the document."""
+    given = parameters(request, "start", "end")
+    start = given.get("start", 0)
+    end = given.get("end", characters if most is None else min(characters, start + most))
+    if start > characters:
+        raise invalid("start", f"start is {start}; accepted: 0 to {characters}, the document's length.")
+    if end < start:
+        raise invalid("end", f"end is {end}; accepted: {start}, which is start, or more.")
+    end = min(end, characters)
+    if most is not None and end - start > most:
+        raise invalid("end", f"end is {end}; accepted: at most {start + most}, {most} characters after start.")
+    return start, end
+
+
+def _gone(found: Document) -> ApiError:
+    message = f"The file that {found.source} was read from is not there any more, or it has changed since."
+    return ApiError(404, message, code="file_gone")

@@ -1,0 +1,47 @@
+"""The documents of a data directory, opened with the settings' embedder. What goes wrong becomes a sentence."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from pathlib import Path
+
+from app.config import BadSetting, Settings
+from retrieval import Library
+from retrieval.database import NewerFile
+from retrieval.embedding import BUNDLED, SentenceEmbedder
+
+
+def open_library(settings: Settings) -> Library:
+    """Open `<data_dir>/documents`. The bundled embedder is loaded at its first text, another one at once.
+
+    Raises:
+        InUse: another process has it open.
+        BadSetting: the folder or the embedder cannot be used.
+    """
+    embedder = SentenceEmbedder(settings.embedder)
+    if settings.embedder != BUNDLED:
+        try:
+            _ = embedder.size
+        except Exception as error:  # whatever a model's files and a Hub may raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BadSetting(f"The embedder {settings.embedder!r} cannot be loaded: {reason}") from None
+    folder = documents_dir(settings)
+    try:
+        return Library.open(folder, embedder)
+    except (OSError, sqlite3.Error, NewerFile) as error:
+        raise BadSetting(f"The documents in {folder} cannot be used: {disk_trouble(error) or error}") from None
+
+
+def documents_dir(settings: Settings) -> Path:
+    return settings.resolved_data_dir / "documents"
+
+
+def disk_trouble(error: BaseException) -> str | None:
+    """What to do about a disk that cannot be written to; None for any other error."""
+    text, number = str(error).lower(), getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in text:
+        return "The disk is full. Free some space and try again."
+    if number in (errno.EROFS, errno.EACCES) or "readonly" in text:
+        return "The data directory cannot be written to. Make it writable and try again."
+    return None

@@ -1,0 +1,196 @@
+"""What the outside is shown of documents, jobs, collections and passages. The command line reads the same back.
+
+Made from retrieval's plain data, never from its insides: no path of a file is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from pydantic import BaseModel
+
+from retrieval import Collection, Document, Found, Hit, Job
+from retrieval.jobs import FileStatus
+from retrieval.parsing.parsed import Fault
+from retrieval.records import Metadata, Role
+
+
+class FaultShown(BaseModel):
+    """What could not be read in a document that otherwise could."""
+
+    message: str
+    page: int | None
+
+    @classmethod
+    def of(cls, fault: Fault) -> FaultShown:
+        return cls(message=fault.message, page=fault.page)
+
+
+class DocumentShown(BaseModel):
+    id: int
+    collection: int
+    source: str
+    title: str
+    media_type: str
+    version: str
+    bytes: int
+    characters: int
+    chunks: int
+    metadata: Metadata
+    faults: list[FaultShown]
+    created_at: float
+    updated_at: float
+
+    @classmethod
+    def of(cls, document: Document) -> DocumentShown:
+        faults = [FaultShown.of(fault) for fault in document.faults]
+        return cls(**{name: getattr(document, name) for name in cls.model_fields if name != "faults"}, faults=faults)
+
+
+class FileShown(BaseModel):
+    """How far a file of a job has come."""
+
+    source: str
+    status: FileStatus
+    document: int | None
+    bytes: int
+    pages: int
+    chunks: int
+    embedded: int
+    error: str | None
+    faults: list[FaultShown]
+
+
+class ChunkCounts(BaseModel):
+    embedded: int
+    total: int
+
+
+class JobSummary(BaseModel):
+    """A job without its files. `chunks.total` grows while files are still being read."""
+
+    id: str
+    collection: int
+    status: str
+    created_at: float
+    ended_at: float | None
+    counts: dict[FileStatus, int]
+    chunks: ChunkCounts
+    seconds_left: float | None
+    stalled: str | None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be waited for."""
+        return self.status != "running" or self.stalled is not None
+
+
+class JobShown(JobSummary):
+    files: list[FileShown]
+
+    @classmethod
+    def of(cls, job: Job, stalled: str | None = None) -> JobShown:
+        counts = job.counts
+        files = [
+            FileShown(
+                **{name: getattr(file, name) for name in FileShown.model_fields if name != "faults"},
+                faults=[FaultShown.of(fault) for fault in file.faults],
+            )
+            for file in job.files
+        ]
+        return cls(
+            id=job.id,
+            collection=job.collection,
+            status=job.status,
+            created_at=job.created_at,
+            ended_at=job.ended_at,
+            counts={status: counts.get(status, 0) for status in get_args(FileStatus)},
+            chunks=ChunkCounts(
+                embedded=sum(file.embedded for file in job.files), total=sum(file.chunks for file in job.files)
+            ),
+            seconds_left=job.seconds_left,
+            stalled=stalled if job.status == "running" else None,
+            files=files,
+        )
+
+    def summary(self) -> JobSummary:
+        return JobSummary(**{name: getattr(self, name) for name in JobSummary.model_fields})
+
+
+class Ingested(BaseModel):
+    """What an upload came to."""
+
+    job: JobShown
+    documents: list[DocumentShown]
+
+
+class CollectionShown(BaseModel):
+    """`role` is what the asking user is to it."""
+
+    id: int
+    name: str
+    owner: str
+    role: Role
+    documents: int
+
+    @classmethod
+    def of(cls, collection: Collection) -> CollectionShown:
+        return cls(**{name: getattr(collection, name) for name in cls.model_fields})
+
+
+class DocumentOfPassage(BaseModel):
+    id: int
+    title: str
+    source: str
+    collection: int
+
+
+class SpanShown(BaseModel):
+    """Characters `start` to `end` of the document's text."""
+
+    start: int
+    end: int
+    page: int | None
+
+
+class Scores(BaseModel):
+    """Where a hit came from; null: not among the best of that index, or not reranked."""
+
+    dense: float | None
+    lexical: float | None
+    rerank: float | None
+
+
+class PassageShown(BaseModel):
+    text: str
+    document: DocumentOfPassage
+    span: SpanShown
+    score: float
+    scores: Scores
+    context: str
+    metadata: Metadata
+
+    @classmethod
+    def of(cls, hit: Hit) -> PassageShown:
+        passage = hit.passage
+        return cls(
+            text=passage.text,
+            document=DocumentOfPassage(
+                id=passage.document, title=passage.title, source=passage.source, collection=passage.collection
+            ),
+            span=SpanShown(start=passage.start, end=passage.end, page=passage.page),
+            score=hit.score,
+            scores=Scores(dense=hit.dense, lexical=hit.lexical, rerank=hit.rerank),
+            context=passage.context,
+            metadata=passage.metadata,
+        )
+
+
+class FoundShown(BaseModel):
+    passages: list[PassageShown]
+    seconds: Mapping[str, float]
+
+    @classmethod
+    def of(cls, found: Found) -> FoundShown:
+        return cls(passages=[PassageShown.of(hit) for hit in found.hits], seconds=found.seconds)

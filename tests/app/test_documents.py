@@ -1,0 +1,343 @@
+"""Documents over HTTP: what comes in, what becomes of it, and what is refused without leaving a trace."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from pydantic import ByteSize
+
+from app.multipart import plain_name, plain_path
+from retrieval import Given, Library
+from tests.app.conftest import Server, serving
+from tests.app.gate import HELD, GatedEmbedder
+from tests.app.library import BEES, DAM, add, error, search, upload
+from tests.retrieval.made import pdf
+
+
+def files(shelf: Server) -> set[Path]:
+    return set((shelf.data / "documents" / "files").iterdir())
+
+
+@pytest.fixture
+def at_most(shelf: Server) -> Iterator[int]:
+    """Uploads of one mebibyte."""
+    state = shelf.app.state.ponder
+    before = state.settings
+    state.settings = before.model_copy(update={"max_upload": ByteSize(1 << 20)})
+    yield 1 << 20
+    state.settings = before
+
+
+@pytest.fixture
+def gate(embedder: GatedEmbedder) -> Iterator[GatedEmbedder]:
+    """Closed while the test lasts, or until it opens it."""
+    embedder.gate.clear()
+    yield embedder
+    embedder.gate.set()
+
+
+def test_an_upload_becomes_a_document(ana: httpx.Client) -> None:
+    reply = upload(ana, ("dam.md", f"# The dam\n\n{DAM}"), metadata={"year": 1931, "kept": True})
+    assert reply.status_code == 201
+    (document,) = reply.json()["documents"]
+    assert (document["source"], document["title"], document["media_type"]) == ("dam.md", "The dam", "text/markdown")
+    assert document["metadata"] == {"year": 1931, "kept": True} and document["chunks"] == 1
+    assert ana.get(f"/api/documents/{document['id']}").json() == document
+    assert ana.get("/api/documents").json() == {"documents": [document]}
+    job = reply.json()["job"]
+    assert job["status"] == "done" and job["counts"]["done"] == 1 and job["stalled"] is None
+    assert job["chunks"] == {"embedded": 1, "total": 1}
+
+
+def test_several_files_come_in_one_request(ana: httpx.Client) -> None:
+    reply = upload(ana, ("dam.txt", DAM), ("bees.txt", BEES))
+    assert [document["source"] for document in reply.json()["documents"]] == ["dam.txt", "bees.txt"]
+
+
+def test_sources_may_have_folders(ana: httpx.Client) -> None:
+    reply = upload(ana, ("a.txt", DAM), ("a.txt", BEES), source=["x/a.txt", "../y//a.txt"])
+    assert [document["source"] for document in reply.json()["documents"]] == ["x/a.txt", "y/a.txt"]
+
+
+def test_a_collection_takes_the_document(ana: httpx.Client) -> None:
+    number = ana.post("/api/collections", json={"name": "Work"}).json()["id"]
+    document = add(ana, "dam.txt", DAM, collection=number)
+    add(ana, "bees.txt", BEES)
+    assert ana.get(f"/api/documents?collection={number}").json()["documents"] == [document]
+
+
+def test_text_is_quoted_by_characters(ana: httpx.Client) -> None:
+    document = add(ana, "dam.txt", f"Ünder {DAM}")
+    reply = ana.get(f"/api/documents/{document['id']}/text?start=6&end=13").json()
+    assert reply["text"] == "The dam" and (reply["start"], reply["end"]) == (6, 13)
+    whole = ana.get(f"/api/documents/{document['id']}/text").json()
+    assert whole["text"] == f"Ünder {DAM}" and whole["end"] == whole["characters"] == document["characters"]
+    assert ana.get(f"/api/documents/{document['id']}/text?start=60&end=9999").json()["text"] == f"Ünder {DAM}"[60:]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("start=-1", "start"), ("start=9999", "start"), ("start=5&end=4", "end"), ("end=x", "end"), ("page=1", "page"),
+     ("start=1&start=2", "start"), ("start=" + "9" * 30, "start")],
+)  # fmt: skip
+def test_a_bad_span_is_refused_by_name(ana: httpx.Client, query: str, param: str) -> None:
+    document = add(ana, "dam.txt", DAM)
+    reply = ana.get(f"/api/documents/{document['id']}/text?{query}")
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == param
+
+
+def test_a_span_of_a_pdf_has_boxes_on_its_page(ana: httpx.Client) -> None:
+    document = add(ana, "dam.pdf", pdf([["Nothing to see here."], [DAM]]))
+    text = ana.get(f"/api/documents/{document['id']}/text").json()["text"]
+    start = text.index("1931")
+    reply = ana.get(f"/api/documents/{document['id']}/boxes?start={start}&end={start + 4}").json()
+    (box,) = reply["boxes"]
+    assert box["page"] == 2 and box["width"] > box["right"] > box["left"] > 0 and box["height"] > box["top"]
+
+
+def test_only_pdfs_have_boxes(ana: httpx.Client) -> None:
+    document = add(ana, "dam.txt", DAM)
+    error(ana.get(f"/api/documents/{document['id']}/boxes?start=0&end=4"), 404, "no_pages")
+
+
+def test_a_file_is_given_back_whole_and_never_shown(ana: httpx.Client) -> None:
+    page = "<html><body><script>alert(1)</script><p>Bees dance for flowers.</p></body></html>"
+    document = add(ana, "süß.html", page)
+    reply = ana.get(f"/api/documents/{document['id']}/file")
+    assert reply.text == page and reply.headers["content-type"] == "application/octet-stream"
+    assert reply.headers["content-disposition"] == "attachment; filename*=utf-8''s%C3%BC%C3%9F.html"
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert "sandbox" in reply.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [("../../etc/passwd", "passwd"), ("..\\..\\boot.ini", "boot.ini"), ("/abs/x.txt", "x.txt"), ("C:\\y.md", "y.md"),
+     ("a\u202etxt.exe", "atxt.exe"), ("na\u0000me.txt", "name.txt"), ("  spaced \u00a0 out.txt ", "spaced   out.txt"),
+     ("..", ""), ("a/..", ""), ("\n", ""), (".env", ".env"), ("x" * 400 + ".pdf", "x" * 251 + ".pdf")],
+)  # fmt: skip
+def test_of_a_name_its_last_visible_part_is_kept(sent: str, kept: str) -> None:
+    assert plain_name(sent) == kept
+
+
+def test_a_path_has_no_steps_up() -> None:
+    assert plain_path("/../a/./b\\..\\c.txt") == "a/b/c.txt"
+
+
+def test_a_name_with_folders_leads_nowhere(ana: httpx.Client, shelf: Server) -> None:
+    document = add(ana, "../../../escaped.txt", DAM)
+    assert document["source"] == "escaped.txt"
+    assert not list(shelf.data.parent.rglob("escaped.txt"))
+
+
+@pytest.mark.parametrize("name", ["..", "../", "\u202e"])
+def test_a_file_without_a_name_is_refused(ana: httpx.Client, shelf: Server, name: str) -> None:
+    before = files(shelf)
+    assert "no name" in error(upload(ana, (name, DAM)), 400, "invalid_value", "file")
+    assert files(shelf) == before
+
+
+def test_the_same_bytes_again_are_unchanged_and_leave_one_copy(ana: httpx.Client, shelf: Server) -> None:
+    first = add(ana, "dam.txt", DAM)
+    before = files(shelf)
+    reply = upload(ana, ("dam.txt", DAM))
+    assert reply.json()["job"]["files"][0]["status"] == "unchanged"
+    assert reply.json()["documents"] == [first] and files(shelf) == before
+
+
+def test_another_content_replaces_the_document(ana: httpx.Client, shelf: Server) -> None:
+    first = add(ana, "it.txt", DAM)
+    before = len(files(shelf))
+    second = add(ana, "it.txt", BEES)
+    assert second["id"] == first["id"] and second["version"] != first["version"]
+    assert len(files(shelf)) == before and len(ana.get("/api/documents").json()["documents"]) == 1
+    assert [hit["text"] for hit in search(ana, "dam granite bees")] == [BEES]
+
+
+def test_a_deleted_document_is_gone_from_everywhere(ana: httpx.Client, shelf: Server) -> None:
+    before = files(shelf)
+    document = add(ana, "dam.txt", DAM)
+    assert search(ana, "granite dam")
+    address = f"/api/documents/{document['id']}"
+    assert ana.delete(address).status_code == 204
+    assert search(ana, "granite dam") == [] and files(shelf) == before
+    for path in ("", "/text", "/boxes", "/file"):
+        error(ana.get(address + path), 404, "not_found")
+    error(ana.delete(address), 404, "not_found")
+
+
+def test_what_is_somebody_elses_is_not_there(ana: httpx.Client, bob: httpx.Client) -> None:
+    document = add(ana, "dam.txt", DAM)
+    address = f"/api/documents/{document['id']}"
+    absent = bob.get("/api/documents/999999999").json()["error"]["message"]
+    for path in ("", "/text", "/boxes", "/file"):
+        message = error(bob.get(address + path), 404, "not_found")
+        assert message.replace(str(document["id"]), "999999999") == absent
+    error(bob.delete(address), 404, "not_found")
+    error(upload(bob, ("x.txt", BEES), collection=document["collection"]), 404, "not_found")
+    assert bob.get("/api/documents").json() == {"documents": []}
+    assert ana.get(address).status_code == 200
+
+
+@pytest.mark.parametrize("number", ["x", "-1", "1.5", "9" * 40, "١"])
+def test_what_is_no_number_is_not_there(ana: httpx.Client, number: str) -> None:
+    error(ana.get(f"/api/documents/{number}"), 404, "not_found")
+
+
+def test_a_file_that_cannot_be_read_says_why_and_leaves_nothing(ana: httpx.Client, shelf: Server) -> None:
+    before = files(shelf)
+    assert "program" in error(upload(ana, ("a.txt", b"\x7fELF\0\0")), 400, "unreadable_document", "file")
+    assert "empty" in error(upload(ana, ("b.txt", b"")), 400, "unreadable_document", "file")
+    assert files(shelf) == before and ana.get("/api/documents").json() == {"documents": []}
+
+
+def test_one_bad_file_does_not_harm_the_rest(ana: httpx.Client) -> None:
+    reply = upload(ana, ("bad.pdf", b"%PDF-1.7 cut off"), ("dam.txt", DAM))
+    assert reply.status_code == 201
+    assert [document["source"] for document in reply.json()["documents"]] == ["dam.txt"]
+    bad, good = reply.json()["job"]["files"]
+    assert (bad["status"], good["status"]) == ("failed", "done") and "damaged" in bad["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"colection": "1"}, "colection", "unknown_parameter"), ({"collection": "mine"}, "collection", "invalid_value"),
+        ({"metadata": "[1]"}, "metadata", "invalid_value"), ({"metadata": "{"}, "metadata", "invalid_value"),
+        ({"metadata": '{"a": {}}'}, "metadata", "invalid_value"), ({"metadata": '{"a": null}'}, "metadata", "invalid_value"),
+        ({"metadata": '{"a": 1e999}'}, "metadata", "invalid_value"),
+        ({"metadata": '{"a": 99999999999999999999}'}, "metadata", "invalid_value"),
+        ({"metadata": '"' + "x" * 70_000 + '"'}, "metadata", "invalid_value"),
+        ({"wait": "61"}, "wait", "invalid_value"), ({"wait": "nan"}, "wait", "invalid_value"),
+        ({"wait": ["1", "2"]}, "wait", "invalid_value"), ({"source": ["a", "b"]}, "source", "invalid_value"),
+        ({"source": ".."}, "source", "invalid_value"), ({"file": "text"}, "file", "invalid_value"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_bad_field_is_refused_by_name_and_leaves_nothing(
+    ana: httpx.Client, shelf: Server, fields: dict[str, Any], param: str, code: str
+) -> None:
+    before = files(shelf)
+    error(upload(ana, ("dam.txt", DAM), **fields), 400, code, param)
+    assert files(shelf) == before and ana.get("/api/jobs").json() == {"jobs": []}
+
+
+def test_empty_fields_are_absent_ones(ana: httpx.Client) -> None:
+    assert upload(ana, ("dam.txt", DAM), collection="", metadata="", wait="").status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("application/json", b"{}"), ("", b""), ("multipart/form-data", b"x"), ("multipart/form-data; boundary=b", b"x"),
+     ("multipart/form-data; boundary=" + "b" * 300, b"--b"), ("multipart/form-data; boundary=b", b""),
+     ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--\r\n"),
+     ("multipart/form-data; boundary=b", b"--b\r\nX: " + b"y" * 100_000),
+     ("multipart/form-data; boundary=b",
+      b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\nhalf')],
+    ids=range(9),
+)  # fmt: skip
+def test_what_is_no_whole_form_is_refused(ana: httpx.Client, shelf: Server, kind: str, body: bytes) -> None:
+    before = files(shelf)
+    reply = ana.post("/api/documents", content=body, headers={"Content-Type": kind})
+    error(reply, 400, "invalid_form")
+    assert files(shelf) == before
+
+
+def test_a_form_without_files_is_refused(ana: httpx.Client) -> None:
+    body = b'--b\r\nContent-Disposition: form-data; name="wait"\r\n\r\n1\r\n--b--\r\n'
+    reply = ana.post("/api/documents", content=body, headers={"Content-Type": "multipart/form-data; boundary=b"})
+    error(reply, 400, "missing_required_parameter", "file")
+
+
+def test_an_upload_without_end_is_stopped_at_the_limit(ana: httpx.Client, shelf: Server, at_most: int) -> None:
+    before, process = files(shelf), psutil.Process()
+    memory, largest, grown = process.memory_info().rss, 0, 0
+
+    def body() -> Iterator[bytes]:
+        nonlocal largest, grown
+        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="big.txt"\r\n\r\n'
+        for _ in range(100):
+            yield b"x" * (1 << 20)
+            largest = max(largest, sum(file.stat().st_size for file in files(shelf) - before))
+            grown = max(grown, process.memory_info().rss - memory)
+
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    message = error(ana.post("/api/documents", content=body(), headers=headers), 413, "body_too_large")
+    assert "1 MiB" in message
+    assert largest <= at_most and grown < 50 << 20 and files(shelf) == before
+
+
+def test_an_upload_that_is_announced_too_large_is_told_before_it_is_sent(shelf: Server, at_most: int) -> None:
+    host, port = shelf.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 20) as connection:
+        connection.sendall(
+            b"POST /api/documents HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000000\r\n"
+            b"Content-Type: multipart/form-data; boundary=b\r\nExpect: 100-continue\r\n\r\n"
+        )
+        reply = connection.recv(65536)
+    assert reply.startswith(b"HTTP/1.1 413") and b"500000000" in reply
+
+
+def test_a_client_that_leaves_leaves_nothing(shelf: Server, ana: httpx.Client) -> None:
+    before = files(shelf)
+    host, port = shelf.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 20) as connection:
+        connection.sendall(
+            b"POST /api/documents HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n"
+            b'Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\nContent-Disposition: form-data; name="file"; '
+            b'filename="a.txt"\r\n\r\n' + b"x" * 3_000_000
+        )
+        shelf.until(lambda _: files(shelf) != before)
+    shelf.until(lambda _: files(shelf) == before)
+
+
+def test_an_answer_does_not_wait_for_a_long_job(ana: httpx.Client, gate: GatedEmbedder) -> None:
+    reply = upload(ana, ("slow.txt", f"{HELD} {DAM}"), wait=0)
+    assert reply.status_code == 202 and reply.json()["documents"] == []
+    assert gate.waiting.wait(20)
+    job = reply.json()["job"]["id"]
+    shown = ana.get(f"/api/jobs/{job}").json()
+    assert shown["status"] == "running" and shown["counts"]["embedding"] == 1
+    assert shown["chunks"] == {"embedded": 0, "total": 1} and shown["files"][0]["error"] is None
+    (listed,) = ana.get("/api/jobs").json()["jobs"]
+    assert listed["id"] == job and "files" not in listed
+    gate.gate.set()
+    upload(ana, ("after.txt", BEES), wait=60)  # jobs are worked off in order
+    assert ana.get(f"/api/jobs/{job}").json()["status"] == "done"
+
+
+def test_a_cancelled_job_keeps_no_file(ana: httpx.Client, shelf: Server, gate: GatedEmbedder) -> None:
+    before = files(shelf)
+    upload(ana, ("first.txt", f"{HELD} {DAM}"), wait=0)
+    assert gate.waiting.wait(20)
+    job = upload(ana, ("second.txt", BEES), wait=0).json()["job"]["id"]
+    assert ana.post(f"/api/jobs/{job}/cancel").status_code == 202
+    shown = ana.get(f"/api/jobs/{job}").json()
+    assert shown["status"] == "cancelled" and shown["files"][0]["status"] == "cancelled"
+    assert len(files(shelf)) == len(before) + 1
+    assert ana.post(f"/api/jobs/{job}/cancel").status_code == 202  # again, and after the end
+
+
+def test_a_job_is_its_users_alone(ana: httpx.Client, bob: httpx.Client) -> None:
+    job = upload(ana, ("dam.txt", DAM)).json()["job"]["id"]
+    error(bob.get(f"/api/jobs/{job}"), 404, "not_found")
+    error(bob.post(f"/api/jobs/{job}/cancel"), 404, "not_found")
+    assert bob.get("/api/jobs").json() == {"jobs": []}
+
+
+def test_a_start_goes_on_with_what_an_earlier_server_left(model: Path, tmp_path: Path, embedder: GatedEmbedder) -> None:
+    with Library.open(tmp_path / "documents", embedder) as library:
+        copy = library.new_file()
+        copy.write_text(DAM, "utf-8")
+        given = [Given("dam.txt", copy, owned=True)]
+        job = library.ingest.jobs.create("local", library.collection("local").id, given)  # and then it died
+    with serving(model, tmp_path, embedder) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        upload(http, ("after.txt", BEES), wait=60)
+        assert http.get(f"/api/jobs/{job.id}").json()["status"] == "done"
+        assert [hit["text"] for hit in search(http, "granite dam", limit=1)] == [DAM]
