@@ -24,6 +24,7 @@ from retrieval.rights import Rights
 
 FileStatus = Literal["queued", "reading", "embedding", "done", "unchanged", "failed", "cancelled"]
 JobStatus = Literal["running", "done", "cancelled"]
+TWICE = "Another file of this job has the same name; the last one was taken."
 OVER = ("done", "unchanged", "failed", "cancelled")
 
 
@@ -111,11 +112,15 @@ class JobStore:
                 "INSERT INTO jobs (id, collection, user, status, created_at) VALUES (?, ?, ?, 'running', ?)",
                 (number, collection, user, time.time()),
             )
+            last = {one.source: at for at, one in enumerate(given)}
             db.executemany(
-                """INSERT INTO job_files (job, number, source, path, owned, metadata, bytes, status)
-                   VALUES (?, ?, ?, ?, ?, ?, ?, 'queued')""",
+                """INSERT INTO job_files (job, number, source, path, owned, metadata, bytes, status, error)
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
                 [
-                    (number, at, one.source, str(one.path), one.owned, json.dumps(dict(one.metadata)), _size(one.path))
+                    (
+                        *(number, at, one.source, str(one.path), one.owned, json.dumps(dict(one.metadata))),
+                        *(_size(one.path), *(("queued", None) if last[one.source] == at else ("failed", TWICE))),
+                    )
                     for at, one in enumerate(given)
                 ],
             )

@@ -13,6 +13,7 @@ import fcntl
 import os
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -39,13 +40,12 @@ class InUse(Exception):
 class Library:
     """Everything of one folder, which one process at a time may have open. Safe in threads."""
 
-    def __init__(self, folder: Path, store: DocumentStore, embedder: Embedder, lock: IO[str]) -> None:
-        self.folder, self.store, self.rights, self.embedder = folder, store, store.rights, embedder
-        self.views = Views(store.chunks, embedder, folder / "index")
-        self.publisher = Publisher(store, self.views, embedder)
-        self.ingest = Ingest(store, self.views, self.publisher)
-        self._searcher = Searcher(store, self.views, embedder)
-        self._lock = lock
+    def __init__(self, folder: Path, store: DocumentStore, views: Views, embedder: Embedder, parts: ExitStack) -> None:
+        self.folder, self.store, self.rights, self.views, self.embedder = folder, store, store.rights, views, embedder
+        self.publisher = Publisher(store, views, embedder)
+        self.ingest = Ingest(store, views, self.publisher)
+        self._searcher = Searcher(store, views, embedder)
+        self._parts = parts  # what is to be closed, the last opened first
 
     @classmethod
     def open(cls, folder: Path, embedder: Embedder | None = None) -> Library:
@@ -56,14 +56,16 @@ class Library:
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / "files").mkdir(exist_ok=True)
-        lock = _locked(folder)
-        try:
-            made = cls(folder, DocumentStore(folder / "documents.db"), embedder or SentenceEmbedder(), lock)
+        embedder = embedder or SentenceEmbedder()
+        with ExitStack() as parts:
+            parts.enter_context(_locked(folder))
+            store = parts.enter_context(closing(DocumentStore(folder / "documents.db")))
+            views = parts.enter_context(closing(Views(store.chunks, embedder, folder / "index")))
+            made = cls(folder, store, views, embedder, parts)
             made._sweep()
+            parts.callback(made.ingest.stop)
             made.ingest.start()
-        except BaseException:
-            lock.close()
-            raise
+            made._parts = parts.pop_all()
         return made
 
     def collection(self, user: str, name: str = DEFAULT_COLLECTION) -> Collection:
@@ -114,10 +116,8 @@ class Library:
             self.store.chunks.forget_unused_vectors()
 
     def close(self) -> None:
-        self.ingest.stop()
-        self.views.close()
-        self.store.close()
-        self._lock.close()
+        """End the job at hand after its batch, and keep the indexes for the next start."""
+        self._parts.close()
 
     def __enter__(self) -> Library:
         return self

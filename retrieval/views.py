@@ -42,7 +42,11 @@ class Views:
         self._placed = -1  # generation
         self.dense, self._dense_generation = self._load_dense()
         self._saved, self._unsaved = self._dense_generation, 0  # generation, chunks that came or went since
-        self.catch_up()
+        try:
+            self.catch_up()
+        except BaseException:
+            self.lexical.close()
+            raise
 
     def _load_dense(self) -> tuple[DenseIndex, int]:
         try:
@@ -76,8 +80,10 @@ class Views:
         self._chunks.forget_gone(self._saved)
 
     def close(self) -> None:
-        self.save()
-        self.lexical.close()
+        try:
+            self.save()
+        finally:
+            self.lexical.close()
 
     @contextmanager
     def changing(self) -> Iterator[None]:

@@ -96,7 +96,8 @@ def test_one_bad_file_costs_only_itself(library: Library, write: Write, tmp_path
 
 def test_a_source_given_twice_in_one_job_is_one_document(library: Library, write: Write) -> None:
     first, second = write("x/a.md", "First words."), write("y/a.md", "Second words.")
-    assert add(library, "ana", first, second).counts == {"done": 2}
+    job = add(library, "ana", first, second)
+    assert [file.status for file in job.files] == ["failed", "done"] and "same name" in (job.files[0].error or "")
     (document,) = library.store.documents("ana")
     assert library.store.text("ana", document.id) == "Second words."
 
