@@ -1,4 +1,4 @@
-"""The command line: `ponder serve`, `ponder chat`, `ponder bench`. Also `python -m app.cli`.
+"""The command line: `ponder serve`, `chat`, `index`, `search`, `eval` and `bench`. Also `python -m app.cli`.
 
 Options are checked where settings are (app/config.py), so that a flag, a variable and the file complain alike; here
 they are only named. Imports are made by the command that needs them: `ponder --help` loads no torch.
@@ -11,13 +11,16 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from app.config import Settings
+
+T = TypeVar("T")
 
 cli = typer.Typer(
     name="ponder",
@@ -64,7 +67,8 @@ def serve(
     host: Annotated[str | None, _option(r"Address to listen on. \[127.0.0.1]", "ADDRESS", _SERVER)] = None,
     port: Annotated[str | None, _option(r"Port; 0 picks a free one. \[8000]", "PORT", _SERVER)] = None,
     data_dir: Annotated[
-        str | None, _option("Where chats are kept. [the user's data directory]".replace("[", r"\["), "DIR", _SERVER)
+        str | None,
+        _option("Where chats and documents are kept. [the user's data directory]".replace("[", r"\["), "DIR", _SERVER),
     ] = None,
     config: Annotated[
         Path | None, _option(r"Configuration file. \[ponder.toml, if there is one]", "FILE", _SERVER)
@@ -82,6 +86,14 @@ def serve(
     ] = None,
     allowed_host: Annotated[
         list[str] | None, _option("A host name that is ours, say behind a proxy. Repeatable.", "NAME", _SERVER)
+    ] = None,
+    embedder: Annotated[
+        str | None,
+        _option(r"A sentence-transformers model, by name or directory, for documents. \[all-MiniLM-L6-v2]",
+                "NAME|DIR", _SERVER),
+    ] = None,
+    max_upload: Annotated[
+        str | None, _option(r"Most that one upload may bring. \[200MiB]", "SIZE", _SERVER)
     ] = None,
     log_level: Annotated[
         str | None, _option(r"debug, info, warning or error. \[warning]", "LEVEL", _SERVER)
@@ -116,7 +128,7 @@ def serve(
     """Serve a model: the chat page, its API, and OpenAI's API under /v1."""
     settings = _settings(
         config, model=model, host=host, port=port, data_dir=data_dir, served_model_name=served_model_name,
-        tool_dialect=tool_dialect,
+        tool_dialect=tool_dialect, embedder=embedder, max_upload=max_upload,
         cors_origins=_joined(cors_origin), allowed_hosts=_joined(allowed_host), log_level=log_level, device=device,
         dtype=dtype, max_model_len=max_model_len, kv_bytes=kv_bytes, kv_blocks=kv_blocks, block_size=block_size,
         max_batch_tokens=max_batch_tokens, max_running=max_running, max_waiting=max_waiting,
@@ -149,6 +161,74 @@ def chat(
     _or_explain(converse, url, settings)
 
 
+_DataDir = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help=r"Where documents are kept. \[as for `serve`]", show_default=False),
+]
+
+
+@cli.command()
+def index(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files, and folders with all that is in them.")],
+    collection: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=r"Where to put them; made if need be. \[Documents]", show_default=False),
+    ] = None,
+    data_dir: _DataDir = None,
+) -> None:
+    """Index documents, so that chats and searches find them. Again: only what changed is read."""
+    settings = _settings(None, data_dir=data_dir)
+    from app import library_cli
+
+    raise typer.Exit(_or_explain(library_cli.index, paths, collection, settings))
+
+
+@cli.command()
+def search(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A question, or words.")],
+    limit: Annotated[int, typer.Option(metavar="N", help="Most passages to show.", min=1, max=1000)] = 10,
+    collection: Annotated[
+        str | None, typer.Option(metavar="NAME", help=r"Search this one. \[all]", show_default=False)
+    ] = None,
+    rerank: Annotated[bool, typer.Option("--rerank", help="Compare the best word by word: slower.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as POST /api/search answers.")] = False,
+    data_dir: _DataDir = None,
+) -> None:  # fmt: skip
+    """Search the documents that were indexed or uploaded."""
+    settings = _settings(None, data_dir=data_dir)
+    from app import library_cli
+
+    _or_explain(library_cli.search, query, limit, collection, rerank, as_json, settings)
+
+
+evaluations = typer.Typer(name="eval", help="Measure how good Ponder is on your own data.", no_args_is_help=True)
+cli.add_typer(evaluations)
+
+
+@evaluations.callback()
+def _evaluations() -> None:
+    pass
+
+
+@evaluations.command("retrieval")
+def eval_retrieval(
+    beir: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="A judged set in BEIR's layout: corpus.jsonl, queries.jsonl, qrels/*.tsv."),
+    ],
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help=r"Which qrels. \[test, or the first]", show_default=False)
+    ] = None,
+    rerank: Annotated[bool, typer.Option("--rerank", help="Rerank the best.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")] = False,
+) -> None:  # fmt: skip
+    """Index a judged set and search for its queries: nDCG@10, MRR@10, recall and latency."""
+    settings = _settings(None)
+    from app.evaluation import evaluate
+
+    _or_explain(evaluate, beir, split, rerank, as_json, settings)
+
+
 @cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(context: typer.Context) -> None:
     """Run the benchmarks; options are passed on (`ponder bench --help` lists them)."""
@@ -178,12 +258,12 @@ def _settings(config: Path | None, **flags: Any) -> Settings:
         _fail(str(error), 2)
 
 
-def _or_explain(work: Any, *arguments: Any) -> None:
-    """Call `work`; what it refuses becomes a sentence and exit code 1."""
+def _or_explain(work: Callable[..., T], *arguments: Any) -> T:
+    """What `work` returns; what it refuses becomes a sentence and exit code 1."""
     from app.config import BadSetting
 
     try:
-        work(*arguments)
+        return work(*arguments)
     except BadSetting as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:

@@ -72,7 +72,7 @@ async def upload(request: Request, user: User) -> Response:
     finally:
         await asyncio.to_thread(form.discard)
     shown = await _followed(library, user, job.id, options.wait_s)
-    if shown.status == "done" and shown.counts["failed"] == len(shown.files):
+    if options.wait_s and shown.status == "done" and shown.counts["failed"] == len(shown.files):
         reasons = " ".join(f"{file.source}: {file.error}" for file in shown.files)
         raise invalid("file", reasons, "unreadable_document")
     numbers = dict.fromkeys(file.document for file in shown.files if file.document is not None)

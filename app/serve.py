@@ -139,17 +139,15 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         closing.callback(stop.cancel)
         store = await Store.open(settings.resolved_data_dir)
         closing.push_async_callback(store.close)
-        async with contextlib.AsyncExitStack() as until_taken:
-            library = await _or_leave(_open_library(settings), stop)
-            until_taken.push_async_callback(asyncio.to_thread, library.close)
-            with _progress(f"Loading {settings.model}"):
-                engine = await _or_leave(_start_engine(settings), stop)
-            closing.push_async_callback(engine.stop)
-            from app.server import create_app
+        library = await _or_leave(_open_library(settings), stop)
+        closing.push_async_callback(asyncio.to_thread, library.close)
+        with _progress(f"Loading {settings.model}"):
+            engine = await _or_leave(_start_engine(settings), stop)
+        closing.push_async_callback(engine.stop)
+        from app.server import create_app
 
-            app = create_app(engine, settings, store=store, library=library)
-            await closing.enter_async_context(app.router.lifespan_context(app))
-            until_taken.pop_all()  # the app closes it
+        app = create_app(engine, settings, store=store, library=library)
+        await closing.enter_async_context(app.router.lifespan_context(app))
         config = uvicorn.Config(
             _dated(app), lifespan="off", log_config=None, access_log=settings.log_level in ("debug", "info"),
             timeout_graceful_shutdown=_DRAIN_S, server_header=False, date_header=False,

@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from app.cli import cli
 from app.config import BadSetting, Settings, load_settings, unknown_variables
+from retrieval import Library
+from tests.retrieval.words import WordEmbedder
 
 ROOT = Path(__file__).resolve().parents[2]
 FOREVER = {
@@ -58,17 +60,29 @@ def serving(*arguments: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str],
 def test_help_names_every_command_and_setting(tmp_path: Path) -> None:
     shown = ponder("--help", cwd=tmp_path)
     assert shown.returncode == 0
-    assert all(word in shown.stdout for word in ("serve", "chat", "bench", "--version"))
+    assert all(word in shown.stdout for word in ("serve", "chat", "index", "search", "eval", "bench", "--version"))
     options = ponder("serve", "--help", cwd=tmp_path).stdout
     flags = {"cors_origins": "--cors-origin", "allowed_hosts": "--allowed-host"}
     for name in Settings.model_fields:
         assert flags.get(name, f"--{name.replace('_', '-')}") in options
-    for name in ("host", "port", "model", "device", "dtype", "block_size", "max_running", "max_waiting", "log_level"):
+    shown_defaults = (
+        "host",
+        "port",
+        "model",
+        "embedder",
+        "device",
+        "dtype",
+        "block_size",
+        "max_running",
+        "max_waiting",
+    )
+    for name in (*shown_defaults, "log_level"):
         assert f"[{Settings.model_fields[name].default}]" in options, name
 
 
 def test_help_loads_neither_torch_nor_a_web_framework(tmp_path: Path) -> None:
-    code = "import sys, app.cli; print([m for m in ('torch', 'fastapi', 'pydantic', 'engine') if m in sys.modules])"
+    heavy = ("torch", "fastapi", "pydantic", "engine", "retrieval")
+    code = f"import sys, app.cli; print([m for m in {heavy} if m in sys.modules])"
     env = clean_environment()
     shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd=tmp_path)
     assert shown.stdout == "[]\n", shown.stderr
@@ -85,6 +99,7 @@ def test_version_says_one_line(tmp_path: Path) -> None:
         (["--port", "70000"], {}, ["--port", "70000", "65535"]),
         (["--dtype", "int3"], {}, ["--dtype", "int3", "bfloat16"]),
         (["--kv-bytes", "lots"], {}, ["--kv-bytes", "lots", "2GiB"]),
+        (["--max-upload", "much"], {}, ["--max-upload", "much", "200MiB"]),
         (["--cors-origin", "example.org"], {}, ["--cors-origin", "example.org", "https://"]),
         ([], {"PONDER_PORT": "x"}, ["PONDER_PORT", "65535"]),
         (["--config", "absent.toml"], {}, ["absent.toml"]),
@@ -138,6 +153,27 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         yield url, cwd / "data"
         process.send_signal(signal.SIGINT)
         assert process.wait(15) == 0
+        assert not (cwd / "data" / "server.url").exists()
+
+
+def test_a_servers_address_is_in_its_data_directory(served: tuple[str, Path]) -> None:
+    url, data = served
+    assert (data / "server.url").read_text() == url
+
+
+def test_documents_in_use_keep_a_server_from_starting(model: Path, tmp_path: Path) -> None:
+    with Library.open(tmp_path / "d" / "documents", WordEmbedder()):
+        shown = ponder("serve", "--port", "0", "--model", str(model), "--data-dir", "d", cwd=tmp_path)
+    assert shown.returncode == 1 and f"({os.getpid()})" in shown.stderr and "Traceback" not in shown.stderr
+    assert "--data-dir" in shown.stderr
+
+
+def test_an_embedder_that_is_not_there_is_told(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    shown = ponder(
+        "serve", "--port", "0", "--model", str(model), "--data-dir", "d", "--embedder", "./empty", cwd=tmp_path
+    )
+    assert shown.returncode == 1 and "./empty" in shown.stderr and "Traceback" not in shown.stderr, shown.stderr
 
 
 def test_sigterm_ends_streams_and_the_server_cleanly(tmp_path: Path, model: Path) -> None:

@@ -210,7 +210,8 @@ def test_one_bad_file_does_not_harm_the_rest(ana: httpx.Client) -> None:
     [
         ({"colection": "1"}, "colection", "unknown_parameter"), ({"collection": "mine"}, "collection", "invalid_value"),
         ({"metadata": "[1]"}, "metadata", "invalid_value"), ({"metadata": "{"}, "metadata", "invalid_value"),
-        ({"metadata": '{"a": {}}'}, "metadata", "invalid_value"), ({"metadata": '{"a": null}'}, "metadata", "invalid_value"),
+        ({"metadata": '{"a": {}}'}, "metadata", "invalid_value"),
+        ({"metadata": '{"a": null}'}, "metadata", "invalid_value"),
         ({"metadata": '{"a": 1e999}'}, "metadata", "invalid_value"),
         ({"metadata": '{"a": 99999999999999999999}'}, "metadata", "invalid_value"),
         ({"metadata": '"' + "x" * 70_000 + '"'}, "metadata", "invalid_value"),

@@ -1,0 +1,181 @@
+"""The documents of a data directory as the command line uses them: opened here, or through the server that has them.
+
+Both sides speak the same shapes, those of the API. Knows nothing of terminals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import httpx
+
+from app.config import LOCAL_USER, BadSetting, Settings, server_file
+from app.library import open_library
+from app.picking import Picked
+from app.shown import CollectionShown, FoundShown, JobShown
+from retrieval import BadQuery, Given, InUse, Library, Query
+from retrieval.library import DEFAULT_COLLECTION
+
+GROUP_FILES, GROUP_BYTES = 100, 8 << 20  # of one upload
+_TIMEOUT = httpx.Timeout(30, read=600)
+
+
+class Refused(Exception):
+    """Files that are not accepted; the message says why."""
+
+
+class Shelf(Protocol):
+    """Where documents are."""
+
+    def groups(self, files: Sequence[Picked]) -> Iterator[Sequence[Picked]]:
+        """The files in parts that `submit` takes at once."""
+
+    def submit(self, files: Sequence[Picked], collection: str | None) -> str:
+        """Queue files for the collection of that name, which is made if there is none. The job's id.
+
+        Raises:
+            Refused: they are not accepted.
+        """
+
+    def job(self, id: str) -> JobShown: ...
+    def cancel(self, id: str) -> None: ...
+
+    def search(self, query: str, limit: int, collection: str | None, rerank: bool) -> FoundShown:
+        """
+        Raises:
+            BadSetting: there is no such collection, or the query cannot be searched for.
+        """
+
+    def close(self) -> None: ...
+
+
+def open_shelf(settings: Settings) -> Shelf:
+    """
+    Raises:
+        BadSetting: the documents cannot be used, or another process has them and no server answers for it.
+    """
+    try:
+        return LibraryShelf(open_library(settings))
+    except InUse as in_use:
+        try:
+            return ServerShelf(server_file(settings).read_text(encoding="utf-8").strip())
+        except (OSError, httpx.HTTPError, httpx.InvalidURL):
+            raise BadSetting(
+                f"{in_use} If it is a server, it is not ready; otherwise wait until it is done, or give another "
+                "--data-dir."
+            ) from None
+
+
+class LibraryShelf:
+    """Documents opened by this process."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def groups(self, files: Sequence[Picked]) -> Iterator[Sequence[Picked]]:
+        yield files
+
+    def submit(self, files: Sequence[Picked], collection: str | None) -> str:
+        try:
+            number = self._library.collection(LOCAL_USER, collection or DEFAULT_COLLECTION).id
+        except ValueError as error:
+            raise BadSetting(str(error)) from None
+        given = [Given(file.source, file.path) for file in files]
+        return self._library.ingest.submit(LOCAL_USER, number, given).id
+
+    def job(self, id: str) -> JobShown:
+        return JobShown.of(self._library.ingest.jobs.get(id), self._library.ingest.stalled(id))
+
+    def cancel(self, id: str) -> None:
+        self._library.ingest.cancel(LOCAL_USER, id)
+
+    def search(self, query: str, limit: int, collection: str | None, rerank: bool) -> FoundShown:
+        known = [CollectionShown.of(each) for each in self._library.rights.collections(LOCAL_USER)]
+        among = None if collection is None else frozenset([_named(known, collection)])
+        try:
+            return FoundShown.of(self._library.search(Query(LOCAL_USER, query, limit, among, rerank=rerank)))
+        except BadQuery as error:
+            raise BadSetting(str(error)) from None
+
+    def close(self) -> None:
+        self._library.close()
+
+
+class ServerShelf:
+    """Documents that a server has open."""
+
+    def __init__(self, url: str) -> None:
+        """
+        Raises:
+            httpx.HTTPError, httpx.InvalidURL: nobody answers there.
+        """
+        with ExitStack() as closing:
+            self._client = closing.enter_context(httpx.Client(base_url=url, timeout=_TIMEOUT, trust_env=False))
+            self._client.get("/health", timeout=5).raise_for_status()
+            closing.pop_all()
+
+    def groups(self, files: Sequence[Picked]) -> Iterator[Sequence[Picked]]:
+        group, size = list[Picked](), 0
+        for file in files:
+            if group and (len(group) == GROUP_FILES or size + file.bytes > GROUP_BYTES):
+                yield group
+                group, size = [], 0
+            group.append(file)
+            size += file.bytes
+        if group:
+            yield group
+
+    def submit(self, files: Sequence[Picked], collection: str | None) -> str:
+        data: dict[str, Any] = {"source": [file.source for file in files], "wait": "0"}
+        if collection is not None:
+            data["collection"] = str(self._ask("POST", "/api/collections", json={"name": collection})["id"])
+        with ExitStack() as opened:
+            try:
+                parts = [("file", ("file", opened.enter_context(file.path.open("rb")))) for file in files]
+            except OSError as error:
+                raise Refused(f"It cannot be read: {error.strerror or error}.") from None
+            try:
+                return str(self._ask("POST", "/api/documents", files=parts, data=data)["job"]["id"])
+            except BadSetting as error:
+                raise Refused(str(error)) from None
+
+    def job(self, id: str) -> JobShown:
+        return JobShown.model_validate(self._ask("GET", f"/api/jobs/{id}"))
+
+    def cancel(self, id: str) -> None:
+        self._ask("POST", f"/api/jobs/{id}/cancel")
+
+    def search(self, query: str, limit: int, collection: str | None, rerank: bool) -> FoundShown:
+        body: dict[str, Any] = {"query": query, "limit": limit, "rerank": rerank}
+        if collection is not None:
+            known = [CollectionShown(**each) for each in self._ask("GET", "/api/collections")["collections"]]
+            body["collections"] = [_named(known, collection)]
+        return FoundShown.model_validate(self._ask("POST", "/api/search", json=body))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _ask(self, method: str, path: str, **what: Any) -> Any:  # Any: what httpx takes and JSON gives
+        try:
+            reply = self._client.request(method, path, **what)
+        except httpx.HTTPError as error:
+            message = f"The server at {self._client.base_url} does not answer ({error or type(error).__name__})."
+            raise BadSetting(message) from None
+        if reply.is_success:
+            return reply.json()
+        message = f"The server at {self._client.base_url} answers {reply.status_code}."
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            message = str(reply.json()["error"]["message"])
+        raise BadSetting(message)
+
+
+def _named(collections: Sequence[CollectionShown], name: str) -> int:
+    """The user's own collection of that name, or else one that is shared with the user."""
+    for each in collections:
+        if each.name == name.strip():
+            return each.id
+    known = ", ".join(repr(each.name) for each in collections) or "none yet; `ponder index PATH` makes one"
+    raise BadSetting(f"There is no collection {name!r}; accepted: {known}.")

@@ -1,0 +1,118 @@
+"""Collections over HTTP: shared and taken back, and not there for anybody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.library import BEES, DAM, add, error, search, upload
+
+
+def made(http: httpx.Client, name: str = "Shared") -> int:
+    reply = http.post("/api/collections", json={"name": name})
+    assert reply.status_code == 201, reply.text
+    return int(reply.json()["id"])
+
+
+def user(http: httpx.Client) -> str:
+    return http.headers["X-User"]
+
+
+def share(owner: httpx.Client, collection: int, member: httpx.Client, role: str) -> None:
+    reply = owner.put(f"/api/collections/{collection}/members/{user(member)}", json={"role": role})
+    assert reply.status_code == 200 and reply.json() == {"user": user(member), "role": role}
+
+
+def test_a_collection_is_made_once(ana: httpx.Client) -> None:
+    first = ana.post("/api/collections", json={"name": " Work "})
+    again = ana.post("/api/collections", json={"name": "Work"})
+    assert (first.status_code, again.status_code) == (201, 200) and first.json() == again.json()
+    assert first.json() == {
+        "id": first.json()["id"], "name": "Work", "owner": user(ana), "role": "owner", "documents": 0
+    }  # fmt: skip
+    assert ana.get("/api/collections").json() == {"collections": [first.json()]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "name"), ({"name": ""}, "name"), ({"name": "  "}, "name"), ({"name": "x" * 201}, "name"),
+     ({"name": 3}, "name"), ({"name": None}, "name"), ({"name": "x", "user": "y"}, "user")],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_collection_is_refused_by_name(ana: httpx.Client, body: dict[str, Any], param: str) -> None:
+    reply = ana.post("/api/collections", json=body)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == param
+
+
+def test_a_reader_finds_but_may_not_change(ana: httpx.Client, bob: httpx.Client) -> None:
+    collection = made(ana)
+    document = add(ana, "dam.txt", DAM, collection=collection)
+    share(ana, collection, bob, "reader")
+    assert [hit["text"] for hit in search(bob, "granite dam")] == [DAM]
+    assert bob.get("/api/documents").json()["documents"] == [document]
+    error(bob.delete(f"/api/documents/{document['id']}"), 403, "not_allowed")
+    error(upload(bob, ("bees.txt", BEES), collection=collection), 403, "not_allowed")
+    error(bob.delete(f"/api/collections/{collection}"), 403, "not_allowed")
+    error(bob.put(f"/api/collections/{collection}/members/eve", json={"role": "reader"}), 403, "not_allowed")
+
+
+def test_a_writer_adds_and_deletes_documents_but_does_not_share(ana: httpx.Client, bob: httpx.Client) -> None:
+    collection = made(ana)
+    share(ana, collection, bob, "writer")
+    document = add(bob, "bees.txt", BEES, collection=collection)
+    assert ana.get(f"/api/documents/{document['id']}").json() == document
+    assert bob.delete(f"/api/documents/{document['id']}").status_code == 204
+    error(bob.put(f"/api/collections/{collection}/members/eve", json={"role": "reader"}), 403, "not_allowed")
+
+
+def test_a_right_that_is_taken_back_is_gone_at_once(ana: httpx.Client, bob: httpx.Client) -> None:
+    collection = made(ana)
+    document = add(ana, "dam.txt", DAM, collection=collection)
+    share(ana, collection, bob, "reader")
+    member = f"/api/collections/{collection}/members/{user(bob)}"
+    assert ana.delete(member).status_code == 204
+    assert search(bob, "granite dam") == []
+    error(bob.get(f"/api/documents/{document['id']}"), 404, "not_found")
+    error(ana.delete(member), 404, "not_found")
+
+
+def test_members_are_listed_to_members(ana: httpx.Client, bob: httpx.Client) -> None:
+    collection = made(ana)
+    share(ana, collection, bob, "reader")
+    share(ana, collection, bob, "writer")
+    assert bob.get(f"/api/collections/{collection}/members").json() == {
+        "members": [{"user": user(bob), "role": "writer"}]
+    }
+
+
+def test_what_is_somebody_elses_is_not_there(ana: httpx.Client, bob: httpx.Client) -> None:
+    collection = made(ana)
+    address = f"/api/collections/{collection}"
+    error(bob.delete(address), 404, "not_found")
+    error(bob.get(f"{address}/members"), 404, "not_found")
+    error(bob.put(f"{address}/members/{user(bob)}", json={"role": "writer"}), 404, "not_found")
+    error(bob.delete(f"{address}/members/{user(ana)}"), 404, "not_found")
+    error(bob.get(f"/api/documents?collection={collection}"), 404, "not_found")
+    error(bob.post("/api/search", json={"query": "x", "collections": [collection]}), 404, "not_found")
+    assert bob.get("/api/collections").json() == {"collections": []}
+
+
+@pytest.mark.parametrize("body", [{}, {"role": "owner"}, {"role": None}, {"role": "reader", "x": 1}], ids=str)
+def test_a_bad_role_is_refused(ana: httpx.Client, body: dict[str, Any]) -> None:
+    assert ana.put(f"/api/collections/{made(ana)}/members/bob", json=body).status_code == 400
+
+
+def test_the_owner_is_no_member(ana: httpx.Client) -> None:
+    reply = ana.put(f"/api/collections/{made(ana)}/members/{user(ana)}", json={"role": "reader"})
+    error(reply, 400, "invalid_value", "user")
+
+
+def test_a_deleted_collection_takes_its_documents_along(ana: httpx.Client) -> None:
+    collection = made(ana)
+    document = add(ana, "dam.txt", DAM, collection=collection)
+    assert ana.delete(f"/api/collections/{collection}").status_code == 204
+    error(ana.get(f"/api/documents/{document['id']}"), 404, "not_found")
+    assert search(ana, "granite dam") == []
+    error(ana.delete(f"/api/collections/{collection}"), 404, "not_found")
