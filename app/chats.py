@@ -5,10 +5,11 @@ Bodies are checked by hand-written types with the same error shape as `/v1`. Kno
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import json
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -24,6 +25,7 @@ from app.run_log import RunLog
 from app.runs import ChatBusy
 from app.state import State
 from app.store import Row
+from app.users import User
 
 router = APIRouter(prefix="/api", tags=["Chats"])
 
@@ -37,6 +39,9 @@ class RunRequest(BaseModel):
     temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
     max_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
     thinking: bool | None = Field(None, description="true or false")
+    collections: Literal["all"] | list[int] | None = Field(
+        None, description='"all", or a list of your collections\' ids: answer from their documents'
+    )
 
 
 def version() -> str:
@@ -101,7 +106,7 @@ async def delete_chat(request: Request, chat_id: str) -> Response:
 
 
 @router.post("/chats/{chat_id}/runs")
-async def start_run(request: Request, chat_id: str) -> Response:
+async def start_run(request: Request, user: User, chat_id: str) -> Response:
     body = await json_object(request)
     if unknown := [name for name in body if name not in RunRequest.model_fields]:
         accepted = ", ".join(RunRequest.model_fields)
@@ -113,8 +118,10 @@ async def start_run(request: Request, chat_id: str) -> Response:
         raise explain(error, RunRequest) from None
     if not wanted.content.strip():
         raise invalid("content", "content is white space alone; accepted: a non-empty text.")
+    if isinstance(wanted.collections, list):  # one that is not there is said before anything begins
+        await asyncio.to_thread(State.of(request).library.rights.readable, user, wanted.collections)
     try:
-        started = await State.of(request).runs.start(chat_id, Ask(**wanted.model_dump()))
+        started = await State.of(request).runs.start(chat_id, Ask(**wanted.model_dump(), user=user))
     except ChatBusy:
         message = "This chat's last answer is still being made; wait for it, or cancel its run."
         raise ApiError(409, message, code="chat_busy") from None

@@ -38,7 +38,7 @@ MOST_TEXT = 1_000_000  # characters in one answer
 MOST_METADATA = 100
 LONGEST_SOURCE = 1000  # characters
 _AT_ONCE = 1 << 20  # bytes of an upload that are parsed and written in one go
-_FIELDS = ("file", "source", "collection", "metadata", "wait")
+FIELDS = ("file", "source", "collection", "metadata", "wait")
 _pdfium = threading.Lock()  # it is not safe in threads
 
 
@@ -184,8 +184,8 @@ def _options(form: Form) -> _Options:
         ApiError: 400, naming the field.
     """
     for name, values in form.fields.items():
-        if name not in _FIELDS:
-            message = f"{name!r:.60} is not a field of this form; accepted: {', '.join(_FIELDS)}."
+        if name not in FIELDS:
+            message = f"{name!r:.60} is not a field of this form; accepted: {', '.join(FIELDS)}."
             raise invalid(name, message, "unknown_parameter")
         if len(values) > 1 and name != "source":
             raise invalid(name, f"{name} is given {len(values)} times; accepted: once.")

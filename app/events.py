@@ -60,6 +60,40 @@ class AnswerDone(BaseModel):
     finish_reason: Literal["stop", "length"]
 
 
+class SourceShown(BaseModel):
+    """Characters `start` to `end` of a document, which are `text`."""
+
+    label: str
+    document: int
+    title: str
+    page: int | None
+    start: int
+    end: int
+    text: str
+    score: float
+
+
+class CitationSources(BaseModel):
+    """What was found for the question, before the answer begins. `none`: the model was not asked."""
+
+    type: Literal["citation.sources"] = "citation.sources"
+    verdict: Literal["answer", "partial", "none"]
+    score: float
+    questions: list[str]
+    sources: list[SourceShown]
+
+
+class CitationRef(BaseModel):
+    """What supports the sentence that is characters `start` to `end` of the answer."""
+
+    type: Literal["citation.ref"] = "citation.ref"
+    sentence: int
+    start: int
+    end: int
+    support: Literal["supported", "elsewhere", "unsupported", "plain"]
+    citations: list[SourceShown]
+
+
 class Metrics(BaseModel):
     """At most four a second while the answer grows, and once at its end."""
 
@@ -94,6 +128,8 @@ Event = Annotated[
     | ThinkingDone
     | AnswerDelta
     | AnswerDone
+    | CitationSources
+    | CitationRef
     | Metrics
     | RunCompleted
     | RunFailed

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from app.config import LOCAL_USER
 from app.errors import from_exception, invalid
 from app.events import (
     AnswerDone,
+    CitationRef,
     Metrics,
     RunCancelled,
     RunCompleted,
@@ -24,12 +26,16 @@ from app.events import (
     ThinkingDone,
     ThinkingStarted,
 )
+from app.grounded import REFUSAL, CheckedAnswer, grounds
 from app.metrics import Watch
 from app.run_log import Deltas, RunLog
 from app.served import Served
 from app.store import Answer
 from app.thinking import Piece, Tally, think_and_answer
 from engine.params import Span
+
+if TYPE_CHECKING:
+    from retrieval import Library
 
 _METRICS_S = 0.25
 
@@ -44,23 +50,34 @@ class Ask:
     temperature: float | None = None
     max_tokens: int | None = None
     thinking: bool | None = None
+    collections: Literal["all"] | list[int] | None = None  # of the user's documents, to answer from
+    user: str = LOCAL_USER
 
     def params(self) -> Mapping[str, Any]:
-        """All but the question."""
-        return {name: value for name, value in asdict(self).items() if name != "content"}
+        """All but the question and who asks it."""
+        return {name: value for name, value in asdict(self).items() if name not in ("content", "user")}
 
 
 class Run:
     """An answer and its log. `on_end` hears how it ended, once, just before the log's readers do."""
 
     def __init__(
-        self, id: str, chat_id: str, served: Served, log: RunLog, watch: Watch, on_end: Callable[[Answer], None]
+        self,
+        id: str,
+        chat_id: str,
+        served: Served,
+        library: Library,
+        log: RunLog,
+        watch: Watch,
+        on_end: Callable[[Answer], None],
     ) -> None:
         self.id = id
         self.chat_id = chat_id
         self.log = log
         self.started = False
         self._served = served
+        self._library = library
+        self._checked: CheckedAnswer | None = None  # where the answer rests on documents
         self.watch = watch
         self._on_end = on_end
         self._deltas = Deltas(log)
@@ -109,6 +126,15 @@ class Run:
     async def _generate(self, messages: Messages, ask: Ask) -> Literal["stop", "length"]:
         """Make the answer; how it finished."""
         served = self._served
+        if ask.collections is not None:
+            among = None if ask.collections == "all" else frozenset(ask.collections)
+            found = await grounds(self._library, served, ask.user, ask.content, among)
+            self.log.append(found.event())
+            if found.verdict == "none":
+                self._answer(REFUSAL)
+                return "stop"
+            messages = found.messages(messages)
+            self._checked = CheckedAnswer(found)
         prompt = await served.chat_tokens(messages, {} if ask.thinking is None else {"enable_thinking": ask.thinking})
         room = served.engine.max_tokens - len(prompt)
         if room < 1:
@@ -121,7 +147,7 @@ class Run:
         span = Span(sampling=sampling, max_tokens=limit)
         self._tally.prompt_tokens = len(prompt)
         finish: Literal["stop", "length"] = "length"
-        async with await served.engine.open(prompt) as seq:
+        async with await served.engine.open(prompt, tenant=ask.user) as seq:
             self.started = True
             self.log.append(RunStarted(model=served.name, started_at=time.time(), max_tokens=limit))
             opened = served.opens_thinking(prompt)
@@ -130,6 +156,8 @@ class Run:
                     self._take(piece)
                     if piece.finish_reason == "stop":
                         finish = "stop"
+        if self._checked is not None:
+            self._show(self._checked.finish())
         return finish
 
     def _take(self, piece: Piece) -> None:
@@ -150,11 +178,26 @@ class Run:
         elif piece.text:
             self._deltas.flush_unless("answer")
             self._close_thinking()
-            self._content.append(piece.text)
-        self._deltas.add(piece.part, piece.text)
+        if piece.part == "thinking":
+            self._deltas.add("thinking", piece.text)
+        elif self._checked is not None:
+            self._show(self._checked.feed(piece.text))
+        else:
+            self._answer(piece.text)
         if now - self._metrics_at >= _METRICS_S and (metrics := self._metrics()):
             self._metrics_at = now
             self.log.append(metrics)
+
+    def _answer(self, text: str) -> None:
+        self._content.append(text)
+        self._deltas.add("answer", text)
+
+    def _show(self, sentences: Iterable[tuple[str, CitationRef]]) -> None:
+        """Sentences that were checked, each followed by what supports it."""
+        for text, supported in sentences:
+            self._answer(text)
+            self._deltas.flush()
+            self.log.append(supported)
 
     def _close_thinking(self) -> None:
         if self._thinking_began is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from typing import TYPE_CHECKING
 
 from app.events import RunFailed, RunQueued
 from app.metrics import Meter
@@ -16,6 +17,9 @@ from app.run_log import RunLog
 from app.served import Served
 from app.store import Answer, LoggedEvent, Row, Store
 from engine.errors import EngineStopped
+
+if TYPE_CHECKING:
+    from retrieval import Library
 
 _TITLE_CHARACTERS = 60
 STOPPING = RunFailed(
@@ -33,8 +37,9 @@ class ChatBusy(Exception):
 class Runs:
     """Starts runs, finds them, and ends them with the server."""
 
-    def __init__(self, served: Served, meter: Meter, store: Store) -> None:
+    def __init__(self, served: Served, meter: Meter, store: Store, library: Library) -> None:
         self._served = served
+        self._library = library
         self._meter = meter
         self._store = store
         self._live: dict[str, Run] = {}
@@ -60,7 +65,7 @@ class Runs:
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
         run = Run(
-            run_id, chat_id, self._served, RunLog(run_id, self._store), self._meter.watch("runs"),
+            run_id, chat_id, self._served, self._library, RunLog(run_id, self._store), self._meter.watch("runs"),
             on_end=lambda answer: self._ended(run, answer),
         )  # fmt: skip
         # Known before the store knows it: whoever finds its id there finds it here.

@@ -50,7 +50,7 @@ def create_app(
             closing.push_async_callback(opened.close)
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
-            runs = Runs(served, state.meter, opened)
+            runs = Runs(served, state.meter, opened, shelf)
             closing.push_async_callback(runs.stop)
             await runs.recover()
             state.opened(opened, runs, shelf)

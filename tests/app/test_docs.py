@@ -6,23 +6,30 @@ import re
 from pathlib import Path
 
 import pytest
+from fastapi.routing import APIRoute
+from pydantic import ByteSize, TypeAdapter
 
+from app import chats, collections, documents, jobs, openai, search
 from app.config import Settings
+from app.documents import FIELDS
+from app.openai.embeddings import NO_EFFECT as EMBEDDING_NO_EFFECT
+from app.openai.embeddings import EmbeddingRequest
 from app.openai.fields import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
 from app.openai.schemas import ChatRequest, CompletionRequest, SamplingRequest
+from app.search import SearchRequest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def table(heading: str) -> dict[str, str]:
     """Field -> works, no effect or refused, of the section's table."""
-    section = (DOCS / "api.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    section = (DOCS / "api.md").read_text().split(f"\n{heading}")[1].split("\n## ")[0].split("\n**")[0]
     rows = re.findall(r"^\| (`[^|]*`) \| (works|no effect|refused) \|", section, re.MULTILINE)
     return {name: state for names, state in rows for name in re.findall(r"`(\w+)`", names)}
 
 
 def test_the_shared_fields_are_listed() -> None:
-    listed = table("Sampling, stops and limits: both endpoints")
+    listed = table("## Sampling, stops and limits: both endpoints\n")
     assert {n for n, state in listed.items() if state == "works"} == set(SamplingRequest.model_fields)
     assert {n for n, state in listed.items() if state == "no effect"} == NO_EFFECT
 
@@ -33,12 +40,37 @@ def test_the_shared_fields_are_listed() -> None:
     ids=["chat", "completions"],
 )
 def test_each_endpoints_own_fields_are_listed(heading: str, schema: type, refused: dict[str, object]) -> None:
-    listed = table(heading)
+    listed = table(f"## {heading}\n")
     own = set(schema.model_fields) - set(SamplingRequest.model_fields)  # type: ignore[attr-defined]  # a pydantic model
     # `best_of` is a field so that n may be its value, and refused otherwise.
     works, refusals = own - {"best_of"}, set(refused) | (own & {"best_of"})
     assert {n for n, state in listed.items() if state == "works"} == works
     assert {n for n, state in listed.items() if state == "refused"} == refusals
+
+
+@pytest.mark.parametrize(
+    ("heading", "fields", "no_effect"),
+    [
+        ("## Embeddings\n", set(EmbeddingRequest.model_fields), EMBEDDING_NO_EFFECT),
+        ("**Search.**", set(SearchRequest.model_fields), set()),
+        ("**Upload.**", set(FIELDS), set()),
+    ],
+    ids=["embeddings", "search", "upload"],
+)
+def test_the_fields_around_documents_are_listed(heading: str, fields: set[str], no_effect: set[str]) -> None:
+    listed = table(heading)
+    assert {n for n, state in listed.items() if state == "works"} == fields
+    assert {n for n, state in listed.items() if state == "no effect"} == no_effect
+
+
+def test_every_route_of_the_api_is_listed() -> None:
+    text = (DOCS / "api.md").read_text()
+    for router in (chats.router, collections.router, documents.router, jobs.router, search.router, openai.router):
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            address = re.sub(r"\{\w+(:path)?\}", "{}", route.path)
+            written = re.sub(r"\{\w+\}", "{}", text)
+            assert address in written, route.path
 
 
 def test_every_setting_is_listed_with_its_default() -> None:
@@ -48,6 +80,10 @@ def test_every_setting_is_listed_with_its_default() -> None:
     for name, shown in listed.items():
         default = Settings.model_fields[name].default
         if shown.startswith("`"):
-            assert shown.strip("`") == str(default).lower() or shown.strip("`") == str(default), name
+            said = shown.strip("`")
+            if isinstance(default, ByteSize):
+                assert TypeAdapter(ByteSize).validate_python(said) == default, name
+            else:
+                assert said in (str(default), str(default).lower()), name
         else:
             assert default in (None, ()), name
