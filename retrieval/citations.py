@@ -27,6 +27,7 @@ Judge = Callable[[str, str], float]  # (claim, text) → how surely the text say
 _LABELS = re.compile(r"[\[(]\s*S\d+(?:\s*[,;&]?\s*(?:and\s+)?S?\d+)*\s*[\])]|(?<![\w-])S\d+(?=:)")
 _NUMBER = re.compile(r"\d+")
 _END = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|\n+")
+_MARKS = re.compile(r"^\s*(?:[-*+>#]+\s+|\d+[.)]\s+)*|[*_`]{1,3}(?=\S)|(?<=\S)[*_`]{1,3}")  # of Markdown
 _REFUSAL = re.compile(
     r"\b(don['’]?t know|do not know|not (?:say|mention|state|contain)|no (?:answer|information)|cannot (?:find|answer)|"
     r"can['’]?t (?:find|answer))\b",
@@ -51,7 +52,7 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A sentence of an answer, without its labels.
+    """A sentence of an answer without its labels; `space` is the white space that follows it.
 
     `supported`: by a source it names, or by any if it names none. `elsewhere`: by another than it names. `unsupported`:
     by none. `plain`: it claims nothing, as greetings and refusals do.
@@ -60,6 +61,7 @@ class Checked:
     text: str
     support: Support
     citations: tuple[Citation, ...] = ()
+    space: str = ""
 
 
 class CitationChecker:
@@ -114,21 +116,21 @@ class CitationChecker:
 
     def _check(self, part: str) -> Checked:
         named = [f"S{number}" for label in _LABELS.findall(part) for number in _NUMBER.findall(label)]
-        claim = re.sub(r"\s+([.,;!?])", r"\1", _LABELS.sub("", part))
-        claim = re.sub(r"^\s*[:—–-]\s*", "", re.sub(r"[ \t]{2,}", " ", claim)).strip()
-        if not claim:
-            return Checked("", "plain")
+        text = re.sub(r"[ \t]+([.,;!?])", r"\1", _LABELS.sub("", part))
+        text = re.sub(r"(?<=\S)[ \t]{2,}", " ", re.sub(r"^\s*:\s*", "", text))
+        space = part[len(part.rstrip()) :]
+        shown, claim = text.strip(), _MARKS.sub("", text).strip()
         words = frozenset(content(claim))
         if _REFUSAL.search(claim) or len(words) < 2 or claim.endswith("?"):
-            return Checked(claim, "plain")
+            return Checked(shown, "plain", (), space)
         found = [c for label in dict.fromkeys(named) if label in self._sources and (c := self._supports(label, claim))]
         if found:
-            return Checked(claim, "supported", tuple(found))
+            return Checked(shown, "supported", tuple(found), space)
         others = (c for label in self._sources if label not in named and (c := self._supports(label, claim)))
         best = max(others, key=lambda citation: citation.score, default=None)
         if best is None:
-            return Checked(claim, "unsupported")
-        return Checked(claim, "elsewhere" if named else "supported", (best,))
+            return Checked(shown, "unsupported", (), space)
+        return Checked(shown, "elsewhere" if named else "supported", (best,), space)
 
     def _supports(self, label: str, claim: str) -> Citation | None:
         held = self._sources[label]
@@ -183,9 +185,8 @@ def _may_begin_label(text: str) -> bool:
     return bool(re.fullmatch(r"[\[(]\s*(?:S[\d\s,;&Sand]*)?", text)) if len(text) < 24 else False
 
 
-def shown(checked: Checked, policy: Literal["mark", "drop"] = "mark") -> str:
+def as_text(checked: Checked, policy: Literal["mark", "drop"] = "mark") -> str:
     """A sentence as a reader gets it: with the labels of what supports it, marked or left out where nothing does."""
     if checked.support == "unsupported":
-        return "" if policy == "drop" else f"{checked.text} [unsupported]"
-    labels = "".join(f" [{citation.label}]" for citation in checked.citations)
-    return checked.text + labels
+        return "" if policy == "drop" else f"{checked.text} [unsupported]{checked.space}"
+    return checked.text + "".join(f" [{citation.label}]" for citation in checked.citations) + checked.space

@@ -1,5 +1,17 @@
 // Generated from app/events.py by `python -m app.protocol`. Change it there.
 
+/** Characters `start` to `end` of a document, which are `text`. */
+export interface SourceShown {
+  label: string;
+  document: number;
+  title: string;
+  page: number | null;
+  start: number;
+  end: number;
+  text: string;
+  score: number;
+}
+
 /** Token counts of one run. `cached_tokens` of the prompt needed no computing. */
 export interface Usage {
   prompt_tokens: number;
@@ -47,6 +59,25 @@ export interface AnswerDone {
   finish_reason: "stop" | "length";
 }
 
+/** What was found for the question, before the answer begins. `none`: the model was not asked. */
+export interface CitationSources {
+  type: "citation.sources";
+  verdict: "answer" | "partial" | "none";
+  score: number;
+  questions: string[];
+  sources: SourceShown[];
+}
+
+/** What supports the sentence that is characters `start` to `end` of the answer. */
+export interface CitationRef {
+  type: "citation.ref";
+  sentence: number;
+  start: number;
+  end: number;
+  support: "supported" | "elsewhere" | "unsupported" | "plain";
+  citations: SourceShown[];
+}
+
 /** At most four a second while the answer grows, and once at its end. */
 export interface Metrics {
   type: "metrics";
@@ -81,6 +112,8 @@ export type RunEvent =
   | ThinkingDone
   | AnswerDelta
   | AnswerDone
+  | CitationSources
+  | CitationRef
   | Metrics
   | RunCompleted
   | RunFailed
