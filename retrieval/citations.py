@@ -166,18 +166,19 @@ class _Held:
             for last in range(first, min(first + WIDEST, len(self._sentences))):
                 had |= self._words[last]
                 share = len(wanted & had) / len(wanted) - 0.02 * (last - first)  # the narrower of two as good
-                if share > best[0]:
-                    start, end = self._sentences[first][0], self._sentences[last][1]
-                    if self._agrees(claim, exact_ones, start, end):
-                        best = (share, start, end)
+                if share > best[0] and self._agrees(claim, wanted, exact_ones, first, last):
+                    best = (share, self._sentences[first][0], self._sentences[last][1])
         return best
 
-    def _agrees(self, claim: str, exact_ones: frozenset[str], start: int, end: int) -> bool:
+    def _agrees(self, claim: str, wanted: frozenset[str], exact_ones: frozenset[str], first: int, last: int) -> bool:
+        start, end = self._sentences[first][0], self._sentences[last][1]
         text = self.source.text[start:end]
         around = f"{self.source.title} {text}"  # a name may stand in the title alone
-        return exact_ones <= numbers(text) | names(around, everywhere=True) and bool(_DENIAL.search(claim)) == bool(
-            _DENIAL.search(text)
-        )
+        if not exact_ones <= numbers(text) | names(around, everywhere=True):
+            return False
+        nearest = max(range(first, last + 1), key=lambda at: len(wanted & self._words[at]))
+        denied = _DENIAL.search(self.source.text[slice(*self._sentences[nearest])])
+        return bool(_DENIAL.search(claim)) == bool(denied)
 
 
 def _may_begin_label(text: str) -> bool:

@@ -28,6 +28,11 @@ class Embedder(Protocol):
     def name(self) -> str: ...
     @property
     def size(self) -> int: ...
+    @property
+    def leading(self) -> int:
+        """How many of `tokens` stand before those of the text's pieces."""
+        ...
+
     def pieces(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Of each text the spans of its word pieces, in characters."""
         ...
@@ -61,6 +66,11 @@ class SentenceEmbedder:
         found = self._model.get_embedding_dimension()
         assert found is not None
         return found
+
+    @property
+    def leading(self) -> int:
+        special = set(self._model.tokenizer.all_special_ids)
+        return next(at for at, token in enumerate(self._model.tokenizer("a")["input_ids"]) if token not in special)
 
     @cached_property
     def _model(self) -> SentenceTransformer:

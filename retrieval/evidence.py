@@ -1,43 +1,35 @@
 """Is the answer in what was found? A score from 0 to 1 for a question and its hits, and what follows from it.
 
-Looked at are windows of one or two sentences: how many of the question's words they have, weighed by how rare those
-are; how near they come in meaning, as a whole and word by word; and whether they hold something of the kind that is
-asked for, such as a year. A logistic function makes one number of it, whose weights were fitted on paragraphs of our
-own (`bench/evidence.py` does it again). Knows nothing of models that answer: a `sufficient` that is passed in, such as
-a model's own log-probability that the answer is there, is mixed in.
+Looked at are windows of one or two sentences, in two ways: how many of the question's content words one has (weighed by
+how rare they are) and how near it comes as a whole; and how near its words come to each of the question's, meaning for
+meaning. Their mean is the score; nothing in it is fitted. Where "answer" and "partial" begin was chosen on paragraphs
+of our own (`bench/evidence.py`). Asking whether a window holds a number or a name where one is asked for did not help.
+
+Knows nothing of models that answer: a `sufficient` that is passed in, such as a model's own log-probability that the
+answer is there, is mixed in.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrieval.embedding import Embedder, Vectors
-from retrieval.lexical import content, terms
+from retrieval.lexical import content
 from retrieval.records import Hit
-from retrieval.spans import names, numbers, sentences
+from retrieval.spans import sentences
 
 PASSAGES = 5  # hits looked at
-WINDOWS = 8  # of their windows embedded
-ANSWER, PARTIAL = 0.5, 0.25  # scores from which on there is an answer, or part of one
-WEIGHTS = (0.0, 0.0, 0.0, 0.0, 0.0)
-BIAS = 0.0
+WINDOWS = 8  # of their windows, those with the most of the question's words
+ANSWER, PARTIAL = 0.55, 0.45  # scores from which on there is an answer, or part of one
 
 Verdict = Literal["answer", "partial", "none"]
 Rarity = Callable[[str], float]  # of a stem, such as its inverse document frequency
 Sufficient = Callable[[str, Sequence[str]], float]  # (question, texts) → how surely they answer it, 0 to 1
-
-_WHEN = re.compile(r"\b(?:when|what year|which year|how many|how much|how (?:long|old|tall|far|high|big|large)|"
-                   r"what (?:percentage|number|date|century))\b", re.IGNORECASE)  # fmt: skip
-_WHO = re.compile(r"\b(?:who|whom|whose|where|which (?:city|country|person|team|company)|"
-                  r"what (?:city|country|person|team|company|place))\b", re.IGNORECASE)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,43 +51,33 @@ def weigh(
     question: str, hits: Sequence[Hit], embedder: Embedder, rarity: Rarity, sufficient: Sufficient | None = None
 ) -> Evidence:
     """Weigh what was found."""
-    if not hits or not content(question):
+    weights = {stem: rarity(stem) for stem in content(question)}
+    windows = _windows(hits[:PASSAGES], weights)
+    if not windows:
         return Evidence(0.0, "none")
-    values, best = features(question, [(hit.passage.title, hit.passage.text) for hit in hits], embedder, rarity)
-    score = 1 / (1 + math.exp(-(BIAS + float(np.dot(WEIGHTS, values)))))
+    asked, *found = embedder.tokens([question, *(window.text for window in windows)])
+    whole = np.array([(_cosine(asked, t) + window.covered) / 2 for t, window in zip(found, windows, strict=True)])
+    shares = _token_shares(question, embedder, weights)
+    by_word = max(_matched(asked, tokens, shares) for tokens in found)
+    score = (float(whole.max()) + by_word) / 2
     if sufficient:
         score = (score + sufficient(question, [hit.passage.text for hit in hits[:PASSAGES]])) / 2
-    return Evidence(score, "answer" if score >= ANSWER else "partial" if score >= PARTIAL else "none", best)
+    verdict: Verdict = "answer" if score >= ANSWER else "partial" if score >= PARTIAL else "none"
+    return Evidence(score, verdict, windows[int(whole.argmax())].text)
 
 
-def features(
-    question: str, texts: Sequence[tuple[str, str]], embedder: Embedder, rarity: Rarity
-) -> tuple[NDArray[np.float64], str]:
-    """The five numbers that are weighed, of passages with their titles, and the window they speak for."""
-    weights = {stem: rarity(stem) for stem in content(question)}
+def _windows(hits: Sequence[Hit], weights: dict[str, float]) -> list[_Window]:
+    """Single sentences and pairs of neighbours, those first that have the most of the question's words."""
     total = sum(weights.values()) or 1.0
-    windows, covered = list[_Window](), 0.0
-    for title, text in texts[:PASSAGES]:
-        titled = frozenset(content(title))
-        covered = max(covered, _share(weights, total, titled | frozenset(content(text))))
+    made = list[_Window]()
+    for hit in hits:
+        text, title = hit.passage.text, frozenset(content(hit.passage.title))
         spans = list(sentences(text))
-        for start, end in [*spans, *((a, d) for (a, _), (_, d) in pairwise(spans))]:
-            part = text[start:end]
-            windows.append(_Window(part, _share(weights, total, titled | frozenset(content(part)))))
-    windows = sorted(windows, key=lambda window: (-window.covered, len(window.text)))[:WINDOWS]
-    asked, *found = embedder.tokens([question, *(window.text for window in windows)])
-    near = np.array([_cosine(asked, tokens) for tokens in found])
-    both = near + np.array([window.covered for window in windows])
-    soft = _token_weights(question, embedder, weights)
-    matched = np.array([_matched(asked, tokens, soft) for tokens in found])
-    first = int(both.argmax())
-    kind = max((_of_kind(question, window.text) for window in windows[:3]), default=0.0)
-    values = (float(both.max()) / 2, covered, float(near.max()), float(matched.max()), kind)
-    return np.array(values), windows[first].text
-
-
-def _share(weights: dict[str, float], total: float, words: frozenset[str]) -> float:
-    return sum(weight for stem, weight in weights.items() if stem in words) / total
+        for start, end in [*spans, *((first, last) for (first, _), (_, last) in pairwise(spans))]:
+            words = title | frozenset(content(text[start:end]))
+            covered = sum(weight for stem, weight in weights.items() if stem in words) / total
+            made.append(_Window(text[start:end], covered))
+    return sorted(made, key=lambda window: (-window.covered, len(window.text)))[:WINDOWS]
 
 
 def _cosine(asked: Vectors, tokens: Vectors) -> float:
@@ -103,30 +85,20 @@ def _cosine(asked: Vectors, tokens: Vectors) -> float:
     return float(a @ b / np.sqrt((a @ a) * (b @ b)))
 
 
-def _matched(asked: Vectors, tokens: Vectors, weights: Vectors) -> float:
+def _matched(asked: Vectors, tokens: Vectors, shares: Vectors) -> float:
     """Late interaction over the question's content words alone."""
-    return float((asked @ tokens.T).max(axis=1)[: len(weights)] @ weights)
+    return float((asked @ tokens.T).max(axis=1)[: len(shares)] @ shares)
 
 
-def _token_weights(question: str, embedder: Embedder, weights: dict[str, float]) -> Vectors:
-    """How much each of the embedder's tokens counts: that of its word, shared among the word's pieces."""
+def _token_shares(question: str, embedder: Embedder, weights: dict[str, float]) -> Vectors:
+    """How much each of the embedder's tokens counts: what its word does, shared among the word's pieces."""
     (spans,) = embedder.pieces([question])
-    made = [0.0]  # the first token is none of the text's
+    made = [0.0] * embedder.leading  # tokens before the text's own
     for start, end in spans:
-        left = max(question.rfind(" ", 0, start + 1) + 1, 0)
+        left = question.rfind(" ", 0, start + 1) + 1
         right = question.find(" ", end)
         word = question[left : right if right >= 0 else len(question)]
-        stems = [stem for stem in content(word) if stem in weights]
-        made.append(max((weights[stem] for stem in stems), default=0.0) * (end - start) / max(1, len(word)))
+        heaviest = max((weights.get(stem, 0.0) for stem in content(word)), default=0.0)
+        made.append(heaviest * (end - start) / max(1, len(word)))
     total = sum(made) or 1.0
     return np.array(made, np.float32) / np.float32(total)
-
-
-def _of_kind(question: str, text: str) -> float:
-    """Whether a text has a number or a name that the question has not, where it asks for one; 0.5 if it does not."""
-    asked = frozenset(terms(question))
-    if _WHEN.search(question):
-        return float(bool(numbers(text) - numbers(question)))
-    if _WHO.search(question):
-        return float(bool({name for name in names(text, everywhere=True) if name not in asked}))
-    return 0.5

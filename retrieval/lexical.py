@@ -26,6 +26,7 @@ _WORD = re.compile(r"[^\W_]+(?:[_'’.-][^\W_]+)*")
 _PARTS = re.compile(r"[A-Z]+(?![a-zà-þ])|[A-ZÀ-Þ]?[a-zà-þß]+|\d+|[^\W\d_]+")
 
 
+_POSSESSIVE = re.compile(r"['’]s$", re.IGNORECASE)
 _HYPHEN = re.compile("\u00ad\\s*")
 
 
@@ -38,8 +39,9 @@ def terms(text: str) -> list[str]:
     """The words of a text in lower case; of an identifier, its parts and then itself."""
     made = []
     for word in _WORD.findall(text):
+        word = _POSSESSIVE.sub("", word)
         parts = _PARTS.findall(word)
-        whole = word.lower().replace("’", "'").removesuffix("'s")
+        whole = word.lower().replace("’", "'")
         if len(parts) > 1:
             made += [part.lower() for part in parts]
             if re.search(r"[-.']", word) is None or len(parts) > 3:

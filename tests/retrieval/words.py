@@ -17,6 +17,7 @@ _PIECE = re.compile(r"\w+|[^\w\s]")
 class WordEmbedder:
     name = "words-64"
     size = 64
+    leading = 0
 
     def pieces(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         return [[found.span() for found in _PIECE.finditer(text)] for text in texts]
