@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from app.body import json_value, pieces
 from app.errors import ApiError, invalid
 from app.multipart import BadForm, Form, plain_path
-from app.query import number_in_path, parameters
+from app.query import number_in_path, parameters, whole_number
 from app.shown import DocumentShown, Ingested, JobShown
 from app.state import State
 from app.users import User
@@ -140,7 +141,7 @@ async def boxes(request: Request, user: User, document_id: str) -> dict[str, Any
 async def file(request: Request, user: User, document_id: str) -> Response:
     found = await _document(request, user, document_id)
     path = await asyncio.to_thread(State.of(request).library.store.file, user, found.id)
-    if not await asyncio.to_thread(path.is_file):
+    if not await asyncio.to_thread(lambda: path.is_file() and os.access(path, os.R_OK)):
         raise _gone(found)
     return FileResponse(
         path,
@@ -215,9 +216,9 @@ def _sources(form: Form) -> list[str]:
 def _collection(text: str | None) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+    if (number := whole_number(text)) is None:
         raise invalid("collection", f"collection is {text!r:.60}; accepted: the number of a collection.")
-    return int(text)
+    return number
 
 
 def _metadata(text: str) -> Metadata:
@@ -303,5 +304,5 @@ def _span(request: Request, characters: int, most: int | None = None) -> tuple[i
 
 
 def _gone(found: Document) -> ApiError:
-    message = f"The file that {found.source} was read from is not there any more, or it has changed since."
+    message = f"The file that {found.source} was read from is not there any more, or not as it was."
     return ApiError(404, message, code="file_gone")

@@ -17,7 +17,7 @@ def number_in_path(text: str, what: str) -> int:
     Raises:
         ApiError: 404, as of a number that nothing has.
     """
-    if (number := _number(text)) is None:
+    if (number := whole_number(text)) is None:
         raise ApiError(404, f"There is no {what} {text!r:.60}.", code="not_found")
     return number
 
@@ -35,12 +35,13 @@ def parameters(request: Request, *accepted: str) -> dict[str, int]:
             raise invalid(name, f"{name!r:.60} is not a parameter here; accepted: {known}.", "unknown_parameter")
         if not text:
             continue
-        if (number := _number(text)) is None or name in made:
+        if (number := whole_number(text)) is None or name in made:
             twice = "given twice" if name in made else f"{text!r:.60}"
             raise invalid(name, f"{name} is {twice}; accepted: one whole number of 0 or more.")
         made[name] = number
     return made
 
 
-def _number(text: str) -> int | None:
+def whole_number(text: str) -> int | None:
+    """0 or more, as SQLite can hold it; None for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None

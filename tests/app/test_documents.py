@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -283,6 +285,40 @@ def test_an_upload_that_is_announced_too_large_is_told_before_it_is_sent(shelf: 
         )
         reply = connection.recv(65536)
     assert reply.startswith(b"HTTP/1.1 413") and b"500000000" in reply
+
+
+@pytest.mark.parametrize(
+    ("place", "trouble", "words"),
+    [
+        ("app.multipart.Form.feed", OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
+        ("retrieval.ingest.Ingest.submit", sqlite3.OperationalError("database or disk is full"), "disk is full"),
+        (
+            "retrieval.ingest.Ingest.submit",
+            sqlite3.OperationalError("attempt to write a readonly database"),
+            "writable",
+        ),
+    ],
+    ids=["file", "full", "readonly"],
+)
+def test_a_disk_that_takes_nothing_is_told(
+    ana: httpx.Client, shelf: Server, monkeypatch: pytest.MonkeyPatch, place: str, trouble: Exception, words: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise trouble
+
+    before = files(shelf)
+    monkeypatch.setattr(place, fail)
+    assert words in error(upload(ana, ("dam.txt", DAM)), 507, "disk_unusable")
+    assert files(shelf) == before
+
+
+def test_a_file_that_was_taken_away_is_told(ana: httpx.Client, shelf: Server) -> None:
+    before = files(shelf)
+    document = add(ana, "dam.txt", DAM)
+    (copy,) = files(shelf) - before
+    copy.unlink()
+    assert "dam.txt" in error(ana.get(f"/api/documents/{document['id']}/file"), 404, "file_gone")
+    assert ana.delete(f"/api/documents/{document['id']}").status_code == 204
 
 
 def test_a_client_that_leaves_leaves_nothing(shelf: Server, ana: httpx.Client) -> None:
