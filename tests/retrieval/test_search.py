@@ -71,7 +71,8 @@ def test_filters_hold_inside_the_search(lakes: Library, filters: dict[str, objec
     ("filters", "said"),
     [
         ({"year": {"above": 3}}, "no operator 'above'"), ({"year": {}}, "says nothing"),
-        ({"tag": {"in": "water"}}, "takes a list"), ({"tag": [1]}, "takes a text"), ({f"f{n}": 1 for n in range(21)}, "20"),
+        ({"tag": {"in": "water"}}, "takes a list"), ({"tag": [1]}, "takes a text"),
+        ({f"f{n}": 1 for n in range(21)}, "20"),
     ],
 )  # fmt: skip
 def test_a_filter_that_makes_no_sense_is_refused(lakes: Library, filters: dict[str, object], said: str) -> None:
