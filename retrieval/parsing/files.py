@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrieval.parsing import sniff, text
+from retrieval.parsing import markdown, sniff, text
 from retrieval.parsing.parsed import Kind, Parsed, Unreadable
 
 LONGEST = 50_000_000  # characters of text of one document
@@ -40,10 +40,13 @@ def _parsed(path: Path, media_type: str) -> Parsed:
         from retrieval.parsing import office  # takes a second to import
 
         return office.parse(path, media_type)
-    decoded, faults = text.decode(path.read_bytes())
+    if (size := path.stat().st_size) > 4 * LONGEST:  # no encoding takes more than 4 bytes a character
+        raise Unreadable(f"The file has {size >> 20} MiB of text; up to {LONGEST:,} characters are read. Split it.")
+    data = path.read_bytes()
     if media_type == sniff.HTML:
         from retrieval.parsing import html
 
-        return html.parse(decoded, faults)
-    title = text.heading(decoded) or "" if media_type == sniff.MARKDOWN else ""
+        return html.parse(data)
+    decoded, faults = text.decode(data)
+    title = markdown.title(decoded) if media_type == sniff.MARKDOWN else ""
     return Parsed(decoded, title, _KINDS[media_type], media_type, (), faults)

@@ -1,28 +1,49 @@
-"""DOCX, PPTX and XLSX, turned into Markdown by markitdown. An archive that would unpack to too much is not unpacked."""
+"""DOCX, PPTX and XLSX, turned into Markdown. An archive that would unpack to too much is not unpacked."""
 
 from __future__ import annotations
 
 import re
 import zipfile
-from functools import lru_cache
 from pathlib import Path
 
-from markitdown import MarkItDown
+from markitdown import StreamInfo
+from markitdown.converters import DocxConverter, PptxConverter
 
-from retrieval.parsing.parsed import Kind, Page, Parsed, Unreadable
+from retrieval.parsing import html, markdown, sheets
+from retrieval.parsing.parsed import Page, Parsed, Unreadable
 from retrieval.parsing.sniff import DOCX, PPTX, XLSX
-from retrieval.parsing.text import heading
+from retrieval.parsing.text import clean
 
 UNPACKED = 512 << 20  # bytes an archive may unpack to
 RATIO = 200  # how many times its size
 SMALL = 16 << 20  # an archive that unpacks to less may have any ratio
-_SUFFIX = {DOCX: ".docx", PPTX: ".pptx", XLSX: ".xlsx"}
+_NAMES = {DOCX: "DOCX", PPTX: "PPTX", XLSX: "XLSX"}
+_TITLES = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => h2:fresh"
 _SLIDE = re.compile(r"<!-- Slide number: (\d+) -->\n?")
+_GAP = re.compile(r"\n{3,}")
 
 
-@lru_cache(maxsize=1)
-def _converter() -> MarkItDown:
-    return MarkItDown(enable_plugins=False)
+def parse(path: Path, media_type: str) -> Parsed:
+    """
+    Raises:
+        Unreadable: as `check_archive`, or the converter could not read it.
+    """
+    check_archive(path)
+    try:
+        text = _converted(path, media_type)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # the converters raise what their libraries raise, of many kinds
+        raise Unreadable(
+            f"The file is damaged: it could not be read as {_NAMES[media_type]} ({_brief(error)}). "
+            "Open it elsewhere, save it anew and send that."
+        ) from None
+    text = html.without_images(clean(text))
+    pages = tuple[Page, ...]()
+    if media_type == PPTX:
+        text, pages = _slides(text)
+    title = "" if media_type == XLSX else markdown.title(text)
+    return Parsed(text, title, "markdown", media_type, pages)
 
 
 def check_archive(path: Path) -> None:
@@ -45,34 +66,26 @@ def check_archive(path: Path) -> None:
         )
 
 
-def parse(path: Path, media_type: str) -> Parsed:
-    """
-    Raises:
-        Unreadable: as `check_archive`, or the converter could not read it.
-    """
-    check_archive(path)
-    try:
-        with path.open("rb") as file:
-            made = _converter().convert_stream(file, file_extension=_SUFFIX[media_type])
-    except Exception as error:  # the converters raise what their libraries raise, of many kinds
-        raise Unreadable(f"The file could not be read as {_SUFFIX[media_type][1:].upper()}: {_brief(error)}") from None
-    text, pages = made.markdown, tuple[Page, ...]()
-    if media_type == PPTX:
-        text, pages = _slides(text)
-    if not text.strip():
-        raise Unreadable("The file has no text.")
-    kind: Kind = "table" if media_type == XLSX else "markdown"
-    return Parsed(text, (made.title or heading(text) or "").strip(), kind, media_type, pages)
+def _converted(path: Path, media_type: str) -> str:
+    if media_type == XLSX:
+        return sheets.text(path)
+    converter = DocxConverter() if media_type == DOCX else PptxConverter()
+    options = {**html.PLAIN, "style_map": _TITLES} if media_type == DOCX else {}
+    with path.open("rb") as file:
+        made: str = converter.convert(file, StreamInfo(extension="." + _NAMES[media_type].lower()), **options).markdown
+    return made
 
 
 def _slides(text: str) -> tuple[str, tuple[Page, ...]]:
     """The text without the marks of its slides, and where each begins."""
     parts = _SLIDE.split(text)
-    made, pages = parts[0], list[Page]()
+    made, pages = [_GAP.sub("\n\n", parts[0]).lstrip()], list[Page]()
+    start = len(made[0])
     for number, body in zip(parts[1::2], parts[2::2], strict=True):
-        pages.append(Page(int(number), len(made), len(made) + len(body)))
-        made += body
-    return made, tuple(pages)
+        made.append(_GAP.sub("\n\n", body).strip() + "\n\n")
+        pages.append(Page(int(number), start, start + len(made[-1])))
+        start += len(made[-1])
+    return "".join(made), tuple(pages)
 
 
 def _brief(error: Exception) -> str:

@@ -1,28 +1,40 @@
 """PDF through PDFium: text page by page, and the boxes of a span when someone wants to see it.
 
-A page's text has one character for each of PDFium's, only line ends are told apart (a space within a paragraph, a
-newline at its end): so a span of the text is a span of the page, and nothing but the pages' starts needs keeping.
+The text is made from PDFium's numbered characters by a rule that is applied to each page alone: lines flow into
+paragraphs, words that a hyphen broke are whole again. So `boxes` finds the characters of a span by making the page's
+text once more, and nothing but the pages' starts needs keeping.
 PDFium is not safe in threads and can crash on a broken file: this runs in the process that parses.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import pypdfium2
+from pypdfium2.raw import FPDFText_GetUnicode
 
 from retrieval.parsing.parsed import Fault, Page, Parsed, Unreadable
 from retrieval.parsing.sniff import PDF
+from retrieval.parsing.text import clean
 
-SHORT = 0.75  # of a page's usual line: a line that is shorter and ends a sentence ends its paragraph
+SHORT = 0.75  # of a page's full line: a line that is shorter and ends a sentence ends its paragraph
+MOST_PAGES = 5000
+_ENCRYPTED = (4, 5)  # PDFium's errors for a password and for a kind of encryption it does not know
+_HYPHEN = "\ufffe"  # where PDFium joined a word that was broken at the end of a line
+_COMPOUND = re.compile(r"(?<=-)(\w+)" + _HYPHEN)  # "state-of-the-" keeps its hyphen, "inter-" was broken
+_GONE = "\0"  # stands for a character that the text leaves out
+_LINE_END = re.compile(r"(\r?\n)")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\xad\ufffe\uffff]")
 _SENTENCE_ENDS = (".", "!", "?", ":", '"', "”", ")")
+_BULLETS = "•–*·▪‣◦"
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle on a page, in points from the page's lower left corner; `width` and `height` are the page's."""
+    """A rectangle on a page as it is shown, in points from its lower left corner; the page is `width` by `height`."""
 
     page: int
     left: float
@@ -33,90 +45,36 @@ class Box:
     height: float
 
 
-def _opened(path: Path) -> pypdfium2.PdfDocument:
-    try:
-        return pypdfium2.PdfDocument(path)
-    except pypdfium2.PdfiumError as error:
-        if "password" in str(error).lower() or "security" in str(error).lower():
-            raise Unreadable("The PDF is encrypted. Save it without a password and send it again.") from None
-        raise Unreadable(f"The PDF is damaged or was cut off: {error}") from None
-
-
-def parse(path: Path, most_pages: int = 5000) -> Parsed:
+def parse(path: Path) -> Parsed:
     """
     Raises:
         Unreadable: it is encrypted or damaged, has too many pages, or none of its pages has text.
     """
     pdf = _opened(path)
     try:
-        if len(pdf) > most_pages:
-            raise Unreadable(f"The PDF has {len(pdf)} pages; up to {most_pages} are read. Split it.")
+        if len(pdf) > MOST_PAGES:
+            raise Unreadable(f"The PDF has {len(pdf)} pages; up to {MOST_PAGES} are read. Split it.")
         texts, pages, faults, start = list[str](), list[Page](), list[Fault](), 0
         for number in range(1, len(pdf) + 1):
-            try:
-                text = _page_text(pdf, number - 1)
-            except pypdfium2.PdfiumError as error:
-                faults.append(Fault(f"The page could not be read: {error}", number))
-                text = ""
-            if not text.strip() and not (faults and faults[-1].page == number):
-                faults.append(Fault("The page has no text: is it a picture? Pictures are not read.", number))
+            text, fault = _page_text(pdf, number)
+            if fault:
+                faults.append(fault)
             pages.append(Page(number, start, start + len(text)))
             texts.append(text)
             start += len(text) + 1
         if not any(text.strip() for text in texts):
-            raise Unreadable("No page of the PDF has text: they are pictures, perhaps scans. Pictures are not read.")
-        title = (pdf.get_metadata_dict().get("Title") or "").strip()
+            raise Unreadable(_nothing(faults))
+        title = clean(pdf.get_metadata_dict().get("Title") or "").strip()
         return Parsed("\f".join(texts), title, "prose", PDF, tuple(pages), tuple(faults))
     finally:
         pdf.close()
-
-
-def _page_text(pdf: pypdfium2.PdfDocument, index: int) -> str:
-    """As many characters as PDFium counts on the page."""
-    page = pdf[index]
-    text = page.get_textpage()
-    try:
-        return _flowed(_characters(text))
-    finally:
-        text.close()
-        page.close()
-
-
-def _characters(text: pypdfium2.PdfTextPage) -> str:
-    """One character for each of PDFium's UTF-16 units, so that its numbers are ours."""
-    raw: str = text.get_text_range()
-    if any(ord(character) > 0xFFFF for character in raw):
-        raw = "".join(c if ord(c) <= 0xFFFF else c + "\u200b" for c in raw)
-    return raw.replace("\ufffe", "\u00ad").replace("\x02", "\u00ad")
-
-
-def _flowed(raw: str) -> str:
-    """Line ends within a paragraph become spaces; the length stays."""
-    lines = raw.split("\n")
-    bodies = [line.rstrip("\r") for line in lines]
-    lengths = [len(body.strip()) for body in bodies if body.strip()]
-    usual = median(lengths) if lengths else 0
-    made = []
-    for at, (line, body) in enumerate(zip(lines, bodies, strict=True)):
-        stripped = body.rstrip()
-        short = len(stripped) < SHORT * usual
-        ends = not stripped or (short and (stripped.endswith(_SENTENCE_ENDS) or _begins_new(bodies, at + 1)))
-        last = at == len(lines) - 1
-        made.append(body + " " * (len(line) - len(body)) + ("" if last else "\n" if ends else " "))
-    return "".join(made)
-
-
-def _begins_new(lines: list[str], at: int) -> bool:
-    """Whether the line after a short one looks like the start of something: a capital, a digit or a bullet."""
-    following = lines[at].lstrip() if at < len(lines) else ""
-    return not following or following[0].isupper() or following[0].isdigit() or following[0] in "•-–*·"
 
 
 def boxes(path: Path, page: Page, start: int, end: int) -> list[Box]:
     """The rectangles, about one a line, that the characters `start` to `end` of the text take on `page`.
 
     Raises:
-        Unreadable: as `parse`.
+        Unreadable: as `parse`, or the file is not the one that `page` is of.
     """
     first, last = max(start, page.start) - page.start, min(end, page.end) - page.start
     if first >= last:
@@ -124,9 +82,128 @@ def boxes(path: Path, page: Page, start: int, end: int) -> list[Box]:
     pdf = _opened(path)
     try:
         leaf = pdf[page.number - 1]
-        width, height = leaf.get_size()
         text = leaf.get_textpage()
-        found = (text.get_rect(at) for at in range(text.count_rects(first, last - first)))
-        return [Box(page.number, left, low, right, high, width, height) for left, low, right, high in found]
+        numbers = [number for number, character in enumerate(_flowed(_characters(text))) if character != _GONE]
+        if len(numbers) != page.end - page.start:
+            raise Unreadable("The PDF is not the one that was read. Send it again.")
+        count = text.count_rects(numbers[first], numbers[last - 1] - numbers[first] + 1)
+        found = [_shown(leaf, text.get_rect(at)) for at in range(count)]
+        width, height = leaf.get_size()
+        return [Box(page.number, *sides, width, height) for sides in _joined(found)]
+    except (pypdfium2.PdfiumError, IndexError) as error:
+        raise Unreadable(f"Page {page.number} of the PDF could not be read: {error}") from None
     finally:
         pdf.close()
+
+
+def _opened(path: Path) -> pypdfium2.PdfDocument:
+    try:
+        return pypdfium2.PdfDocument(path)
+    except pypdfium2.PdfiumError as error:
+        if error.err_code in _ENCRYPTED:
+            raise Unreadable("The PDF is encrypted. Save it without a password and send it again.") from None
+        raise Unreadable("The PDF is damaged or was cut off. Open it elsewhere, save it anew and send that.") from None
+
+
+def _page_text(pdf: pypdfium2.PdfDocument, number: int) -> tuple[str, Fault | None]:
+    try:
+        page = pdf[number - 1]
+        try:
+            made = _flowed(_characters(page.get_textpage())).replace(_GONE, "")
+        finally:
+            page.close()
+    except pypdfium2.PdfiumError as error:
+        return "", Fault(f"The page could not be read: {error}", number)
+    if not made.strip():
+        return made, Fault("The page has no text: is it a picture? Pictures are not read.", number)
+    return made, None
+
+
+def _nothing(faults: list[Fault]) -> str:
+    """Why none of the pages has text."""
+    if any("could not be read" in fault.message for fault in faults):
+        return "The PDF is damaged or was cut off: none of its pages can be read."
+    return "No page of the PDF has text: they are pictures, perhaps scans. Pictures are not read."
+
+
+def _characters(text: pypdfium2.PdfTextPage) -> str:
+    """One character for each that PDFium counts, so that its numbers are ours."""
+    count = text.count_chars()
+    made: str = text.get_text_range() if count else ""
+    if len(made) != count:  # it left some out, or two numbers are one character
+        made = _paired([FPDFText_GetUnicode(text, number) for number in range(count)])
+    return made
+
+
+def _paired(codes: list[int]) -> str:
+    """UTF-16 units as characters; a pair is its character and nothing."""
+    made = [chr(code) if code < 0x110000 else "\ufffd" for code in codes]
+    for at, code in enumerate(codes):
+        if 0xD800 <= code < 0xDC00 and at + 1 < len(codes) and 0xDC00 <= codes[at + 1] < 0xE000:
+            made[at], made[at + 1] = chr(0x10000 + ((code - 0xD800) << 10) + codes[at + 1] - 0xDC00), _GONE
+        elif 0xD800 <= ord(made[at]) < 0xE000:
+            made[at] = "\ufffd"
+        elif code == 2:  # how it counts what its text has as a hyphen
+            made[at] = _HYPHEN
+    return "".join(made)
+
+
+def _flowed(raw: str) -> str:
+    """As long as `raw`: line ends are two newlines after a paragraph and a space within; what goes is `_GONE`."""
+    parts = _LINE_END.split(raw)
+    lines, ends = parts[::2], parts[1::2]
+    widths = sorted(len(row) for line in lines for row in line.split(_HYPHEN) if row and not row.isspace())
+    short = SHORT * widths[len(widths) * 3 // 4] if widths else 0.0  # most of what is shorter is headings and tables
+    made = []
+    for at, end in enumerate(ends):
+        made.append(lines[at])
+        if _ends_paragraph(lines[at].rpartition(_HYPHEN)[2].rstrip(), lines[at + 1].lstrip(), short):
+            made.append("\n" * len(end))
+        else:
+            made.append((_GONE if lines[at][-1:].isspace() else " ") + _GONE * (len(end) - 1))
+    made.append(lines[-1])
+    text = "".join(made)
+    if _HYPHEN in text:
+        text = _COMPOUND.sub(r"\1-", text)
+    return _CONTROL.sub(_GONE, text)
+
+
+def _ends_paragraph(row: str, following: str, short: float) -> bool:
+    """Whether a row is a paragraph's last: a bullet follows, or it is short and either ends or something begins."""
+    if not row or not following or following[0] in _BULLETS:
+        return True
+    begins = following[0].isupper() or following[0].isdigit()
+    return len(row) < short and (row.endswith(_SENTENCE_ENDS) or begins)
+
+
+_Sides = tuple[float, float, float, float]  # left, bottom, right, top
+
+
+def _shown(page: pypdfium2.PdfPage, sides: _Sides) -> _Sides:
+    """From the page's own coordinates to those of the page as it is shown: cropped, then turned."""
+    low_x, low_y, high_x, high_y = page.get_bbox()
+    left, bottom, right, top = sides[0] - low_x, sides[1] - low_y, sides[2] - low_x, sides[3] - low_y
+    width, height = high_x - low_x, high_y - low_y
+    match page.get_rotation():
+        case 90:
+            return bottom, width - right, top, width - left
+        case 180:
+            return width - right, height - top, width - left, height - bottom
+        case 270:
+            return height - top, left, height - bottom, right
+    return left, bottom, right, top
+
+
+def _joined(found: Iterable[_Sides]) -> list[_Sides]:
+    """Neighbours on a line as one: some PDFs draw every word, or every letter, by itself."""
+    made = list[_Sides]()
+    for left, bottom, right, top in found:
+        if made:
+            before = made[-1]
+            height = min(top - bottom, before[3] - before[1])
+            level = min(top, before[3]) - max(bottom, before[1]) > height / 2
+            if level and -height < left - before[2] < height:
+                made[-1] = before[0], min(bottom, before[1]), max(right, before[2]), max(top, before[3])
+                continue
+        made.append((left, bottom, right, top))
+    return made

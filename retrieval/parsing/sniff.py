@@ -22,86 +22,27 @@ _BY_SUFFIX = {
     ".html": HTML, ".htm": HTML, ".xhtml": HTML,
     ".md": MARKDOWN, ".markdown": MARKDOWN, ".mdx": MARKDOWN,
     ".csv": CSV, ".tsv": CSV,
+    ".txt": PLAIN, ".text": PLAIN, ".log": PLAIN, ".rst": PLAIN,
 }  # fmt: skip
 _CODE = frozenset(
     [
-        ".py",
-        ".pyi",
-        ".js",
-        ".jsx",
-        ".ts",
-        ".tsx",
-        ".svelte",
-        ".vue",
-        ".java",
-        ".kt",
-        ".kts",
-        ".c",
-        ".h",
-        ".cc",
-        ".cpp",
-        ".cxx",
-        ".hpp",
-        ".cs",
-        ".go",
-        ".rs",
-        ".rb",
-        ".php",
-        ".swift",
-        ".scala",
-        ".sh",
-        ".bash",
-        ".zsh",
-        ".ps1",
-        ".sql",
-        ".r",
-        ".jl",
-        ".lua",
-        ".pl",
-        ".pm",
-        ".ex",
-        ".exs",
-        ".erl",
-        ".hs",
-        ".ml",
-        ".clj",
-        ".dart",
-        ".zig",
-        ".css",
-        ".scss",
-        ".less",
-        ".json",
-        ".jsonl",
-        ".yaml",
-        ".yml",
-        ".toml",
-        ".ini",
-        ".cfg",
-        ".conf",
-        ".xml",
-        ".tex",
-        ".bib",
-        ".cu",
-        ".cuh",
-        ".m",
-        ".mm",
-        ".f90",
-        ".asm",
-        ".s",
-        ".proto",
-        ".graphql",
-        ".tf",
-        ".dockerfile",
+        "py", "pyi", "js", "jsx", "ts", "tsx", "svelte", "vue", "java", "kt", "kts", "c", "h", "cc",
+        "cpp", "cxx", "hpp", "cs", "go", "rs", "rb", "php", "swift", "scala", "sh", "bash", "zsh",
+        "ps1", "sql", "r", "jl", "lua", "pl", "pm", "ex", "exs", "erl", "hs", "ml", "clj", "dart",
+        "zig", "css", "scss", "less", "json", "jsonl", "yaml", "yml", "toml", "ini", "cfg", "conf",
+        "xml", "tex", "bib", "cu", "cuh", "m", "mm", "f90", "asm", "s", "proto", "graphql", "tf",
+        "dockerfile",
     ]
-)
+)  # fmt: skip
+_OLD = {".doc": "DOCX", ".xls": "XLSX", ".ppt": "PPTX", ".dot": "DOCX", ".pps": "PPTX"}
 _OFFICE = {"word/document.xml": DOCX, "ppt/presentation.xml": PPTX, "xl/workbook.xml": XLSX}
 _NAMES = {PDF: "PDF", DOCX: "DOCX", PPTX: "PPTX", XLSX: "XLSX"}
 _FOREIGN = (
     (b"\x7fELF", "a program"), (b"MZ", "a program"), (b"\x89PNG", "a PNG picture"), (b"\xff\xd8\xff", "a JPEG picture"),
-    (b"GIF8", "a GIF picture"), (b"\x1f\x8b", "a gzip archive"),
-    (b"Rar!", "a RAR archive"), (b"7z\xbc\xaf", "a 7z archive"),
-    (b"{\\rtf", "RTF"), (b"ID3", "sound"), (b"OggS", "sound"), (b"SQLite format 3", "a SQLite database"),
+    (b"GIF8", "a GIF picture"), (b"\x1f\x8b", "a gzip archive"), (b"Rar!", "a RAR archive"),
+    (b"7z\xbc\xaf", "a 7z archive"), (b"ID3", "sound"), (b"OggS", "sound"), (b"SQLite format 3", "a SQLite database"),
 )  # fmt: skip
+_WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")  # how UTF-16 and UTF-32 begin: they are text with zero bytes
 
 
 def media_type(path: Path, name: str) -> str:
@@ -115,24 +56,26 @@ def media_type(path: Path, name: str) -> str:
     if not head:
         raise Unreadable("The file is empty.")
     suffix = PurePosixPath(name.lower()).suffix
-    named = _BY_SUFFIX.get(suffix)
-    found = _by_bytes(path, head)
+    if suffix in _OLD:
+        raise Unreadable(f"Office files from before 2007 ({suffix}) are not read. Save it as {_OLD[suffix]}.")
+    named = CODE if suffix[1:] in _CODE else _BY_SUFFIX.get(suffix)
+    found = _by_bytes(path, head, named)
     if found is None:
         if named in _NAMES:
             raise Unreadable(
                 f"The name ends in {suffix}, but the content is not {_NAMES[named]}. Was it damaged or renamed?"
             )
-        if named is not None:
-            return named
-        return HTML if _is_html(head) else CODE if suffix in _CODE else PLAIN
-    if suffix and named != found:
+        if named in (None, PLAIN):
+            return HTML if _is_html(head) else PLAIN
+        return named
+    if named not in (None, found):
         raise Unreadable(f"The content is {_NAMES[found]}, but the name ends in {suffix}. Rename it and send it again.")
     return found
 
 
-def _by_bytes(path: Path, head: bytes) -> str | None:
+def _by_bytes(path: Path, head: bytes, named: str | None) -> str | None:
     """The kind of a file that is not text; None for text."""
-    if head[:1024].lstrip().startswith(b"%PDF-"):
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"%PDF-") or (named == PDF and b"%PDF-" in head[:1024]):
         return PDF
     if head.startswith(b"PK\x03\x04"):
         return _office(path)
@@ -141,11 +84,13 @@ def _by_bytes(path: Path, head: bytes) -> str | None:
             "The file is encrypted, or in the format of Office before 2007. "
             "Save it without a password as DOCX, PPTX or XLSX."
         )
+    if head.startswith(b"{\\rtf"):
+        raise Unreadable("The content is RTF. Save it as DOCX.")
+    binary = b"\0" in head and not head.startswith(_WIDE)
     for mark, what in _FOREIGN:
-        if head.startswith(mark):
+        if head.startswith(mark) and (binary or not mark.isascii()):
             raise Unreadable(f"The content is {what}. What can be read: {ACCEPTED}.")
-    utf16 = head.startswith((b"\xff\xfe", b"\xfe\xff"))
-    if b"\0" in head and not utf16:
+    if binary:
         raise Unreadable(f"The content is binary data. What can be read: {ACCEPTED}.")
     return None
 
@@ -163,5 +108,5 @@ def _office(path: Path) -> str:
 
 
 def _is_html(head: bytes) -> bool:
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:200].lower()
+    start = head.replace(b"\0", b"").lstrip(b"\xef\xbb\xbf\xff\xfe \t\r\n")[:200].lower()
     return start.startswith((b"<!doctype html", b"<html", b"<head", b"<body"))

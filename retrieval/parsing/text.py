@@ -9,49 +9,74 @@ from charset_normalizer import from_bytes
 
 from retrieval.parsing.parsed import Fault
 
-_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-_SAMPLE = 1 << 18  # bytes that the encoding is guessed from
-_UNWANTED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")  # control characters; tab, line and page ends stay
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig", "UTF-8"),
+    (codecs.BOM_UTF32_LE, "utf-32", "UTF-32"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_BE, "utf-32", "UTF-32"),
+    (codecs.BOM_UTF16_LE, "utf-16", "UTF-16"),
+    (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
+)
+_SAMPLE = 1 << 16  # bytes that the encoding is guessed from
+_TELLING = 64  # bytes beyond ASCII in it: with fewer a guess is no better than the most common encoding
+_COMMON = "cp1252"
+_UNWANTED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff]")  # control characters; tab, line and page ends stay
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-def decode(data: bytes) -> tuple[str, tuple[Fault, ...]]:
-    """The text of a file and what had to be guessed. Line ends become newlines, control characters spaces."""
-    text, faults = _decode(data)
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _UNWANTED.sub(" ", text), faults
+def decode(data: bytes, declared: str | None = None) -> tuple[str, tuple[Fault, ...]]:
+    """The text of a file as `clean` leaves it, and what had to be guessed. `declared` is what it says it is in."""
+    text, fault = _decode(data, declared)
+    return clean(text), (fault,) if fault else ()
 
 
-def _decode(data: bytes) -> tuple[str, tuple[Fault, ...]]:
-    for mark, encoding in _BOMS:
+def clean(text: str) -> str:
+    """Line ends become newlines, control characters spaces."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\v", "\n")
+    return _SURROGATE.sub("\ufffd", _UNWANTED.sub(" ", text))
+
+
+def _decode(data: bytes, declared: str | None) -> tuple[str, Fault | None]:
+    for mark, encoding, name in _BOMS:
         if data.startswith(mark):
-            return data.decode(encoding, "replace"), ()
-    try:
-        return data.decode("utf-8"), ()
-    except UnicodeDecodeError:
-        pass
+            text = data.decode(encoding, "replace")
+            return text, Fault(f"What is not {name} in it was left out.") if "\ufffd" in text else None
+    for encoding in ("utf-8", declared or "utf-8"):
+        if (whole := _strictly(data, encoding)) is not None:
+            return whole, None
     lines = data.splitlines(keepends=True)
-    foreign = [line for line in lines if not _is_utf8(line)]
-    if any(_is_utf8(line) and not line.isascii() for line in lines):  # UTF-8 but for some lines
-        parts = [line.decode("utf-8") if _is_utf8(line) else line.decode("cp1252", "replace") for line in lines]
-        fault = Fault(
-            f"{len(foreign)} of {len(lines)} lines are not UTF-8 like the rest: they were read as Windows-1252."
-        )
-        return "".join(parts), (fault,)
-    sample = b"".join(foreign)[:_SAMPLE]
-    best = from_bytes(sample).best()
-    encoding = best.encoding if best else "cp1252"
-    return data.decode(encoding, "replace"), (Fault(f"The encoding is not given; it was read as {encoding}."),)
+    read = [_strictly(line, "utf-8") or _nearly(line) for line in lines]
+    foreign = [line for line, text in zip(lines, read, strict=True) if text is None]
+    if any(text is not None and not text.isascii() for text in read):  # UTF-8 but for some lines or bytes
+        parts = [
+            line.decode(_COMMON, "replace") if text is None else text for line, text in zip(lines, read, strict=True)
+        ]
+        said = f"{len(foreign)} of {len(lines)} lines are not UTF-8 like the rest: they were read as Windows-1252."
+        return "".join(parts), Fault(said if foreign else "What is not UTF-8 in it was left out.")
+    encoding = _guess(b"".join(foreign)[:_SAMPLE])
+    named = encoding.replace("cp125", "Windows-125").replace("_", "-")
+    return data.decode(encoding, "replace"), Fault(f"The encoding is not given: it was read as {named}.")
 
 
-def _is_utf8(line: bytes) -> bool:
+def _strictly(data: bytes, encoding: str) -> str | None:
     try:
-        line.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+        return data.decode(encoding)
+    except (UnicodeDecodeError, LookupError):
+        return None
 
 
-def heading(text: str) -> str | None:
-    """The first heading of Markdown, or None."""
-    found = re.search(r"^#{1,3}[ \t]+(.+?)[ \t#]*$", text, re.MULTILINE)
-    return found[1].strip() if found else None
+def _nearly(line: bytes) -> str | None:
+    """A line that is UTF-8 but for a few bytes. Other encodings hardly ever look like it by chance."""
+    text = line.decode("utf-8", "replace")
+    lost = text.count("\ufffd")
+    return text if len(text) - len(text.encode("ascii", "ignore")) > 4 * lost else None
+
+
+def _guess(sample: bytes) -> str:
+    if sum(byte > 127 for byte in sample) < _TELLING and _strictly(sample, _COMMON) is not None:
+        return _COMMON
+    found = from_bytes(sample)
+    best = found.best()
+    if best is None or _COMMON in best.could_be_from_charset:
+        return _COMMON
+    as_good = (each.encoding for each in found if (each.chaos, each.coherence) == (best.chaos, best.coherence))
+    return _COMMON if _COMMON in as_good else best.encoding

@@ -6,6 +6,7 @@ The process lives on for the next file; one that overstays its time or dies is r
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from concurrent.futures import TimeoutError as Overdue
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,13 +18,15 @@ from retrieval.parsing.parsed import Parsed, Unreadable
 
 MEMORY = 4 << 30  # bytes of address space
 FILES_EACH = 200  # that one process parses before it is replaced, for what its libraries do not give back
+Parse = Callable[[Path, str], Parsed]  # as `files.parse`; a function that another process can import
 
 
 class Parser:
-    """`workers` processes, started at the first file."""
+    """`workers` processes, started at the first file. `deadline_s` counts from when a process takes the file up."""
 
-    def __init__(self, workers: int = 1, deadline_s: float = 300.0) -> None:
+    def __init__(self, workers: int = 1, deadline_s: float = 300.0, *, parse: Parse = files.parse) -> None:
         self._deadline_s = deadline_s
+        self._parse = parse
         self._pool = ProcessPool(
             max_workers=workers,
             max_tasks=FILES_EACH,
@@ -34,7 +37,7 @@ class Parser:
 
     def submit(self, path: Path, name: str) -> ProcessFuture[Parsed]:
         """A future of what `files.parse` gives; `result` takes it."""
-        return self._pool.schedule(files.parse, args=(path, name), timeout=self._deadline_s)
+        return self._pool.schedule(self._parse, args=(path, name), timeout=self._deadline_s)
 
     def result(self, future: ProcessFuture[Parsed]) -> Parsed:
         """
@@ -44,11 +47,14 @@ class Parser:
         try:
             parsed: Parsed = future.result()
         except Overdue:
-            raise Unreadable(f"Reading the file took longer than {self._deadline_s:.0f} s and was given up.") from None
+            raise Unreadable(f"Reading the file took longer than {self._deadline_s:g} s and was given up.") from None
         except ProcessExpired:
-            raise Unreadable("The file crashed what reads it. It is damaged, or made to harm.") from None
+            raise Unreadable(
+                f"The file crashed what reads it: it is damaged, needs more than {MEMORY >> 30} GiB of memory, or is "
+                "made to harm."
+            ) from None
         except MemoryError:
-            raise Unreadable(f"Reading the file takes more than {MEMORY >> 30} GiB of memory.") from None
+            raise Unreadable(f"Reading the file takes more than {MEMORY >> 30} GiB of memory. Split it.") from None
         except RecursionError:
             raise Unreadable("The file is nested too deeply to be read.") from None
         return parsed
@@ -58,6 +64,7 @@ class Parser:
         return self.result(self.submit(path, name))
 
     def close(self) -> None:
+        """Ends the processes; what they are reading is given up."""
         self._pool.stop()
         self._pool.join()
 

@@ -1,0 +1,107 @@
+"""Files that are damaged or made to harm: each is refused with what was wrong, and the next file is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from retrieval.chunking import Shape, cut
+from retrieval.parsing import files
+from retrieval.parsing.parsed import Parsed, Unreadable
+from retrieval.parsing.worker import Parse, Parser
+from tests.retrieval import made
+from tests.retrieval.words import WordEmbedder
+
+Write = Callable[[str, str | bytes], Path]
+LINES = [[f"Page {number} of a report, with a line of text." for _ in range(30)] for number in range(9)]
+WHOLE = made.pdf(LINES)
+BAD = {
+    "encrypted.pdf": (made.pdf(LINES, encrypted=True), "encrypted. Save it without a password"),
+    "truncated.pdf": (WHOLE[: len(WHOLE) // 2], "damaged or was cut off"),
+    "head.pdf": (WHOLE[:9], "damaged or was cut off"),
+    "pictures.pdf": (made.pdf([[], []]), "No page of the PDF has text"),
+    "picture.pdf": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a PNG picture"),
+    "report.txt": (WHOLE, "content is PDF, but the name ends in .txt"),
+    "program.txt": (b"\x7fELF\2\1\1" + bytes(60), "a program"),
+    "bomb.docx": (made.bomb(), "would unpack to 600 MiB .* Up to 512 MiB and 200 times its size"),
+    "ratio.docx": (made.bomb(300), "would unpack to 300 MiB"),
+    "truncated.docx": (made.docx(("", "Text."))[:-40], "damaged or was cut off"),
+    "broken.docx": (made.docx(("", "Text.")).replace(b"word/document.xml", b"word/documint.xml", 1), "damaged"),
+    "old.doc": (b"\xd0\xcf\x11\xe0" + bytes(600), "before 2007 \\(.doc\\)"),
+    "empty.txt": (b"", "is empty"),
+    "blank.txt": (b" \n\t\r\n", "has no text"),
+    "blank.docx": (made.docx(("", " ")), "has no text"),
+    "blank.xlsx": (made.xlsx(A=[[None]]), "has no text"),
+    "scripts.html": (made.page(""), "no text besides scripts"),
+    "markup.html": (b"<!-- -->", "no text besides scripts"),
+}
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[Parse]:
+    parser = Parser()
+    yield parser.parse
+    parser.close()
+
+
+@pytest.fixture(params=["direct", "in a process"])
+def parse(request: pytest.FixtureRequest) -> Parse:
+    return files.parse if request.param == "direct" else request.getfixturevalue("in_process")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_refused_with_what_is_wrong(write: Write, parse: Parse, name: str) -> None:
+    content, message = BAD[name]
+    with pytest.raises(Unreadable, match=message):
+        parse(write(name, content), name)
+
+
+def test_a_pdf_with_a_broken_page_gives_the_others(write: Write, parse: Parse) -> None:
+    path = write("a.pdf", WHOLE.replace(b"/Kids [7 0 R", b"/Kids [1 0 R"))  # what it calls its first page is none
+    parsed = parse(path, "a.pdf")
+    assert "Page 1 of" in parsed.text and parsed.faults[0].page == 1
+
+
+def test_one_line_of_5_mb_is_read_and_cut_within_the_limits(write: Write, parse: Parse) -> None:
+    path = write("line.txt", ("word, and (another) one; " * 200_000)[:5_000_000])
+    parsed = parse(path, "line.txt")
+    assert len(parsed.text) == 5_000_000
+    shape, embedder = Shape(), WordEmbedder()
+    children = [parsed.text[chunk.start : chunk.end] for chunk in cut(parsed, embedder.pieces, shape).chunks]
+    assert max(map(len, children)) <= shape.longest
+    assert max(map(len, embedder.pieces(children))) <= shape.child
+
+
+def test_too_much_text_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LONGEST", 1000)
+    with pytest.raises(Unreadable, match="up to 1,000 are read. Split it"):
+        files.parse(write("a.txt", "x" * 1001), "a.txt")
+    with pytest.raises(Unreadable, match="up to 1,000 characters are read. Split it"):
+        files.parse(write("a.txt", "x" * 4001), "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("crash.txt", "crashed what reads it"),
+        ("hang.txt", "longer than 5 s"),
+        ("swell.txt", "more than 4 GiB of memory"),
+        ("nest.txt", "nested too deeply"),
+    ],
+)
+def test_after_a_file_that_takes_its_parser_down_the_next_is_read(write: Write, name: str, message: str) -> None:
+    parser = Parser(deadline_s=5, parse=made.misbehave)
+    try:
+        bad = parser.submit(write(name, "x"), name)
+        good = parser.submit(write("good.txt", "Good text."), "good.txt")
+        with pytest.raises(Unreadable, match=message):
+            parser.result(bad)
+        assert parser.result(good) == Parsed("Good text.", "", "prose", "text/plain")
+    finally:
+        parser.close()
+
+
+def test_a_parser_that_read_nothing_closes() -> None:
+    Parser().close()
