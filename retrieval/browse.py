@@ -64,7 +64,7 @@ class Browser:
         low, high = max(0, start - around), min(about.characters, end + around)
         text = self._library.store.text(self._user, document, low, high)
         borders = list(sentences(text))
-        if low and (first := next((a for a, _ in borders if 0 < a <= start - low), None)) is not None:
+        if low and (first := next((a for a, _ in borders[1:] if a <= start - low), None)) is not None:
             low, text = low + first, text[first:]
         if high < about.characters and (last := [b for _, b in sentences(text) if low + b >= end][:-1]):
             high, text = low + last[-1], text[: last[-1]]

@@ -87,7 +87,8 @@ def _cosine(asked: Vectors, tokens: Vectors) -> float:
 
 def _matched(asked: Vectors, tokens: Vectors, shares: Vectors) -> float:
     """Late interaction over the question's content words alone."""
-    return float((asked @ tokens.T).max(axis=1)[: len(shares)] @ shares)
+    nearest = (asked @ tokens.T).max(axis=1)[: len(shares)]
+    return float(nearest @ shares[: len(nearest)])  # of a long question the embedder reads the beginning
 
 
 def _token_shares(question: str, embedder: Embedder, weights: dict[str, float]) -> Vectors:

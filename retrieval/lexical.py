@@ -51,10 +51,17 @@ def terms(text: str) -> list[str]:
     return made
 
 
+_EMPTY = (  # beside those that tantivy leaves out: words that questions are made of
+    "who whom whose what when where which why how do does did done has have had having can could would should may might "
+    "must shall i me my you your he him his she her hers we us our they them its am been being were than from about "
+    "also some any more most many much very just there here"
+).split()
+
+
 def _analyzer(*, stopwords: bool) -> tantivy.TextAnalyzer:
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).filter(tantivy.Filter.remove_long(60))
     if not stopwords:
-        builder = builder.filter(tantivy.Filter.stopword("english"))
+        builder = builder.filter(tantivy.Filter.stopword("english")).filter(tantivy.Filter.custom_stopword(_EMPTY))
     return builder.filter(tantivy.Filter.stemmer("english")).build()
 
 

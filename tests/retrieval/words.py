@@ -27,7 +27,7 @@ class WordEmbedder:
         return np.asarray(made / np.linalg.norm(made, axis=1, keepdims=True), np.float32)
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
-        return [np.stack([_vector(word) for word in _words(text) or [""]]) for text in texts]
+        return [np.stack([_vector(piece.lower()) for piece in _PIECE.findall(text) or [""]]) for text in texts]
 
 
 def _words(text: str) -> list[str]:
