@@ -7,6 +7,7 @@ served for a browser to show: a document may be made to harm whoever opens it he
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -72,7 +73,7 @@ async def upload(request: Request, user: User) -> Response:
         job = await asyncio.to_thread(submit)
     finally:
         await asyncio.to_thread(form.discard)
-    shown = await _followed(library, user, job.id, options.wait_s)
+    shown = await _followed(state, user, job.id, options.wait_s)
     if options.wait_s and shown.status == "done" and shown.counts["failed"] == len(shown.files):
         reasons = " ".join(f"{file.source}: {file.error}" for file in shown.files)
         raise invalid("file", reasons, "unreadable_document")
@@ -249,18 +250,19 @@ def _wait(text: str | None) -> float:
     return seconds
 
 
-async def _followed(library: Library, user: str, job: str, seconds: float) -> JobShown:
-    """The job once nothing more is to be waited for, or as it is after that time.
+async def _followed(state: State, user: str, job: str, seconds: float) -> JobShown:
+    """The job once nothing more is to be waited for, or as it is after that time or when the server stops.
 
     It is asked now and then: a thread that waited for each upload would soon leave none for anything else.
     """
     deadline = time.monotonic() + seconds
     pause = 0.01
     while True:
-        shown = await asyncio.to_thread(job_shown, library, user, job)
-        if shown.over or (left := deadline - time.monotonic()) <= 0:
+        shown = await asyncio.to_thread(job_shown, state.library, user, job)
+        if shown.over or (left := deadline - time.monotonic()) <= 0 or state.ending.is_set():
             return shown
-        await asyncio.sleep(min(pause, left))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(state.ending.wait(), min(pause, left))
         pause = min(1.5 * pause, 0.25)
 
 

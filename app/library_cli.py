@@ -24,6 +24,7 @@ from app.shown import FileShown, JobShown, PassageShown
 from retrieval.lexical import terms
 
 POLL_S, LINE_S = 0.2, 5.0
+TELLING = 0.05  # of the work: from then on its speed says when it will be done
 SNIPPET = 320  # characters
 _OVER = ("done", "unchanged", "failed", "cancelled")
 
@@ -86,8 +87,8 @@ class Work:
         chunks = sum(file.embedded for file in self.files)
         parts = [f"{self.count(*_OVER) + len(self.refused)} of {_many(self._files, 'file')}", _many(chunks, "chunk")]
         parts += [f"{count} {stage}" for stage in ("reading", "embedding") if (count := self.count(stage))]
-        if 0 < self.share < 1:
-            parts.append(f"about {_duration((time.monotonic() - self._began) * (1 - self.share) / self.share)} left")
+        if TELLING <= (share := self.share) < 1:
+            parts.append(f"about {_duration((time.monotonic() - self._began) * (1 - share) / share)} left")
         return ", ".join(parts)
 
 

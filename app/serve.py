@@ -160,7 +160,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             listener.listen(config.backlog)
         except OSError as error:
             raise _explain_bind(error, settings.host, port) from None
-        await _until(server, listener, stop, end_work=[app.state.ponder.runs.stop, engine.stop])
+        state = app.state.ponder
+        await _until(server, listener, stop, state.ending.set, end_work=[state.runs.stop, engine.stop])
 
 
 async def _open_library(settings: Settings) -> Library:
@@ -192,11 +193,16 @@ async def _or_leave(starting: Coroutine[Any, Any, T], stop: asyncio.Task[bool]) 
 
 
 async def _until(
-    server: _Server, listener: socket.socket, stop: asyncio.Task[bool], end_work: list[Callable[[], Awaitable[None]]]
+    server: _Server,
+    listener: socket.socket,
+    stop: asyncio.Task[bool],
+    end_waiting: Callable[[], None],
+    end_work: list[Callable[[], Awaitable[None]]],
 ) -> None:
     """Serve until `stop`, then end the work first: every open stream gets its last event and nothing has to drain."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
+    end_waiting()
     for end in end_work:
         await end()
     server.end()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -22,6 +23,7 @@ class State:
     settings: Settings
     served: Served
     meter: Meter
+    ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
     _store: Store | None = None  # open while the app's lifespan lasts
     _runs: Runs | None = None
     _library: Library | None = None

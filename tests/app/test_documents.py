@@ -6,6 +6,7 @@ import errno
 import socket
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,7 @@ def test_an_upload_that_is_announced_too_large_is_told_before_it_is_sent(shelf: 
             b"POST /api/documents HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000000\r\n"
             b"Content-Type: multipart/form-data; boundary=b\r\nExpect: 100-continue\r\n\r\n"
         )
-        reply = connection.recv(65536)
+        reply = b"".join(iter(lambda: connection.recv(65536), b""))
     assert reply.startswith(b"HTTP/1.1 413") and b"500000000" in reply
 
 
@@ -347,6 +348,19 @@ def test_an_answer_does_not_wait_for_a_long_job(ana: httpx.Client, gate: GatedEm
     gate.gate.set()
     upload(ana, ("after.txt", BEES), wait=60)  # jobs are worked off in order
     assert ana.get(f"/api/jobs/{job}").json()["status"] == "done"
+
+
+def test_a_stop_of_the_server_ends_the_waiting_and_not_the_job(
+    ana: httpx.Client, shelf: Server, gate: GatedEmbedder
+) -> None:
+    state = shelf.app.state.ponder
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(upload, ana, ("stopped.txt", f"{HELD} {BEES}"), wait=60)
+        assert gate.waiting.wait(20)
+        shelf.loop.call_soon_threadsafe(state.ending.set)
+        reply = waiting.result(20)
+    state.ending.clear()
+    assert reply.status_code == 202 and reply.json()["job"]["status"] == "running"
 
 
 def test_a_cancelled_job_keeps_no_file(ana: httpx.Client, shelf: Server, gate: GatedEmbedder) -> None:
