@@ -1,6 +1,6 @@
 """`python -m bench` or `ponder bench`: measure the engine against `transformers` and against the memory's limit.
 
-`ponder bench constraints` measures constraints on the logits.
+`ponder bench constraints` measures constraints on the logits, `ponder bench retrieval` documents and search.
 """
 
 from __future__ import annotations
@@ -102,6 +102,32 @@ def constraints(
         path = constraints_report.save(results).relative_to(report.ROOT)
         constraints_report.write_page(results)
         console.print(f"Kept in {path}; docs/performance.md is up to date.")
+
+
+@app.command()
+def retrieval(
+    model: Annotated[Path, typer.Option(help="The model that answers.")] = Path("models/pebble"),
+    work: Annotated[Path | None, typer.Option(help="A folder for indexes, found again the next time.")] = None,
+    quick: Annotated[bool, typer.Option(help="A little of everything, to see whether it runs.")] = False,
+    write: Annotated[bool, typer.Option(help="Keep the JSON and bring docs/retrieval.md up to date.")] = True,
+) -> None:
+    """Measure retrieval; print tables and JSON. Takes an hour on two cores, some minutes with --quick, which keeps
+    nothing."""
+    from bench import retrieval_report
+    from bench.retrieval import QUICK, Scale, measure
+    from tests.known_answers import SHARED
+
+    console = Console(stderr=True)
+    if not (SHARED / "data" / "retrieval").is_dir():
+        console.print("Retrieval is not measured: PONDER_SHARED has no data/retrieval.")
+        raise typer.Exit(1)
+    with console.status("retrieval") as status:
+        made = measure(SHARED, model, QUICK if quick else Scale(), status.update, work)
+    console.print(Markdown(retrieval_report.tables(made)))
+    print(json.dumps(made))
+    if write and not quick:
+        path = retrieval_report.write(made).relative_to(report.ROOT)
+        console.print(f"Kept in {path}; docs/retrieval.md is up to date.")
 
 
 if __name__ == "__main__":

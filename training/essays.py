@@ -44,6 +44,11 @@ def _filled(rng: Random, phrasing: Phrasing, told: list[list[str]]) -> list[list
     return [[_SLOT.sub(value, text) for text in one] for one in told]
 
 
+def paragraphs(rng: Random, phrasing: Phrasing) -> list[list[list[str]]]:
+    """Every paragraph as a list of sentences, each with its questions behind it."""
+    return [_filled(rng, phrasing, essay["told"]) for essay in _DATA[phrasing]]  # type: ignore[arg-type]  # lists there
+
+
 def _replaced(rng: Random, told: list[list[str]]) -> list[list[str]]:
     """Some words of both a sentence and its questions replaced by others, so that matching them is new each time."""
     words = sorted({word for sentence, *asks in told for word in _WORD.findall(" ".join(asks)) if word in sentence})

@@ -1,0 +1,93 @@
+"""Retrieval measured: quality stage by stage, evidence, answers end to end, ingesting, and search as it grows.
+
+`Scale` says how much of each. Sets are those of `PONDER_SHARED`; what they are is told there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from bench import hardware, retrieval_answers, retrieval_quality, retrieval_speed
+from engine import Engine, EngineConfig
+from retrieval import Library
+from retrieval.embedding import SentenceEmbedder
+from retrieval.evidence import ANSWER, PARTIAL
+
+Json = dict[str, Any]  # Any: plain JSON
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured of each."""
+
+    sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    answers: int = 150
+    ordered: int = 120
+    pages: int = 500
+    sets: tuple[str, ...] = ("cranfield",)
+
+
+QUICK = Scale(sizes=(2_000,), answers=6, ordered=6, pages=50, sets=())
+
+
+def measure(shared: Path, model: Path, scale: Scale, tell: Tell, work: Path | None = None) -> Json:
+    """All of it, as JSON. Indexes are made under `work` and found there again the next time."""
+    data = shared / "data" / "retrieval"
+    embedder = SentenceEmbedder()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = work or Path(temporary)
+        texts, asked = retrieval_quality.xquad(data / "xquad_en_dev.json")
+        corpora = [path.read_text("utf-8") for path in sorted((data / "chunking").glob("*.md"))]
+        made: Json = {
+            "date": datetime.date.today().isoformat(),
+            "command": "ponder bench retrieval",
+            "slug": f"retrieval-{hardware.slug()}",
+            "hardware": hardware.describe(),
+            "embedder": embedder.name,
+        }
+        made["judged"] = {name: retrieval_quality.stages(data / name, embedder, work, tell) for name in scale.sets}
+        tell("chunking")
+        made["chunking"] = retrieval_quality.chunk_recall(data / "chunking", embedder, work)
+        tell("evidence")
+        made["thresholds"] = retrieval_quality.thresholds(embedder, work)
+        some = Random("evidence").sample(asked, len(asked) if scale.sets else 20)
+        made["evidence"] = retrieval_quality.evidence(
+            data / "xquad_en_dev.json", embedder, work, (ANSWER, PARTIAL), some
+        )
+        tell("parsing and ingesting")
+        made["pdf"] = retrieval_speed.pdf_pages(Path(temporary), scale.pages)
+        made["ingest"] = retrieval_speed.ingest(corpora, embedder, Path(temporary) / "ingest")
+        with Library.open(work / "xquad", embedder) as library:
+            rows = retrieval_speed.rows(library)
+            real = library.views.vectors(rows)
+            made["embedding"] = retrieval_speed.embedding([row.text for row in rows[:200]], embedder)
+            made["whole"] = retrieval_speed.whole(library, [one.text for one in asked[:200]])
+        made["search"] = retrieval_speed.searching(scale.sizes, real, corpora, embedder, work / "grown", tell)
+        tell("answers")
+        made |= asyncio.run(_with_model(model, texts, asked, embedder, work, scale, tell))
+    return made
+
+
+async def _with_model(
+    model: Path, texts: Any, asked: Any, embedder: SentenceEmbedder, work: Path, scale: Scale, tell: Tell
+) -> Json:
+    chosen = Random("answers").sample(asked, scale.answers)
+    async with await Engine.start(EngineConfig(model=str(model))) as engine:
+        with Library.open(work / "answers", embedder) as library:
+            made: Json = {
+                "model": engine.model_name,
+                "answers": await retrieval_answers.answers(
+                    engine, library, texts, chosen, lambda done, total: tell(f"answers: {done} of {total}")
+                ),
+            }
+            whole = library.collection(retrieval_quality.USER, "whole").id
+            made["fixed_order"] = await retrieval_answers.fixed_order(engine, library, asked[: scale.ordered], whole)
+    return made
