@@ -146,14 +146,11 @@ def _parts(text: str, inside: Sequence[tuple[int, int]], shape: Shape) -> Iterat
         last = first  # pieces `first` to `last` fit
         while last < len(inside) and last - first < shape.child and inside[last][1] <= stop:
             last += 1
-        if last == len(inside) and stop == len(text):
-            end = stop
-        else:
-            end = stop  # as it stays where a piece alone, or what has no pieces, is too long
-            if first < last < len(inside) and start < (best := _break(text, inside, first, last)) < stop:
-                end = best
-            while last > first and inside[last - 1][0] >= end:
-                last -= 1
+        end = stop  # as it stays where a piece alone, or what has no pieces, is too long
+        if first < last < len(inside) and start < (best := _break(text, inside, first, last)) < stop:
+            end = best
+        while last > first and inside[last - 1][0] >= end:
+            last -= 1
         size = max(1, last - first) if inside else 0
         for low, high in _stripped(text, start, end):
             yield low, high, size

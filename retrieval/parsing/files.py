@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from retrieval.parsing import markdown, sniff, text
 from retrieval.parsing.parsed import Kind, Parsed, Unreadable
 
 LONGEST = 50_000_000  # characters of text of one document
+TITLE = 300  # characters of its title: what is longer is cut
 _KINDS: dict[str, Kind] = {
     sniff.MARKDOWN: "markdown",
     sniff.CSV: "table",
@@ -28,7 +30,7 @@ def parse(path: Path, name: str) -> Parsed:
         raise Unreadable("The file has no text.")
     if len(parsed.text) > LONGEST:
         raise Unreadable(f"The file has {len(parsed.text):,} characters of text; up to {LONGEST:,} are read. Split it.")
-    return parsed
+    return replace(parsed, title=parsed.title[:TITLE])
 
 
 def _parsed(path: Path, media_type: str) -> Parsed:

@@ -3,12 +3,14 @@
 The text is made from PDFium's numbered characters by a rule that is applied to each page alone: lines flow into
 paragraphs, words that a hyphen broke are whole again. So `boxes` finds the characters of a span by making the page's
 text once more, and nothing but the pages' starts needs keeping.
-PDFium is not safe in threads and can crash on a broken file: this runs in the process that parses.
+PDFium is not safe in threads, so one call at a time goes through, and it can crash on a broken file: files that nobody
+has read yet are parsed in a process of their own.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from retrieval.parsing.text import clean
 
 SHORT = 0.75  # of a page's full line: a line that is shorter and ends a sentence ends its paragraph
 MOST_PAGES = 5000
+_ONE = threading.Lock()
 _ENCRYPTED = (4, 5)  # PDFium's errors for a password and for a kind of encryption it does not know
 _HYPHEN = "\ufffe"  # where PDFium joined a word that was broken at the end of a line
 _COMPOUND = re.compile(r"(?<=-)(\w+)" + _HYPHEN)  # "state-of-the-" keeps its hyphen, "inter-" was broken
@@ -50,6 +53,11 @@ def parse(path: Path) -> Parsed:
     Raises:
         Unreadable: it is encrypted or damaged, has too many pages, or none of its pages has text.
     """
+    with _ONE:
+        return _parsed(path)
+
+
+def _parsed(path: Path) -> Parsed:
     pdf = _opened(path)
     try:
         if len(pdf) > MOST_PAGES:
@@ -79,6 +87,12 @@ def boxes(path: Path, page: Page, start: int, end: int) -> list[Box]:
     first, last = max(start, page.start) - page.start, min(end, page.end) - page.start
     if first >= last:
         return []
+    with _ONE:
+        return _boxes(path, page, first, last)
+
+
+def _boxes(path: Path, page: Page, first: int, last: int) -> list[Box]:
+    """Of the characters `first` to `last` of the page."""
     pdf = _opened(path)
     try:
         leaf = pdf[page.number - 1]

@@ -141,3 +141,8 @@ def test_a_character_that_was_cut_in_two_spoils_no_other(write: Write) -> None:
 def test_control_characters_go(write: Write) -> None:
     parsed = parse(write("a.txt", b"a\x01b\x1b[0mc\x7fd\r\ne\rf\x0bg\x0ch\n"), "a.txt")
     assert parsed.text == "a b [0mc d\ne\nf\ng\fh\n"
+
+
+def test_a_title_is_no_longer_than_a_title(write: Write) -> None:
+    assert len(parse(write("a.md", "# " + "long " * 10_000), "a.md").title) <= 300
+    assert parse(write("b.md", "x" * 10_000 + "\n===\n"), "b.md").title == ""

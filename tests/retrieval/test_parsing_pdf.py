@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,13 @@ def test_boxes_of_another_file_are_refused(write: Write) -> None:
     other = write("other.pdf", made.pdf([["Other text."]]))
     with pytest.raises(Unreadable, match="not the one that was read"):
         pdf.boxes(other, Page(1, 0, 400), 0, 10)
+
+
+def test_threads_may_ask_for_boxes_at_once(path: Path) -> None:
+    page = parse(path, "paper.pdf").pages[0]
+    with ThreadPoolExecutor(8) as pool:
+        made_of = list(pool.map(lambda start: pdf.boxes(path, page, start, start + 20), [5] * 200))
+    assert all(each == made_of[0] != [] for each in made_of)
 
 
 words = st.text(st.sampled_from("abcdeABCDE1,.(-é𝄞中"), min_size=1, max_size=9).filter(lambda word: word.strip("-"))
