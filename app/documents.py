@@ -11,10 +11,9 @@ import contextlib
 import json
 import math
 import os
-import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -41,7 +40,6 @@ MOST_METADATA = 100
 LONGEST_SOURCE = 1000  # characters
 _AT_ONCE = 1 << 20  # bytes of an upload that are parsed and written in one go
 FIELDS = ("file", "source", "collection", "metadata", "wait")
-_pdfium = threading.Lock()  # it is not safe in threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +119,11 @@ async def boxes(request: Request, user: User, document_id: str) -> dict[str, Any
     library = State.of(request).library
 
     def read() -> list[dict[str, Any]]:
-        from retrieval.parsing import pdf
-
-        path = library.store.file(user, found.id)
-        made = list[pdf.Box]()
-        for page in library.store.pages(user, found.id):
-            if page.start < end and start < page.end:
-                with _pdfium:
-                    made += pdf.boxes(path, page, start, end)
-        names = pdf.Box.__slots__
-        return [{name: getattr(box, name) for name in names} for box in made]
+        return [asdict(box) for box in library.boxes(user, found.id, start, end)]
 
     try:
         return {"document": found.id, "start": start, "end": end, "boxes": await asyncio.to_thread(read)}
-    except (Unreadable, FileNotFoundError):
+    except (Unreadable, NotFound):
         raise _gone(found) from None
 
 

@@ -27,7 +27,7 @@ from engine.errors import (
     QueueFull,
     SequenceClosed,
 )
-from retrieval import NotAllowed, NotFound
+from retrieval import BadFilter, BadQuery, NotAllowed, NotFound
 
 log = logging.getLogger("ponder")
 
@@ -81,6 +81,10 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
         case QueueFull():
             retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
             return ApiError(429, str(error), code=error.code, kind="rate_limit_error", headers=retry)
+        case BadQuery():
+            return invalid(param, str(error), "invalid_query")
+        case BadFilter():
+            return invalid("filters", str(error))
         case NotFound():
             return ApiError(404, str(error), code="not_found")
         case NotAllowed():

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from app.events import CitationRef
 from app.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
 from app.served import Served
 from app.thinking import think_and_answer
@@ -88,7 +89,7 @@ async def _answer(served: Served, library: Library, one: Asked, collections: fro
     if found.verdict == "none":
         return Answered(REFUSAL, (), "none", 0, 1)
     checked = CheckedAnswer(found)
-    shown = []
+    shown = list[tuple[str, CitationRef]]()
     prompt = await served.chat_tokens(found.messages([{"role": "user", "content": one.text}]), {})
     async with await served.engine.open(prompt, tenant=USER) as sequence:
         span = Span(sampling=GREEDY, max_tokens=LONGEST)

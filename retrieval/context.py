@@ -29,6 +29,7 @@ class Source:
     text: str
     score: float
     pages: tuple[Page, ...] = ()
+    context: str = ""  # the headings it stands under, or its table's header
 
     def page(self, at: int) -> int | None:
         """The page of a character of the document."""
@@ -93,10 +94,23 @@ def _source(store: DocumentStore, user: str, number: int, window: _Window) -> So
     here = tuple(page for page in pages if page.start < window.end and window.start <= page.end)
     hit = window.hit
     return Source(
-        f"S{number}", window.document, hit.passage.title, window.start, window.end, window.text, hit.score, here
+        f"S{number}",
+        window.document,
+        hit.passage.title,
+        window.start,
+        window.end,
+        window.text,
+        hit.score,
+        here,
+        hit.passage.context,
     )
 
 
 def layout(found: Sequence[Source]) -> str:
-    """The sources as a prompt has them, one a line."""
-    return "\n".join(f"[{source.label}] {' '.join(source.text.split())}" for source in found)
+    """The sources as a prompt has them, one a line; a row without its table's header would say nothing."""
+    return "\n".join(f"[{source.label}] {_placed(source)}" for source in found)
+
+
+def _placed(source: Source) -> str:
+    text, context = " ".join(source.text.split()), " ".join(source.context.split())
+    return text if not context or context in text else f"({context}) {text}"

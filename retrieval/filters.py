@@ -14,7 +14,8 @@ from typing import Any
 FIELDS = {"document": "id", "source": "source", "title": "title", "media_type": "media_type",
           "created_at": "created_at", "updated_at": "updated_at"}  # fmt: skip
 OPERATORS = {"eq": "=", "ne": "!=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-MOST = 20
+MOST = 20  # filters
+MOST_VALUES = 1000  # of one `in`
 
 Scalar = str | int | float | bool
 Filters = Mapping[str, Scalar | Mapping[str, Scalar | Sequence[Scalar]]]
@@ -49,11 +50,17 @@ def as_sql(filters: Filters) -> tuple[str, list[Any]]:
             if operator == "in":
                 if not isinstance(value, Sequence) or isinstance(value, str) or not all(map(_is_scalar, value)):
                     raise BadFilter(f"The filter on {name!r}: `in` takes a list of texts, numbers and true or false.")
+                if len(value) > MOST_VALUES:
+                    raise BadFilter(
+                        f"The filter on {name!r}: `in` has {len(value)} values; up to {MOST_VALUES} are taken."
+                    )
                 parts.append(f"{column} IN ({','.join('?' * len(value))})")
                 values += value
             elif operator in OPERATORS:
                 if not _is_scalar(value):
-                    raise BadFilter(f"The filter on {name!r}: `{operator}` takes a text, a number, true or false.")
+                    raise BadFilter(
+                        f"The filter on {name!r}: `{operator}` takes a text, a number of up to 64 bits, true or false."
+                    )
                 parts.append(f"{column} {OPERATORS[operator]} ?")
                 values.append(value)
             else:
@@ -65,7 +72,10 @@ _ACCEPTED = "a value, or an object with " + ", ".join([*OPERATORS, "in"])
 
 
 def _is_scalar(value: object) -> bool:
-    return isinstance(value, str | int | float | bool)
+    """Whether SQLite can compare with it; its integers have 64 bits."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, str | float)
 
 
 def _quoted(name: str) -> str:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 from pebble import ProcessFuture
@@ -60,6 +61,8 @@ class Ingest:
         self._cancelled = set[str]()
         self._stalled: dict[str, str] = {}
         self._stopping = False
+        self._ahead: deque[tuple[File, str, ProcessFuture[Parsed]]] = deque()  # files being read
+        self._at_hand: ProcessFuture[Parsed] | None = None  # what is waited for
         self._thread = threading.Thread(target=self._work, name="ingest", daemon=True)
 
     def start(self) -> None:
@@ -71,6 +74,7 @@ class Ingest:
         """End after the batch at hand; the rest goes on at the next start."""
         with self._condition:
             self._stopping = True
+            self._let_go()
             self._condition.notify_all()
         if self._thread.is_alive():
             self._thread.join()
@@ -101,7 +105,14 @@ class Ingest:
             if job in self._queue and self._queue[0] != job:  # not begun: nobody else will end it
                 self._queue.remove(job)
                 self._finish(job)
+            else:
+                self._let_go()
             self._condition.notify_all()
+
+    def _let_go(self) -> None:
+        """Do not wait for a file that is being read; its process is replaced."""
+        if self._at_hand is not None:
+            self._at_hand.cancel()
 
     def stalled(self, job: str) -> str | None:
         """Why a job cannot go on, where not even that can be written down."""
@@ -172,28 +183,48 @@ class Ingest:
 
     def _ready(self, job: Job, files: Sequence[File]) -> Iterator[_Ready]:
         """The files that could be read and are new, in order, while the next ones are being read."""
-        ahead: deque[tuple[File, str, ProcessFuture[Parsed]]] = deque()
         waiting = iter(files)
-        while True:
-            while len(ahead) < AHEAD and (file := next(waiting, None)) is not None:
-                if begun := self._begin(job, file):
-                    ahead.append((file, *begun))
-            if not ahead:
-                return
-            self._check(job)
-            file, version, future = ahead.popleft()
-            try:
-                parsed = self._parser.result(future)
-            except Unreadable as error:
-                self.jobs.update(job.id, {file.number: {"status": "failed", "error": str(error)}})
-                continue
-            made = self._publisher.prepare(
-                file.source, version, parsed, file.metadata, file.bytes, file.path, file.owned
-            )
-            faults = json.dumps([(fault.message, fault.page) for fault in parsed.faults])
-            come = {"status": "embedding", "pages": len(parsed.pages), "chunks": len(made.texts), "faults": faults}
-            self.jobs.update(job.id, {file.number: come})
-            yield file, made
+        try:
+            while True:
+                while len(self._ahead) < AHEAD and (file := next(waiting, None)) is not None:
+                    if begun := self._begin(job, file):
+                        self._ahead.append((file, *begun))
+                if not self._ahead:
+                    return
+                file, version, future = self._ahead.popleft()
+                self._at_hand = future
+                self._check(job)  # after the line above, so that a cancel comes before it or cancels this
+                try:
+                    made = self._prepared(job, file, version, future)
+                except Unreadable as error:
+                    self.jobs.update(job.id, {file.number: {"status": "failed", "error": str(error)}})
+                    continue
+                yield file, made
+        finally:
+            for other in (self._at_hand, *(future for *_, future in self._ahead)):
+                if other is not None:
+                    other.cancel()
+            self._ahead.clear()
+
+    def _prepared(self, job: Job, file: File, version: str, future: ProcessFuture[Parsed]) -> Prepared:
+        """
+        Raises:
+            Unreadable: it could not be read.
+        """
+        try:
+            parsed = self._parser.result(future)
+        except Unreadable:
+            raise
+        except CancelledError:
+            raise _Cancelled from None
+        except Exception as error:  # a parser's defect costs its file, not the job
+            log.exception("The parser of %s failed", file.source)
+            raise Unreadable(f"The file could not be read: an internal error ({type(error).__name__}).") from None
+        made = self._publisher.prepare(file.source, version, parsed, file.metadata, file.bytes, file.path, file.owned)
+        faults = json.dumps([(fault.message, fault.page) for fault in parsed.faults])
+        come = {"status": "embedding", "pages": len(parsed.pages), "chunks": len(made.texts), "faults": faults}
+        self.jobs.update(job.id, {file.number: come})
+        return made
 
     def _begin(self, job: Job, file: File) -> tuple[str, ProcessFuture[Parsed]] | None:
         """Its version and what will be its text; None where there is nothing to do or nothing to read."""

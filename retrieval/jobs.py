@@ -24,6 +24,7 @@ from retrieval.rights import Rights
 
 FileStatus = Literal["queued", "reading", "embedding", "done", "unchanged", "failed", "cancelled"]
 JobStatus = Literal["running", "done", "cancelled"]
+KNOWN_FROM = 0.05  # of the bytes: before that a guess of the time is none
 TWICE = "Another file of this job has the same name; the last one was taken."
 OVER = ("done", "unchanged", "failed", "cancelled")
 
@@ -78,16 +79,17 @@ class Job:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the bytes of the files that are over, and of those half-way by their chunks."""
-        total = sum(file.bytes for file in self.files)
-        done = sum(file.bytes * _share(file) for file in self.files)
-        if self.status != "running" or not done:
+        """By the bytes that were worked off, once there are some; files that took no work do not count."""
+        worked = [file for file in self.files if file.status not in ("unchanged", "failed", "cancelled")]
+        total = sum(file.bytes for file in worked)
+        done = sum(file.bytes * _share(file) for file in worked)
+        if self.status != "running" or done < KNOWN_FROM * total or not done:
             return None
         return (time.time() - self.created_at) * (total - done) / done
 
 
 def _share(file: File) -> float:
-    if file.status in OVER:
+    if file.status == "done":
         return 1.0
     return file.embedded / file.chunks if file.status == "embedding" and file.chunks else 0.0
 

@@ -51,11 +51,14 @@ def terms(text: str) -> list[str]:
     return made
 
 
-_EMPTY = (  # beside those that tantivy leaves out: words that questions are made of
-    "who whom whose what when where which why how do does did done has have had having can could would should may might "
-    "must shall i me my you your he him his she her hers we us our they them its am been being were than from about "
-    "also some any more most many much very just there here"
-).split()
+# Beside those that tantivy leaves out: words that questions are made of.
+_EMPTY = [
+    "who", "whom", "whose", "what", "when", "where", "which", "why", "how", "do", "does", "did", "done", "has",
+    "have", "had", "having", "can", "could", "would", "should", "may", "might", "must", "shall", "i", "me",
+    "my", "you", "your", "he", "him", "his", "she", "her", "hers", "we", "us", "our", "they", "them", "its",
+    "am", "been", "being", "were", "than", "from", "about", "also", "some", "any", "more", "most", "many",
+    "much", "very", "just", "there", "here",
+]  # fmt: skip
 
 
 def _analyzer(*, stopwords: bool) -> tantivy.TextAnalyzer:

@@ -20,13 +20,17 @@ from typing import IO
 
 from retrieval.embedding import Embedder, SentenceEmbedder
 from retrieval.ingest import Ingest
+from retrieval.parsing.parsed import Box
+from retrieval.parsing.sniff import PDF
+from retrieval.parsing.worker import Parser
 from retrieval.publish import Publisher, Text
-from retrieval.records import Collection, Found
+from retrieval.records import Collection, Found, NotFound
 from retrieval.search import Query, Scorer, Searcher
 from retrieval.store import DocumentStore
 from retrieval.views import Views
 
 DEFAULT_COLLECTION = "Documents"
+VIEWED_S = 20  # that finding the boxes of a span may take
 
 
 class InUse(Exception):
@@ -45,6 +49,7 @@ class Library:
         self.publisher = Publisher(store, views, embedder)
         self.ingest = Ingest(store, views, self.publisher)
         self._searcher = Searcher(store, views, embedder)
+        self._viewer = Parser(deadline_s=VIEWED_S)  # beside the one that ingests, which may be busy for long
         self._parts = parts  # what is to be closed, the last opened first
 
     @classmethod
@@ -63,6 +68,7 @@ class Library:
             views = parts.enter_context(closing(Views(store.chunks, embedder, folder / "index")))
             made = cls(folder, store, views, embedder, parts)
             made._sweep()
+            parts.callback(made._viewer.close)
             parts.callback(made.ingest.stop)
             made.ingest.start()
             made._parts = parts.pop_all()
@@ -83,6 +89,19 @@ class Library:
     def search(self, query: Query, scorer: Scorer | None = None) -> Found:
         """The passages that answer best; see `Searcher.search`."""
         return self._searcher.search(query, scorer)
+
+    def boxes(self, user: str, document: int, start: int, end: int) -> list[Box]:
+        """Where characters `start` to `end` of a PDF's text stand on its pages.
+
+        Raises:
+            NotFound: there is no such document, the user may not read it, or it has no pages or no file any more.
+            Unreadable: the file changed, or cannot be read any more.
+        """
+        pages = [p for p in self.store.pages(user, document) if p.start < end and start < p.end]
+        path = self.store.file(user, document)
+        if self.store.document(user, document).media_type != PDF or not path.is_file():
+            raise NotFound(f"Document {document} has no pages to show.")
+        return self._viewer.boxes(path, pages, start, end)
 
     def delete(self, user: str, document: int) -> None:
         """Delete a document from everything at once.

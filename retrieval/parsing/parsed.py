@@ -22,6 +22,19 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle on a page as it is shown, in points from its lower left corner; the page is `width` by `height`."""
+
+    page: int
+    left: float
+    bottom: float
+    right: float
+    top: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """What could not be read in a file that otherwise could; `page` where it is known."""
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pypdfium2
 from pypdfium2.raw import FPDFText_GetUnicode
 
-from retrieval.parsing.parsed import Fault, Page, Parsed, Unreadable
+from retrieval.parsing.parsed import Box, Fault, Page, Parsed, Unreadable
 from retrieval.parsing.sniff import PDF
 from retrieval.parsing.text import clean
 
@@ -33,19 +32,6 @@ _LINE_END = re.compile(r"(\r?\n)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\xad\ufffe\uffff]")
 _SENTENCE_ENDS = (".", "!", "?", ":", '"', "”", ")")
 _BULLETS = "•–*·▪‣◦"
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A rectangle on a page as it is shown, in points from its lower left corner; the page is `width` by `height`."""
-
-    page: int
-    left: float
-    bottom: float
-    right: float
-    top: float
-    width: float
-    height: float
 
 
 def parse(path: Path) -> Parsed:

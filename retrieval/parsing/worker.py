@@ -6,18 +6,20 @@ The process lives on for the next file; one that overstays its time or dies is r
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as Overdue
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from retrieval.parsing import files
-from retrieval.parsing.parsed import Parsed, Unreadable
+from retrieval.parsing.parsed import Box, Page, Parsed, Unreadable
 
 MEMORY = 4 << 30  # bytes of address space
 FILES_EACH = 200  # that one process parses before it is replaced, for what its libraries do not give back
+T = TypeVar("T")
 Parse = Callable[[Path, str], Parsed]  # as `files.parse`; a function that another process can import
 
 
@@ -39,13 +41,21 @@ class Parser:
         """A future of what `files.parse` gives; `result` takes it."""
         return self._pool.schedule(self._parse, args=(path, name), timeout=self._deadline_s)
 
-    def result(self, future: ProcessFuture[Parsed]) -> Parsed:
+    def boxes(self, path: Path, pages: Sequence[Page], start: int, end: int) -> list[Box]:
+        """The rectangles that the characters `start` to `end` of a PDF's text take on these pages.
+
+        Raises:
+            Unreadable: as `result`, or the file is not the one that was read.
+        """
+        return self.result(self._pool.schedule(_boxes, args=(path, pages, start, end), timeout=self._deadline_s))
+
+    def result(self, future: ProcessFuture[T]) -> T:
         """
         Raises:
             Unreadable: it could not be parsed, in time, in memory and without a crash.
         """
         try:
-            parsed: Parsed = future.result()
+            made: T = future.result()
         except Overdue:
             raise Unreadable(f"Reading the file took longer than {self._deadline_s:g} s and was given up.") from None
         except ProcessExpired:
@@ -57,7 +67,7 @@ class Parser:
             raise Unreadable(f"Reading the file takes more than {MEMORY >> 30} GiB of memory. Split it.") from None
         except RecursionError:
             raise Unreadable("The file is nested too deeply to be read.") from None
-        return parsed
+        return made
 
     def parse(self, path: Path, name: str) -> Parsed:
         """Both at once."""
@@ -67,6 +77,12 @@ class Parser:
         """Ends the processes; what they are reading is given up."""
         self._pool.stop()
         self._pool.join()
+
+
+def _boxes(path: Path, pages: Sequence[Page], start: int, end: int) -> list[Box]:
+    from retrieval.parsing import pdf
+
+    return [box for page in pages for box in pdf.boxes(path, page, start, end)]
 
 
 def _limit(memory: int) -> None:

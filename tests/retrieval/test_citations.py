@@ -122,8 +122,10 @@ def test_a_judge_is_asked_where_words_do_not_decide() -> None:
 ANSWERS = st.lists(
     st.sampled_from(
         [
-            "The dam of Orsk was begun in 1925 [S1].", "[S2] The dam of Orsk was finished in 1931.", "A claim, 7.",
-            "\n\n", " ", "- It was planned by A. Lindqvist (S1, S2).", "I don't know.", "S2: ", "[S", "3.5 m high!", "…",
+            "The dam of Orsk was begun in 1925 [S1].", "[S2] The dam of Orsk was finished in 1931.",
+            "A claim, 7.",
+            "\n\n", " ", "- It was planned by A. Lindqvist (S1, S2).", "I don't know.", "S2: ",
+            "[S", "3.5 m high!", "…",
         ]
     ),
     max_size=8,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from retrieval import Given, Library, NotAllowed, NotFound, database
 from retrieval.embedding import Vectors
 from retrieval.ingest import said
+from retrieval.parsing.parsed import Parsed
 from tests.retrieval.conftest import add, hits
 from tests.retrieval.words import WordEmbedder
 
@@ -246,3 +248,52 @@ def _left_undone(tmp_path: Path, embedder: WordEmbedder, write: Write) -> tuple[
         add(library, "ana", write("a.md", "A lake."))
         job = library.ingest.jobs.create("ana", 1, [Given("b.md", write("b.md", _page(1) * 20))])
     return folder, job.id
+
+
+class Slow:
+    """A parser whose files are never done, except by being cancelled."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.futures: list[Future[Parsed]] = []
+
+    def submit(self, path: Path, name: str) -> Future[Parsed]:
+        self.futures.append(Future())
+        return self.futures[-1]
+
+    def result(self, future: Future[Parsed]) -> Parsed:
+        self.begun.set()
+        return future.result(30)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def slow(tmp_path: Path, embedder: WordEmbedder, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Library, Slow]]:
+    parser = Slow()
+    monkeypatch.setattr("retrieval.ingest.Parser", lambda: parser)
+    with Library.open(tmp_path / "slow", embedder) as library:
+        yield library, parser
+
+
+def test_a_file_that_is_being_read_does_not_hold_up_a_cancel(slow: tuple[Library, Slow], write: Write) -> None:
+    library, parser = slow
+    paths = [write(f"{n}.md", "A lake.") for n in range(3)]
+    job = library.ingest.submit("ana", library.collection("ana").id, [Given(p.name, p) for p in paths])
+    assert parser.begun.wait(10)
+    library.ingest.cancel("ana", job.id)
+    assert library.ingest.wait(job.id, 10).counts == {"cancelled": 3}
+    assert all(future.cancelled() for future in parser.futures)
+
+
+def test_a_defect_of_a_parser_costs_its_file_alone(slow: tuple[Library, Slow], write: Write) -> None:
+    library, parser = slow
+    paths = [write(f"{n}.md", "A lake.") for n in range(2)]
+    job = library.ingest.submit("ana", library.collection("ana").id, [Given(p.name, p) for p in paths])
+    assert parser.begun.wait(10)
+    parser.futures[0].set_exception(AttributeError("a defect"))
+    parser.futures[1].set_result(Parsed("A lake.", "", "prose", "text/plain"))
+    ended = library.ingest.wait(job.id, 10)
+    assert [file.status for file in ended.files] == ["failed", "done"]
+    assert "internal error (AttributeError)" in (ended.files[0].error or "")
