@@ -26,7 +26,7 @@ from training.tasks import arithmetic, calculator, chat, countdown, grounded, jo
 from training.team import ALONE, Team
 from training.tokenizer import END_OF_TEXT, segments, token_id
 
-PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.2  # a quarter of what is read, at a fifth of the weight: 0.05 on average
+PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of what is read, at a small weight: 0.015 on average
 LONGEST = 2048  # tokens; a longer conversation is not trained on
 
 TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {

@@ -1,6 +1,6 @@
 """The recipes: which shape, how many steps, on which device. Knows nothing of data.
 
-The CPU's plans fit an afternoon of two cores; the GPU's a lease of half an hour, at the largest size whose bfloat16
+The CPU's plans take two cores some six hours; the GPU's a lease of half an hour, at the largest size whose bfloat16
 weights stay under 40 MB.
 """
 
@@ -32,9 +32,9 @@ _SHAPES = {
     ),
 }
 _PLANS = {
-    ("pebble", "cpu"): Plan(steps=2150, ramp_steps=2600, fall=0.2),
+    ("pebble", "cpu"): Plan(steps=5560, ramp_steps=2600, fall=0.2),
     ("pebble", "cuda"): Plan(steps=6000, ramp_steps=2000, batch_tokens=131_072, largest_batch=65_536),
-    ("pebble-draft", "cpu"): Plan(steps=800, ramp_steps=800),
+    ("pebble-draft", "cpu"): Plan(steps=930, ramp_steps=800),
     ("pebble-draft", "cuda"): Plan(steps=3000, ramp_steps=1000, batch_tokens=131_072, largest_batch=65_536),
 }
 
