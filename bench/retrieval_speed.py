@@ -96,7 +96,7 @@ def grown(vectors: NDArray[np.float32], count: int, rng: np.random.Generator) ->
         a, b = rng.integers(0, len(vectors), some), rng.integers(0, len(vectors), some)
         share = np.asarray(rng.random((some, 1)), np.float32)
         mixed = share * vectors[a] + (1 - share) * vectors[b]
-        mixed += 0.02 * rng.standard_normal(mixed.shape).astype(np.float32)
+        mixed += np.asarray(0.02 * rng.standard_normal(mixed.shape), np.float32)
         made_up[at : at + some] = mixed / np.linalg.norm(mixed, axis=1, keepdims=True)
     return made_up
 

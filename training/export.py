@@ -19,8 +19,8 @@ from training.tokenizer import END_OF_TEXT, MARKS, TURN_END, TURN_START, chat_te
 ABOUT = {
     "pebble": (
         "Pebble is a very small model (under eight million parameters) that comes with Ponder: it works on number "
-        "puzzles, remembers what you tell it in a chat, says when it can't help, and tries to quote the sentence of your text "
-        "that answers you. For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
+        "puzzles, remembers what you tell it in a chat, says when it can't help, and tries to quote the sentence of "
+        "your text that answers you. For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
     ),
     "pebble-draft": (
         "Pebble's draft, a model of one million parameters: it is made to guess ahead for Pebble, not for talking."
