@@ -29,7 +29,7 @@ pipeline_tag: text-generation
 
 Measured through Ponder's own engine, greedily, with seeds, phrasings, names, tool schemas and puzzles that training
 never used. The interval is Wilson's, at 95%; the goal is what we want of this model, reached or not. Remake the table
-with `python -m training.evaluate --model models/{name}`.
+with `python -m training.evaluate --model models/{name} -n {asked}`.
 
 {table}
 {searched}
@@ -120,6 +120,7 @@ def write(trainer: Trainer, results: list[Result], out: Path, name: str, hardwar
         name=name,
         title=TITLES[name],
         purpose=PURPOSES[name].format(millions=millions),
+        asked=results[0].n,
         table=table(results),
         searched=f"\nSampled answers to puzzles (`python -m training.pass_at_k`), the baseline that a search must "
         f"beat:\n\n{pass_at_k.table(rows)}\n"

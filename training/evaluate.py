@@ -145,7 +145,7 @@ def run(model: Path, n: int, only: str = "", *, free: bool = False) -> list[Resu
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m training.evaluate", description="Measure a model's abilities.")
     parser.add_argument("--model", type=Path, default=Path("models/pebble"))
-    parser.add_argument("-n", type=int, default=100, help="questions for each ability")
+    parser.add_argument("-n", type=int, default=90, help="questions for each ability")
     parser.add_argument("--only", default="", help="abilities whose names contain this; writes no file")
     parser.add_argument("--free", action="store_true", help="do not hold calls to the tools' schemas; writes no file")
     arguments = parser.parse_args()
