@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from app import evaluation, library
 from app.cli import cli
+from app.shelves import LibraryShelf
 from retrieval import Library
 from tests.app.conftest import Server, serving
 from tests.app.gate import HELD, GatedEmbedder
@@ -140,15 +141,21 @@ def test_a_query_that_cannot_be_searched_for_is_told(ponder: Ponder, query: str)
 
 
 def test_ctrl_c_cancels_and_keeps_what_was_done(
-    ponder: Ponder, papers: Path, embedder: GatedEmbedder, tmp_path: Path
+    ponder: Ponder, papers: Path, embedder: GatedEmbedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (papers / "z.txt").write_text(f"{HELD} at the end")
     embedder.gate.clear()
+    really_cancel = LibraryShelf.cancel
+
+    def cancel(shelf: LibraryShelf, job: str) -> None:
+        really_cancel(shelf, job)
+        embedder.gate.set()  # not before: a job that ends first is no longer there to be cancelled
+
+    monkeypatch.setattr(LibraryShelf, "cancel", cancel)
 
     def press() -> None:
         assert embedder.waiting.wait(30)
         os.kill(os.getpid(), signal.SIGINT)
-        embedder.gate.set()
 
     pressing = threading.Thread(target=press)
     pressing.start()

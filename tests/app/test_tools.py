@@ -264,7 +264,8 @@ def test_max_tokens_cuts_a_call_off_and_says_so(pebble_http: httpx.Client) -> No
         assert cut["usage"]["completion_tokens"] == limit
         for part in calls_of(cut):
             assert part["function"]["name"] == "plan.trip"
-            assert call["function"]["arguments"].startswith(part["function"]["arguments"])
+            begun = part["function"]["arguments"].removesuffix("\ufffd")  # a character that was cut in two
+            assert call["function"]["arguments"].startswith(begun)
             seen.add(part["function"]["arguments"])
     assert len(seen) > 3
 

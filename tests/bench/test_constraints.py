@@ -30,7 +30,7 @@ needs_material = pytest.mark.skipif(material.missing() is not None, reason=str(m
 @needs_material
 def test_a_tiny_run_yields_figures_that_can_be_true() -> None:
     heard: list[str] = []
-    measured = asyncio.run(constraints(sources.pebble(), 4096, sources.PEBBLE, TINY, heard.append))
+    measured = asyncio.run(constraints(sources.pebble(), 6144, sources.PEBBLE, TINY, heard.append))
     results = json.loads(json.dumps(on_hardware(measured, "test")))
     assert len(heard) == 6
     spreads = list(_holding(results, "percentiles"))

@@ -45,7 +45,7 @@ def qwen() -> Tokenizer:
     return Tokenizer(gzip.decompress(path.read_bytes()).decode(), {"eos_token": "<|im_end|>"}, [151643])
 
 
-SIZES = {"small": 433, "pebble": 4096, "qwen": 151936}  # the small one's logits are wider than its tokens
+SIZES = {"small": 433, "pebble": 6144, "qwen": 151936}  # the small one's logits are wider than its tokens
 
 
 @lru_cache(maxsize=3)
