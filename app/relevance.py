@@ -1,6 +1,7 @@
 """The served model as a judge of relevance: how much likelier it says yes than no to "does this text answer?".
 
-One batch of throw-away forks for each text; nothing is generated. Retrieval gets it as a plain function.
+The texts share the prompt up to the question, whose K/V is computed once; nothing is generated. Retrieval gets it as a
+plain function.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 QUESTION = "Does this text answer the question? Reply yes or no.\n\nQuestion: {query}\n\nText: {text}"
 LONGEST = 4000  # characters of a text that are read
+AT_ONCE = 8  # texts scored together: as many as leave room for people who chat
 
 
 class Relevance:
@@ -25,6 +27,7 @@ class Relevance:
         self._loop = loop
         tokenizer = served.engine.tokenizer
         self._answers = [tokenizer.encode("yes"), tokenizer.encode("no")]
+        self._room = asyncio.Semaphore(AT_ONCE)
 
     def __call__(self, query: str, texts: Sequence[str]) -> list[float]:
         """For each text log p(yes) - log p(no)."""
@@ -37,6 +40,6 @@ class Relevance:
         asked = QUESTION.format(query=query, text=text[:LONGEST])
         variables = {"enable_thinking": False} if self._served.markers else {}
         prompt = await self._served.chat_tokens([{"role": "user", "content": asked}], variables)
-        async with await self._served.engine.open(prompt, tenant=self._tenant) as sequence:
+        async with self._room, await self._served.engine.open(prompt, tenant=self._tenant) as sequence:
             yes, no = await sequence.score(self._answers)
         return sum(yes) - sum(no)

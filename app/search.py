@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.body import json_object
-from app.errors import invalid
+from app.errors import from_exception, invalid
 from app.openai.fields import parse
+from app.relevance import Relevance
 from app.shown import FoundShown
 from app.state import State
 from app.users import User
+from engine.errors import EngineError
 from retrieval import BadFilter, BadQuery, Query
 from retrieval.filters import as_sql
 from retrieval.search import MOST_HITS
 
 router = APIRouter(prefix="/api", tags=["Documents"])
-
-MOST_VALUES = 1000  # that filters compare with
 
 
 class SearchRequest(BaseModel):
@@ -36,20 +36,15 @@ class SearchRequest(BaseModel):
     collections: Annotated[list[int], Field(max_length=1000)] | None = Field(
         None, description="a list of at most 1000 numbers of collections; without it all that may be read"
     )
-    rerank: bool = Field(False, description="true or false")
+    rerank: bool | Literal["model"] = Field(False, description='true, false or "model"')
 
     @field_validator("filters")
     @classmethod
     def _applicable(cls, filters: dict[str, Any]) -> dict[str, Any]:
         try:
-            _, values = as_sql(filters)
+            as_sql(filters)
         except BadFilter as error:
             raise invalid("filters", str(error)) from None
-        if len(values) > MOST_VALUES:
-            raise invalid("filters", f"filters compare with {len(values)} values; accepted: at most {MOST_VALUES}.")
-        for value in values:
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise invalid("filters", f"filters have the number {value!s:.40}; accepted: 64-bit integers.")
         return filters
 
 
@@ -57,11 +52,11 @@ class SearchRequest(BaseModel):
 async def search(request: Request, user: User) -> FoundShown:
     wanted = parse(await json_object(request), SearchRequest, no_effect=frozenset())
     among = None if wanted.collections is None else frozenset(wanted.collections)
-    query = Query(user, wanted.query, wanted.limit, among, wanted.filters or None, wanted.rerank)
+    query = Query(user, wanted.query, wanted.limit, among, wanted.filters or None, wanted.rerank is True)
+    state = State.of(request)
+    judge = Relevance(state.served, user, asyncio.get_running_loop()) if wanted.rerank == "model" else None
     try:
-        found = await asyncio.to_thread(State.of(request).library.search, query)
-    except BadQuery as error:
-        raise invalid("query", str(error)) from None
-    except BadFilter as error:
-        raise invalid("filters", str(error)) from None
+        found = await asyncio.to_thread(state.library.search, query, judge)
+    except (BadQuery, BadFilter, EngineError) as error:
+        raise from_exception(error, param="query") from None
     return FoundShown.of(found)

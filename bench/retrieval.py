@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench import hardware, retrieval_answers, retrieval_quality, retrieval_speed
+from bench import hardware, retrieval_answers, retrieval_growth, retrieval_quality, retrieval_speed
 from engine import Engine, EngineConfig
 from retrieval import Library
 from retrieval.embedding import SentenceEmbedder
@@ -70,7 +70,7 @@ def measure(shared: Path, model: Path, scale: Scale, tell: Tell, work: Path | No
             real = library.views.vectors(rows)
             made["embedding"] = retrieval_speed.embedding([row.text for row in rows[:200]], embedder)
             made["whole"] = retrieval_speed.whole(library, [one.text for one in asked[:200]])
-        made["search"] = retrieval_speed.searching(scale.sizes, real, corpora, embedder, work / "grown", tell)
+        made["search"] = retrieval_growth.searching(scale.sizes, real, corpora, embedder, work / "grown", tell)
         tell("answers")
         made |= asyncio.run(_with_model(model, texts, asked, embedder, work, scale, tell))
     return made

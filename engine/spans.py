@@ -76,8 +76,11 @@ class SpanWriter:
         logprobs: tuple[TokenLogprob, ...] = (),
         text: str = "",
     ) -> SpanOutput:
-        """The end of a span, with the text that was held back: it may still complete a stop string."""
-        rest, matched = ("", None) if job.text is None else job.text.finish()
+        """The end of a span, with the text that was held back: it may still complete a stop string.
+
+        A constrained body that is cut off stays the beginning of what its grammar accepts: without half characters.
+        """
+        rest, matched = ("", None) if job.text is None else job.text.finish(whole=job.kind == "body")
         if matched is not None:
             finish, reason = "stop", matched
         return _output(job, tokens, text + rest, logprobs, finish, reason)

@@ -69,7 +69,10 @@ class SpanText:
             return self._stop.push(text)
         return self._stop.release() + text, None
 
-    def finish(self) -> tuple[str, str | None]:
-        """The rest, when the span ends for another reason; a stop string in it still counts."""
-        shown, matched = self._stop.push(self._decoder.flush())
+    def finish(self, *, whole: bool = False) -> tuple[str, str | None]:
+        """The rest, when the span ends for another reason; a stop string in it still counts.
+
+        A character that was cut in two is shown as U+FFFD, or with `whole` not at all.
+        """
+        shown, matched = self._stop.push("" if whole else self._decoder.flush())
         return (shown, matched) if matched is not None else (shown + self._stop.release(), None)

@@ -76,6 +76,8 @@ class DenseIndex:
         index.own_fields = True
         quantizer.this.disown()
         sample = np.random.default_rng(0).permutation(len(ids))[: TRAINED_ON * made._cells]
+        if faiss.get_num_gpus():  # for k-means alone: a GPU's index would not heed which chunks a search may find
+            index.clustering_index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(made.size))
         index.train(vectors[sample])
         index.add_with_ids(vectors, ids)
         made._index = index

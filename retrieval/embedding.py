@@ -77,10 +77,15 @@ class SentenceEmbedder:
         import torch
         from sentence_transformers import SentenceTransformer
 
-        model = SentenceTransformer(str(_folder(self._model_name)), device=self._device)
-        if model.device.type == "cpu" and torch.cpu._is_amx_tile_supported():
-            model = model.bfloat16()  # four times as fast there, at the same nDCG
-        return model.eval()
+        from retrieval.packing import pack
+
+        model = SentenceTransformer(str(_folder(self._model_name)), device=self._device).eval()
+        if model.device.type == "cpu":
+            if torch.cpu._is_amx_tile_supported():
+                model = model.bfloat16()  # four times as fast there, at the same nDCG
+            if torch.backends.mkldnn.is_available():
+                pack(model)
+        return model
 
     def pieces(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         tokenizer = self._model.tokenizer
@@ -97,6 +102,8 @@ class SentenceEmbedder:
         if not texts:
             return np.zeros((0, self.size), np.float32)
         windows = [self._windows(text) for text in texts]
+        if len(windows) == 1 and len(windows[0]) == 1:
+            return self._one(texts[0])
         with self._lock:
             made = self._model.encode(
                 [part for parts in windows for part in parts], batch_size=self._batch, convert_to_numpy=True,
@@ -106,6 +113,20 @@ class SentenceEmbedder:
             return np.asarray(made, np.float32)
         starts = np.cumsum([0, *(len(parts) for parts in windows[:-1])])
         return _unit(np.add.reduceat(np.asarray(made, np.float32), starts))
+
+    def _one(self, text: str) -> Vectors:
+        """A query, without what `encode` does around a batch: a fifth of the time."""
+        import torch
+
+        model = self._model
+        with self._lock, torch.inference_mode():
+            prompt = model.prompts.get(model.default_prompt_name or "") or ""
+            features = {
+                name: each.to(model.device) if isinstance(each, torch.Tensor) else each
+                for name, each in model.preprocess([prompt + text]).items()
+            }
+            made = model(features)["sentence_embedding"]
+        return _unit(made.float().cpu().numpy())
 
     def _windows(self, text: str) -> list[str]:
         room = (self._model.max_seq_length or 512) - 2  # its first and last token

@@ -3,7 +3,8 @@
 Looked at are windows of one or two sentences, in two ways: how many of the question's content words one has (weighed by
 how rare they are) and how near it comes as a whole; and how near its words come to each of the question's, meaning for
 meaning. Their mean is the score; nothing in it is fitted. Where "answer" and "partial" begin was chosen on paragraphs
-of our own (`bench/evidence.py`). Asking whether a window holds a number or a name where one is asked for did not help.
+of our own (`bench/retrieval_quality.py`). Asking whether a window holds a number or a name where one is asked for did
+not help.
 
 Knows nothing of models that answer: a `sufficient` that is passed in, such as a model's own log-probability that the
 answer is there, is mixed in.

@@ -95,7 +95,7 @@ class Searcher:
         ]
         clock.lap("fetch")
         if not query.repeats:
-            hits = distinct(hits, max(query.limit, RERANKED))
+            hits = distinct(hits, max(query.limit, RERANKED) if query.rerank or scorer else query.limit)
             clock.lap("distinct")
         if query.rerank or scorer:
             hits = self._reranked(text, hits, scorer)

@@ -48,6 +48,17 @@ def test_rerank_adds_its_score(ana: httpx.Client) -> None:
     assert reply["passages"][0]["scores"]["rerank"] > 0 and "rerank" in reply["seconds"]
 
 
+def test_the_served_model_can_be_the_judge(ana: httpx.Client) -> None:
+    add(ana, "dam.txt", DAM)
+    add(ana, "bees.txt", BEES)
+    plain = {hit["text"]: hit["scores"]["rerank"] for hit in search(ana, "granite dance", rerank=True)}
+    judged = {hit["text"]: hit["scores"]["rerank"] for hit in search(ana, "granite dance", rerank="model")}
+    assert judged.keys() == plain.keys() == {DAM, BEES}
+    assert all(score is not None and score != plain[text] for text, score in judged.items())
+    again = {hit["text"]: hit["scores"]["rerank"] for hit in search(ana, "granite dance", rerank="model")}
+    assert again == pytest.approx(judged, abs=1e-3)
+
+
 def test_filters_and_collections_narrow_it(ana: httpx.Client) -> None:
     work = ana.post("/api/collections", json={"name": "Work"}).json()["id"]
     add(ana, "dam.txt", DAM, metadata={"year": 1931}, collection=work)
@@ -88,7 +99,7 @@ def test_a_bad_search_is_refused_by_name(ana: httpx.Client, body: dict[str, Any]
 
 
 def test_a_query_of_100_kb_says_what_would_be_accepted(ana: httpx.Client) -> None:
-    message = error(ana.post("/api/search", json={"query": "dam " * 25_000}), 400, "invalid_value", "query")
+    message = error(ana.post("/api/search", json={"query": "dam " * 25_000}), 400, "invalid_query", "query")
     assert "99,999" in message and "4,000" in message
 
 

@@ -264,8 +264,7 @@ def test_max_tokens_cuts_a_call_off_and_says_so(pebble_http: httpx.Client) -> No
         assert cut["usage"]["completion_tokens"] == limit
         for part in calls_of(cut):
             assert part["function"]["name"] == "plan.trip"
-            begun = part["function"]["arguments"].removesuffix("\ufffd")  # a character that was cut in two
-            assert call["function"]["arguments"].startswith(begun)
+            assert call["function"]["arguments"].startswith(part["function"]["arguments"])
             seen.add(part["function"]["arguments"])
     assert len(seen) > 3
 

@@ -1,0 +1,77 @@
+"""The bundled embedder: vectors of length 1, the same however they were made, and layers packed for the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel
+from transformers.activations import ACT2FN
+
+from retrieval.embedding import SentenceEmbedder
+from retrieval.packing import PackedLinear, pack
+
+
+@pytest.fixture(scope="module")
+def embedder() -> SentenceEmbedder:
+    return SentenceEmbedder()
+
+
+def test_a_text_alone_has_the_vector_it_has_among_others(embedder: SentenceEmbedder) -> None:
+    texts = ["Who built the dam?", "The dam at Hollow Creek was finished in 1931.", "", "ﬁ — 你好 🐝"]
+    together = embedder.embed(texts)
+    assert together.shape == (4, embedder.size) and together.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+    for text, vector in zip(texts, together, strict=True):
+        np.testing.assert_allclose(embedder.embed([text])[0], vector, atol=1e-5)
+
+
+def test_a_long_text_is_the_mean_of_its_windows_and_not_its_beginning(embedder: SentenceEmbedder) -> None:
+    bees, dams = "Bees dance in the hive. " * 60, "The dam is built of granite. " * 60
+    long, first, asked = embedder.embed([bees + dams, bees, "a dam of granite"])
+    assert asked @ long > asked @ first + 0.2
+
+
+def test_what_means_the_same_is_nearer_than_what_starts_the_same(embedder: SentenceEmbedder) -> None:
+    asked, same, other = embedder.embed(
+        ["How do I get my money back?", "Refunds are paid within two weeks.", "How do I get to the station on foot?"]
+    )
+    assert asked @ same > asked @ other
+
+
+def test_there_is_nothing_to_embed(embedder: SentenceEmbedder) -> None:
+    assert embedder.embed([]).shape == (0, embedder.size) and embedder.tokens([]) == [] and embedder.pieces([]) == []
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+def test_packed_layers_compute_the_same(activation: str) -> None:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        hidden_act=activation,
+    )
+    model = BertModel(config).eval()
+    ids = torch.randint(0, 50, (3, 7))
+    with torch.inference_mode():
+        before = model(ids).last_hidden_state
+        pack(model)
+        after = model(ids).last_hidden_state
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
+    assert not [module for module in model.modules() if type(module) is nn.Linear]
+    assert sum(isinstance(module, PackedLinear) for module in model.modules()) == 13
+    fused = [layer.intermediate.intermediate_act_fn for layer in model.encoder.layer]
+    assert all(isinstance(each, nn.Identity if activation == "gelu" else type(ACT2FN[activation])) for each in fused)
+
+
+def test_a_layer_without_a_bias_packs_too() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4, bias=False))
+    x = torch.randn(5, 8)
+    before = model(x)
+    pack(model)
+    torch.testing.assert_close(model(x), before)
