@@ -97,20 +97,19 @@ def xquad(path: Path) -> tuple[list[Text], list[Asked]]:
 
 def weighed(
     texts: Sequence[Text], asked: Sequence[Asked], embedder: Embedder, folder: Path
-) -> Iterator[tuple[float, float]]:
-    """For each question the score with what answers it among the documents, and without."""
+) -> Iterator[tuple[float, float, bool]]:
+    """For each question the score with what answers it, the score without, and whether that was the first hit."""
     with Library.open(folder, embedder) as library:
         mine = library.collection(USER)
         if not mine.documents:
             library.add(USER, mine.id, texts)
         for one in asked:
-            yield tuple(  # type: ignore[misc]  # two of them
-                weigh(one.text, library.search(query).hits, embedder, library.views.lexical.rarity).score
-                for query in (
-                    Query(USER, one.text, 5),
-                    Query(USER, one.text, 5, filters={"source": {"ne": one.source}}),
-                )
+            present = library.search(Query(USER, one.text, 5)).hits
+            removed = library.search(Query(USER, one.text, 5, filters={"source": {"ne": one.source}})).hits
+            with_it, without = (
+                weigh(one.text, hits, embedder, library.views.lexical.rarity).score for hits in (present, removed)
             )
+            yield with_it, without, bool(present) and present[0].passage.source == one.source
 
 
 def evidence(
@@ -118,7 +117,7 @@ def evidence(
 ) -> Json:
     """Gold paragraph present against removed: the area under the curve, its points, and what the thresholds do."""
     texts, _ = xquad(path)
-    scores = np.array(list(weighed(texts, asked, embedder, work / "xquad")))
+    scores = np.array([pair for *pair, _ in weighed(texts, asked, embedder, work / "xquad")])
     present, removed = scores[:, 0], scores[:, 1]
     answer, partial = thresholds
     return {
@@ -143,10 +142,12 @@ def thresholds(embedder: Embedder, work: Path, most: int = 250) -> Json:
     every = [Asked(q, str(n)) for n, page in enumerate(pages) for _, *questions in page for q in questions]
     asked = rng.sample(every, min(most, len(every)))
     scores = np.array(list(weighed(texts, asked, embedder, work / "essays")))
+    first = scores[scores[:, 2] > 0, 0]  # "what happened to her?" finds nothing among forty people
     return {
         "questions": len(asked),
+        "found_first": len(first),
         "auroc": auroc(scores[:, 0], scores[:, 1]),
-        "present_quantiles": {str(q): float(np.quantile(scores[:, 0], q)) for q in (0.02, 0.05, 0.1, 0.25)},
+        "found_first_quantiles": {str(q): float(np.quantile(first, q)) for q in (0.02, 0.05, 0.1, 0.25)},
         "removed_quantiles": {str(q): float(np.quantile(scores[:, 1], q)) for q in (0.5, 0.75, 0.9, 0.95)},
     }
 

@@ -76,9 +76,11 @@ class SentenceEmbedder:
     def _model(self) -> SentenceTransformer:
         import torch
         from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
 
         from retrieval.packing import pack
 
+        logging.disable_progress_bar()  # one for loading 90 MB, in the middle of an answer or of another bar
         model = SentenceTransformer(str(_folder(self._model_name)), device=self._device).eval()
         if model.device.type == "cpu":
             if torch.cpu._is_amx_tile_supported():

@@ -83,3 +83,14 @@ def test_a_sentence_is_shown_when_it_is_whole_and_checked() -> None:
     (second,) = [*answer.feed(" green towers."), *answer.finish()]
     assert first[0] == "The dam of Orsk was finished in 1931. [S1] " and first[1].support == "supported"
     assert second[0] == "It has nine green towers. [unsupported]" and second[1].start == len(first[0])
+
+
+def test_the_kv_of_a_retrieved_prompt_is_found_by_its_user_alone(ana: httpx.Client, bob: httpx.Client) -> None:
+    asked = "when was the dam of Orsk finished?"
+    for who in (ana, bob):
+        upload(who, DAM)
+    cached = [
+        of_type(answered(who, asked), "run.completed")[0]["usage"]["cached_tokens"] for who in (ana, ana, bob, bob)
+    ]
+    assert cached[0] == 0 and cached[2] == 0
+    assert cached[1] > 0 and cached[3] > 0
