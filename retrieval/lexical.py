@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -37,18 +38,19 @@ def unbroken(text: str) -> str:
 
 def terms(text: str) -> list[str]:
     """The words of a text in lower case; of an identifier, its parts and then itself."""
-    made = []
-    for word in _WORD.findall(text):
-        word = _POSSESSIVE.sub("", word)
-        parts = _PARTS.findall(word)
-        whole = word.lower().replace("’", "'")
-        if len(parts) > 1:
-            made += [part.lower() for part in parts]
-            if re.search(r"[-.']", word) is None or len(parts) > 3:
-                made.append(whole)
-        else:
-            made.append(whole)
-    return made
+    return [term for word in _WORD.findall(text) for term in _of_word(word)]
+
+
+@lru_cache(maxsize=1 << 16)  # a language's common words: half the time of indexing went into them
+def _of_word(word: str) -> tuple[str, ...]:
+    word = _POSSESSIVE.sub("", word)
+    parts = _PARTS.findall(word)
+    whole = word.lower().replace("’", "'")
+    if len(parts) < 2:
+        return (whole,)
+    if re.search(r"[-.']", word) is None or len(parts) > 3:
+        return (*(part.lower() for part in parts), whole)
+    return tuple(part.lower() for part in parts)
 
 
 # Beside those that tantivy leaves out: words that questions are made of.
