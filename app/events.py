@@ -7,9 +7,12 @@ of `run.completed`, `run.failed`, `run.cancelled`.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
+
+from reasoning.thinking import Tally
 
 
 class Usage(BaseModel):
@@ -19,6 +22,10 @@ class Usage(BaseModel):
     completion_tokens: int
     reasoning_tokens: int
     cached_tokens: int
+
+    @classmethod
+    def of(cls, tally: Tally) -> Usage:
+        return cls(**asdict(tally))
 
 
 class RunQueued(BaseModel):

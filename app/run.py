@@ -25,14 +25,15 @@ from app.events import (
     RunStarted,
     ThinkingDone,
     ThinkingStarted,
+    Usage,
 )
 from app.grounded import REFUSAL, CheckedAnswer, grounds
 from app.metrics import Watch
 from app.run_log import Deltas, RunLog
 from app.served import Served
 from app.store import Answer
-from app.thinking import Piece, Tally, think_and_answer
 from engine.params import Span
+from reasoning.thinking import Piece, Tally, think_and_answer
 
 if TYPE_CHECKING:
     from retrieval import Library
@@ -115,7 +116,7 @@ class Run:
             self.log.append(AnswerDone(text="".join(self._content), finish_reason=finish))
             if metrics := self._metrics():
                 self.log.append(metrics)
-            self._end(RunCompleted(usage=self._tally.usage()))
+            self._end(RunCompleted(usage=Usage.of(self._tally)))
         except asyncio.CancelledError:
             self._cut_short()
         except Exception as error:
@@ -217,7 +218,7 @@ class Run:
         return Metrics(ttft_s=self._first_token_at - self._began, tokens_per_s=rate, completion_tokens=made)
 
     def _cut_short(self) -> None:
-        self._end(self._ending or RunCancelled(usage=self._tally.usage()))
+        self._end(self._ending or RunCancelled(usage=Usage.of(self._tally)))
 
     def _end(self, terminal: RunCompleted | RunFailed | RunCancelled) -> None:
         if self.log.ended:
@@ -235,7 +236,7 @@ class Run:
                 thinking_s=self._thinking_s,
                 ttft_s=metrics.ttft_s if metrics else None,
                 tokens_per_s=metrics.tokens_per_s if metrics else None,
-                usage=self._tally.usage(),
+                usage=Usage.of(self._tally),
                 error=terminal.message if isinstance(terminal, RunFailed) else None,
             )
         )

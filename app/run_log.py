@@ -17,7 +17,7 @@ from app.store import LoggedEvent
 
 if TYPE_CHECKING:
     from app.store import Store
-    from app.thinking import Part
+    from reasoning.thinking import Part
 
 COALESCE_S = 0.025
 _FLUSH_S = 0.1

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.thinking import Markers
 from engine.dialects import ToolPlan, choose
 from engine.dialects.dialect import line_breaks
 from engine.params import Sampling
+from reasoning.thinking import Markers
 
 if TYPE_CHECKING:
     from engine import Engine

@@ -20,7 +20,7 @@ from app.config import BadSetting, Settings
 
 if TYPE_CHECKING:
     from app.served import Served
-    from app.thinking import Part
+    from reasoning.thinking import Part
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 Messages = list[dict[str, str]]
@@ -102,8 +102,8 @@ class LocalPartner:
         return cls(Served(await Engine.start(settings.engine_config()), settings.model))
 
     async def answer(self, messages: Messages) -> AsyncGenerator[tuple[Part, str], None]:
-        from app.thinking import think_and_answer
         from engine import Span
+        from reasoning.thinking import think_and_answer
 
         served = self._served
         prompt = await served.chat_tokens(list(messages), {})

@@ -16,9 +16,9 @@ import numpy as np
 from app.events import CitationRef
 from app.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
 from app.served import Served
-from app.thinking import think_and_answer
 from bench.retrieval_quality import USER, Asked
 from engine import GREEDY, Engine, Span
+from reasoning.thinking import think_and_answer
 from retrieval import Library, Query, Text, sources
 
 Json = dict[str, Any]  # Any: plain JSON

@@ -20,10 +20,10 @@ from app.openai.generation import Generation, check_model, room_for
 from app.openai.logprobs import chat_logprobs
 from app.openai.schemas import ChatRequest
 from app.openai.stream import event, text_json
-from app.openai.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
 from app.served import Served
-from app.thinking import Tally
 from engine.outputs import TokenLogprob
+from reasoning.thinking import Tally
+from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
 
 
 @dataclass(slots=True)

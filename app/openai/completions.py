@@ -23,8 +23,8 @@ from app.openai.logprobs import CompletionLogprobs
 from app.openai.schemas import CompletionRequest
 from app.openai.stream import event
 from app.served import Served
-from app.thinking import Piece
 from engine.outputs import TokenLogprob
+from reasoning.thinking import Piece
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI documents it for this endpoint
 

@@ -16,8 +16,8 @@ from app.disconnect import finish
 from app.errors import ApiError, from_exception, invalid
 from app.metrics import Meter
 from app.served import Served
-from app.thinking import Piece, Tally, plain, think_and_answer
 from engine.params import Span
+from reasoning.thinking import Piece, Tally, plain, think_and_answer
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence

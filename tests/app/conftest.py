@@ -27,17 +27,11 @@ from app.users import user_of
 from engine import Engine, EngineConfig, Stats
 from retrieval import Library
 from tests.app.gate import GatedEmbedder
-from tests.tiny import write_checkpoint
 
 T = TypeVar("T")
 PEBBLE = Path(__file__).resolve().parents[2] / "models/pebble"
 # A variable `open_thinking` more, so that a test can say that the model thinks first.
 OPEN_THINKING = "{%- if add_generation_prompt and open_thinking -%}{{- '<think>\\n' -}}{%- endif -%}"
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @dataclass

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.thinking import Markers, Piece, think_and_answer
 from engine import Sampling, Span, SpanOutput, Tokenizer
+from reasoning.thinking import Markers, Piece, think_and_answer
 
 OPEN, CLOSE, END = 1000, 1001, 1002
 

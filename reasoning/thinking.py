@@ -13,7 +13,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from app.events import Usage
 from engine.constrain.layout import Constrained
 from engine.outputs import FinishReason, SpanOutput, TokenLogprob
 from engine.params import Span
@@ -87,14 +86,6 @@ class Tally:
         self.completion_tokens += piece.spent
         if piece.part == "thinking":
             self.reasoning_tokens += piece.spent
-
-    def usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            reasoning_tokens=self.reasoning_tokens,
-            cached_tokens=self.cached_tokens,
-        )
 
 
 async def plain(seq: EngineSequence, span: Span, *, calls: bool = False) -> AsyncGenerator[Piece, None]:

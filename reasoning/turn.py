@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.thinking import Piece
 from engine.dialects import BodyParser, CallArguments, CallBegun, CallEvent, Malformed
 from engine.dialects.body import Bodies
 from engine.outputs import TokenLogprob
+from reasoning.thinking import Piece
 
 _ID_ALPHABET = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # what Mistral's templates insist on; others take any

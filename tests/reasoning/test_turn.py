@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from app.openai.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
-from app.thinking import Part, Piece
 from engine.dialects import DIALECTS, Tool
 from engine.dialects.json_calls import list_of_calls, one_call
 from engine.outputs import TokenLogprob
+from reasoning.thinking import Part, Piece
+from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
 from tests.engine.dialects.samples import dialect
 
 CALL = '\n{"name": "add", "arguments": {"a": 1, "b": [2, "}"]}}\n'
