@@ -1,0 +1,175 @@
+"""A page of the public web, fetched so that nothing of this machine or its network can be reached by asking for it.
+
+Each hop is checked anew: the URL is read strictly, its host resolved once, every address it has must be public, and the
+connection goes to one of those very addresses. Bytes (before and after decompression), headers, redirects and time are
+limited. No cookies, no credentials, no proxies: whoever asks, a site sees the same request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Protocol
+
+import certifi
+import httpcore
+
+from tools.web import addresses, readable
+from tools.web.errors import Failed, Refused
+from tools.web.inflate import Inflate
+from tools.web.pinned import Pinned
+from tools.web.target import Target, target
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_SLACK = 256 * 1024  # bytes of chunk framing, and of the piece in which a page turns out to be too long
+_ACCEPT = "text/html,application/xhtml+xml,text/plain,application/json;q=0.9,text/*;q=0.8,application/xml;q=0.7"
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a host, as text."""
+
+
+class Refusal(Protocol):
+    def __call__(self, address: IPv4Address | IPv6Address, /) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FetchConfig:
+    ports: tuple[int, ...] = (80, 443)
+    timeout_s: float = 20.0  # for all of it, redirects included
+    connect_timeout_s: float = 5.0
+    most_bytes: int = 2_000_000  # of a page, decompressed
+    most_header_bytes: int = 32_000
+    most_chars: int = 100_000  # of the text given back
+    most_redirects: int = 5
+    user_agent: str = "Ponder/0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What was found at `url`, the address after redirects. `truncated`: there was more than was read."""
+
+    url: str
+    status: int
+    media_type: str
+    text: str
+    title: str
+    truncated: bool
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses that the system's resolver has for a host."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+class Fetcher:
+    """Fetches pages. `resolve`, `refusal` and `tls` are there for tests that stand up a web of their own."""
+
+    def __init__(
+        self,
+        config: FetchConfig | None = None,
+        *,
+        resolve: Resolve = resolve,
+        refusal: Refusal = addresses.refusal,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.config = config or FetchConfig()
+        self._resolve, self._refusal, self._tls = resolve, refusal, tls
+
+    async def fetch(self, url: str) -> Page:
+        """
+        Raises:
+            Refused: the URL, an address, a redirect or the media type is not one that may be fetched.
+            Failed: the site could not be reached, did not answer in time, or not in HTTP.
+        """
+        try:
+            async with asyncio.timeout(self.config.timeout_s):
+                return await self._follow(target(url, self.config.ports))
+        except TimeoutError:
+            raise Failed(f"The site took longer than the limit of {self.config.timeout_s:g} s.") from None
+
+    async def _follow(self, at: Target) -> Page:
+        for _ in range(self.config.most_redirects + 1):
+            found = await self._request(at)
+            if isinstance(found, Page):
+                return found
+            at = at.join(found, self.config.ports)
+        raise Refused(f"The page redirects more than {self.config.most_redirects} times.")
+
+    async def _checked(self, at: Target) -> list[IPv4Address | IPv6Address]:
+        """All addresses of a host, where each of them may be connected to."""
+        if at.address is not None:
+            found = [at.address]
+        else:
+            try:
+                found = [ip_address(text) for text in await self._resolve(at.host, at.port)]
+            except (OSError, ValueError, UnicodeError):
+                found = []
+        if not found:
+            raise Failed(f"The host {at.host!r} has no address.")
+        for address in found:
+            if kind := self._refusal(address):
+                # The address of an inner host stays unsaid: who asks may not know it.
+                kind = kind.partition(", here ")[0]
+                raise Refused(f"The host {at.host!r} has an address that is {kind}; accepted: public addresses alone.")
+        return sorted(dict.fromkeys(found), key=lambda address: address.version)
+
+    async def _request(self, at: Target) -> Page | str:
+        """A page, or where the site says that it is."""
+        config = self.config
+        backend = Pinned(await self._checked(at), config.most_bytes + config.most_header_bytes + _SLACK)
+        headers = [
+            ("User-Agent", config.user_agent),
+            ("Accept", _ACCEPT),
+            ("Accept-Encoding", "gzip, deflate"),
+            ("Connection", "close"),
+        ]
+        limits = {"connect": config.connect_timeout_s, "read": config.timeout_s, "write": config.connect_timeout_s}
+        try:
+            async with (
+                httpcore.AsyncConnectionPool(self._context(at), network_backend=backend) as pool,
+                pool.stream("GET", at.url, headers=headers, extensions={"timeout": limits}) as response,
+            ):
+                return await self._read(at, response)
+        except httpcore.TimeoutException:
+            raise Failed(f"The host {at.host!r} did not answer in time.") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
+            raise Failed(f"The host {at.host!r} could not be read: {error or type(error).__name__}") from None
+
+    def _context(self, at: Target) -> ssl.SSLContext | None:
+        if at.scheme == "https" and self._tls is None:
+            self._tls = ssl.create_default_context(cafile=certifi.where())
+        return self._tls
+
+    async def _read(self, at: Target, response: httpcore.Response) -> Page | str:
+        size = sum(len(name) + len(value) + 4 for name, value in response.headers)
+        if size > self.config.most_header_bytes:
+            raise Refused(f"The page has {size:,} bytes of headers; accepted: {self.config.most_header_bytes:,}.")
+        headers = {name.lower(): value.decode("utf-8", "replace") for name, value in response.headers}
+        if response.status in _REDIRECTS and b"location" in headers:
+            return headers[b"location"]
+        media_type, _, parameters = headers.get(b"content-type", "").lower().partition(";")
+        media_type = media_type.strip()
+        if not readable.is_textual(media_type):
+            said = f"is of the type {media_type[:100]!r}" if media_type else "does not say what type it is of"
+            raise Refused(f"The page {said}; accepted: text, HTML, JSON, XML and the like.")
+        data, truncated = await self._body(response, headers.get(b"content-encoding", ""))
+        _, _, charset = parameters.partition("charset=")
+        reading = await asyncio.to_thread(readable.read, data, media_type, charset.split(";")[0].strip("\"' "))
+        truncated = truncated or reading.cut or len(reading.text) > self.config.most_chars
+        text = reading.text[: self.config.most_chars]
+        return Page(at.url, response.status, media_type, text, reading.title, truncated)
+
+    async def _body(self, response: httpcore.Response, encoding: str) -> tuple[bytes, bool]:
+        inflate = Inflate(encoding, self.config.most_bytes)
+        body = bytearray()
+        async for piece in response.aiter_stream():
+            # A small piece can hold much: inflating it is left to a thread, not to the loop that serves others.
+            body += await asyncio.to_thread(inflate.feed, piece)
+            if inflate.full:
+                return bytes(body), True
+        return bytes(body), False
