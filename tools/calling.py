@@ -1,0 +1,76 @@
+"""Running a tool's function, whatever its kind: plain, async, or a generator of either.
+
+A plain function runs in a thread, so that it may block. Knows nothing of timeouts; whoever waits may stop waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypeVar, cast
+
+from tools.context import Context
+from tools.errors import ToolError
+
+R = TypeVar("R")
+
+
+async def evaluated(ctx: Context, start: Callable[[], Any], function: Callable[..., Any]) -> Any:
+    """What the function returns, whatever its kind; the pieces of a generator are shown as they come."""
+    if inspect.isasyncgenfunction(function):
+        pieces = list[str]()
+        stream = cast("AsyncIterator[object]", start())
+        async for piece in stream:
+            pieces.append(_shown(ctx, piece))
+        return "".join(pieces)
+    if inspect.isgeneratorfunction(function):
+        return await _in_thread(lambda: "".join(_shown(ctx, piece) for piece in cast("Iterator[object]", start())))
+    if inspect.iscoroutinefunction(function):
+        return await start()
+    return await _in_thread(start)
+
+
+def _shown(ctx: Context, piece: object) -> str:
+    if not isinstance(piece, str):
+        raise TypeError(f"a streaming tool yields strings, and this one yielded {type(piece).__name__}")
+    ctx.output(piece)
+    return piece
+
+
+async def _in_thread(work: Callable[[], R]) -> R:
+    """Runs a plain function in a thread of its own.
+
+    A daemon, and none of a pool's: a function that never returns must neither starve other calls nor hold up the end of
+    the process. Cancelled, we stop waiting; the thread goes on, which its `ctx.cancelled` tells it.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[R] = loop.create_future()
+
+    def settle(value: R | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("R", value))
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = work()
+        except Exception as raised:
+            error = raised
+        except BaseException as raised:  # SystemExit must end neither the loop nor the wait
+            error = ToolError(f"it called for an exit: {raised!r}")
+        if isinstance(error, StopIteration):  # which no future can carry
+            error = RuntimeError(f"StopIteration: {error}")
+        try:
+            loop.call_soon_threadsafe(settle, value, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), name="tool", daemon=True).start()
+    return await done

@@ -1,0 +1,141 @@
+"""What a tool is given beside its arguments: who asks, and how to show progress, cite, and ask the person.
+
+Knows nothing of models or of HTTP: the executor fills in where the reports go. `progress`, `output` and `cite` may be
+called from any thread, so that plain functions can use them; a call that has ended reports nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar, cast
+
+from tools.errors import NotAnswered, NotProvided
+
+T = TypeVar("T")
+
+
+class Injected:
+    """Marks a parameter that the host fills in, so that it is no part of the schema."""
+
+
+Depends = Annotated[T, Injected()]
+"""`db: Depends[Database]` is given what the host provided for `Database`; the model never sees the parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where something in a result comes from. `start` and `end` are character offsets in the source's own text."""
+
+    title: str
+    url: str | None = None
+    text: str | None = None
+    document: int | str | None = None
+    page: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a call has come: `done` of `total`, in whatever unit the tool counts."""
+
+    text: str
+    done: float | None = None
+    total: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a tool asks the person. With `choices`, the answer is one of them."""
+
+    call_id: str
+    tool: str
+    text: str
+    choices: tuple[str, ...] | None = None
+
+
+Ask = Callable[[Question], Awaitable[str]]
+Provider = Callable[["Context", type], Any]  # a value of the type asked for, which typing cannot say here
+_NOBODY: Final = "nobody can be asked here; go on without the answer, or say what is missing."
+
+
+class Context:
+    """One call's view of its surroundings. `chat` is None where a tool is called outside of a chat."""
+
+    def __init__(
+        self,
+        *,
+        user: str,
+        call_id: str,
+        tool: str = "",
+        chat: str | None = None,
+        provided: Provider | Mapping[type, object] | None = None,
+        ask: Ask | None = None,
+        on_progress: Callable[[Step], None] | None = None,
+        on_output: Callable[[str], None] | None = None,
+    ) -> None:
+        self.user = user
+        self.call_id = call_id
+        self.tool = tool
+        self.chat = chat
+        self.sources = list[Source]()
+        self._provided = provided
+        self._ask = ask
+        self._on_progress = on_progress
+        self._on_output = on_output
+        self._ended = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the result any more. A plain function's thread can't be stopped: long ones look."""
+        return self._ended
+
+    def progress(self, text: str, done: float | None = None, total: float | None = None) -> None:
+        """Shows the person how far the call is. The model does not read it."""
+        if self._on_progress is not None and not self._ended:
+            self._on_progress(Step(text, done, total))
+
+    def output(self, text: str) -> None:
+        """Shows a piece of the output before the whole is there; a generator's pieces come here by themselves."""
+        if self._on_output is not None and not self._ended:
+            self._on_output(text)
+
+    def cite(self, source: Source) -> int:
+        """Names a source of the result; returns its number in this call, from 1. The same source keeps its number."""
+        if source not in self.sources:
+            self.sources.append(source)
+        return self.sources.index(source) + 1
+
+    async def ask(self, question: str, choices: Sequence[str] | None = None) -> str:
+        """Asks the person and waits; the time does not count against the tool's timeout.
+
+        Raises:
+            NotAnswered: nobody can be asked, they declined, or the answer is none of the `choices`.
+            ValueError: `choices` is empty.
+        """
+        if choices is not None and not choices:
+            raise ValueError("A question with choices needs at least one; leave choices out for a free answer.")
+        if self._ask is None:
+            raise NotAnswered(f"The question {question!r} was not answered: {_NOBODY}")
+        offered = None if choices is None else tuple(choices)
+        answer = await self._ask(Question(self.call_id, self.tool, question, offered))
+        if offered is not None and answer not in offered:
+            raise NotAnswered(f"The question {question!r} was answered {answer!r}; accepted: {', '.join(offered)}.")
+        return answer
+
+    def get(self, kind: type[T]) -> T:
+        """What the host provided for this type.
+
+        Raises:
+            NotProvided: the host provided nothing for it.
+        """
+        if callable(self._provided):
+            return cast("T", self._provided(self, kind))
+        if self._provided is not None and kind in self._provided:
+            return cast("T", self._provided[kind])
+        raise NotProvided(f"Nothing was provided for {kind.__qualname__}; the host does so with Registry.provide.")
+
+    def end(self) -> None:
+        """From now on nothing is reported, and `cancelled` is true. The executor's word when a call has its outcome."""
+        self._ended = True

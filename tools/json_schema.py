@@ -1,0 +1,59 @@
+"""Arguments held to a JSON schema that came from elsewhere, as those of an MCP server's tools do.
+
+Nothing is fetched: a schema that refers to another document is refused. Nothing is filled in or converted.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tools.errors import BadArguments, Problem, ToolDeclarationError
+from tools.schema import JSONSchema
+
+_LONGEST = 300  # characters of one message, which may quote the argument
+
+
+def checker(where: str, name: str, schema: JSONSchema) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """A function that returns the arguments as they are, or raises `BadArguments`.
+
+    Raises:
+        ToolDeclarationError: it is no JSON Schema of an object, or refers to another document.
+    """
+    import jsonschema  # slow to import, and only tools declared by a schema need it
+    from jsonschema.exceptions import SchemaError
+
+    if schema.get("type") != "object":
+        raise ToolDeclarationError(f'{where}: the schema of its parameters must have "type": "object".')
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        reason = error.message[:_LONGEST]
+        raise ToolDeclarationError(f"{where}: the schema of its parameters is not JSON Schema: {reason}.") from None
+    for target in _targets(schema):
+        if not target.startswith("#"):
+            raise ToolDeclarationError(f"{where}: its schema refers to {target!r}; only references within it are read.")
+    validator = kind(copy.deepcopy(schema))
+
+    def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        given = copy.deepcopy(dict(arguments))
+        errors = sorted(validator.iter_errors(given), key=lambda error: error.json_path)
+        if errors:
+            found = [Problem(e.json_path.removeprefix("$").lstrip("."), e.message[:_LONGEST]) for e in errors]
+            raise BadArguments(name, found)
+        return given
+
+    return check
+
+
+def _targets(node: Any) -> Iterator[str]:
+    if isinstance(node, list):
+        for each in node:
+            yield from _targets(each)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
+                yield value
+            yield from _targets(value)

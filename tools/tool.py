@@ -1,0 +1,248 @@
+"""A tool: a function that a model may call, with everything that is declared about it.
+
+`@tool` makes one from a function's signature and docstring; `Tool.from_schema` makes one from a JSON schema, for what
+is declared elsewhere (MCP). A declared tool is still the function it wraps, so a test may simply call it. Knows nothing
+of who may call it, how often, or where its results go: the executor does.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+
+from tools.calling import evaluated
+from tools.context import Context
+from tools.errors import ToolDeclarationError, ToolError
+from tools.json_schema import checker
+from tools.limits import Rate
+from tools.options import Approval, Permission, named, options
+from tools.schema import JSONSchema, Signature, caller
+
+if TYPE_CHECKING:
+    from tools.toolset import Toolset
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+Run = Callable[[Context, dict[str, Any]], Awaitable[Any]]  # any JSON value, or what pydantic can make one of
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tool:
+    """What the registry, the policy and the executor know of a tool.
+
+    `permission`: the class of what it does; `timeout_s`: seconds for a call; `rate`: calls per user; `approval`:
+    whether a person is asked before it runs: never, once in a chat, or always; `idempotent`: whether a second run does
+    no harm; `cache_s`: seconds that a result is reused for the same user and arguments, 0 for not at all; `max_chars`:
+    of the result as the model reads it; `origin`: the module, plugin or server it comes from.
+    """
+
+    name: str
+    description: str
+    parameters: JSONSchema
+    permission: Permission = "none"
+    timeout_s: float = 30.0
+    rate: Rate | None = None
+    approval: Approval = "never"
+    idempotent: bool = True
+    cache_s: float = 0.0
+    max_chars: int = 8000
+    origin: str = ""
+    _check: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
+    _run: Run = field(repr=False)
+
+    @classmethod
+    def from_schema(
+        cls,
+        name: str,
+        description: str,
+        parameters: JSONSchema,
+        call: Run,
+        *,
+        origin: str = "",
+        permission: Permission = "read",
+        timeout: float = 30.0,
+        rate: str | None = None,
+        approval: Approval | None = None,
+        idempotent: bool | None = None,
+        cache: float = 0.0,
+        max_chars: int = 8000,
+    ) -> Tool:
+        """A tool declared by a JSON schema. `call` is given the arguments once they fit it.
+
+        Raises:
+            ToolDeclarationError: the name, the schema or a policy is not what is accepted.
+        """
+        where = f"Tool {name!r}" + (f" (of {origin})" if origin else "")
+        policy = options(where, permission, timeout, rate, approval, idempotent, cache, max_chars)
+        checked = checker(where, name, parameters)
+        if not description.strip():
+            raise ToolDeclarationError(f"{where} has no description; say what it does, for the model to know.")
+        return cls(
+            name=named(name, where),
+            description=description,
+            parameters=copy.deepcopy(parameters),
+            origin=origin,
+            _check=checked,
+            _run=call,
+            **policy,
+        )
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the function takes them, defaults filled in.
+
+        Raises:
+            BadArguments: they do not fit the schema; the message names each field that doesn't.
+        """
+        return self._check(arguments)
+
+    async def call(self, ctx: Context, arguments: Mapping[str, Any]) -> Any:
+        """Checks the arguments, as JSON has them, and runs the tool; returns what its function returns.
+
+        Raises:
+            BadArguments: they do not fit the schema.
+            Exception: whatever the function raises.
+        """
+        return await self._run(ctx, self._check(arguments))
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether the order of its calls may matter, so that they run one after another."""
+        return self.permission in ("write", "execute") or not self.idempotent
+
+    @property
+    def untrusted(self) -> bool:
+        """Whether what it returns may hold text that somebody else wrote."""
+        return self.permission != "none"
+
+    def spec(self) -> dict[str, Any]:
+        """The tool as OpenAI's `tools` list has it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+    def of(self, origin: str) -> Self:
+        """The same tool, said to come from `origin`."""
+        return self._with(origin=origin)
+
+    def _with(self, **changes: object) -> Self:
+        changed = copy.copy(self)
+        for name, value in changes.items():
+            object.__setattr__(changed, name, value)
+        return changed
+
+
+class DeclaredTool(Tool, Generic[P, R]):
+    """A tool made by `@tool`: called directly, it is the function."""
+
+    __wrapped__: Callable[P, R]
+    _signature: Signature
+    _owner: object | None = None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._owner is not None:
+            return cast("Callable[..., R]", self.__wrapped__)(self._owner, *args, **kwargs)
+        return self.__wrapped__(*args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: DeclaredTool[Concatenate[S, P], R], instance: S, owner: type | None = None
+    ) -> DeclaredTool[P, R]: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> object:
+        # Read from an instance, the tool is bound to it, as a method is.
+        if instance is None:
+            return self
+        bound = self._with(_owner=instance)
+        return bound._with(_run=bound._invoke)
+
+    async def _invoke(self, ctx: Context, arguments: dict[str, Any]) -> Any:
+        function = cast("Callable[..., Any]", self.__wrapped__)
+        signature = self._signature
+        if signature.context is not None:
+            arguments[signature.context] = ctx
+        for name, kind in signature.injected.items():
+            arguments[name] = ctx.get(kind)
+        if self._owner is None:
+            return await evaluated(ctx, lambda: function(**arguments), function)
+        if not hasattr(self._owner, "in_use"):
+            return await evaluated(ctx, lambda: function(self._owner, **arguments), function)
+        async with cast("Toolset", self._owner).in_use():
+            return await evaluated(ctx, lambda: function(self._owner, **arguments), function)
+
+
+@overload
+def tool(function: Callable[P, R], /) -> DeclaredTool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    permission: Permission = "none",
+    timeout: float = 30.0,
+    rate: str | None = None,
+    approval: Approval | None = None,
+    idempotent: bool | None = None,
+    cache: float = 0.0,
+    max_chars: int = 8000,
+) -> Callable[[Callable[P, R]], DeclaredTool[P, R]]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    permission: Permission = "none",
+    timeout: float = 30.0,
+    rate: str | None = None,
+    approval: Approval | None = None,
+    idempotent: bool | None = None,
+    cache: float = 0.0,
+    max_chars: int = 8000,
+) -> Any:  # one of the overloads above
+    """Makes a function a tool: bare, or with what it is allowed to do and how it is called.
+
+    The function may be plain (it runs in a thread), async, or a generator of either kind whose strings are shown as
+    they come and together are the result. `approval` is "always" for write and execute unless said otherwise, else
+    "never"; `idempotent` is true for none and read unless said otherwise. `timeout` and `cache` are seconds.
+
+    Raises:
+        ToolDeclarationError: the function or an option can't be used; the message says what to write instead.
+    """
+    frame = caller(1)
+
+    def declare(function: Callable[..., Any]) -> DeclaredTool[..., Any]:
+        if not inspect.isfunction(function):
+            raise ToolDeclarationError(
+                f"@tool stands above a function, not {function!r}; it is the outermost decorator."
+            )
+        where = f"Tool {function.__qualname__} (in {function.__module__})"
+        policy = options(where, permission, timeout, rate, approval, idempotent, cache, max_chars)
+        signature = Signature(function, method=_is_method(function), frame=frame)
+        # The class of a method is not known yet; where `self` has been left out, its first argument would be lost.
+        made = DeclaredTool[..., Any](
+            name=named(function.__name__ if name is None else name, where),
+            description=signature.description,
+            parameters=signature.parameters,
+            origin=function.__module__,
+            _check=signature.checked,
+            _run=_unbound,
+            **policy,
+        )
+        for key in ("__module__", "__name__", "__qualname__", "__doc__"):
+            object.__setattr__(made, key, getattr(function, key))
+        made = made._with(__wrapped__=function, _signature=signature)
+        return made if _is_method(function) else made._with(_run=made._invoke)
+
+    return declare if function is None else declare(function)
+
+
+async def _unbound(ctx: Context, arguments: dict[str, Any]) -> Any:
+    raise ToolError(f"{ctx.tool or 'The tool'} is a method; call it on an instance of its Toolset.")
+
+
+def _is_method(function: Callable[..., Any]) -> bool:
+    """Whether it stands in a class body: its qualified name has a class before it."""
+    first = next(iter(inspect.signature(function).parameters), "")
+    return "." in function.__qualname__.split("<locals>.")[-1] and first == "self"
