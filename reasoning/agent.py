@@ -1,0 +1,264 @@
+"""Plan, call, observe, go on, answer: a model's loop with tools, on one sequence that only ever grows.
+
+Results are appended to what stands there, so nothing is prefilled twice; while tools run, the sequence's K/V is held.
+What a call does is another's business, given as `Tools`. When a limit ends the calling, the model has one turn more, in
+which it cannot call, to answer with what it has. Knows nothing of HTTP, chats, rights or approvals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from engine.dialects import ToolPlan
+from engine.params import Span
+from reasoning.thinking import Markers, Piece, think_and_answer
+from reasoning.turn import CallMore, CallStart, Delta, Turn
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+
+HELD_S = 60.0  # that a sequence's K/V waits for tools before it may be dropped
+WRAP_UP_TOKENS = 512  # of the budget, kept for the last answer
+LEAST_ANSWER = 128  # tokens that results leave for the last answer
+SHORTEST_RESULT = 200  # characters of a result that is cut
+NEVER = -100.0  # the bias of a token that is not wanted
+
+Limit = Literal["steps", "tokens", "seconds", "context"]
+LIMIT_NOTES: dict[Limit, str] = {
+    "steps": "No more calls are possible in this answer. Answer with what is known by now.",
+    "tokens": "The answer has almost reached its longest. Answer briefly with what is known by now.",
+    "seconds": "Time is up. Answer with what is known by now.",
+    "context": "The conversation has almost filled the context. Answer briefly with what is known by now.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where calling ends: `steps` turns that call, `tokens` that the model writes, `seconds` from the start."""
+
+    steps: int = 8
+    tokens: int = 8192
+    seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`arguments` is JSON text as the model wrote it, held to the tool's schema where one can be held."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A call's result as the model reads it."""
+
+    call: Call
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """A piece of the model's own, and what it adds to the turn."""
+
+    piece: Piece
+    deltas: tuple[Delta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call is complete. It runs as soon as its turn is over, or already if it only reads."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """A limit was reached: the next turn is the last."""
+
+    limit: Limit
+
+
+Happened = Wrote | Called | Returned | Limited
+
+
+class Tools(Protocol):
+    """Who runs calls."""
+
+    def only_reads(self, call: Call) -> bool:
+        """Whether the call may run before the turn is over, beside others."""
+        ...
+
+    async def run(self, calls: Sequence[Call]) -> list[str]:
+        """Run calls; a text for each, whatever happened. Cancelled, it ends them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a model writes: `plan` holds its calls, `after_calls` makes tokens of (id, name) and results."""
+
+    plan: ToolPlan
+    markers: Markers | None
+    after_calls: Callable[[Sequence[tuple[str, str]], Sequence[str]], list[int]]
+    opens_thinking: Callable[[list[int]], bool] = lambda tokens: False
+    closes_thinking: Callable[[list[int]], bool] = lambda tokens: False
+
+
+@dataclass(slots=True)
+class Agent:
+    """One answer's loop. `span` has the sampling and stops of every turn; its limit of tokens is `limits`'."""
+
+    style: Style
+    tools: Tools
+    span: Span
+    limits: Limits = field(default_factory=Limits)
+    held_s: float = HELD_S
+    clock: Callable[[], float] = time.monotonic
+    spent: int = 0  # tokens that the model has written
+    steps: int = 0
+
+    async def run(self, seq: EngineSequence, room: int) -> AsyncGenerator[Happened, None]:
+        """Everything that happens until the answer is there. `room`: tokens that the context has left for it all.
+
+        Raises:
+            NoWayOn: the model's chat template takes no results.
+            What `generate` raises.
+        """
+        began, first, last = self.clock(), len(seq), False
+        while True:
+            turn = _CallingTurn(self.style.plan, self.tools)
+            try:
+                async with aclosing(self._turn(seq, room - (len(seq) - first), wrap_up=last)) as pieces:
+                    async for piece in pieces:
+                        self.spent += piece.spent
+                        deltas = turn.take(piece)
+                        yield Wrote(piece, deltas)
+                        for call in turn.newly_closed():
+                            yield Called(call)
+                if turn.finish_reason != "tool_calls" or last:
+                    return
+                self.steps += 1
+                seq.hold(self.held_s)
+                returned = await turn.results()
+            finally:
+                turn.cancel()
+            for call, text in returned:
+                yield Returned(call, text)
+            limit = self._limit(began, room - (len(seq) - first), sum(len(text) for _, text in returned))
+            texts = [text for _, text in returned]
+            if limit is not None:
+                last = True
+                texts[-1] = f"{texts[-1]}\n\n{LIMIT_NOTES[limit]}"
+                yield Limited(limit)
+            seq.append(self._fitting([call for call, _ in returned], texts, room - (len(seq) - first)))
+
+    def _limit(self, began: float, room: int, coming: int) -> Limit | None:
+        """`coming`: characters of results, which are at most as many tokens."""
+        if self.steps >= self.limits.steps:
+            return "steps"
+        if self.limits.tokens - self.spent <= WRAP_UP_TOKENS:
+            return "tokens"
+        if self.clock() - began >= self.limits.seconds:
+            return "seconds"
+        if room - coming <= WRAP_UP_TOKENS:
+            return "context"
+        return None
+
+    def _fitting(self, calls: Sequence[Call], texts: list[str], room: int) -> list[int]:
+        """Tokens of the results, the longest of them cut until the last answer has its place."""
+        while True:
+            tokens = self.style.after_calls([(call.id, call.name) for call in calls], texts)
+            longest = max(range(len(texts)), key=lambda at: len(texts[at]))
+            if len(tokens) <= room - LEAST_ANSWER or len(texts[longest]) <= SHORTEST_RESULT:
+                return tokens
+            kept = max(SHORTEST_RESULT, len(texts[longest]) // 2) // 2
+            texts[longest] = f"{texts[longest][:kept]} […] {texts[longest][-kept:]}"
+
+    async def _turn(self, seq: EngineSequence, room: int, *, wrap_up: bool) -> AsyncGenerator[Piece, None]:
+        plan, sampling = self.style.plan, self.span.sampling
+        constraint = plan.constrained
+        if wrap_up and plan.layout.begin is not None:
+            sampling = replace(sampling, logit_bias={**sampling.logit_bias, plan.layout.begin: NEVER})
+        left = max(1, min(room, self.limits.tokens - self.spent))
+        span = replace(self.span, sampling=sampling, max_tokens=left, constraint=None if wrap_up else constraint)
+        tokens = seq.tokens
+        opened, closed = self.style.opens_thinking(tokens), self.style.closes_thinking(tokens)
+        async with aclosing(
+            think_and_answer(seq, span, self.style.markers, opened=opened, closed=closed, calls=not wrap_up)
+        ) as pieces:
+            async for piece in pieces:
+                yield piece
+
+
+class _CallingTurn:
+    """A turn under way, and the calls in it that already run."""
+
+    def __init__(self, plan: ToolPlan, tools: Tools) -> None:
+        self._turn = Turn(plan.parser)
+        self._tools = tools
+        self._writing: list[tuple[CallStart, list[str]]] = []
+        self._closed = list[Call]()
+        self._told = 0
+        self._early: dict[str, asyncio.Task[list[str]]] = {}
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._turn.finish_reason
+
+    def take(self, piece: Piece) -> tuple[Delta, ...]:
+        deltas = tuple(self._turn.take(piece))
+        for delta in deltas:
+            match delta:
+                case CallStart():
+                    self._close()
+                    self._writing.append((delta, []))
+                case CallMore(_, fragment):
+                    self._writing[-1][1].append(fragment)
+                    if fragment.rstrip().endswith("}") and _whole("".join(self._writing[-1][1])):
+                        self._close()
+        if piece.finish_reason == "stop":
+            self._close()
+        return deltas
+
+    def newly_closed(self) -> list[Call]:
+        """Calls that were completed since the last time."""
+        new, self._told = self._closed[self._told :], len(self._closed)
+        return new
+
+    def _close(self) -> None:
+        """The call being written is complete, once."""
+        if len(self._writing) == len(self._closed):
+            return
+        start, fragments = self._writing[-1]
+        call = Call(start.id, start.name, "".join(fragments))
+        self._closed.append(call)
+        if self._tools.only_reads(call) and all(self._tools.only_reads(other) for other in self._closed):
+            self._early[call.id] = asyncio.ensure_future(self._tools.run([call]))
+
+    async def results(self) -> list[tuple[Call, str]]:
+        """Of every call, in their order."""
+        late = [call for call in self._closed if call.id not in self._early]
+        texts = dict(zip((call.id for call in late), await self._tools.run(late) if late else [], strict=True))
+        for id, task in self._early.items():
+            (texts[id],) = await task
+        return [(call, texts[call.id]) for call in self._closed]
+
+    def cancel(self) -> None:
+        for task in self._early.values():
+            task.cancel()
+
+
+def _whole(text: str) -> bool:
+    try:
+        value: Any = json.loads(text)  # any JSON
+    except ValueError:
+        return False
+    return isinstance(value, dict)

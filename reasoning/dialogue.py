@@ -1,0 +1,75 @@
+"""What a chat format adds to a sequence that goes on: the end of a turn, results of tools, the next turn's head.
+
+Only what is new is made into tokens, from a conversation of that turn alone: what stands before it is in the sequence
+already, as the model wrote it. Results are somebody else's text, so nothing in them becomes a control token. Knows
+nothing of engines or calls under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+Json = dict[str, Any]  # Any: plain JSON
+_EARLIER = {"role": "user", "content": "?"}  # templates want a question before an answer
+_SOME_TOOL: Json = {"type": "function", "function": {"name": "tool", "parameters": {"type": "object"}}}
+
+
+class ChatFormat(Protocol):
+    """What is needed of a tokenizer."""
+
+    @property
+    def control_ids(self) -> frozenset[int]: ...
+
+    def apply_chat_template(
+        self,
+        messages: list[Json],
+        *,
+        tools: list[Json] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: object,
+    ) -> list[int]: ...
+
+
+class NoWayOn(ValueError):
+    """The model's chat template cannot take the results of tools after a call."""
+
+
+def after_calls(
+    format: ChatFormat, calls: Sequence[tuple[str, str]], results: Sequence[str], variables: Mapping[str, Any]
+) -> list[int]:
+    """Tokens that follow a turn which ended with calls, (id, name) each: their results, and the head of the next turn.
+
+    They begin with what ends the turn, as the stop token that ended it is not part of the sequence. `variables` are the
+    template's; Any: a model's authors name them.
+
+    Raises:
+        NoWayOn: the template refuses results, or shows them before what stands already.
+    """
+    asked = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": {}}} for id, name in calls
+        ],
+    }
+    answered = [
+        {"role": "tool", "tool_call_id": id, "name": name, "content": result}
+        for (id, name), result in zip(calls, results, strict=True)
+    ]
+    try:
+        before = format.apply_chat_template(
+            [_EARLIER, asked], tools=[_SOME_TOOL], add_generation_prompt=False, **variables
+        )
+        whole = format.apply_chat_template([_EARLIER, asked, *answered], tools=[_SOME_TOOL], **variables)
+    except ValueError as error:
+        raise NoWayOn(f"This model's chat template takes no results of tools: {error}") from None
+    if whole[: len(before)] != before:
+        raise NoWayOn("This model's chat template writes a turn otherwise once it has results of tools.")
+    return [*_end_of_turn(format, before), *whole[len(before) :]]
+
+
+def _end_of_turn(format: ChatFormat, turn: Sequence[int]) -> list[int]:
+    """From the last control token on: the mark that ends a turn, and the line break that some templates put behind."""
+    at = next((at for at in range(len(turn) - 1, -1, -1) if turn[at] in format.control_ids), len(turn))
+    return list(turn[at:])
