@@ -1,0 +1,10 @@
+"""Running Python that nobody vouches for: a warm pool of single-use jails, and an interpreter for small pure code.
+
+Knows nothing of tools or models.
+"""
+
+from tools.sandbox.pool import Sandbox
+from tools.sandbox.records import Finished, SandboxConfig, SandboxFailed, SandboxUnavailable, Support
+from tools.sandbox.support import check
+
+__all__ = ["Finished", "Sandbox", "SandboxConfig", "SandboxFailed", "SandboxUnavailable", "Support", "check"]

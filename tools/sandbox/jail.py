@@ -1,0 +1,304 @@
+"""One jail: started ahead of its work, used once, and gone afterwards with all that was in it.
+
+Every process in it is below the first of a PID namespace, whose end the kernel announces only when all of them have
+ended: so that end is what is waited for. Knows nothing of pools, and judges nothing of what the code said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from tools.sandbox import command
+from tools.sandbox.cgroups import Group, Groups
+from tools.sandbox.interpreter import Interpreter
+from tools.sandbox.pipes import Pipe, ready
+from tools.sandbox.records import SandboxConfig, SandboxFailed
+from tools.sandbox.report import Report, Unreadable, receive
+
+_START_S = 30.0
+_STATUS_S = 0.5
+_NICE = 10
+_LAUNCHER = resources.files("tools.sandbox").joinpath("launch.py").read_text("utf-8")
+
+Ending = Literal["reported", "unreadable", "timeout", "output", "died"]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """All that is the same for every jail of a sandbox."""
+
+    config: SandboxConfig
+    bubblewrap: Path
+    interpreter: Interpreter
+    seccomp: bytes
+    groups: Groups | None
+    uids: range | None  # which to take one of, where the server is root
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the one job of a jail went, seen from outside."""
+
+    how: Ending
+    report: Report | None
+    files: dict[str, bytes]
+    stdout: bytes
+    stderr: bytes
+    status: int  # bubblewrap's: the code's own, or 128 and the number of the signal that ended it
+    ended_by_memory: bool
+
+
+class Jail:
+    """A running jail that waits for its job. Made by `start`; whoever has one must `discard` it or `run` it."""
+
+    def __init__(self, plan: Blueprint, started: _Started) -> None:
+        self._plan = plan
+        self._process = started.process
+        self._first = started.first
+        self._outer = os.pidfd_open(started.process.pid)
+        self._group = started.group
+        self._job = Pipe(started.job)
+        self._report = Pipe(started.report)
+        self._stdout = Pipe(started.stdout)
+        self._stderr = Pipe(started.stderr)
+        self._removal: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, plan: Blueprint, thread: Executor) -> Jail:
+        """A jail whose Python is up and waiting. `thread` starts it and must outlive it: they end together.
+
+        Raises:
+            SandboxFailed: it could not be started; the text has what bubblewrap or Python said.
+        """
+        loop = asyncio.get_running_loop()
+        starting = loop.run_in_executor(thread, _start, plan)
+        try:
+            started = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The thread can't be stopped, so what it makes is thrown away as soon as it is there.
+            with contextlib.suppress(SandboxFailed):
+                await cls(plan, await starting).discard()
+            raise
+        jail = cls(plan, started)
+        try:
+            async with asyncio.timeout(_START_S):
+                await jail._report.exactly(1)
+        except (EOFError, TimeoutError) as error:
+            jail._kill()
+            said = (await jail._stderr.read()).decode("utf-8", "replace").strip()
+            await jail.discard()
+            raise SandboxFailed(f"A jail could not be started: {said or 'it did not get ready'}") from error
+        except BaseException:
+            await jail.discard()
+            raise
+        return jail
+
+    @property
+    def alive(self) -> bool:
+        return not select.select([self._outer], [], [], 0)[0]
+
+    async def run(self, job: bytes, timeout_s: float) -> Ended:
+        """Runs the job, then ends everything in the jail."""
+        spent = asyncio.Event()
+        out, err = bytearray(), bytearray()
+        limit = self._plan.config.output_bytes
+        reading = [
+            asyncio.ensure_future(_collect(pipe, into, (out, err), limit, spent))
+            for pipe, into in ((self._stdout, out), (self._stderr, err))
+        ]
+        talk = asyncio.ensure_future(self._talk(job))
+        full = asyncio.ensure_future(spent.wait())
+        died = asyncio.ensure_future(ready(self._outer))
+        how: Ending = "timeout"
+        report, files = None, dict[str, bytes]()
+        try:
+            await asyncio.wait((talk, full, died), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if talk.done() and talk.exception() is not None:
+                # The code's process has ended, or closed its pipe: its status follows, if it has one.
+                await asyncio.wait((died,), timeout=_STATUS_S)
+            if spent.is_set():
+                how = "output"
+            elif talk.done() or died.done():
+                how = "died"
+            self._kill()
+            await _cancel(full, died)
+            await self._wait()
+            # All writers are dead, so what is read now ends; a report that was on its way is in the pipe.
+            await asyncio.gather(*reading)
+            if spent.is_set():
+                how = "output"
+            elif how == "died":
+                try:
+                    report, files = await talk
+                    how = "reported"
+                except Unreadable:
+                    how = "unreadable"
+                except (EOFError, OSError):
+                    pass
+            memory = self._group is not None and self._group.ended_by_memory()
+            return Ended(how, report, files, bytes(out), bytes(err), self._process.returncode, memory)
+        finally:
+            await _cancel(talk, full, died, *reading)
+            await self.discard()
+
+    async def discard(self) -> None:
+        """Ends everything in the jail and removes what it stood on; again does nothing."""
+        if self._removal is None:
+            self._kill()
+            self._removal = asyncio.create_task(self._remove())
+        await asyncio.shield(self._removal)
+
+    async def _remove(self) -> None:
+        await self._wait()
+        for pipe in (self._job, self._report, self._stdout, self._stderr):
+            pipe.close()
+        os.close(self._first)
+        os.close(self._outer)
+        if self._group is not None:
+            await asyncio.to_thread(self._group.remove)
+
+    async def _talk(self, job: bytes) -> tuple[Report, dict[str, bytes]]:
+        await self._job.write(job)
+        self._job.close()
+        return await receive(self._report, self._plan.config)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        if self._process.poll() is None:
+            self._process.kill()
+        if self._group is not None:
+            self._group.kill()
+
+    async def _wait(self) -> None:
+        """Until no process of the jail is left."""
+        for descriptor in (self._first, self._outer):
+            await ready(descriptor)
+        self._process.wait()
+
+
+@dataclass(frozen=True)
+class _Started:
+    process: subprocess.Popen[bytes]
+    first: int  # pidfd of the first process in the jail's PID namespace
+    group: Group | None
+    job: int
+    report: int
+    stdout: int
+    stderr: int
+
+
+def _start(plan: Blueprint) -> _Started:
+    """Starts the launcher, which becomes bubblewrap, and waits until the namespaces are made. Blocks."""
+    config = plan.config
+    try:
+        group = plan.groups.group(config.memory_bytes, config.processes + command.BESIDE) if plan.groups else None
+    except OSError as error:
+        raise SandboxFailed(f"A jail's cgroup could not be made: {error}") from error
+    ours, theirs = list[int](), list[int]()
+    try:
+        names = ("job", "report", "stdout", "stderr", "info", "filter")
+        for name in names:
+            reading, writing = os.pipe()
+            inward = name in ("job", "filter")
+            theirs.append(reading if inward else writing)
+            ours.append(writing if inward else reading)
+        job, report, stdout, stderr, info, rules = ours
+        os.write(rules, plan.seccomp)  # far less than a pipe holds
+        os.close(rules)
+        ours.remove(rules)
+        process = _launch(plan, group, dict(zip(names, theirs, strict=True)))
+        _close(theirs)
+        first = _first_process(process, info, stderr)
+        os.close(info)
+        return _Started(process, first, group, job, report, stdout, stderr)
+    except BaseException:
+        _close([*ours, *theirs])
+        if group is not None:
+            group.kill()
+            group.remove()
+        raise
+
+
+def _launch(plan: Blueprint, group: Group | None, ends: dict[str, int]) -> subprocess.Popen[bytes]:
+    words = command.jail(
+        plan.bubblewrap,
+        plan.interpreter,
+        plan.config,
+        info=ends["info"],
+        seccomp=ends["filter"],
+        report=ends["report"],
+    )
+    settings = {
+        "cgroups": [str(folder) for folder in group.folders] if group else [],
+        "nice": _NICE,
+        "uid": secrets.choice(plan.uids) if plan.uids else None,
+        "command": words,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _LAUNCHER, json.dumps(settings)],
+        env={},
+        cwd="/",
+        stdin=ends["job"],
+        stdout=ends["stdout"],
+        stderr=ends["stderr"],
+        pass_fds=(ends["info"], ends["filter"], ends["report"]),
+        start_new_session=True,  # the terminal's Ctrl-C is for the server, which ends its jails itself
+    )
+
+
+def _first_process(process: subprocess.Popen[bytes], info: int, stderr: int) -> int:
+    """A pidfd of the process whose end is the end of all."""
+    try:
+        told = json.loads(_read_all(info))
+        return os.pidfd_open(told["child-pid"])
+    except (ValueError, KeyError, OSError, TimeoutError) as error:
+        process.kill()
+        process.wait()
+        said = _read_all(stderr).decode("utf-8", "replace").strip()
+        raise SandboxFailed(f"A jail could not be started: {said or error}") from error
+
+
+def _read_all(descriptor: int) -> bytes:
+    content = bytearray()
+    while select.select([descriptor], [], [], _START_S)[0]:
+        piece = os.read(descriptor, 4096)
+        if not piece:
+            return bytes(content)
+        content += piece
+    raise TimeoutError(f"nothing was heard for {_START_S:.0f} s")
+
+
+def _close(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+async def _collect(
+    pipe: Pipe, into: bytearray, both: tuple[bytearray, bytearray], limit: int, spent: asyncio.Event
+) -> None:
+    """Reads to the end and keeps what fits the limit of both together; says when it was met."""
+    while piece := await pipe.read():
+        room = limit - sum(map(len, both))
+        into += piece[:room]
+        if len(piece) > room:
+            spent.set()
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

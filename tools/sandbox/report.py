@@ -1,0 +1,77 @@
+"""What goes between the server and the program in a jail: one job in, one report out.
+
+The report comes from code that may say anything, so it is read like a letter from a stranger: so many bytes and no
+more, checked in every field, its names for files judged as names. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tools.sandbox.pipes import Pipe
+from tools.sandbox.records import SandboxConfig, check_name
+
+_LENGTH = struct.Struct(">I")
+_HEADER_BYTES = 1 << 20
+
+
+class Unreadable(ValueError):
+    """What came from the jail is no report."""
+
+
+class Report(BaseModel):
+    """The head of a report; the files' contents follow it in their order."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    exit: Literal["ok", "error", "memory"]
+    value: str | None
+    reason: str = Field(max_length=1000)
+    files: list[tuple[str, Annotated[int, Field(ge=0)]]]
+    left_out: list[tuple[Annotated[str, Field(max_length=1000)], Annotated[str, Field(max_length=200)]]]
+
+
+def job(code: str, files: Mapping[str, bytes], config: SandboxConfig) -> bytes:
+    """The bytes that tell a jail what to run.
+
+    Raises:
+        ValueError: there are too many files, they are too large, or a name is none.
+    """
+    total = sum(map(len, files.values()))
+    if len(files) > config.files or total > config.file_bytes:
+        raise ValueError(
+            f"{len(files)} files of {total} bytes in all are too much for a run; "
+            f"accepted: {config.files} files, {config.file_bytes} bytes."
+        )
+    head = json.dumps({"code": code, "files": [[check_name(name), len(content)] for name, content in files.items()]})
+    return b"".join([_LENGTH.pack(len(head)), head.encode(), *files.values()])
+
+
+async def receive(pipe: Pipe, config: SandboxConfig) -> tuple[Report, dict[str, bytes]]:
+    """One report and the files that came with it.
+
+    Raises:
+        EOFError: it broke off.
+        Unreadable: it is no report, or larger than the limits let it be.
+    """
+    (length,) = _LENGTH.unpack(await pipe.exactly(_LENGTH.size))
+    if length > _HEADER_BYTES:
+        raise Unreadable(f"a head of {length} bytes")
+    try:
+        report = Report.model_validate_json(await pipe.exactly(length))
+        names = [check_name(name) for name, _ in report.files]
+    except ValidationError as error:
+        raise Unreadable(f"{error.error_count()} wrong fields") from error
+    except ValueError as error:
+        raise Unreadable(str(error)) from error
+    total = sum(size for _, size in report.files)
+    if len(names) > config.files or len(set(names)) < len(names) or total > config.file_bytes:
+        raise Unreadable(f"{len(names)} files of {total} bytes")
+    if len(report.left_out) > config.files or len(report.value or "") > config.value_chars + 100:
+        raise Unreadable("more text than is allowed")
+    return report, {name: await pipe.exactly(size) for name, size in report.files}
