@@ -15,7 +15,7 @@ from tools.sandbox.records import SandboxConfig
 WORK = "/tmp/work"
 PACKAGES = "/packages"
 UID = 1000  # as the jail sees itself
-BESIDE = 2  # processes of a jail that are bubblewrap's: one outside its namespaces, and its first process inside
+BESIDE = 1  # processes in a jail's cgroup that are not the code's: bubblewrap, outside the jail's namespaces
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
@@ -23,21 +23,11 @@ def jail(
     bubblewrap: Path, interpreter: Interpreter, config: SandboxConfig, *, info: int, seccomp: int, report: int
 ) -> list[str]:
     """The words that start one jail; the three numbers are descriptors it inherits."""
-    words = [
-        str(bubblewrap),
-        *(
-            "--unshare-all",
-            "--unshare-user",
-            "--disable-userns",
-            "--die-with-parent",
-            "--new-session",
-            "--cap-drop",
-            "ALL",
-        ),
-        *("--uid", str(UID), "--gid", str(UID), "--hostname", "jail"),
-        *("--info-fd", str(info), "--seccomp", str(seccomp)),
-        *("--ro-bind", "/usr", "/usr"),
-    ]
+    words = [str(bubblewrap), "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"]
+    # As its first process the code's own can't outlive the jail, and bubblewrap reaps it: no zombie is left behind.
+    words += ["--as-pid-1", "--die-with-parent", "--new-session"]
+    words += ["--uid", str(UID), "--gid", str(UID), "--hostname", "jail"]
+    words += ["--info-fd", str(info), "--seccomp", str(seccomp), "--ro-bind", "/usr", "/usr"]
     for folder in _SYSTEM:
         path = Path(folder)
         if path.is_symlink():
@@ -67,10 +57,10 @@ def worker_settings(config: SandboxConfig, packages: list[str]) -> dict[str, obj
     """What the program in the jail is told: its limits as `setrlimit` takes them, soft and hard, and its caps."""
     limits = {
         "RLIMIT_CORE": (0, 0),
-        "RLIMIT_CPU": (config.cpu_s, config.cpu_s + 1),
+        "RLIMIT_CPU": (config.cpu_s, config.cpu_s),  # SIGKILL at once: a namespace's first process ignores SIGXCPU
         "RLIMIT_FSIZE": (config.scratch_bytes, config.scratch_bytes),
         "RLIMIT_NOFILE": (config.descriptors, config.descriptors),
-        "RLIMIT_NPROC": (config.processes + 1, config.processes + 1),  # bubblewrap's first process is counted with them
+        "RLIMIT_NPROC": (config.processes, config.processes),
         "RLIMIT_MSGQUEUE": (0, 0),
         # With a cgroup this makes one greedy allocation a MemoryError that the code can read about; without one it is
         # the limit itself, so it must count what is shared and mapped too.

@@ -58,6 +58,7 @@ class Ended:
     stdout: bytes
     stderr: bytes
     status: int  # bubblewrap's: the code's own, or 128 and the number of the signal that ended it
+    cpu_s: float  # of the processor, by its first process and those it waited for
     ended_by_memory: bool
 
 
@@ -74,6 +75,7 @@ class Jail:
         self._report = Pipe(started.report)
         self._stdout = Pipe(started.stdout)
         self._stderr = Pipe(started.stderr)
+        self._cpu_s = 0.0
         self._removal: asyncio.Task[None] | None = None
 
     @classmethod
@@ -149,7 +151,7 @@ class Jail:
                 except (EOFError, OSError):
                     pass
             memory = self._group is not None and self._group.ended_by_memory()
-            return Ended(how, report, files, bytes(out), bytes(err), self._process.returncode, memory)
+            return Ended(how, report, files, bytes(out), bytes(err), self._process.returncode, self._cpu_s, memory)
         finally:
             await _cancel(talk, full, died, *reading)
             await self.discard()
@@ -168,6 +170,7 @@ class Jail:
         os.close(self._first)
         os.close(self._outer)
         if self._group is not None:
+            self._group.kill()
             await asyncio.to_thread(self._group.remove)
 
     async def _talk(self, job: bytes) -> tuple[Report, dict[str, bytes]]:
@@ -176,18 +179,24 @@ class Jail:
         return await receive(self._report, self._plan.config)
 
     def _kill(self) -> None:
+        # Not bubblewrap itself: it reaps the first process and passes on its status.
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._first, signal.SIGKILL)
-        if self._process.poll() is None:
-            self._process.kill()
-        if self._group is not None:
-            self._group.kill()
 
     async def _wait(self) -> None:
         """Until no process of the jail is left."""
-        for descriptor in (self._first, self._outer):
-            await ready(descriptor)
-        self._process.wait()
+        await ready(self._first)
+        try:
+            async with asyncio.timeout(_STATUS_S):
+                await ready(self._outer)
+        except TimeoutError:
+            self._process.kill()
+            await ready(self._outer)
+        if self._process.returncode is None:
+            # Not Popen's own wait, which does not tell what was used.
+            _, status, used = os.wait4(self._process.pid, 0)
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            self._cpu_s = used.ru_utime + used.ru_stime
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def _death(ended: Ended, config: SandboxConfig) -> tuple[Exit, str]:
     number = ended.status - 128 if ended.status > 128 else -ended.status
     if ended.ended_by_memory:
         return "memory", _memory(config)
-    if number == signal.SIGXCPU:
+    if number == signal.SIGKILL and ended.cpu_s >= config.cpu_s:
         return "timeout", f"It used {config.cpu_s} s of the processor, the limit."
     if number <= 0:
         return "error", f"It ended its process with the status {ended.status}."

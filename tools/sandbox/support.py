@@ -31,17 +31,18 @@ def fails(call, number):
     return False
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status") if ":\\t" in line)
 interfaces = [line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line]
+names = {each.split("=")[0] for each in open("/proc/1/environ").read().split("\\0") if each}
 print(json.dumps({
     "system calls are not filtered (seccomp)": status["Seccomp"].strip() == "2",
     "sockets can be made": fails(lambda: socket.socket(socket.AF_INET), errno.EPERM),
     "privileges can be gained (no_new_privs)": status["NoNewPrivs"].strip() == "1",
     "capabilities are left": all(int(status[each], 16) == 0 for each in ("CapPrm", "CapEff", "CapInh", "CapAmb")),
     "the network is the host's": interfaces == ["lo"],
-    "processes of the host are seen": len([each for each in os.listdir("/proc") if each.isdigit()]) == 2,
+    "processes of the host are seen": len([each for each in os.listdir("/proc") if each.isdigit()]) == 1,
     "/ can be written to": fails(lambda: open("/x", "w"), errno.EROFS),
     "/dev can be written to": fails(lambda: open("/dev/x", "w"), errno.EROFS),
     "the system's folders can be written to": fails(lambda: open("/usr/x", "w"), errno.EROFS),
-    "the environment is not clean": open("/proc/1/environ", "rb").read() == b"",
+    "the environment is not clean": names <= {"HOME", "PATH", "LANG", "TMPDIR", "PWD"},
     "the private folder is not limited": os.statvfs("/tmp").f_blocks * os.statvfs("/tmp").f_frsize <= SCRATCH,
 }))
 """
