@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tools.context import Context, Depends, Question, Source
     from tools.errors import BadArguments, NotAnswered, NotProvided, Retry, ToolDeclarationError, ToolError
+    from tools.testing import FakeContext, ScriptedModel, assert_tool_called, call_tool, calls, run_tool
     from tools.tool import Tool, tool
     from tools.toolset import Toolset
 
@@ -18,15 +19,21 @@ __all__ = [
     "BadArguments",
     "Context",
     "Depends",
+    "FakeContext",
     "NotAnswered",
     "NotProvided",
     "Question",
     "Retry",
+    "ScriptedModel",
     "Source",
     "Tool",
     "ToolDeclarationError",
     "ToolError",
     "Toolset",
+    "assert_tool_called",
+    "call_tool",
+    "calls",
+    "run_tool",
     "tool",
 ]
 
@@ -34,6 +41,9 @@ _HOME = {
     **dict.fromkeys(["Context", "Depends", "Question", "Source"], "tools.context"),
     **dict.fromkeys(
         ["BadArguments", "NotAnswered", "NotProvided", "Retry", "ToolDeclarationError", "ToolError"], "tools.errors"
+    ),
+    **dict.fromkeys(
+        ["FakeContext", "ScriptedModel", "assert_tool_called", "call_tool", "calls", "run_tool"], "tools.testing"
     ),
     **dict.fromkeys(["Tool", "tool"], "tools.tool"),
     "Toolset": "tools.toolset",

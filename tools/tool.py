@@ -51,6 +51,7 @@ class Tool:
     cache_s: float = 0.0
     max_chars: int = 8000
     origin: str = ""
+    owner: object | None = field(default=None, repr=False)  # what a method is bound to: its toolset
     _check: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
     _run: Run = field(repr=False)
 
@@ -139,11 +140,10 @@ class DeclaredTool(Tool, Generic[P, R]):
 
     __wrapped__: Callable[P, R]
     _signature: Signature
-    _owner: object | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._owner is not None:
-            return cast("Callable[..., R]", self.__wrapped__)(self._owner, *args, **kwargs)
+        if self.owner is not None:
+            return cast("Callable[..., R]", self.__wrapped__)(self.owner, *args, **kwargs)
         return self.__wrapped__(*args, **kwargs)
 
     @overload
@@ -156,7 +156,7 @@ class DeclaredTool(Tool, Generic[P, R]):
         # Read from an instance, the tool is bound to it, as a method is.
         if instance is None:
             return self
-        bound = self._with(_owner=instance)
+        bound = self._with(owner=instance)
         return bound._with(_run=bound._invoke)
 
     async def _invoke(self, ctx: Context, arguments: dict[str, Any]) -> Any:
@@ -166,12 +166,12 @@ class DeclaredTool(Tool, Generic[P, R]):
             arguments[signature.context] = ctx
         for name, kind in signature.injected.items():
             arguments[name] = ctx.get(kind)
-        if self._owner is None:
+        if self.owner is None:
             return await evaluated(ctx, lambda: function(**arguments), function)
-        if not hasattr(self._owner, "in_use"):
-            return await evaluated(ctx, lambda: function(self._owner, **arguments), function)
-        async with cast("Toolset", self._owner).in_use():
-            return await evaluated(ctx, lambda: function(self._owner, **arguments), function)
+        if not hasattr(self.owner, "in_use"):
+            return await evaluated(ctx, lambda: function(self.owner, **arguments), function)
+        async with cast("Toolset", self.owner).in_use():
+            return await evaluated(ctx, lambda: function(self.owner, **arguments), function)
 
 
 @overload

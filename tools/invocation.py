@@ -1,0 +1,133 @@
+"""One tool run: within its time, heard while it runs, and its end told as an outcome, whatever the function does.
+
+Knows nothing of whether it may run. A tool that does not stop when it is cancelled is left behind: the run goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tools.context import Context, Question, Step
+from tools.deadline import Deadline
+from tools.errors import Retry, ToolError
+from tools.events import CallOutput, CallProgress, Event
+from tools.outcome import Call, Outcome, failed
+from tools.registry import Registry
+from tools.result import result_of
+from tools.session import Session
+from tools.tool import Tool
+
+log = logging.getLogger("ponder")
+
+GRACE_S = 1.0  # how long a cancelled tool may take to clean up before we go on without it
+
+Tell = Callable[[Callable[[float], Event]], None]  # takes an event that still lacks its milliseconds
+
+
+class TimedOut(Exception):
+    """The tool's time is over; a `TimeoutError` that it raises itself is an error like any other."""
+
+
+class Invocations:
+    """Runs tools with what the registry provides, and holds on to those that do not stop."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._strays = set[asyncio.Task[Any]]()
+
+    async def run(self, call: Call, tool: Tool, arguments: Mapping[str, Any], session: Session, tell: Tell) -> Outcome:
+        """The call's outcome; raises nothing but `asyncio.CancelledError`, after its tool was cancelled too."""
+        deadline = Deadline(tool.timeout_s)
+        ctx = self._context(call, session, deadline, tell)
+        try:
+            value = await self._within(deadline, ctx, tool, arguments)
+            result = result_of(value, tuple(ctx.sources), untrusted=tool.untrusted, max_chars=tool.max_chars)
+        except TimedOut:
+            message = f"{tool.name} took longer than its {tool.timeout_s:g} s and was stopped."
+            doubt = "" if tool.idempotent else " It may or may not have had its effect."
+            return failed(call, "timeout", message + doubt)
+        except Retry as error:
+            return failed(call, "retry", error.hint, tool)
+        except ToolError as error:
+            return failed(call, "error", str(error), tool)
+        except Exception as error:
+            return failed(call, "error", f"{type(error).__name__}: {error}", tool)
+        return Outcome(call.id, call.name, "ok", result)
+
+    def _context(self, call: Call, session: Session, deadline: Deadline, tell: Tell) -> Context:
+        loop = asyncio.get_running_loop()
+
+        def report(event: Callable[[float], Event]) -> None:
+            def deliver() -> None:
+                if not ctx.cancelled:  # what a thread says after the outcome comes too late
+                    tell(event)
+
+            if _in_loop(loop):
+                deliver()
+            else:
+                loop.call_soon_threadsafe(deliver)
+
+        def on_progress(step: Step) -> None:
+            report(lambda ms: CallProgress(call.id, call.name, step, ms))
+
+        def on_output(text: str) -> None:
+            report(lambda ms: CallOutput(call.id, call.name, text, ms))
+
+        async def ask(question: Question) -> str:
+            assert session.ask is not None
+            with deadline.paused():
+                return await session.ask(question)
+
+        ctx = Context(
+            user=session.user,
+            call_id=call.id,
+            tool=call.name,
+            chat=session.chat,
+            provided=self._registry.provided,
+            ask=None if session.ask is None else ask,
+            on_progress=on_progress,
+            on_output=on_output,
+        )
+        return ctx
+
+    async def _within(self, deadline: Deadline, ctx: Context, tool: Tool, arguments: Mapping[str, Any]) -> Any:
+        async def guarded() -> Any:
+            try:
+                return await tool.call(ctx, arguments)
+            except SystemExit as error:  # which would end the event loop
+                raise ToolError(f"it called for an exit: {error!r}") from None
+
+        task = asyncio.create_task(guarded(), name=f"tool {tool.name}")
+        try:
+            with deadline:
+                await asyncio.wait({task, deadline.over}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise TimedOut
+            if task.cancelled():
+                raise ToolError("it was cancelled from within.")
+            return task.result()
+        finally:
+            ctx.end()
+            if not task.done():
+                await self._stop(task)
+
+    async def _stop(self, task: asyncio.Task[Any]) -> None:
+        task.cancel()
+        self._strays.add(task)
+        task.add_done_callback(self._forget)
+        await asyncio.wait({task}, timeout=GRACE_S)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._strays.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("A tool that was stopped failed on the way: %r", error)
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

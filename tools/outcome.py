@@ -1,0 +1,72 @@
+"""A call as the model made it, and what became of it. Every way a call can end is an outcome that the model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tools.result import Result, shorten
+from tools.tool import Tool
+
+_LONGEST = 8000  # characters of a message of ours, which may quote what the model wrote
+
+Kind = Literal[
+    "ok",
+    "unknown_tool",
+    "bad_arguments",
+    "rate_limited",
+    "denied",
+    "retry",
+    "timeout",
+    "error",
+    "interrupted",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A model's wish. `id` is unique in its run; `arguments` may still be the JSON text that the model wrote."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a call; `result.text` is the message where it failed.
+
+    `replayed`: it is a journal's, and nothing ran. `cached`: it is an earlier call's. `retry_after_s`: seconds to wait
+    where the rate was exceeded.
+    """
+
+    call_id: str
+    name: str
+    kind: Kind
+    result: Result
+    replayed: bool = False
+    cached: bool = False
+    retry_after_s: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.kind == "ok"
+
+    @property
+    def text(self) -> str:
+        """As the model reads it: what went wrong is said first, and text from outside is framed."""
+        told = self.result.framed(self.name)
+        match self.kind:
+            case "error":
+                return f"The call failed: {told}"
+            case "retry":
+                return f"Call again, as the tool says: {told}"
+            case _:
+                return told
+
+
+def failed(call: Call, kind: Kind, message: str, tool: Tool | None = None) -> Outcome:
+    """The outcome of a call that went wrong. What a tool itself says is as untrusted as its results."""
+    text, cut = shorten(message, _LONGEST if tool is None else tool.max_chars)
+    return Outcome(call.id, call.name, kind, Result(text, None, (), tool is not None and tool.untrusted, cut))

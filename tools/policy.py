@@ -1,0 +1,211 @@
+"""Whether a call may run: what the user has granted, what a person has approved, and what the run has read.
+
+Once a run has read text that somebody else may have written, its model may be following that text. So from then on a
+call that writes, executes or leaves the machine is shown to a person first, whatever the tool says, unless they have
+approved exactly this call for good (taint). Decisions are plain data; asking is the executor's part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from tools.arguments import fingerprint, preview
+from tools.options import PERMISSIONS, Permission
+from tools.tool import Tool
+
+Risk = Literal["low", "medium", "high"]
+TAINTED: frozenset[Permission] = frozenset({"write", "network", "execute"})
+_RISKS: Mapping[Permission, Risk] = {
+    "none": "low",
+    "read": "low",
+    "write": "medium",
+    "network": "medium",
+    "execute": "high",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The call may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsApproval:
+    """A person must see `preview` and answer first. The answer names `arguments_hash`, so it is for this call alone."""
+
+    call_id: str
+    tool: str
+    reason: str
+    risk: Risk
+    preview: str
+    arguments_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The call may not run; the reason is for the model and the person."""
+
+    reason: str
+
+
+Ruling = Allowed | NeedsApproval | Denied
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A person's answer: this call only ("once", "no"), or from now on ("always", "never").
+
+    What is remembered holds for these `arguments`, or for the whole `tool`, for `expires_s` seconds or for good.
+
+    Raises:
+        ValueError: a scope or an expiry with an answer that is not remembered, or an expiry that is not above 0.
+    """
+
+    answer: Literal["once", "no", "always", "never"]
+    arguments_hash: str
+    scope: Literal["arguments", "tool"] = "arguments"
+    expires_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.answer in ("once", "no") and (self.scope != "arguments" or self.expires_s is not None):
+            raise ValueError(f'"{self.answer}" is for one call; to have it remembered, answer "always" or "never".')
+        if self.expires_s is not None and not self.expires_s > 0:
+            raise ValueError(f"expires_s is {self.expires_s}; give seconds above 0, or None for good.")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A remembered answer. None is any: any chat of the user, any arguments. `expires_at`: seconds since the epoch."""
+
+    user: str
+    tool: str
+    origin: str
+    allow: bool
+    chat: str | None = None
+    arguments_hash: str | None = None
+    expires_at: float | None = None
+
+
+class Grants(Protocol):
+    """Where grants are kept. A grant replaces the one of the same user, chat, tool, origin and arguments."""
+
+    def classes(self, user: str, chat: str | None) -> frozenset[Permission] | None:
+        """The classes granted to a user (`chat` None) or in a chat of theirs; None where nothing was set."""
+
+    def of(self, user: str, tool: str, origin: str) -> Iterable[Grant]:
+        """The user's grants about a tool, expired ones included or not."""
+
+    def put(self, grant: Grant) -> None: ...
+
+    def withdraw(self, grant: Grant) -> None: ...
+
+
+class MemoryGrants:
+    """Grants that last as long as the process."""
+
+    def __init__(self) -> None:
+        self._classes = dict[tuple[str, str | None], frozenset[Permission]]()
+        self._grants = dict[tuple[str, str | None, str, str, str | None], Grant]()
+
+    def grant(self, user: str, classes: Collection[Permission], *, chat: str | None = None) -> None:
+        """Sets what a user may do, or what they want done in one chat.
+
+        Raises:
+            ValueError: a class that there is not.
+        """
+        if unknown := set(classes) - set(PERMISSIONS):
+            raise ValueError(f"Unknown classes: {', '.join(sorted(unknown))}; accepted: {', '.join(PERMISSIONS)}.")
+        self._classes[user, chat] = frozenset(classes)
+
+    def classes(self, user: str, chat: str | None) -> frozenset[Permission] | None:
+        return self._classes.get((user, chat))
+
+    def of(self, user: str, tool: str, origin: str) -> list[Grant]:
+        return [g for g in self._grants.values() if (g.user, g.tool, g.origin) == (user, tool, origin)]
+
+    def put(self, grant: Grant) -> None:
+        self._grants[self._key(grant)] = grant
+
+    def withdraw(self, grant: Grant) -> None:
+        self._grants.pop(self._key(grant), None)
+
+    @staticmethod
+    def _key(grant: Grant) -> tuple[str, str | None, str, str, str | None]:
+        return grant.user, grant.chat, grant.tool, grant.origin, grant.arguments_hash
+
+
+class Policy:
+    """The rules. `default` is what a user may do for whom nothing was set; the clock gives seconds since the epoch."""
+
+    def __init__(
+        self,
+        grants: Grants | None = None,
+        *,
+        default: Collection[Permission] = ("none", "read"),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.grants: Grants = MemoryGrants() if grants is None else grants
+        self._default = frozenset(default)
+        self._clock = clock
+
+    def permitted(self, user: str, chat: str | None) -> frozenset[Permission]:
+        """What the user may do in the chat: a chat can only narrow what its user may do."""
+        granted = self.grants.classes(user, None)
+        mine = self._default if granted is None else granted
+        here = None if chat is None else self.grants.classes(user, chat)
+        return mine if here is None else mine & here
+
+    def decide(
+        self,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        *,
+        user: str,
+        chat: str | None = None,
+        call_id: str = "",
+        tainted_by: Collection[str] = (),
+    ) -> Ruling:
+        """Whether the call may run now. `tainted_by` names the tools whose untrusted output the run has read."""
+        if tool.permission not in self.permitted(user, chat):
+            return Denied(f"{tool.name} needs the permission {tool.permission!r}, which is not granted here.")
+        digest = fingerprint(tool.name, arguments, tool.origin)
+        live = [g for g in self.grants.of(user, tool.name, tool.origin) if self._holds(g, chat, digest)]
+        if any(not grant.allow for grant in live):
+            return Denied(f"The person does not want {tool.name} to be called like this.")
+        if any(grant.arguments_hash == digest for grant in live):
+            return Allowed()
+        tainted = tool.permission in TAINTED and bool(tainted_by)
+        if not tainted and (tool.approval == "never" or live):
+            return Allowed()
+        if tainted:
+            read = ", ".join(sorted(set(tainted_by)))
+            reason = f"What was read before this call (from {read}) may be by others, and may have asked for it."
+        else:
+            reason = f"{tool.name} asks before it runs: its permission is {tool.permission!r}."
+        risk = "high" if tainted else _RISKS[tool.permission]
+        return NeedsApproval(call_id, tool.name, reason, risk, preview(tool.name, arguments), digest)
+
+    def accept(
+        self, tool: Tool, asked: NeedsApproval, decision: Decision, *, user: str, chat: str | None = None
+    ) -> Allowed | Denied:
+        """What the answer means for the call that was asked about; remembers it where it is to be remembered."""
+        if decision.arguments_hash != asked.arguments_hash:
+            return Denied(f"The answer was given for another call of {tool.name}; ask again.")
+        allow = decision.answer in ("once", "always")
+        if decision.answer in ("always", "never"):
+            digest = asked.arguments_hash if decision.scope == "arguments" else None
+            expires_at = None if decision.expires_s is None else self._clock() + decision.expires_s
+            self.grants.put(Grant(user, tool.name, tool.origin, allow, None, digest, expires_at))
+        elif allow and tool.approval == "once" and chat is not None:
+            self.grants.put(Grant(user, tool.name, tool.origin, True, chat))
+        return Allowed() if allow else Denied(f"The person declined this call of {tool.name}.")
+
+    def _holds(self, grant: Grant, chat: str | None, digest: str) -> bool:
+        return (
+            grant.chat in (None, chat)
+            and grant.arguments_hash in (None, digest)
+            and (grant.expires_at is None or self._clock() < grant.expires_at)
+        )

@@ -1,0 +1,83 @@
+"""What a tool gave back: the text as the model reads it, the value as programs do, and the sources it cites.
+
+Text that somebody else may have written is put between delimiters that it cannot close, so the model can be told that
+what stands there is data. A long text is cut in the middle, where it says how much is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from tools.context import Source
+from tools.errors import ToolError
+
+_DELIMITER = re.compile(r"<(?=[\s/\\]*untrusted)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`value` is JSON. `truncated`: characters that were cut out of the text. `ms`: milliseconds the call took."""
+
+    text: str
+    value: Any = None  # any JSON value
+    sources: tuple[Source, ...] = ()
+    untrusted: bool = True
+    truncated: int = 0
+    ms: float = 0.0
+
+    def framed(self, name: str) -> str:
+        """The text as the model reads it; `name` is the tool's."""
+        return frame(self.text, name) if self.untrusted else self.text
+
+
+def result_of(value: object, sources: tuple[Source, ...] = (), *, untrusted: bool, max_chars: int) -> Result:
+    """A tool's return value as a result. A string is its own text, anything else is written as JSON.
+
+    Raises:
+        ToolError: the value cannot be written as JSON.
+    """
+    try:
+        data = _without_surrogates(to_jsonable_python(value, inf_nan_mode="strings"))
+    except (PydanticSerializationError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ToolError(
+            f"the tool returned {type(value).__name__}, which cannot be written as JSON ({error}); it should return "
+            "str, int, float, bool, None, list, dict, a dataclass or a pydantic model."
+        ) from None
+    text = "" if data is None else data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    short, cut = shorten(text or "(no output)", max_chars)
+    return Result(short, data, sources, untrusted, cut)
+
+
+def _without_surrogates(data: Any) -> Any:
+    """The data, with halves of characters (which no UTF-8 can carry) replaced by question marks."""
+    written = json.dumps(data, ensure_ascii=False)
+    try:
+        written.encode()
+    except UnicodeEncodeError:
+        return json.loads(written.encode("utf-8", "replace"))
+    return data
+
+
+def shorten(text: str, limit: int) -> tuple[str, int]:
+    """At most `limit` characters, and how many were cut out: two thirds of what stays is the beginning."""
+    if len(text) <= limit:
+        return text, 0
+    cut = len(text) - limit  # the note takes room too, so what it says is settled in a few rounds
+    while True:
+        note = f"\n[… {cut} of {len(text)} characters were cut here …]\n"
+        kept = max(limit - len(note), 0)
+        if len(text) - kept == cut:
+            break
+        cut = len(text) - kept
+    head = kept - kept // 3
+    return text[:head] + note + text[len(text) - kept // 3 :], cut
+
+
+def frame(text: str, name: str) -> str:
+    """Untrusted text between delimiters; what looks like one inside has another bracket, and the same length."""
+    return f'<untrusted from="{name}">\n{_DELIMITER.sub("‹", text)}\n</untrusted>'

@@ -1,0 +1,24 @@
+"""Who calls tools, and how a person can be reached: the host's side of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from tools.context import Ask
+from tools.policy import Decision, NeedsApproval
+
+
+@dataclass(slots=True)
+class Session:
+    """A run's side of its calls. `tainted_by` grows with the tools whose untrusted output the run has read.
+
+    `approve` and `ask` reach a person; None where nobody can be reached, so that what needs approval is denied.
+    """
+
+    user: str
+    run: str
+    chat: str | None = None
+    approve: Callable[[NeedsApproval], Awaitable[Decision]] | None = None
+    ask: Ask | None = None
+    tainted_by: set[str] = field(default_factory=set)
