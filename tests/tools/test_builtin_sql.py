@@ -304,19 +304,6 @@ async def test_a_format_that_is_too_wide_or_unknown_is_refused(path: Path, templ
 
 
 FORMATS = "%d;%5d|%-5d|%05d;%.2f;%8.3f%%;%e;%g;%s and %s;%10s|%-10s|;%x %X %o;%,d;%c;%i %u".split(";")  # noqa: SIM905
-    "%d",
-    "%5d|%-5d|%05d",
-    "%.2f",
-    "%8.3f%%",
-    "%e",
-    "%g",
-    "%s and %s",
-    "%10s|%-10s|",
-    "%x %X %o",
-    "%,d",
-    "%c",
-    "%i %u",
-]
 
 
 @pytest.mark.parametrize("template", FORMATS)
