@@ -39,6 +39,7 @@ class SandboxConfig:
     files: int = 64  # given, and collected
     descriptors: int = 64  # open at one time in each process
     preload: tuple[str, ...] = ("math", "statistics", "json", "re", "datetime", "decimal", "fractions", "random", "csv")
+    bubblewrap: Path | None = None  # else the system's
     python: Path | None = None  # the interpreter; else this one, where the jail's user can read it, else the system's
     packages: tuple[Path, ...] = ()  # folders that code may import from, mounted read-only
     cgroups: bool = True  # False: a jail has one process, whose address space is limited instead

@@ -70,11 +70,12 @@ def plan_for(config: SandboxConfig) -> tuple[Blueprint, tuple[str, ...]]:
     """
     lacking, notes = list[str](), list[str]()
     root = os.geteuid() == 0
-    bubblewrap = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
+    bubblewrap = shutil.which(config.bubblewrap or "bwrap", path="/usr/local/bin:/usr/bin:/bin")
     if platform.system() != "Linux":
         raise SandboxUnavailable([f"Jails need Linux; this is {platform.system()}."])
     if bubblewrap is None:
-        lacking.append("bubblewrap is not installed: apt install bubblewrap.")
+        where = f"not at {config.bubblewrap}" if config.bubblewrap else "not installed: apt install bubblewrap"
+        lacking.append(f"bubblewrap is {where}.")
     try:
         rules = seccomp.program(one_process=not config.cgroups)
     except ValueError as error:

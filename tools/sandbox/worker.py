@@ -142,7 +142,7 @@ def _collect(
     top = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     for folder, folders, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
         folders.sort()
-        for each in sorted(files):
+        for each in sorted([*files, *(each for each in folders if _is_link(each, at))]):
             name = os.path.normpath(os.path.join(folder, each))
             why, content = _read(each, at, most_bytes)
             if not why and given.get(name) == content:
@@ -159,6 +159,10 @@ def _collect(
             contents.append(content)
             total += len(content)
     return names, left_out, contents
+
+
+def _is_link(name: str, at: int) -> bool:
+    return stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
 
 
 def _read(name: str, at: int, most_bytes: int) -> tuple[str, bytes]:
