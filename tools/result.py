@@ -42,7 +42,7 @@ def result_of(value: object, sources: tuple[Source, ...] = (), *, untrusted: boo
         ToolError: the value cannot be written as JSON.
     """
     try:
-        data = _without_surrogates(to_jsonable_python(value, inf_nan_mode="strings"))
+        data = _strict_json(value)
     except (PydanticSerializationError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ToolError(
             f"the tool returned {type(value).__name__}, which cannot be written as JSON ({error}); it should return "
@@ -53,14 +53,10 @@ def result_of(value: object, sources: tuple[Source, ...] = (), *, untrusted: boo
     return Result(short, data, sources, untrusted, cut)
 
 
-def _without_surrogates(data: Any) -> Any:
-    """The data, with halves of characters (which no UTF-8 can carry) replaced by question marks."""
-    written = json.dumps(data, ensure_ascii=False)
-    try:
-        written.encode()
-    except UnicodeEncodeError:
-        return json.loads(written.encode("utf-8", "replace"))
-    return data
+def _strict_json(value: object) -> Any:
+    """The value as JSON that everybody reads: infinities are strings, and halves of characters question marks."""
+    written = json.dumps(to_jsonable_python(value), ensure_ascii=False)
+    return json.loads(written.encode("utf-8", "replace"), parse_constant=str)
 
 
 def shorten(text: str, limit: int) -> tuple[str, int]:

@@ -214,9 +214,7 @@ def tool(
 
     def declare(function: Callable[..., Any]) -> DeclaredTool[..., Any]:
         if not inspect.isfunction(function):
-            raise ToolDeclarationError(
-                f"@tool stands above a function, not {function!r}; it is the outermost decorator."
-            )
+            raise ToolDeclarationError(f"@tool stands above a function (def or async def), not {function!r}.")
         where = f"Tool {function.__qualname__} (in {function.__module__})"
         policy = options(where, permission, timeout, rate, approval, idempotent, cache, max_chars)
         signature = Signature(function, method=_is_method(function), frame=frame)
