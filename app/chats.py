@@ -9,7 +9,7 @@ import asyncio
 import importlib.metadata
 import json
 from collections.abc import AsyncGenerator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -25,6 +25,7 @@ from app.run_log import RunLog
 from app.runs import ChatBusy
 from app.state import State
 from app.store import Row
+from app.toolshed import UnknownTool
 from app.users import User
 
 router = APIRouter(prefix="/api", tags=["Chats"])
@@ -41,6 +42,9 @@ class RunRequest(BaseModel):
     thinking: bool | None = Field(None, description="true or false")
     collections: Literal["all"] | list[int] | None = Field(
         None, description='"all", or a list of your collections\' ids: answer from their documents'
+    )
+    tools: Literal["all"] | Annotated[list[str], Field(min_length=1, max_length=128)] | None = Field(
+        None, description='"all", or a list of 1 to 128 tools\' names: what the model may call'
     )
 
 
@@ -122,6 +126,8 @@ async def start_run(request: Request, user: User, chat_id: str) -> Response:
         await asyncio.to_thread(State.of(request).library.rights.readable, user, wanted.collections)
     try:
         started = await State.of(request).runs.start(chat_id, Ask(**wanted.model_dump(), user=user))
+    except UnknownTool as error:
+        raise invalid("tools", str(error), "unknown_tool") from None
     except ChatBusy:
         message = "This chat's last answer is still being made; wait for it, or cancel its run."
         raise ApiError(409, message, code="chat_busy") from None

@@ -63,6 +63,9 @@ class Settings(BaseSettings):
         "auto", description="auto, hermes, llama3_json, qwen3_coder or mistral"
     )
     data_dir: Path | None = Field(None, description="a directory that Ponder may write to")
+    plugins: Path | None = Field(None, description="a directory with tool plugins")
+    tool_steps: int = Field(8, ge=1, le=100, description="turns of an answer that may call tools, 1 to 100")
+    tool_seconds: float = Field(300.0, gt=0, le=86_400, description="seconds of an answer with tools, up to 86400")
     embedder: str = Field(
         "all-MiniLM-L6-v2", min_length=1, description="a sentence-transformers model, by name or directory"
     )

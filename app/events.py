@@ -101,6 +101,114 @@ class CitationRef(BaseModel):
     citations: list[SourceShown]
 
 
+class ToolCall(BaseModel):
+    """A call of the model's, complete; what becomes of it is one `tool.result` or `tool.error` with the same id."""
+
+    type: Literal["tool.call"] = "tool.call"
+    call_id: str
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class ToolProgress(BaseModel):
+    type: Literal["tool.progress"] = "tool.progress"
+    call_id: str
+    name: str
+    text: str
+    done: float | None
+    total: float | None
+
+
+class ToolOutput(BaseModel):
+    """A piece of a streaming tool's output, as it comes."""
+
+    type: Literal["tool.output"] = "tool.output"
+    call_id: str
+    name: str
+    text: str
+
+
+class ToolSource(BaseModel):
+    title: str
+    url: str | None
+    text: str | None
+    document: int | str | None
+    page: int | None
+    start: int | None
+    end: int | None
+
+
+class ToolResult(BaseModel):
+    """`untrusted`: somebody else may have written it. `truncated`: characters that the model does not see."""
+
+    type: Literal["tool.result"] = "tool.result"
+    call_id: str
+    name: str
+    text: str
+    truncated: int
+    untrusted: bool
+    sources: list[ToolSource]
+    ms: float
+
+
+class ToolError(BaseModel):
+    type: Literal["tool.error"] = "tool.error"
+    call_id: str
+    name: str
+    kind: str
+    message: str
+    ms: float
+
+
+class ApprovalRequested(BaseModel):
+    """A person must see `preview` and decide, before `expires_at` (seconds since the epoch); without, it is a no."""
+
+    type: Literal["approval.requested"] = "approval.requested"
+    approval_id: str
+    call_id: str
+    name: str
+    reason: str
+    risk: Literal["low", "medium", "high"]
+    preview: str
+    arguments_hash: str
+    expires_at: float
+
+
+class ApprovalResolved(BaseModel):
+    type: Literal["approval.resolved"] = "approval.resolved"
+    approval_id: str
+    call_id: str
+    decision: Literal["once", "no", "always", "never", "expired"]
+
+
+class QuestionAsked(BaseModel):
+    """A tool asks the person; with `choices` the answer is one of them."""
+
+    type: Literal["question.asked"] = "question.asked"
+    question_id: str
+    call_id: str
+    name: str
+    text: str
+    choices: list[str] | None
+    expires_at: float
+
+
+class QuestionAnswered(BaseModel):
+    """`text` is null where nobody answered in time."""
+
+    type: Literal["question.answered"] = "question.answered"
+    question_id: str
+    call_id: str
+    text: str | None
+
+
+class LimitReached(BaseModel):
+    """Calling is over: the model answers with what it has."""
+
+    type: Literal["limit.reached"] = "limit.reached"
+    limit: Literal["steps", "tokens", "seconds", "context"]
+
+
 class Metrics(BaseModel):
     """At most four a second while the answer grows, and once at its end."""
 
@@ -137,6 +245,16 @@ Event = Annotated[
     | AnswerDone
     | CitationSources
     | CitationRef
+    | ToolCall
+    | ToolProgress
+    | ToolOutput
+    | ToolResult
+    | ToolError
+    | ApprovalRequested
+    | ApprovalResolved
+    | QuestionAsked
+    | QuestionAnswered
+    | LimitReached
     | Metrics
     | RunCompleted
     | RunFailed

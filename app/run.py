@@ -18,6 +18,7 @@ from app.errors import from_exception, invalid
 from app.events import (
     AnswerDone,
     CitationRef,
+    LimitReached,
     Metrics,
     RunCancelled,
     RunCompleted,
@@ -29,17 +30,25 @@ from app.events import (
 )
 from app.grounded import REFUSAL, CheckedAnswer, grounds
 from app.metrics import Watch
+from app.openai.constraints import plan_of
 from app.run_log import Deltas, RunLog
 from app.served import Served
 from app.store import Answer
+from engine.dialects import read_tools
 from engine.params import Span
+from reasoning.agent import Agent, Called, Limited, Returned, Style, Wrote
+from reasoning.dialogue import after_calls
 from reasoning.thinking import Piece, Tally, think_and_answer
+from reasoning.turn import Content, Delta, Reasoning, Turn
 
 if TYPE_CHECKING:
+    from app.run_tools import RunTools
+    from engine import Sequence as EngineSequence
     from retrieval import Library
 
 _METRICS_S = 0.25
 
+Finish = Literal["stop", "length"]
 Messages = list[dict[str, Any]]  # as chat templates take them: role and content
 
 
@@ -52,6 +61,7 @@ class Ask:
     max_tokens: int | None = None
     thinking: bool | None = None
     collections: Literal["all"] | list[int] | None = None  # of the user's documents, to answer from
+    tools: Literal["all"] | list[str] | None = None  # that the model may call
     user: str = LOCAL_USER
 
     def params(self) -> Mapping[str, Any]:
@@ -70,12 +80,14 @@ class Run:
         library: Library,
         log: RunLog,
         watch: Watch,
+        tools: RunTools | None,
         on_end: Callable[[Answer], None],
     ) -> None:
         self.id = id
         self.chat_id = chat_id
         self.log = log
         self.started = False
+        self.tools = tools
         self._served = served
         self._library = library
         self._checked: CheckedAnswer | None = None  # where the answer rests on documents
@@ -124,7 +136,7 @@ class Run:
             retryable = explained.status in (429, 500, 503)
             self._end(RunFailed(code=explained.code or "error", message=explained.message, retryable=retryable))
 
-    async def _generate(self, messages: Messages, ask: Ask) -> Literal["stop", "length"]:
+    async def _generate(self, messages: Messages, ask: Ask) -> Finish:
         """Make the answer; how it finished."""
         served = self._served
         if ask.collections is not None:
@@ -136,7 +148,8 @@ class Run:
                 return "stop"
             messages = found.messages(messages)
             self._checked = CheckedAnswer(found)
-        prompt = await served.chat_tokens(messages, {} if ask.thinking is None else {"enable_thinking": ask.thinking})
+        variables: dict[str, Any] = {} if ask.thinking is None else {"enable_thinking": ask.thinking}
+        prompt = await served.chat_tokens(messages, variables, [] if self.tools is None else self.tools.specs)
         room = served.engine.max_tokens - len(prompt)
         if room < 1:
             raise invalid(
@@ -147,21 +160,63 @@ class Run:
         sampling = served.sampling if ask.temperature is None else replace(served.sampling, temperature=ask.temperature)
         span = Span(sampling=sampling, max_tokens=limit)
         self._tally.prompt_tokens = len(prompt)
-        finish: Literal["stop", "length"] = "length"
+        agent = None if self.tools is None else await self._agent(self.tools, span, limit, variables)
         async with await served.engine.open(prompt, tenant=ask.user) as seq:
             self.started = True
             self.log.append(RunStarted(model=served.name, started_at=time.time(), max_tokens=limit))
-            opened = served.opens_thinking(prompt)
-            async with aclosing(think_and_answer(seq, span, served.markers, opened=opened)) as pieces:
-                async for piece in pieces:
-                    self._take(piece)
-                    if piece.finish_reason == "stop":
-                        finish = "stop"
+            if agent is not None:
+                finish = await self._act(agent, seq, room)
+            else:
+                finish = await self._write(seq, span, opened=served.opens_thinking(prompt))
         if self._checked is not None:
             self._show(self._checked.finish())
         return finish
 
-    def _take(self, piece: Piece) -> None:
+    async def _write(self, seq: EngineSequence, span: Span, *, opened: bool) -> Finish:
+        """An answer without tools."""
+        turn = Turn()
+        async with aclosing(think_and_answer(seq, span, self._served.markers, opened=opened)) as pieces:
+            async for piece in pieces:
+                self._take(piece, turn.take(piece))
+        return "stop" if turn.finish_reason == "stop" else "length"
+
+    async def _agent(self, tools: RunTools, span: Span, limit: int, variables: Mapping[str, Any]) -> Agent:
+        """
+        Raises:
+            ApiError, InvalidParameter: the tools cannot be offered to this model.
+        """
+        served = self._served
+        if served.dialect is None:
+            raise invalid("tools", "This model's chat template has no form of tool call that Ponder knows.")
+        style = Style(
+            await plan_of(served, read_tools(tools.specs), "auto", True),
+            served.markers,
+            lambda calls, texts: after_calls(served.engine.tokenizer, calls, texts, variables),
+            served.opens_thinking,
+            served.closes_thinking,
+        )
+        return Agent(style, tools, span, replace(tools.limits, tokens=min(limit, tools.limits.tokens)))
+
+    async def _act(self, agent: Agent, seq: EngineSequence, room: int) -> Finish:
+        """An answer with tools."""
+        finish: Finish = "length"
+        async with aclosing(agent.run(seq, room)) as happening:
+            async for each in happening:
+                match each:
+                    case Wrote(piece, deltas):
+                        self._take(piece, deltas)
+                        finish = "stop" if piece.finish_reason == "stop" else "length"
+                    case Called():
+                        self._deltas.flush()
+                        self._close_thinking()
+                    case Returned():
+                        if self._content and not self._content[-1].endswith("\n"):
+                            self._answer("\n\n")  # what the model said before its call is a paragraph of its own
+                    case Limited(limit):
+                        self.log.append(LimitReached(limit=limit))
+        return finish
+
+    def _take(self, piece: Piece, deltas: Iterable[Delta]) -> None:
         now = time.perf_counter()
         if self._first_token_at is None:
             self._tally.cached_tokens = piece.cached_tokens
@@ -169,22 +224,23 @@ class Run:
                 self._first_token_at = self._metrics_at = now
         self.watch.tokens(0, piece.spent)
         self._tally.add(piece)
-        if piece.part == "thinking":
-            self._thinking_tokens += piece.spent
-            if piece.text and self._thinking_began is None:
-                self._deltas.flush()
-                self._thinking_began = now
-                self.log.append(ThinkingStarted(started_at=time.time()))
-            self._thinking.append(piece.text)
-        elif piece.text:
-            self._deltas.flush_unless("answer")
-            self._close_thinking()
-        if piece.part == "thinking":
-            self._deltas.add("thinking", piece.text)
-        elif self._checked is not None:
-            self._show(self._checked.feed(piece.text))
-        else:
-            self._answer(piece.text)
+        self._thinking_tokens += piece.spent if piece.part == "thinking" else 0
+        for delta in deltas:
+            match delta:
+                case Reasoning(text):
+                    if self._thinking_began is None:
+                        self._deltas.flush()
+                        self._thinking_began = now
+                        self.log.append(ThinkingStarted(started_at=time.time()))
+                    self._thinking.append(text)
+                    self._deltas.add("thinking", text)
+                case Content(text) if text:
+                    self._deltas.flush_unless("answer")
+                    self._close_thinking()
+                    if self._checked is not None:
+                        self._show(self._checked.feed(text))
+                    else:
+                        self._answer(text)
         if now - self._metrics_at >= _METRICS_S and (metrics := self._metrics()):
             self._metrics_at = now
             self.log.append(metrics)

@@ -14,11 +14,14 @@ from app.events import RunFailed, RunQueued
 from app.metrics import Meter
 from app.run import Ask, Messages, Run
 from app.run_log import RunLog
+from app.run_tools import RunTools
 from app.served import Served
 from app.store import Answer, LoggedEvent, Row, Store
 from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
+    from app.toolshed import Toolshed
+    from reasoning.agent import Limits
     from retrieval import Library
 
 _TITLE_CHARACTERS = 60
@@ -37,8 +40,12 @@ class ChatBusy(Exception):
 class Runs:
     """Starts runs, finds them, and ends them with the server."""
 
-    def __init__(self, served: Served, meter: Meter, store: Store, library: Library) -> None:
+    def __init__(
+        self, served: Served, meter: Meter, store: Store, library: Library, toolshed: Toolshed, limits: Limits
+    ) -> None:
         self._served = served
+        self._toolshed = toolshed
+        self._limits = limits
         self._library = library
         self._meter = meter
         self._store = store
@@ -57,15 +64,21 @@ class Runs:
         Raises:
             ChatBusy: the chat has an unfinished run.
             EngineStopped: the server is stopping.
+            UnknownTool: a tool is wanted that there is not.
         """
+        offered = [] if ask.tools is None else self._toolshed.offered(ask.tools)
         if self._closing:
             raise EngineStopped("The server is stopping.")
         if chat_id in self._busy_chats:
             raise ChatBusy
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
+        log = RunLog(run_id, self._store)
+        tools = RunTools(
+            self._toolshed.executor, offered, log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits
+        )
         run = Run(
-            run_id, chat_id, self._served, self._library, RunLog(run_id, self._store), self._meter.watch("runs"),
+            run_id, chat_id, self._served, self._library, log, self._meter.watch("runs"), tools if offered else None,
             on_end=lambda answer: self._ended(run, answer),
         )  # fmt: skip
         # Known before the store knows it: whoever finds its id there finds it here.
@@ -83,6 +96,11 @@ class Runs:
         run.log.append(RunQueued(position=ahead))
         run.begin(_messages(history, ask.content), ask)
         return run_id, message_id
+
+    def tools_of(self, run_id: str) -> RunTools | None:
+        """The tools of a run that is being made."""
+        run = self._live.get(run_id)
+        return None if run is None else run.tools
 
     def active_in(self, chat_id: str) -> str | None:
         """The chat's unfinished run."""

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
-from app import chats, collections, documents, errors, jobs, openai, search
+from app import chats, collections, documents, errors, jobs, openai, search, tools
 from app.config import Settings
 from app.guard import Guard
 from app.library import open_library
@@ -25,7 +25,9 @@ from app.runs import Runs
 from app.served import Served
 from app.state import State
 from app.store import Store
+from app.toolshed import Toolshed
 from engine.errors import EngineStopped
+from reasoning.agent import Limits
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -50,17 +52,20 @@ def create_app(
             closing.push_async_callback(opened.close)
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
-            runs = Runs(served, state.meter, opened, shelf)
+            toolshed = await closing.enter_async_context(Toolshed(settings, shelf))
+            runs = Runs(
+                served, state.meter, opened, shelf, toolshed, Limits(settings.tool_steps, seconds=settings.tool_seconds)
+            )
             closing.push_async_callback(runs.stop)
             await runs.recover()
-            state.opened(opened, runs, shelf)
+            state.opened(opened, runs, shelf, toolshed)
             yield
 
     app = FastAPI(title="Ponder", version=chats.version(), lifespan=lifespan, docs_url=None, redoc_url=None)
     state.attach(app)
     errors.install(app)
     app.include_router(openai.router)
-    for part in (chats, documents, jobs, collections, search):
+    for part in (chats, documents, jobs, collections, search, tools):
         app.include_router(part.router)
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])

@@ -15,6 +15,7 @@ from app.served import Served
 if TYPE_CHECKING:
     from app.runs import Runs
     from app.store import Store
+    from app.toolshed import Toolshed
     from retrieval import Library
 
 
@@ -27,6 +28,7 @@ class State:
     _store: Store | None = None  # open while the app's lifespan lasts
     _runs: Runs | None = None
     _library: Library | None = None
+    _toolshed: Toolshed | None = None
 
     @classmethod
     def of(cls, request: Request) -> State:
@@ -37,8 +39,8 @@ class State:
     def attach(self, app: FastAPI) -> None:
         app.state.ponder = self
 
-    def opened(self, store: Store, runs: Runs, library: Library) -> None:
-        self._store, self._runs, self._library = store, runs, library
+    def opened(self, store: Store, runs: Runs, library: Library, toolshed: Toolshed) -> None:
+        self._store, self._runs, self._library, self._toolshed = store, runs, library, toolshed
 
     @property
     def store(self) -> Store:
@@ -54,3 +56,8 @@ class State:
     def library(self) -> Library:
         assert self._library is not None, "the app's lifespan has not begun"
         return self._library
+
+    @property
+    def toolshed(self) -> Toolshed:
+        assert self._toolshed is not None, "the app's lifespan has not begun"
+        return self._toolshed

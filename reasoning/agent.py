@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
 
 HELD_S = 60.0  # that a sequence's K/V waits for tools before it may be dropped
-WRAP_UP_TOKENS = 512  # of the budget, kept for the last answer
+WRAP_UP_TOKENS = 512  # of the budget, kept for the last answer, or an eighth of it where that is less
 LEAST_ANSWER = 128  # tokens that results leave for the last answer
 SHORTEST_RESULT = 200  # characters of a result that is cut
 NEVER = -100.0  # the bias of a token that is not wanted
@@ -152,7 +152,7 @@ class Agent:
                 turn.cancel()
             for call, text in returned:
                 yield Returned(call, text)
-            limit = self._limit(began, room - (len(seq) - first), sum(len(text) for _, text in returned))
+            limit = self._limit(began, room, room - (len(seq) - first), sum(len(text) for _, text in returned))
             texts = [text for _, text in returned]
             if limit is not None:
                 last = True
@@ -160,15 +160,15 @@ class Agent:
                 yield Limited(limit)
             seq.append(self._fitting([call for call, _ in returned], texts, room - (len(seq) - first)))
 
-    def _limit(self, began: float, room: int, coming: int) -> Limit | None:
-        """`coming`: characters of results, which are at most as many tokens."""
+    def _limit(self, began: float, whole: int, room: int, coming: int) -> Limit | None:
+        """`room`: what is left of the `whole`; `coming`: characters of results, at most as many tokens."""
         if self.steps >= self.limits.steps:
             return "steps"
-        if self.limits.tokens - self.spent <= WRAP_UP_TOKENS:
+        if self.limits.tokens - self.spent <= min(WRAP_UP_TOKENS, self.limits.tokens // 8):
             return "tokens"
         if self.clock() - began >= self.limits.seconds:
             return "seconds"
-        if room - coming <= WRAP_UP_TOKENS:
+        if room - coming <= min(WRAP_UP_TOKENS, whole // 8):
             return "context"
         return None
 

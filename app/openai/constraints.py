@@ -172,7 +172,7 @@ class Calling:
                 "unsupported_parameter",
             )  # fmt: skip
         _check_beside_tools(request, served)
-        plan = await _plan(served, tools, chosen, parallel)
+        plan = await plan_of(served, tools, chosen, parallel)
         served.plans[key] = plan  # an agent sends the same tools with every turn
         if len(served.plans) > MOST_PLANS:
             del served.plans[next(iter(served.plans))]
@@ -202,7 +202,7 @@ def _beginning(served: Served) -> int | None:
         return None
 
 
-async def _plan(served: Served, tools: Sequence[Tool], chosen: ToolChoice, parallel: bool) -> ToolPlan:
+async def plan_of(served: Served, tools: Sequence[Tool], chosen: ToolChoice, parallel: bool) -> ToolPlan:
     """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object; one that
     takes too long to compile is refused, as what an answer is held to must not depend on what else the server does."""
     assert served.dialect is not None

@@ -153,9 +153,9 @@ async def test_time_that_is_up_ends_in_an_answer(world: World) -> None:
 
 
 async def test_tokens_that_are_spent_end_in_an_answer(world: World) -> None:
-    log = await world.ask(Answers(), Limits(tokens=520))
+    log = await world.ask(Answers(), Limits(tokens=32))
     assert [each.limit for each in log if isinstance(each, Limited)] == ["tokens"]
-    assert sum(each.piece.spent for each in log if isinstance(each, Wrote)) <= 520
+    assert sum(each.piece.spent for each in log if isinstance(each, Wrote)) <= 32
 
 
 async def test_a_result_that_would_fill_the_context_is_cut(world: World) -> None:

@@ -12,6 +12,16 @@ export interface SourceShown {
   score: number;
 }
 
+export interface ToolSource {
+  title: string;
+  url: string | null;
+  text: string | null;
+  document: number | string | null;
+  page: number | null;
+  start: number | null;
+  end: number | null;
+}
+
 /** Token counts of one run. `cached_tokens` of the prompt needed no computing. */
 export interface Usage {
   prompt_tokens: number;
@@ -78,6 +88,97 @@ export interface CitationRef {
   citations: SourceShown[];
 }
 
+/** A call of the model's, complete; what becomes of it is one `tool.result` or `tool.error` with the same id. */
+export interface ToolCall {
+  type: "tool.call";
+  call_id: string;
+  name: string;
+  arguments: string;
+}
+
+export interface ToolProgress {
+  type: "tool.progress";
+  call_id: string;
+  name: string;
+  text: string;
+  done: number | null;
+  total: number | null;
+}
+
+/** A piece of a streaming tool's output, as it comes. */
+export interface ToolOutput {
+  type: "tool.output";
+  call_id: string;
+  name: string;
+  text: string;
+}
+
+/** `untrusted`: somebody else may have written it. `truncated`: characters that the model does not see. */
+export interface ToolResult {
+  type: "tool.result";
+  call_id: string;
+  name: string;
+  text: string;
+  truncated: number;
+  untrusted: boolean;
+  sources: ToolSource[];
+  ms: number;
+}
+
+export interface ToolError {
+  type: "tool.error";
+  call_id: string;
+  name: string;
+  kind: string;
+  message: string;
+  ms: number;
+}
+
+/** A person must see `preview` and decide, before `expires_at` (seconds since the epoch); without, it is a no. */
+export interface ApprovalRequested {
+  type: "approval.requested";
+  approval_id: string;
+  call_id: string;
+  name: string;
+  reason: string;
+  risk: "low" | "medium" | "high";
+  preview: string;
+  arguments_hash: string;
+  expires_at: number;
+}
+
+export interface ApprovalResolved {
+  type: "approval.resolved";
+  approval_id: string;
+  call_id: string;
+  decision: "once" | "no" | "always" | "never" | "expired";
+}
+
+/** A tool asks the person; with `choices` the answer is one of them. */
+export interface QuestionAsked {
+  type: "question.asked";
+  question_id: string;
+  call_id: string;
+  name: string;
+  text: string;
+  choices: string[] | null;
+  expires_at: number;
+}
+
+/** `text` is null where nobody answered in time. */
+export interface QuestionAnswered {
+  type: "question.answered";
+  question_id: string;
+  call_id: string;
+  text: string | null;
+}
+
+/** Calling is over: the model answers with what it has. */
+export interface LimitReached {
+  type: "limit.reached";
+  limit: "steps" | "tokens" | "seconds" | "context";
+}
+
 /** At most four a second while the answer grows, and once at its end. */
 export interface Metrics {
   type: "metrics";
@@ -114,6 +215,16 @@ export type RunEvent =
   | AnswerDone
   | CitationSources
   | CitationRef
+  | ToolCall
+  | ToolProgress
+  | ToolOutput
+  | ToolResult
+  | ToolError
+  | ApprovalRequested
+  | ApprovalResolved
+  | QuestionAsked
+  | QuestionAnswered
+  | LimitReached
   | Metrics
   | RunCompleted
   | RunFailed

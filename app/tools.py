@@ -1,0 +1,74 @@
+"""The routes of tools: what there is, what could not be loaded, and what a person decides while a run waits."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.body import json_object
+from app.errors import ApiError
+from app.openai.fields import parse
+from app.run_tools import RunTools
+from app.state import State
+
+router = APIRouter(prefix="/api", tags=["Tools"])
+
+
+class DecisionRequest(BaseModel):
+    """The body of `POST /api/runs/{id}/approvals/{approval_id}`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    decision: Literal["once", "no", "always", "never"] = Field(description='"once", "no", "always" or "never"')
+    scope: Literal["arguments", "tool"] = Field(
+        "arguments", description='"arguments" (exactly this call) or "tool" (any call of it)'
+    )
+    expires_s: float | None = Field(None, gt=0, description="seconds above 0 that the answer is remembered")
+
+
+class AnswerRequest(BaseModel):
+    """The body of `POST /api/runs/{id}/questions/{question_id}`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    text: str = Field(min_length=1, max_length=10_000, description="a text of 1 to 10000 characters")
+
+
+@router.get("/tools")
+async def tools(request: Request) -> dict[str, Any]:
+    registry = State.of(request).toolshed.registry
+    return {
+        "tools": [
+            {
+                "name": tool.name, "description": tool.description, "parameters": tool.parameters,
+                "permission": tool.permission, "approval": tool.approval, "timeout_s": tool.timeout_s,
+                "idempotent": tool.idempotent, "origin": tool.origin,
+            }
+            for tool in sorted(registry, key=lambda tool: tool.name)
+        ],
+        "faults": [{"origin": fault.origin, "message": fault.message} for fault in registry.faults],
+    }  # fmt: skip
+
+
+@router.post("/runs/{run_id}/approvals/{approval_id}")
+async def approve(request: Request, run_id: str, approval_id: str) -> Response:
+    wanted = parse(await json_object(request), DecisionRequest, no_effect=frozenset())
+    _tools_of(request, run_id).decide(approval_id, wanted.decision, scope=wanted.scope, expires_s=wanted.expires_s)
+    return JSONResponse({"id": approval_id}, 202)
+
+
+@router.post("/runs/{run_id}/questions/{question_id}")
+async def answer(request: Request, run_id: str, question_id: str) -> Response:
+    wanted = parse(await json_object(request), AnswerRequest, no_effect=frozenset())
+    _tools_of(request, run_id).answer(question_id, wanted.text)
+    return JSONResponse({"id": question_id}, 202)
+
+
+def _tools_of(request: Request, run_id: str) -> RunTools:
+    found = State.of(request).runs.tools_of(run_id)
+    if found is None:
+        raise ApiError(404, f"There is no run {run_id!r:.60} that waits for anybody.", code="not_waiting")
+    return found

@@ -1,0 +1,131 @@
+"""Runs with tools, on the bundled model: calls in the log, plugins that change, approvals, and a person's answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.conftest import Server
+from tests.app.library import error
+from tests.app.test_runs import events
+
+CALCULATOR = '''
+from ponder import tool
+
+@tool(permission="none")
+def calculator(expression: str) -> str:
+    """Work out an arithmetic expression."""
+    return str({"23 * 17": 391, "40 * 2": 80}.get(expression, "no idea"))
+'''
+ASKING = CALCULATOR.replace('permission="none"', 'permission="write", approval="always"')
+QUESTION = "What is 23 * 17?"
+
+
+@pytest.fixture
+def http(pebble: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=pebble.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def plugin(pebble: Server, http: httpx.Client) -> Iterator[Any]:
+    """Write the plugin `calculator.py`, and wait until the server has it."""
+    folder = pebble.data / "plugins"
+    folder.mkdir(exist_ok=True)
+    path = folder / "calculator.py"
+
+    def write(source: str, until: Any) -> None:
+        path.write_text(source, "utf-8")
+        pebble.until(lambda _: until(http.get("/api/tools").json()))
+
+    yield write
+    path.unlink(missing_ok=True)
+    pebble.until(lambda _: not http.get("/api/tools").json()["tools"])
+
+
+def there(reply: dict[str, Any]) -> bool:
+    return bool(reply["tools"]) and not reply["faults"]
+
+
+def start(http: httpx.Client, tools: Any = "all", content: str = QUESTION) -> str:
+    chat = http.post("/api/chats", json={}).json()["id"]
+    body = {"content": content, "tools": tools, "temperature": 0, "max_tokens": 300}
+    reply = http.post(f"/api/chats/{chat}/runs", json=body)
+    assert reply.status_code == 202, reply.text
+    return str(reply.json()["run_id"])
+
+
+def log_of(http: httpx.Client, run: str) -> list[dict[str, Any]]:
+    return [data for _, _, data in events(http, run)]
+
+
+def of_type(log: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [event for event in log if event["type"] == kind]
+
+
+def test_a_call_is_run_and_its_result_is_in_the_answer(http: httpx.Client, plugin: Any) -> None:
+    plugin(CALCULATOR, there)
+    log = log_of(http, start(http))
+    (call,), (result,) = of_type(log, "tool.call"), of_type(log, "tool.result")
+    assert call["name"] == "calculator" and json.loads(call["arguments"]) == {"expression": "23 * 17"}
+    assert result["call_id"] == call["call_id"] and result["text"] == "391" and not result["untrusted"]
+    assert "391" in of_type(log, "answer.done")[0]["text"] and log[-1]["type"] == "run.completed"
+
+
+def test_a_plugin_that_changes_is_what_the_next_run_calls(http: httpx.Client, plugin: Any) -> None:
+    plugin(CALCULATOR, there)
+    changed = CALCULATOR.replace("an arithmetic expression", "an expression, anew").replace("391", "392")
+    plugin(changed, lambda reply: there(reply) and "anew" in reply["tools"][0]["description"])
+    assert of_type(log_of(http, start(http)), "tool.result")[0]["text"] == "392"
+
+
+def test_a_broken_plugin_is_told_and_the_old_one_stays(http: httpx.Client, plugin: Any) -> None:
+    plugin(CALCULATOR, there)
+    plugin("import nothing_like_this", lambda reply: bool(reply["faults"]))
+    reply = http.get("/api/tools").json()
+    assert "nothing_like_this" in reply["faults"][0]["message"]
+    assert [tool["name"] for tool in reply["tools"]] == ["calculator"]
+    assert of_type(log_of(http, start(http)), "tool.result")[0]["text"] == "391"
+
+
+@pytest.mark.parametrize(("decision", "ended"), [("once", "tool.result"), ("no", "tool.error")])
+def test_what_asks_first_waits_for_a_person(http: httpx.Client, plugin: Any, decision: str, ended: str) -> None:
+    plugin(ASKING, there)
+    run = start(http)
+    log = list[dict[str, Any]]()
+    for _, _, event in events(http, run):
+        log.append(event)
+        if event["type"] == "approval.requested":
+            address = f"/api/runs/{run}/approvals/{event['approval_id']}"
+            error(http.post(address, json={"decision": "perhaps"}), 400, "invalid_value", "decision")
+            assert http.post(address, json={"decision": decision}).status_code == 202
+    (asked,), (resolved,) = of_type(log, "approval.requested"), of_type(log, "approval.resolved")
+    assert "23 * 17" in asked["preview"] and resolved["decision"] == decision
+    assert len(of_type(log, ended)) == 1 and log[-1]["type"] == "run.completed"
+    error(http.post(address, json={"decision": "once"}), 404, "not_waiting")
+
+
+def test_a_run_that_waits_for_a_person_can_be_stopped(http: httpx.Client, plugin: Any) -> None:
+    plugin(ASKING, there)
+    run = start(http)
+    kinds = list[str]()
+    for _, _, event in events(http, run):
+        kinds.append(event["type"])
+        if event["type"] == "approval.requested":
+            threading.Thread(target=lambda: http.post(f"/api/runs/{run}/cancel")).start()
+    assert kinds[-1] == "run.cancelled" and "tool.result" not in kinds
+
+
+def test_a_tool_that_is_not_there_is_refused_by_name(http: httpx.Client, plugin: Any) -> None:
+    plugin(CALCULATOR, there)
+    chat = http.post("/api/chats", json={}).json()["id"]
+    for wanted, param in ((["calculater"], "tools"), ([], "tools"), (3, "tools")):
+        reply = http.post(f"/api/chats/{chat}/runs", json={"content": "?", "tools": wanted})
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == param
+    assert "calculator" in http.post(f"/api/chats/{chat}/runs", json={"content": "?", "tools": ["calculater"]}).text
+    assert http.get(f"/api/chats/{chat}").json()["messages"] == []
