@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from app.config import Settings
+from retrieval.browse import Browser
 from tools.executor import Executor
 from tools.journal import SqliteJournal
 from tools.options import Permission
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from retrieval import Library
 
 GRANTED: tuple[Permission, ...] = ("none", "read", "write", "network", "execute")  # what writes or executes asks first
+
+BUILT_IN = "built in"
 
 
 class UnknownTool(LookupError):
@@ -38,10 +41,14 @@ class Toolshed:
         self.registry = Registry()
         self.executor = Executor(self.registry, Policy(default=GRANTED), SqliteJournal(folder / "calls.db"))
         self.plugins = PluginFolder(settings.plugins or folder / "plugins", self.registry)
-        self._library = library
+        if library is not None:
+            self.registry.provide(Browser, factory=lambda ctx: Browser(library, ctx.user))
         self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        from tools.builtin import documents
+
+        self.registry.add(documents, origin=BUILT_IN)
         self.registry.load_entry_points()
         await self.plugins.scan()
         self._watching = asyncio.create_task(self.plugins.watch(), name="plugins")

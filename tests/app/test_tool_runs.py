@@ -18,7 +18,7 @@ CALCULATOR = '''
 from ponder import tool
 
 @tool(permission="none")
-def calculator(expression: str) -> str:
+def calculate(expression: str) -> str:
     """Work out an arithmetic expression."""
     return str({"23 * 17": 391, "40 * 2": 80}.get(expression, "no idea"))
 '''
@@ -45,16 +45,20 @@ def plugin(pebble: Server, http: httpx.Client) -> Iterator[Any]:
 
     yield write
     path.unlink(missing_ok=True)
-    pebble.until(lambda _: not http.get("/api/tools").json()["tools"])
+    pebble.until(lambda _: not there(http.get("/api/tools").json()))
 
 
 def there(reply: dict[str, Any]) -> bool:
-    return bool(reply["tools"]) and not reply["faults"]
+    return bool(plugged(reply)) and not reply["faults"]
 
 
-def start(http: httpx.Client, tools: Any = "all", content: str = QUESTION) -> str:
+def plugged(reply: dict[str, Any]) -> list[dict[str, Any]]:
+    return [tool for tool in reply["tools"] if tool["origin"] == "plugin calculator.py"]
+
+
+def start(http: httpx.Client, tools: Any = ("calculate",), content: str = QUESTION) -> str:
     chat = http.post("/api/chats", json={}).json()["id"]
-    body = {"content": content, "tools": tools, "temperature": 0, "max_tokens": 300}
+    body = {"content": content, "tools": list(tools), "temperature": 0, "max_tokens": 300}
     reply = http.post(f"/api/chats/{chat}/runs", json=body)
     assert reply.status_code == 202, reply.text
     return str(reply.json()["run_id"])
@@ -72,7 +76,7 @@ def test_a_call_is_run_and_its_result_is_in_the_answer(http: httpx.Client, plugi
     plugin(CALCULATOR, there)
     log = log_of(http, start(http))
     (call,), (result,) = of_type(log, "tool.call"), of_type(log, "tool.result")
-    assert call["name"] == "calculator" and json.loads(call["arguments"]) == {"expression": "23 * 17"}
+    assert call["name"] == "calculate" and json.loads(call["arguments"]) == {"expression": "23 * 17"}
     assert result["call_id"] == call["call_id"] and result["text"] == "391" and not result["untrusted"]
     assert "391" in of_type(log, "answer.done")[0]["text"] and log[-1]["type"] == "run.completed"
 
@@ -80,7 +84,7 @@ def test_a_call_is_run_and_its_result_is_in_the_answer(http: httpx.Client, plugi
 def test_a_plugin_that_changes_is_what_the_next_run_calls(http: httpx.Client, plugin: Any) -> None:
     plugin(CALCULATOR, there)
     changed = CALCULATOR.replace("an arithmetic expression", "an expression, anew").replace("391", "392")
-    plugin(changed, lambda reply: there(reply) and "anew" in reply["tools"][0]["description"])
+    plugin(changed, lambda reply: there(reply) and "anew" in plugged(reply)[0]["description"])
     assert of_type(log_of(http, start(http)), "tool.result")[0]["text"] == "392"
 
 
@@ -89,7 +93,7 @@ def test_a_broken_plugin_is_told_and_the_old_one_stays(http: httpx.Client, plugi
     plugin("import nothing_like_this", lambda reply: bool(reply["faults"]))
     reply = http.get("/api/tools").json()
     assert "nothing_like_this" in reply["faults"][0]["message"]
-    assert [tool["name"] for tool in reply["tools"]] == ["calculator"]
+    assert [tool["name"] for tool in plugged(reply)] == ["calculate"]
     assert of_type(log_of(http, start(http)), "tool.result")[0]["text"] == "391"
 
 
@@ -124,8 +128,8 @@ def test_a_run_that_waits_for_a_person_can_be_stopped(http: httpx.Client, plugin
 def test_a_tool_that_is_not_there_is_refused_by_name(http: httpx.Client, plugin: Any) -> None:
     plugin(CALCULATOR, there)
     chat = http.post("/api/chats", json={}).json()["id"]
-    for wanted, param in ((["calculater"], "tools"), ([], "tools"), (3, "tools")):
+    for wanted, param in ((["calculatee"], "tools"), ([], "tools"), (3, "tools")):
         reply = http.post(f"/api/chats/{chat}/runs", json={"content": "?", "tools": wanted})
         assert reply.status_code == 400 and reply.json()["error"]["param"] == param
-    assert "calculator" in http.post(f"/api/chats/{chat}/runs", json={"content": "?", "tools": ["calculater"]}).text
+    assert "accepted: calculate" in http.post(f"/api/chats/{chat}/runs", json={"content": "?", "tools": ["calculatee"]}).text
     assert http.get(f"/api/chats/{chat}").json()["messages"] == []
