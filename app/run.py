@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from app.acting import agent_of
 from app.config import LOCAL_USER
 from app.errors import from_exception, invalid
 from app.events import (
@@ -30,14 +31,11 @@ from app.events import (
 )
 from app.grounded import REFUSAL, CheckedAnswer, grounds
 from app.metrics import Watch
-from app.openai.constraints import plan_of
 from app.run_log import Deltas, RunLog
 from app.served import Served
 from app.store import Answer
-from engine.dialects import read_tools
 from engine.params import Span
-from reasoning.agent import Agent, Called, Limited, Returned, Style, Wrote
-from reasoning.dialogue import after_calls
+from reasoning.agent import Agent, Called, Limited, Returned, Wrote
 from reasoning.thinking import Piece, Tally, think_and_answer
 from reasoning.turn import Content, Delta, Reasoning, Turn
 
@@ -160,7 +158,10 @@ class Run:
         sampling = served.sampling if ask.temperature is None else replace(served.sampling, temperature=ask.temperature)
         span = Span(sampling=sampling, max_tokens=limit)
         self._tally.prompt_tokens = len(prompt)
-        agent = None if self.tools is None else await self._agent(self.tools, span, limit, variables)
+        agent = None
+        if self.tools is not None:
+            limits = replace(self.tools.limits, tokens=min(limit, self.tools.limits.tokens))
+            agent = await agent_of(served, self.tools.specs, self.tools, span, limits, variables)
         async with await served.engine.open(prompt, tenant=ask.user) as seq:
             self.started = True
             self.log.append(RunStarted(model=served.name, started_at=time.time(), max_tokens=limit))
@@ -179,23 +180,6 @@ class Run:
             async for piece in pieces:
                 self._take(piece, turn.take(piece))
         return "stop" if turn.finish_reason == "stop" else "length"
-
-    async def _agent(self, tools: RunTools, span: Span, limit: int, variables: Mapping[str, Any]) -> Agent:
-        """
-        Raises:
-            ApiError, InvalidParameter: the tools cannot be offered to this model.
-        """
-        served = self._served
-        if served.dialect is None:
-            raise invalid("tools", "This model's chat template has no form of tool call that Ponder knows.")
-        style = Style(
-            await plan_of(served, read_tools(tools.specs), "auto", True),
-            served.markers,
-            lambda calls, texts: after_calls(served.engine.tokenizer, calls, texts, variables),
-            served.opens_thinking,
-            served.closes_thinking,
-        )
-        return Agent(style, tools, span, replace(tools.limits, tokens=min(limit, tools.limits.tokens)))
 
     async def _act(self, agent: Agent, seq: EngineSequence, room: int) -> Finish:
         """An answer with tools."""
