@@ -4,7 +4,18 @@ Knows nothing of tools or models.
 """
 
 from tools.sandbox.pool import Sandbox
+from tools.sandbox.pure import Pure, PureConfig
 from tools.sandbox.records import Finished, SandboxConfig, SandboxFailed, SandboxUnavailable, Support
 from tools.sandbox.support import check
 
-__all__ = ["Finished", "Sandbox", "SandboxConfig", "SandboxFailed", "SandboxUnavailable", "Support", "check"]
+__all__ = [
+    "Finished",
+    "Pure",
+    "PureConfig",
+    "Sandbox",
+    "SandboxConfig",
+    "SandboxFailed",
+    "SandboxUnavailable",
+    "Support",
+    "check",
+]
