@@ -1,0 +1,1 @@
+"""Tools that come with Ponder, made with what `ponder` exports to everyone."""
