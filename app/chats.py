@@ -26,6 +26,7 @@ from app.runs import ChatBusy
 from app.state import State
 from app.store import Row
 from app.toolshed import UnknownTool
+from app.trace import lines
 from app.users import User
 
 router = APIRouter(prefix="/api", tags=["Chats"])
@@ -172,6 +173,20 @@ async def events(request: Request, run_id: str) -> Response:
         ping_message_factory=lambda: ServerSentEvent(comment="ping"),
         sep="\n",
     )
+
+
+@router.get("/runs/{run_id}/trace")
+async def trace(request: Request, run_id: str) -> Response:
+    """The run as JSON lines, for `ponder replay`."""
+    state = State.of(request)
+    log = await _log(state, run_id)
+    recipe = await state.store.trace(run_id)
+    if recipe is None:
+        when = "asked no model, or its server crashed" if log.ended else "is still being made"
+        raise ApiError(404, f"There is no trace of run {run_id!r:.60}: it {when}.", code="no_trace")
+    body = "".join(f"{line}\n" for line in lines(recipe, log.events))
+    headers = {"Content-Disposition": f'attachment; filename="{run_id}.jsonl"'}
+    return Response(body, media_type="application/x-ndjson", headers=headers)
 
 
 @router.post("/runs/{run_id}/cancel")

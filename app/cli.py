@@ -201,6 +201,25 @@ def search(
     _or_explain(library_cli.search, query, limit, collection, rerank, as_json, settings)
 
 
+@cli.command()
+def replay(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, as GET /api/runs/{id}/trace gives it.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help=r"A model directory, or a Hugging Face Hub name. \[as for `serve`]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make a recorded run again, with what its tools gave back then, and compare the tokens."""
+    settings = _settings(None, model=model)
+    from app.replay import run
+
+    raise typer.Exit(_or_explain(run, file, settings))
+
+
 evaluations = typer.Typer(name="eval", help="Measure how good Ponder is on your own data.", no_args_is_help=True)
 cli.add_typer(evaluations)
 

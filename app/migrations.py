@@ -28,6 +28,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
             run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE, seq INTEGER NOT NULL,
             type TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID""",
     ),
+    ("CREATE TABLE traces (run_id TEXT PRIMARY KEY REFERENCES runs (id) ON DELETE CASCADE, data TEXT NOT NULL)",),
 )
 
 

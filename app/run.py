@@ -7,6 +7,7 @@ nothing of other runs, nor of HTTP.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -34,6 +35,7 @@ from app.metrics import Watch
 from app.run_log import Deltas, RunLog
 from app.served import Served
 from app.store import Answer
+from app.trace import Trace, recorded_sampling
 from engine.params import Span
 from reasoning.agent import Agent, Called, Limited, Returned, Wrote
 from reasoning.thinking import Piece, Tally, think_and_answer
@@ -86,6 +88,7 @@ class Run:
         self.log = log
         self.started = False
         self.tools = tools
+        self.trace: Trace | None = None  # once the model is asked
         self._served = served
         self._library = library
         self._checked: CheckedAnswer | None = None  # where the answer rests on documents
@@ -156,7 +159,13 @@ class Run:
             )  # fmt: skip
         limit = min(ask.max_tokens or room, room)
         sampling = served.sampling if ask.temperature is None else replace(served.sampling, temperature=ask.temperature)
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(53))  # so that it can be made again
         span = Span(sampling=sampling, max_tokens=limit)
+        self.trace = Trace(
+            served.name, recorded_sampling(sampling), limit, room, variables,
+            [] if self.tools is None else self.tools.specs, len(prompt), prompt,
+        )  # fmt: skip
         self._tally.prompt_tokens = len(prompt)
         agent = None
         if self.tools is not None:
@@ -165,10 +174,13 @@ class Run:
         async with await served.engine.open(prompt, tenant=ask.user) as seq:
             self.started = True
             self.log.append(RunStarted(model=served.name, started_at=time.time(), max_tokens=limit))
-            if agent is not None:
-                finish = await self._act(agent, seq, room)
-            else:
-                finish = await self._write(seq, span, opened=served.opens_thinking(prompt))
+            try:
+                if agent is not None:
+                    finish = await self._act(agent, seq, room)
+                else:
+                    finish = await self._write(seq, span, opened=served.opens_thinking(prompt))
+            finally:
+                self.trace.tokens = seq.tokens
         if self._checked is not None:
             self._show(self._checked.finish())
         return finish
@@ -193,10 +205,15 @@ class Run:
                     case Called():
                         self._deltas.flush()
                         self._close_thinking()
-                    case Returned():
+                    case Returned(_, text):
+                        assert self.trace is not None
+                        self.trace.results += [[] for _ in range(agent.steps - len(self.trace.results))]
+                        self.trace.results[-1].append(text)
                         if self._content and not self._content[-1].endswith("\n"):
                             self._answer("\n\n")  # what the model said before its call is a paragraph of its own
                     case Limited(limit):
+                        assert self.trace is not None
+                        self.trace.limit = agent.steps, limit
                         self.log.append(LimitReached(limit=limit))
         return finish
 

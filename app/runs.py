@@ -133,6 +133,8 @@ class Runs:
         # takes its writes in order, so whoever reads the chat then finds the answer.
         run.log.flush()
         self._store.end_run(run.id, answer)
+        if run.trace is not None:
+            self._store.write_trace(run.id, run.trace.dumps())
         self._busy_chats.pop(run.chat_id, None)
         asyncio.get_running_loop().call_soon(self._live.pop, run.id, None)
 

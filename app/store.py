@@ -168,6 +168,22 @@ class Store:
         """Record how a run ended, some time soon."""
         self._write(lambda db: _end(db, run_id, answer))
 
+    def write_trace(self, run_id: str, trace: str) -> None:
+        """Keep how a run can be made again, some time soon."""
+
+        def write(db: Database) -> None:
+            with db.conn:
+                db.conn.execute(
+                    "INSERT INTO traces (run_id, data) SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM runs WHERE id = ?1)",
+                    [run_id, trace],
+                )
+
+        self._write(write)
+
+    async def trace(self, run_id: str) -> str | None:
+        rows = await self._rows("SELECT data FROM traces WHERE run_id = ?", run_id)
+        return str(rows[0]["data"]) if rows else None
+
     async def fail_unfinished(self, terminal: LoggedEvent, error: str) -> int:
         """End the runs that a stopped or crashed server left running: what was logged of their answers is kept.
 

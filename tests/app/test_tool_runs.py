@@ -131,5 +131,8 @@ def test_a_tool_that_is_not_there_is_refused_by_name(http: httpx.Client, plugin:
     for wanted, param in ((["calculatee"], "tools"), ([], "tools"), (3, "tools")):
         reply = http.post(f"/api/chats/{chat}/runs", json={"content": "?", "tools": wanted})
         assert reply.status_code == 400 and reply.json()["error"]["param"] == param
-    assert "accepted: calculate" in http.post(f"/api/chats/{chat}/runs", json={"content": "?", "tools": ["calculatee"]}).text
+    assert (
+        "accepted: calculate"
+        in http.post(f"/api/chats/{chat}/runs", json={"content": "?", "tools": ["calculatee"]}).text
+    )
     assert http.get(f"/api/chats/{chat}").json()["messages"] == []

@@ -1,0 +1,44 @@
+"""`ponder replay FILE`: a recorded run made again, with what its tools gave back; the exit code says if it agrees."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from app.config import BadSetting, Settings
+from app.served import Served
+from app.trace import BadTrace, Replayed, Trace, replay
+from engine import Engine
+
+
+def run(file: Path, settings: Settings) -> int:
+    """0: the same tokens; 1: others, told on standard output.
+
+    Raises:
+        BadSetting: the file is no trace, or the model cannot be loaded.
+    """
+    try:
+        with file.open(encoding="utf-8") as opened:
+            trace = Trace.loads(opened.readline())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetting(f"{file} cannot be read: {error}.") from None
+    except BadTrace as error:
+        raise BadSetting(f"{file}: {error}") from None
+    return asyncio.run(_replayed(trace, settings))
+
+
+async def _replayed(trace: Trace, settings: Settings) -> int:
+    async with await Engine.start(settings.engine_config()) as engine:
+        served = Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)
+        if served.name != trace.model:
+            print(f"The trace is of {trace.model}, this is {served.name}: other tokens are to be expected.")
+        made = await replay(served, trace)
+        print(_told(made, served))
+    return 0 if made.differs_at is None else 1
+
+
+def _told(made: Replayed, served: Served) -> str:
+    if made.differs_at is None:
+        return f"{made.tokens} tokens, the same as recorded."
+    was, now = (served.engine.tokenizer.decode(ids, skip_special=False) for ids in (made.was, made.now))
+    return f"The tokens differ from number {made.differs_at} on: {was!r} was recorded, {now!r} came now."

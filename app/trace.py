@@ -1,0 +1,152 @@
+"""A run as it can be made again: what went in, the tokens that came out, and what its tools gave back.
+
+The draws of a sequence depend on the seed and the place of a token alone, so with the recorded results the same model
+makes the same tokens. A trace is JSON lines: first the recipe, then the run's events. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from app.acting import agent_of
+from engine.params import Sampling, Span
+from reasoning.agent import Agent, Call, Limit, Limits
+from reasoning.thinking import think_and_answer
+
+if TYPE_CHECKING:
+    from app.served import Served
+    from app.store import LoggedEvent
+
+FORMAT = 1
+
+
+class BadTrace(Exception):
+    """A file that is no trace, or of another format; the message says what is wrong."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """The recipe. `tokens` is the whole sequence at the end, the first `prompt_tokens` of which were given.
+
+    `results`: the texts of each step's calls, as the model read them. `limit`: which ended the calling, after how many
+    steps. Any: JSON.
+    """
+
+    model: str
+    sampling: dict[str, Any]
+    max_tokens: int
+    room: int
+    variables: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    prompt_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    results: list[list[str]] = field(default_factory=list)
+    limit: tuple[int, Limit] | None = None
+    format: int = FORMAT
+    type: Literal["trace"] = "trace"
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def loads(cls, text: str) -> Trace:
+        """
+        Raises:
+            BadTrace: it is none, or of another format.
+        """
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        names = {each.name for each in dataclasses.fields(cls)}
+        if not isinstance(value, dict) or value.get("type") != "trace" or value.keys() != names:
+            raise BadTrace("Its first line is not a trace of Ponder's; accepted: what GET /api/runs/{id}/trace gives.")
+        if value["format"] != FORMAT:
+            raise BadTrace(f"The trace has format {value['format']}; this Ponder replays format {FORMAT}.")
+        value["limit"] = None if value["limit"] is None else tuple(value["limit"])
+        return cls(**value)
+
+
+def lines(recipe: str, events: Iterable[LoggedEvent]) -> Iterable[str]:
+    """A trace as its file has it."""
+    yield recipe
+    for event in events:
+        yield json.dumps({"seq": event.seq, **json.loads(event.data)}, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """`differs_at`: the first recorded token that is another one, counted from the start; None where all agree."""
+
+    tokens: int
+    differs_at: int | None
+    was: Sequence[int] = ()
+    now: Sequence[int] = ()
+
+
+class _Recorded:
+    """Tools that give back what they gave."""
+
+    def __init__(self, results: Sequence[Sequence[str]]) -> None:
+        self._results = iter(results)
+
+    def only_reads(self, call: Call) -> bool:
+        return False
+
+    async def run(self, calls: Sequence[Call]) -> list[str]:
+        texts = list(next(self._results, []))
+        return [*texts, *[""] * len(calls)][: len(calls)]  # a replay that went astray may call otherwise
+
+
+class _SameLimits(Agent):
+    """The loop, with its calling ended where it was: time passes otherwise the second time."""
+
+    __slots__ = ("ended",)
+    ended: tuple[int, Limit] | None
+
+    def _limit(self, began: float, whole: int, room: int, coming: int) -> Limit | None:
+        return self.ended[1] if self.ended is not None and self.steps == self.ended[0] else None
+
+
+async def replay(served: Served, trace: Trace) -> Replayed:
+    """Make the run again with its recorded results.
+
+    Raises:
+        ApiError, EngineError: this model cannot make it.
+    """
+    prompt, span = trace.tokens[: trace.prompt_tokens], Span(sampling=_sampling(trace), max_tokens=trace.max_tokens)
+    async with await served.engine.open(prompt, tenant="replay") as seq:
+        if trace.tools:
+            limits = Limits(steps=10**6, tokens=trace.max_tokens, seconds=float("inf"))
+            made = await agent_of(served, trace.tools, _Recorded(trace.results), span, limits, trace.variables)
+            agent = _SameLimits(made.style, made.tools, made.span, made.limits)
+            agent.ended = trace.limit
+            async with aclosing(agent.run(seq, trace.room)) as happening:
+                async for _ in happening:
+                    pass
+        else:
+            opened = served.opens_thinking(prompt)
+            async with aclosing(think_and_answer(seq, span, served.markers, opened=opened)) as pieces:
+                async for _ in pieces:
+                    pass
+        now = seq.tokens
+    pairs = enumerate(zip(trace.tokens, now, strict=False))
+    at = next((at for at, (a, b) in pairs if a != b), min(len(now), len(trace.tokens)))
+    if at == len(trace.tokens):  # a run that was stopped may go on here
+        return Replayed(at - trace.prompt_tokens, None)
+    return Replayed(len(now) - trace.prompt_tokens, at, trace.tokens[at : at + 8], now[at : at + 8])
+
+
+def recorded_sampling(sampling: Sampling) -> dict[str, Any]:
+    """As JSON: token ids of a bias become strings there."""
+    return {**asdict(sampling), "logit_bias": {str(id): bias for id, bias in sampling.logit_bias.items()}}
+
+
+def _sampling(trace: Trace) -> Sampling:
+    bias: Mapping[str, float] = trace.sampling["logit_bias"]
+    return Sampling(**{**trace.sampling, "logit_bias": {int(id): value for id, value in bias.items()}})

@@ -1,0 +1,110 @@
+"""A run that was traced makes the same tokens again, whatever its tools would say today."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.served import Served
+from app.trace import BadTrace, Replayed, Trace, lines, replay
+from engine import Engine
+from tests.app.conftest import Server
+from tests.app.library import error
+from tests.app.test_runs import events
+from tests.app.test_tool_runs import CALCULATOR, http, log_of, plugin, start, there
+
+__all__ = ["http", "plugin"]  # fixtures
+
+
+def made(http: httpx.Client, body: dict[str, Any]) -> str:
+    chat = http.post("/api/chats", json={}).json()["id"]
+    return str(http.post(f"/api/chats/{chat}/runs", json=body).json()["run_id"])
+
+
+def trace_of(http: httpx.Client, run: str) -> str:
+    reply = http.get(f"/api/runs/{run}/trace")
+    assert reply.status_code == 200 and reply.headers["content-type"].startswith("application/x-ndjson"), reply.text
+    return reply.text
+
+
+def again(pebble: Server, text: str) -> Replayed:
+    engine: Engine = pebble.engine
+    return pebble.on_loop(replay(Served(engine, "pebble"), Trace.loads(text.partition("\n")[0])))
+
+
+@pytest.mark.parametrize("body", [{"temperature": 0}, {"temperature": 1.5}, {}, {"thinking": False, "temperature": 1}])
+def test_an_answer_replays_to_the_same_tokens(pebble: Server, http: httpx.Client, body: dict[str, Any]) -> None:
+    run = made(http, {"content": "What is the sea?", "max_tokens": 60, **body})
+    log = log_of(http, run)
+    replayed = again(pebble, trace_of(http, run))
+    assert replayed.differs_at is None
+    assert replayed.tokens >= log[-1]["usage"]["completion_tokens"] - 1  # the token that ends is not in the sequence
+
+
+def test_tools_are_replayed_by_what_they_gave_then(pebble: Server, http: httpx.Client, plugin: Any) -> None:
+    plugin(CALCULATOR, there)
+    run = start(http)
+    log = log_of(http, run)
+    assert any(event["type"] == "tool.result" for event in log)
+    plugin(CALCULATOR.replace("391", "7"), there)
+    assert again(pebble, trace_of(http, run)).differs_at is None
+
+
+def test_a_result_that_is_another_makes_other_tokens(pebble: Server, http: httpx.Client, plugin: Any) -> None:
+    plugin(CALCULATOR, there)
+    run = start(http)
+    log_of(http, run)
+    forged = trace_of(http, run).replace('"results": [["391"]]', '"results": [["864"]]')
+    replayed = again(pebble, forged)
+    assert replayed.differs_at is not None and list(replayed.was) != list(replayed.now)
+
+
+def test_a_trace_has_the_events_behind_its_recipe(http: httpx.Client) -> None:
+    run = made(http, {"content": "Hello", "max_tokens": 5})
+    logged = [{"seq": int(number), **data} for number, _, data in events(http, run)]
+    assert [json.loads(line) for line in trace_of(http, run).splitlines()[1:]] == logged
+
+
+def test_a_run_without_a_model_has_no_trace(http: httpx.Client) -> None:
+    run = made(http, {"content": "zebras?", "collections": "all"})
+    log_of(http, run)
+    error(http.get(f"/api/runs/{run}/trace"), 404, "no_trace")
+    error(http.get("/api/runs/run_x/trace"), 404, "run_not_found")
+
+
+def test_the_command_says_whether_it_agrees(http: httpx.Client, pebble: Server, tmp_path: Path) -> None:
+    run = made(http, {"content": "What is the sea?", "max_tokens": 20, "temperature": 1})
+    log_of(http, run)
+    text = trace_of(http, run)
+    other = Trace.loads(text.partition("\n")[0])
+    other.tokens[-3] ^= 1
+    file = tmp_path / "run.jsonl"
+    for content, code, said in (
+        (text, 0, "the same as recorded"),
+        (other.dumps(), 1, "differ from number"),
+        ('{"type": "trace"}\n', 1, "not a trace"),
+    ):
+        file.write_text(content, "utf-8")
+        command = [sys.executable, "-m", "app.cli", "replay", str(file), "--model", pebble.engine.model_path]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert ended.returncode == code and said in ended.stdout + ended.stderr, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"type": "trace"}', '{"type": "run"}'])
+def test_what_is_no_trace_is_refused(text: str) -> None:
+    with pytest.raises(BadTrace):
+        Trace.loads(text)
+
+
+def test_another_format_is_refused() -> None:
+    recipe = Trace("m", {}, 1, 1)
+    recipe.format = 2
+    with pytest.raises(BadTrace, match="format 2"):
+        Trace.loads(recipe.dumps())
+    assert list(lines(recipe.dumps(), [])) == [recipe.dumps()]
