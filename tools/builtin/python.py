@@ -1,0 +1,60 @@
+"""Python for a model: in a jail of its own, or, where it is small and pure, in an interpreter that knows part of it.
+
+The jail is the sandbox that the host provides, which it can only where the system gives every layer: elsewhere the
+first tool is not offered, and the second is. Knows nothing of how code is held.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ponder import Context, tool
+from tools.sandbox import Finished, Pure, Sandbox
+
+MOST_CODE = 100_000  # characters
+
+Code = Annotated[str, Field(min_length=1, max_length=MOST_CODE)]
+
+
+@tool(permission="execute", approval="never", idempotent=True, timeout=120)
+async def python(ctx: Context, code: Code) -> str:
+    """Run Python 3 with its standard library, without network, in a fresh place each time: nothing is kept.
+
+    The last expression's value and what is printed come back.
+
+    Args:
+        code: the program; print what you need, or end with an expression.
+    """
+    return told(await ctx.get(Sandbox).run(code))
+
+
+@tool(permission="none", timeout=30)
+async def small_python(ctx: Context, code: Code) -> str:
+    """Run a small pure computation in a part of Python: no files, no classes with bases, hardly any imports.
+
+    The last expression's value and what is printed come back.
+
+    Args:
+        code: the program; print what you need, or end with an expression.
+    """
+    return told(await ctx.get(Pure).run(code))
+
+
+def told(finished: Finished) -> str:
+    """How a run ended, as a model reads it: the failure first, for the text may be cut behind it."""
+    parts = list[str]()
+    if finished.exit != "ok":
+        parts.append(f"It did not end well ({finished.exit}): {finished.reason}")
+    if finished.value is not None:
+        parts.append(f"Value: {finished.value}")
+    if finished.stdout:
+        parts.append(f"Printed:\n{finished.stdout.rstrip()}")
+    if finished.stderr:
+        parts.append(f"Errors:\n{finished.stderr.rstrip()}")
+    if finished.files:
+        made = ", ".join(f"{name} ({len(content)} bytes)" for name, content in finished.files.items())
+        parts.append(f"Files that it made, gone with it: {made}")
+    parts += [f"Not collected: {name}: {why}" for name, why in finished.left_out.items()]
+    return "\n".join(parts) or "It ran, and neither printed anything nor ended with a value."
