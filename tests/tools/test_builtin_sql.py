@@ -31,6 +31,7 @@ CREATE VIRTUAL TABLE old USING fts4(body);
 INSERT INTO old VALUES ('an older text');
 CREATE VIRTUAL TABLE found USING fts5(word, content='secrets');
 INSERT INTO found(found) VALUES ('rebuild');
+CREATE VIRTUAL TABLE terms USING fts5vocab('found', 'row');
 CREATE TABLE bytes(b BLOB);
 INSERT INTO bytes VALUES (x'00ff');
 ANALYZE;
@@ -150,6 +151,7 @@ async def test_parameters_are_values(database: Database) -> None:
         "SELECT * FROM found",
         "SELECT * FROM found WHERE found MATCH 'xyzzy'",
         "SELECT * FROM found_data",
+        "SELECT term FROM terms",
         "SELECT * FROM found_idx",
         "SELECT * FROM guess",
         "SELECT * FROM sqlite_master",
@@ -234,6 +236,14 @@ async def test_a_hidden_column_cannot_be_guessed(database: Database, sql: str) -
     assert right.rows == wrong.rows
 
 
+async def test_a_hidden_key_is_hidden_under_its_other_names_too(path: Path) -> None:
+    database = Database(path, hidden_columns=["users.id"])
+    names = "id, rowid, oid, _rowid_, u.rowid"
+    assert (await database.query(f"SELECT {names} FROM users AS u LIMIT 1")).rows == ((None,) * 5,)
+    right, wrong = (await database.query(f"SELECT name FROM users WHERE rowid = {n}") for n in (1, 9))
+    assert right.rows == wrong.rows
+
+
 async def test_a_hidden_table_sounds_like_one_that_is_not_there(database: Database) -> None:
     with pytest.raises(Forbidden) as hidden:
         await database.query("SELECT * FROM secrets")
@@ -247,7 +257,9 @@ async def test_the_schema_shows_what_can_be_read_alone(database: Database) -> No
     said = described(await database.schema())
     assert "users(id INTEGER key, name TEXT)" in said.splitlines()
     assert "view totals(name TEXT, total)" in said
-    assert not any(word in said for word in ("secrets", "shout", "leak", "found", "guess", "sqlite_", "texts_"))
+    assert not any(
+        word in said for word in ("secrets", "shout", "leak", "found", "terms", "guess", "sqlite_", "texts_")
+    )
 
 
 async def test_without_anything_hidden_all_is_read(path: Path) -> None:
@@ -332,11 +344,12 @@ async def test_many_rows_and_many_bytes_are_cut(path: Path) -> None:
 
 
 async def test_a_query_whose_asker_is_gone_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     within = Database._within
 
     def observed(*arguments: object) -> object:
+        loop.call_soon_threadsafe(begun.set)
         try:
             return within(*arguments)  # type: ignore[arg-type]  # passed on as they came
         finally:
@@ -345,7 +358,7 @@ async def test_a_query_whose_asker_is_gone_ends(path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Database, "_within", observed)
     database = Database(path, limits=QueryLimits(seconds=1000))
     task = asyncio.create_task(database.query(ENDLESS + "SELECT count(*) FROM n"))
-    await asyncio.sleep(0)
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -97,6 +97,8 @@ class Notebook:
             if not found:
                 raise NoteError(f"There is no note {number}; list_notes tells which there are.")
             connection.execute("DELETE FROM note WHERE user = ? AND number = ?", (user, number))
+            # The index only marks words as deleted until its parts are merged.
+            connection.execute("INSERT INTO note_words(note_words) VALUES ('optimize')")
             return found[0]
 
     def all(self, user: str) -> list[Note]:

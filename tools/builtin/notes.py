@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -17,13 +18,9 @@ class Notes(Toolset):
 
     def __init__(self, path: Path | str) -> None:
         self._path = path
-        self._book: Notebook | None = None
 
-    @property
-    def book(self) -> Notebook:
-        if self._book is None:
-            self._book = Notebook(self._path)
-        return self._book
+    async def open(self) -> None:
+        self.book = await asyncio.to_thread(Notebook, self._path)
 
     @tool(permission="write", approval="never", timeout=10, rate="30/min", idempotent=True)
     def remember(self, ctx: Context, text: Annotated[str, Field(min_length=1, max_length=2000)]) -> str:

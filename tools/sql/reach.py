@@ -137,10 +137,12 @@ def _answers(connection: sqlite3.Connection, view: str) -> bool:
 def _copies(
     kinds: dict[str, str], sources: dict[str, str], hidden_tables: Collection[str], partly: Collection[str]
 ) -> set[str]:
-    """Tables that can hold what is hidden: virtual tables over it, and what those keep it in."""
-    names = frozenset(hidden_tables) | frozenset(partly)
-    virtual = {name.lower() for name, kind in kinds.items() if kind == "virtual"}
-    over = {name.lower() for name in sources if name.lower() in virtual and mentions(sources[name], names)}
+    """Tables that can hold what is hidden: virtual tables over it, those over these, and what they keep it in."""
+    virtual = {name.lower(): sources.get(name, "") for name, kind in kinds.items() if kind == "virtual"}
+    names, over = frozenset(hidden_tables) | frozenset(partly), set[str]()
+    while found := {name for name, source in virtual.items() if name not in over and mentions(source, names)}:
+        over |= found
+        names |= found
     shadows = (name.lower() for name, kind in kinds.items() if kind == "shadow")
     return over | {name for name in shadows if any(name.startswith(f"{owner}_") for owner in over)}
 
