@@ -240,7 +240,7 @@ async def test_a_hidden_key_is_hidden_under_its_other_names_too(path: Path) -> N
     database = Database(path, hidden_columns=["users.id"])
     names = "id, rowid, oid, _rowid_, u.rowid"
     assert (await database.query(f"SELECT {names} FROM users AS u LIMIT 1")).rows == ((None,) * 5,)
-    right, wrong = (await database.query(f"SELECT name FROM users WHERE rowid = {n}") for n in (1, 9))
+    right, wrong = [await database.query(f"SELECT name FROM users WHERE rowid = {n}") for n in (1, 9)]
     assert right.rows == wrong.rows
 
 
