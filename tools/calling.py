@@ -27,10 +27,10 @@ async def evaluated(ctx: Context, start: Callable[[], Any], function: Callable[.
             pieces.append(_shown(ctx, piece))
         return "".join(pieces)
     if inspect.isgeneratorfunction(function):
-        return await _in_thread(lambda: "".join(_shown(ctx, piece) for piece in cast("Iterator[object]", start())))
+        return await in_thread(lambda: "".join(_shown(ctx, piece) for piece in cast("Iterator[object]", start())))
     if inspect.iscoroutinefunction(function):
         return await start()
-    return await _in_thread(start)
+    return await in_thread(start)
 
 
 def _shown(ctx: Context, piece: object) -> str:
@@ -40,7 +40,7 @@ def _shown(ctx: Context, piece: object) -> str:
     return piece
 
 
-async def _in_thread(work: Callable[[], R]) -> R:
+async def in_thread(work: Callable[[], R]) -> R:
     """Runs a plain function in a thread of its own.
 
     A daemon, and none of a pool's: a function that never returns must neither starve other calls nor hold up the end of

@@ -14,7 +14,7 @@ import linecache
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -22,10 +22,12 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from tools.calling import in_thread
 from tools.registry import Registry, leave, tools_in
 
 log = logging.getLogger("ponder")
 
+IMPORT_S = 20.0
 POLL_S = 0.3  # between two looks; a look at a hundred files takes about a millisecond
 _PREFIX = "_ponder_plugin_"
 _numbers = itertools.count(1)
@@ -49,11 +51,12 @@ class PluginFolder:
         async with self._scanning:
             return await self._scan()
 
-    async def watch(self) -> None:
-        """Scans until it is cancelled."""
+    async def watch(self, changed: Callable[[list[str]], None] = lambda _: None) -> None:
+        """Scans until it is cancelled; `changed` is told of the origins that were touched."""
         while True:
             try:
-                await self.scan()
+                if touched := await self.scan():
+                    changed(touched)
             except Exception:
                 log.exception("The plugins in %s could not be looked at", self.path)
             await asyncio.sleep(POLL_S)
@@ -80,17 +83,24 @@ class PluginFolder:
         name = f"{_PREFIX}{next(_numbers)}_{path.stem}"
         try:
             # In a thread: an import may take long, and calls go on meanwhile.
-            module = await asyncio.to_thread(_imported, path, name)
+            async with asyncio.timeout(IMPORT_S):
+                module = await in_thread(lambda: _imported(path, name))
             tools = tools_in([module], origin)
-        except (Exception, SystemExit) as error:
-            _forget(name)
-            self._registry.fail(origin, _told(error, path))
-            log.warning("The plugin %s could not be loaded: %s", origin, _told(error, path))
+        except TimeoutError:
+            self._fail(origin, name, f"its import took longer than {IMPORT_S:g} s; do slow things in Toolset.open.")
+            return
+        except Exception as error:  # a plugin's import may do anything
+            self._fail(origin, name, _told(error, path))
             return
         old = self._registry.replace(origin, tools)
         _forget(self._modules.get(path))
         self._modules[path] = name
         await self._leave(origin, old)
+
+    def _fail(self, origin: str, name: str, message: str) -> None:
+        _forget(name)
+        self._registry.fail(origin, message)
+        log.warning("The %s could not be loaded: %s", origin, message)
 
     async def _leave(self, origin: str, old: Sequence[Any]) -> None:
         try:
