@@ -43,7 +43,7 @@ class Tool:
     name: str
     description: str
     parameters: JSONSchema
-    permission: Permission = "none"
+    permission: Permission = "read"
     timeout_s: float = 30.0
     rate: Rate | None = None
     approval: Approval = "never"
@@ -180,7 +180,7 @@ def tool(function: Callable[P, R], /) -> DeclaredTool[P, R]: ...
 def tool(
     *,
     name: str | None = None,
-    permission: Permission = "none",
+    permission: Permission = "read",
     timeout: float = 30.0,
     rate: str | None = None,
     approval: Approval | None = None,
@@ -193,7 +193,7 @@ def tool(
     /,
     *,
     name: str | None = None,
-    permission: Permission = "none",
+    permission: Permission = "read",
     timeout: float = 30.0,
     rate: str | None = None,
     approval: Approval | None = None,

@@ -66,7 +66,7 @@ async def slow() -> None:
     await asyncio.Event().wait()
 
 
-@tool
+@tool(permission="none")
 def add(a: int, b: int) -> int:
     """Adds."""
     return a + b
@@ -84,7 +84,7 @@ def broken(how: str) -> None:
     raise KeyError("lost")
 
 
-@tool
+@tool(permission="none")
 async def broken_async(how: str) -> None:
     """Fails."""
     if how == "exit":
@@ -179,7 +179,7 @@ async def test_a_tool_that_will_not_stop_is_left_behind(monkeypatch: pytest.Monk
     monkeypatch.setattr("tools.invocation.GRACE_S", 0.05)
     free = asyncio.Event()
 
-    @tool(timeout=0.05)
+    @tool(permission="none", timeout=0.05)
     async def stubborn() -> None:
         """Ignores that it is cancelled."""
         while not free.is_set():
@@ -234,7 +234,7 @@ async def test_calls_with_effects_keep_their_order_and_are_never_at_the_same_tim
 async def test_a_cancelled_run_cancels_its_tools() -> None:
     running, stopped = asyncio.Event(), list[str]()
 
-    @tool
+    @tool(permission="none")
     async def wait(name: str) -> None:
         """Waits."""
         try:
@@ -255,14 +255,14 @@ async def test_a_cancelled_run_cancels_its_tools() -> None:
 
 
 async def test_progress_and_output_are_heard_in_order_from_threads_too() -> None:
-    @tool
+    @tool(permission="none")
     def count(ctx: Context) -> Iterator[str]:
         """Counts."""
         for n in range(3):
             ctx.progress("counting", n, 3)
             yield f"{n} "
 
-    @tool
+    @tool(permission="none")
     async def count_async(ctx: Context) -> AsyncIterator[str]:
         """Counts."""
         for n in range(3):
@@ -278,7 +278,7 @@ async def test_progress_and_output_are_heard_in_order_from_threads_too() -> None
 
 
 async def test_a_streaming_tool_that_yields_no_string_is_an_error() -> None:
-    @tool
+    @tool(permission="none")
     async def count() -> AsyncIterator[int]:
         """Counts."""
         yield 1
@@ -310,7 +310,7 @@ async def test_sources_are_part_of_the_result_each_once() -> None:
 async def test_a_question_reaches_the_person_and_its_time_does_not_count() -> None:
     asked = asyncio.Event()
 
-    @tool(timeout=0.05)
+    @tool(permission="none", timeout=0.05)
     async def book(ctx: Context) -> str:
         """Books."""
         return await ctx.ask("Which?", ["red", "blue"])
@@ -328,7 +328,7 @@ async def test_a_question_reaches_the_person_and_its_time_does_not_count() -> No
 
 
 async def test_time_after_the_answer_counts_again() -> None:
-    @tool(timeout=0.05)
+    @tool(permission="none", timeout=0.05)
     async def book(ctx: Context) -> str:
         """Books."""
         await ctx.ask("Which?")
@@ -345,7 +345,7 @@ async def test_time_after_the_answer_counts_again() -> None:
 
 @pytest.mark.parametrize("answer", [None, "green", "nobody"])
 async def test_a_question_without_an_answer_is_told_to_the_model(answer: str | None) -> None:
-    @tool
+    @tool(permission="none")
     async def book(ctx: Context) -> str:
         """Books."""
         return await ctx.ask("Which?", ["red", "blue"])
@@ -368,7 +368,7 @@ async def test_what_the_host_provides_is_injected_and_made_for_each_call() -> No
         def __init__(self, user: str) -> None:
             self.user = user
 
-    @tool
+    @tool(permission="none")
     def whose(store: Depends[Store]) -> str:
         """Tells."""
         return store.user
@@ -380,7 +380,7 @@ async def test_what_the_host_provides_is_injected_and_made_for_each_call() -> No
 
 
 async def test_a_rate_is_the_users_and_says_how_long_to_wait() -> None:
-    @tool(rate="2/min")
+    @tool(permission="none", rate="2/min")
     def look() -> str:
         """Looks."""
         return "seen"
@@ -636,7 +636,7 @@ def test_a_tool_of_a_toolset_takes_self() -> None:
     from ponder import ToolDeclarationError
 
     def declare(kind: Callable[..., Any]) -> None:
-        @tool
+        @tool(permission="none")
         def inner(a: int) -> None:
             """Does."""
 

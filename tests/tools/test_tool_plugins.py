@@ -18,7 +18,7 @@ from tools.session import Session
 
 SAYS = '''
 from ponder import tool
-@tool
+@tool(permission="none")
 def say() -> str:
     """Says."""
     return "{}"
@@ -102,7 +102,7 @@ from ponder import Depends, tool
 WORD = "{}"
 def word() -> str:
     return WORD
-@tool
+@tool(permission="none")
 async def say(begun: Depends[asyncio.Event], go: Depends[asyncio.Barrier]) -> str:
     """Says."""
     begun.set()
@@ -134,7 +134,7 @@ class Diary(Toolset):
     def log(self, text: str) -> None:
         with open(Path(__file__).with_suffix(".log"), "a") as file:
             file.write(text + "\\n")
-    @tool
+    @tool(permission="none")
     def say(self) -> str:
         """Says."""
         return "{0}"
