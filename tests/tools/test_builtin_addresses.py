@@ -77,6 +77,12 @@ def test_a_url_with_spaces_or_control_characters_is_refused(url: str) -> None:
         target(url)
 
 
+@pytest.mark.parametrize("url", ["http://user@site.com/", "http://a:b@site.com/", "http://site.com:80@127.0.0.1/"])
+def test_a_url_with_a_user_is_refused_as_such(url: str) -> None:
+    with pytest.raises(Refused, match="a user name or a password"):
+        target(url)
+
+
 def test_a_refusal_says_what_an_odd_number_means_and_what_is_accepted() -> None:
     with pytest.raises(
         Refused, match="'0x7f000001' means 127.0.0.1 and is loopback; accepted: addresses of the public"

@@ -365,6 +365,14 @@ async def test_a_query_whose_asker_is_gone_ends(path: Path, monkeypatch: pytest.
     await asyncio.wait_for(ended.wait(), 30)
 
 
+def test_the_file_itself_is_opened_for_reading_alone(database: Database) -> None:
+    connection = database._open()
+    connection.execute("PRAGMA query_only = OFF")
+    with pytest.raises(sqlite3.OperationalError, match="readonly database"):
+        connection.execute("DELETE FROM orders")
+    connection.close()
+
+
 async def test_a_mistake_is_told_in_the_words_of_sqlite(database: Database) -> None:
     with pytest.raises(Mistaken, match="no such column: nmae"):
         await database.query("SELECT nmae FROM users")
