@@ -14,7 +14,8 @@ from tools.sandbox import Sandbox, SandboxConfig, Support, check
 SUPPORT: Support = asyncio.run(check())
 needs_jails = pytest.mark.skipif(not SUPPORT.ok, reason=" ".join(SUPPORT.reasons))
 
-SMALL = SandboxConfig(warm=1, memory_bytes=128 << 20, processes=16, scratch_bytes=16 << 20, timeout_s=10)
+# Nothing is imported ahead, because here more jails are started than waited for.
+SMALL = SandboxConfig(warm=1, memory_bytes=128 << 20, processes=16, scratch_bytes=16 << 20, timeout_s=10, preload=())
 
 
 def homes(sandbox: Sandbox) -> list[Path]:

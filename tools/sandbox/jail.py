@@ -171,7 +171,8 @@ class Jail:
         os.close(self._outer)
         if self._group is not None:
             self._group.kill()
-            await asyncio.to_thread(self._group.remove)
+            with contextlib.suppress(OSError):  # one that the kernel still holds is removed when the sandbox closes
+                await asyncio.to_thread(self._group.remove)
 
     async def _talk(self, job: bytes) -> tuple[Report, dict[str, bytes]]:
         await self._job.write(job)

@@ -19,6 +19,8 @@ from tools.sandbox.records import Exit, Finished, SandboxConfig, SandboxFailed, 
 from tools.sandbox.report import job
 from tools.sandbox.support import check, plan_for
 
+_NEARLY = 0.9  # the kernel ends a process by a coarser count of its time than it tells afterwards
+
 
 class Sandbox:
     """Runs Python that nobody vouches for. Made by `open`; `close` it, or use it in an `async with`."""
@@ -43,7 +45,7 @@ class Sandbox:
         support = await check(config)
         if not support.ok:
             raise SandboxUnavailable(support.reasons)
-        plan, _ = plan_for(config or SandboxConfig())
+        plan, _ = await asyncio.to_thread(plan_for, config or SandboxConfig())
         sandbox = cls(plan)
         sandbox._refill()
         return sandbox
@@ -103,7 +105,7 @@ class Sandbox:
         self._warm.clear()
         await asyncio.to_thread(self._thread.shutdown)
         if self._plan.groups is not None:
-            self._plan.groups.close()
+            await asyncio.to_thread(self._plan.groups.close)
 
     def _refill(self) -> None:
         while not self._closed and len(self._warm) < self.config.warm:
@@ -158,7 +160,7 @@ def _death(ended: Ended, config: SandboxConfig) -> tuple[Exit, str]:
     number = ended.status - 128 if ended.status > 128 else -ended.status
     if ended.ended_by_memory:
         return "memory", _memory(config)
-    if number == signal.SIGKILL and ended.cpu_s >= config.cpu_s:
+    if number == signal.SIGKILL and ended.cpu_s >= _NEARLY * config.cpu_s:
         return "timeout", f"It used {config.cpu_s} s of the processor, the limit."
     if number <= 0:
         return "error", f"It ended its process with the status {ended.status}."

@@ -5,6 +5,7 @@ A layer that lacks turns the sandbox off with a reason; nothing is tried without
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
@@ -51,7 +52,7 @@ print(json.dumps({
 async def check(config: SandboxConfig | None = None) -> Support:
     """Starts one jail with these limits and looks at each of its layers from inside."""
     try:
-        plan, notes = plan_for(config or SandboxConfig())
+        plan, notes = await asyncio.to_thread(plan_for, config or SandboxConfig())
     except SandboxUnavailable as missing:
         return Support(False, missing.reasons)
     try:
@@ -59,11 +60,11 @@ async def check(config: SandboxConfig | None = None) -> Support:
         return Support(not lacking, lacking, notes)
     finally:
         if plan.groups is not None:
-            plan.groups.close()
+            await asyncio.to_thread(plan.groups.close)
 
 
 def plan_for(config: SandboxConfig) -> tuple[Blueprint, tuple[str, ...]]:
-    """What all jails of a sandbox share, and notes on it. Makes its cgroups, which the caller closes.
+    """What all jails of a sandbox share, and notes on it. Makes its cgroups, which the caller closes. Blocks.
 
     Raises:
         SandboxUnavailable: something lacks that can be told without starting a jail.
