@@ -29,6 +29,11 @@ STEPS: tuple[tuple[str, ...], ...] = (
             type TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID""",
     ),
     ("CREATE TABLE traces (run_id TEXT PRIMARY KEY REFERENCES runs (id) ON DELETE CASCADE, data TEXT NOT NULL)",),
+    (
+        """CREATE TABLE responses (
+            id TEXT PRIMARY KEY, user TEXT NOT NULL, previous_id TEXT, created_at REAL NOT NULL,
+            input TEXT NOT NULL, response TEXT NOT NULL)""",
+    ),
 )
 
 

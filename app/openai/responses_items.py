@@ -1,0 +1,265 @@
+"""The input items of a response as a conversation: messages, calls, results and thinking become turns of a chat.
+
+Items lie flat in a list, a chat's turns hold theirs: so calls that stand together become one assistant's turn, and each
+turn's results follow it wherever their items stood. Knows nothing of models, requests or what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.body import json_value
+from app.errors import invalid
+from engine.dialects.tools import NAME
+from tools.result import frame
+
+Json = dict[str, Any]  # Any: a client's JSON
+Placed = tuple[str, Any]  # an item, and how an error names its place; Any: a client's JSON
+
+SERVER_LABEL = "ponder"  # of the server's own tools, among the MCP servers that a client may name
+CALL_PREFIX = "mcp_"  # before the id of a call that the server ran: an item of its kind has no other place for it
+_ROLES = ("user", "assistant", "system", "developer")
+_KINDS = "message, function_call, function_call_output, reasoning and mcp_call"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`messages` as chat completions take them; `read_from` names the tools whose results are among them."""
+
+    messages: list[Json]
+    read_from: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Thought:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    where: str
+    id: str
+    name: str
+    arguments: str
+    result: str | None = None  # where the server ran it
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    where: str
+    call_id: str
+    text: str
+
+
+_Item = _Said | _Thought | _Call | _Result
+
+
+def conversation(placed: Iterable[Placed]) -> Conversation:
+    """
+    Raises:
+        ApiError: 400, naming the item's place.
+    """
+    items = [item for where, value in placed if (item := _read(value, where)) is not None]
+    calls: dict[str, _Call] = {}
+    results: dict[str, str] = {}
+    for item in items:
+        if isinstance(item, _Call):
+            if item.id in calls:
+                raise invalid(item.where, f"{item.where} has the call_id {item.id!r:.60} of a call before it.")
+            calls[item.id] = item
+            if item.result is not None:
+                results[item.id] = item.result
+        elif isinstance(item, _Result):
+            if item.call_id not in calls or item.call_id in results:
+                waiting = ", ".join(repr(id) for id in calls if id not in results) or "none, as no call waits for one"
+                raise invalid(
+                    f"{item.where}.call_id",
+                    f"{item.where}.call_id is {item.call_id!r:.60}; accepted: that of a call before it: {waiting}.",
+                )
+            results[item.call_id] = item.text
+    turns = _Turns(results)
+    for item in items:
+        turns.add(item)
+    turns.end()
+    return Conversation(turns.messages, frozenset(call.name for call in calls.values()))
+
+
+@dataclass(slots=True)
+class _Turns:
+    """The messages so far, and the assistant's turn that the next item may belong to."""
+
+    results: Mapping[str, str]
+    messages: list[Json] = field(default_factory=list)
+    _thought: str | None = None
+    _text: str | None = None
+    _calls: list[_Call] = field(default_factory=list)
+
+    def add(self, item: _Item) -> None:
+        match item:
+            case _Said("assistant", text):
+                if self._text is not None or self._calls:
+                    self.end()
+                self._text = text
+            case _Said(role, text):
+                self.end()
+                self.messages.append({"role": role, "content": text})
+            case _Thought(text):
+                if self._thought is not None or self._text is not None or self._calls:
+                    self.end()
+                self._thought = text
+            case _Call():
+                self._calls.append(item)
+            case _Result():
+                self.end()
+
+    def end(self) -> None:
+        """The assistant's turn is over, if there is one: it, and the results of its calls."""
+        if self._thought is None and self._text is None and not self._calls:
+            return
+        turn: Json = {"role": "assistant", "content": self._text or ""}
+        if self._thought is not None:
+            turn["reasoning_content"] = self._thought
+        answers: list[Json] = []
+        for call in self._calls:
+            if call.id not in self.results:
+                raise invalid(
+                    call.where,
+                    f"{call.where} has no result; accepted: a function_call_output with the call_id {call.id!r:.60}.",
+                )
+            answers.append({"role": "tool", "tool_call_id": call.id, "content": self.results[call.id]})
+        if self._calls:
+            turn["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self._calls
+            ]
+        self.messages += [turn, *answers]
+        self._thought = self._text = None
+        self._calls = []
+
+
+def _read(item: Any, where: str) -> _Item | None:
+    """An item; None for a call that was cut off, which nobody ran."""
+    if not isinstance(item, Mapping):
+        raise invalid(where, f"{where} is {item!r:.60}; accepted: an object, such as a message with role and content.")
+    kind = item.get("type") or ("message" if "role" in item else None)
+    match kind:
+        case "message":
+            return _message(item, where)
+        case "reasoning":
+            return _reasoning(item, where)
+        case "function_call":
+            _only(item, where, "id", "status", "call_id", "name", "arguments")
+            return None if item.get("status") == "incomplete" else _call(item, where, _text(item, where, "call_id"))
+        case "function_call_output":
+            _only(item, where, "id", "status", "call_id", "output")
+            output = _content(item.get("output"), f"{where}.output", ("input_text",))
+            return _Result(where, _text(item, where, "call_id"), output)
+        case "mcp_call":
+            return _served_call(item, where)
+    raise invalid(f"{where}.type", f"{where}.type is {kind!r:.60}; accepted: {_KINDS}.")
+
+
+def _message(item: Mapping[str, Any], where: str) -> _Said:
+    _only(item, where, "id", "status", "role", "content")
+    role = item.get("role")
+    if role not in _ROLES:
+        raise invalid(f"{where}.role", f"{where}.role is {role!r:.60}; accepted: {', '.join(_ROLES)}.")
+    # Some clients give an assistant's words back as `input_text`, which says the same.
+    parts = ("output_text", "input_text") if role == "assistant" else ("input_text",)
+    return _Said(role, _content(item.get("content"), f"{where}.content", parts))
+
+
+def _reasoning(item: Mapping[str, Any], where: str) -> _Thought:
+    _only(item, where, "id", "status", "content", "summary")
+    if item.get("summary"):
+        raise invalid(f"{where}.summary", f"{where}.summary is not empty; accepted: content, the reasoning itself.")
+    return _Thought(_content(item.get("content") or [], f"{where}.content", ("reasoning_text",)))
+
+
+def _served_call(item: Mapping[str, Any], where: str) -> _Call | None:
+    _only(item, where, "id", "status", "server_label", "name", "arguments", "output", "error")
+    id = _text(item, where, "id")
+    if item.get("server_label") != SERVER_LABEL or not id.startswith(CALL_PREFIX):
+        raise invalid(
+            where, f"{where} is a call that another server ran; accepted: those of server_label {SERVER_LABEL!r}."
+        )
+    output, error = item.get("output"), item.get("error")
+    if output is None and error is None:  # cut off, or the server stopped before it returned
+        return None
+    name = _text(item, where, "name")
+    if output is None:
+        output = _complaint(error, f"{where}.error")
+    if not isinstance(output, str):
+        raise invalid(f"{where}.output", f"{where}.output is {output!r:.60}; accepted: a string.")
+    # Whether the tool was one to trust is not known any more, so nobody's text is.
+    return _call(item, where, id.removeprefix(CALL_PREFIX), frame(output, name))
+
+
+def _complaint(error: Any, where: str) -> str:
+    match error:
+        case {"type": "mcp_tool_execution_error", "content": list(parts)}:
+            return _content(parts, f"{where}.content", ("text",))
+    accepted = '{"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "…"}]}'
+    raise invalid(where, f"{where} is {error!r:.60}; accepted: {accepted}.")
+
+
+def _call(item: Mapping[str, Any], where: str, id: str, result: str | None = None) -> _Call:
+    name, arguments = _text(item, where, "name"), item.get("arguments")
+    if not NAME.fullmatch(name):
+        path = f"{where}.name"
+        raise invalid(path, f"{path} is {name!r:.60}; accepted: 1 to 64 letters, digits, dots, _ and -.")
+    try:
+        sound = isinstance(arguments, str) and isinstance(json_value(arguments or "{}"), dict)
+    except ValueError:
+        sound = False
+    if not sound:
+        path = f"{where}.arguments"
+        raise invalid(path, f"{path} is {arguments!r:.60}; accepted: the JSON text of an object.")
+    return _Call(where, id, name, str(arguments), result)
+
+
+def _content(value: Any, where: str, kinds: tuple[str, ...]) -> str:
+    """Text, or parts of text of these kinds, joined. What comes with a part of our own output is not text."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        shown = f'{{"type": "{kinds[0]}", "text": "…"}}'
+        raise invalid(where, f"{where} is {value!r:.60}; accepted: a string, or a list of {shown}.")
+    return "".join(_part(part, f"{where}[{at}]", kinds) for at, part in enumerate(value))
+
+
+def _part(part: Any, where: str, kinds: tuple[str, ...]) -> str:
+    if not isinstance(part, Mapping):
+        raise invalid(where, f'{where} is {part!r:.60}; accepted: {{"type": "{kinds[0]}", "text": "…"}}.')
+    kind = part.get("type")
+    if kind not in kinds:
+        raise invalid(
+            f"{where}.type", f"{where}.type is {kind!r:.60}: this model reads text alone; accepted here: {kinds[0]}."
+        )
+    _only(part, where, "text", *(("annotations", "logprobs") if kind == "output_text" else ()))
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise invalid(f"{where}.text", f"{where}.text is {text!r:.60}; accepted: a string.")
+    return text
+
+
+def _text(item: Mapping[str, Any], where: str, key: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str) or not value:
+        raise invalid(f"{where}.{key}", f"{where}.{key} is {value!r:.60}; accepted: a string that is not empty.")
+    return value
+
+
+def _only(item: Mapping[str, Any], where: str, *keys: str) -> None:
+    """That nothing else is given. A null is an absent key."""
+    for key, value in item.items():
+        if value is not None and key != "type" and key not in keys:
+            raise invalid(f"{where}.{key}", f"{where}.{key:.60} is not supported; accepted: {', '.join(keys)}.")

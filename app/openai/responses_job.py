@@ -1,0 +1,296 @@
+"""One response being made: the model's answer, or its loop with the server's tools, as numbered events.
+
+The whole reply is what the last event carries, so a stream and a whole reply are the same work. A response is stored
+before it is said to be complete: whoever reads that can build on it. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from app.errors import ApiError, from_exception, invalid
+from app.openai.constraints import Calling, constrain_text
+from app.openai.generation import Generation, check_model, room_for
+from app.openai.logprobs import chat_logprobs
+from app.openai.responses_items import Json, Placed, conversation
+from app.openai.responses_output import Output, Status
+from app.openai.responses_request import Offer, ResponseRequest
+from app.openai.responses_store import StoredResponses, with_ids
+from app.openai.responses_tools import HandedOver, ServedTools
+from app.toolshed import UnknownTool
+from engine.outputs import TokenLogprob
+from engine.params import Span
+from reasoning.agent import Agent, Happened, Limits, Returned, Style, Wrote
+from reasoning.dialogue import after_calls
+from reasoning.thinking import Tally
+from reasoning.turn import Turn
+
+if TYPE_CHECKING:
+    from app.state import State
+
+_FIRST = ("response.created", "response.in_progress")
+
+
+@dataclass(slots=True)
+class ResponseJob:
+    """A checked request, ready to run."""
+
+    request: ResponseRequest
+    state: State
+    user: str
+    stored: StoredResponses
+    items: list[Json]  # of this request
+    prompt: list[int]
+    room: int
+    span: Span
+    calling: Calling
+    tools: ServedTools | None  # None where no call of this response is the server's
+    variables: Json
+    output: Output
+    id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    tally: Tally = field(default_factory=Tally)
+    _results: int = 0  # tokens of results that the model has not read yet
+    _numbers: int = 0
+
+    @classmethod
+    async def of(cls, body: Json, state: State, user: str) -> ResponseJob:
+        """
+        Raises:
+            ApiError: 400 or 404, naming the field.
+        """
+        request = ResponseRequest.of(body)
+        check_model(state.served, request.model)
+        offer = Offer.of(request)
+        stored = StoredResponses(state.store, user)
+        try:
+            return await cls._of(request, offer, state, user, stored)
+        except Exception as error:
+            raise offer.reworded(from_exception(error, param="input")) from error
+
+    @classmethod
+    async def _of(
+        cls, request: ResponseRequest, offer: Offer, state: State, user: str, stored: StoredResponses
+    ) -> ResponseJob:
+        served = state.served
+        given = request.input
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        placed: list[Placed] = [(f"input[{at}]", item) for at, item in enumerate(items)]
+        if request.previous_response_id is not None:
+            before = await stored.history(request.previous_response_id)
+            placed = [("previous_response_id", item) for item in before] + placed
+        said = conversation(placed)
+        messages = said.messages
+        if request.instructions is not None:
+            messages = [{"role": "system", "content": request.instructions}, *messages]
+        if not messages:
+            raise invalid("input", "input is empty; accepted: a string, or a list of at least one item.")
+        wanted = [] if offer.served is None or offer.choice == "none" else _offered(state, offer)
+        shown = [*offer.functions, *(tool.spec() for tool in wanted)]
+        chat = request.chat(messages, offer, shown)
+        calling = await Calling.of(chat, served)
+        constraint = await constrain_text(chat, served) if calling.plan is None else None
+        prompt = await served.chat_tokens(chat.template_messages(), chat.chat_template_kwargs, calling.shown)
+        room = room_for(served, prompt, request.max_output_tokens, "input")
+        span = chat.span(served.sampling, room=room, vocab_size=served.engine.vocab_size, default_limit=None)
+        span = replace(
+            span, sampling=calling.without_calls(span.sampling), logprobs=chat.engine_logprobs,
+            constraint=constraint if calling.plan is None else calling.plan.constrained,
+        )  # fmt: skip
+
+        def logprobs(entries: Sequence[TokenLogprob]) -> list[Json]:
+            return list(chat_logprobs(served.engine.tokenizer, entries, request.top_logprobs or 0)["content"])
+
+        output = Output({tool.name for tool in wanted}, logprobs if request.include else None)
+        job = cls(
+            request, state, user, stored, with_ids(items), prompt, room, span, calling, None,
+            chat.chat_template_kwargs, output,
+        )  # fmt: skip
+        if wanted and calling.plan is not None:
+            job.tools = ServedTools(
+                state.toolshed.executor, wanted, response=job.id, user=user, read_from=said.read_from,
+                alone=not offer.functions,
+            )  # fmt: skip
+        return job
+
+    async def whole(self) -> Json:
+        """The response, when all of it is there."""
+        response: Json = {}
+        async with aclosing(self._events()) as batches:
+            async for batch in batches:
+                response = batch[-1].get("response", response)
+        return response
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. What goes wrong before the first is raised."""
+        begun = False
+        try:
+            async with aclosing(self._events()) as batches:
+                async for batch in batches:
+                    begun = True
+                    yield b"".join(_sent(event) for event in batch)
+        except Exception as error:
+            if not begun:
+                raise
+            failed = self._response("failed") | {"error": _failure(from_exception(error))}
+            yield _sent(self._numbered({"type": "response.failed", "response": failed}))
+
+    async def _events(self) -> AsyncGenerator[list[Json], None]:
+        """Batches of numbered events, none of them empty."""
+        finish: str | None = None
+        begun = False
+        async with aclosing(self._happening()) as happening:
+            async for each in happening:
+                events: list[Json] = []
+                if not begun:
+                    begun = True
+                    events += [{"type": kind, "response": self._response("in_progress")} for kind in _FIRST]
+                match each:
+                    case Wrote(piece, deltas):
+                        finish = piece.finish_reason or finish
+                        for delta in deltas:
+                            events += self.output.take(delta)
+                    case Returned(call):
+                        assert self.tools is not None
+                        events += self.output.end_item()
+                        events += self.output.returned(call.id, self.tools.outcomes[call.id])
+                if events:
+                    yield [self._numbered(event) for event in events]
+        status: Status = "incomplete" if finish == "length" else "completed"
+        events = [*self.output.end(status), {"type": f"response.{status}", "response": self._response(status)}]
+        if self.request.store:
+            await self.stored.add(events[-1]["response"], self.items)
+        yield [self._numbered(event) for event in events]
+
+    async def _happening(self) -> AsyncGenerator[Happened, None]:
+        """What the model writes, and what calls of the server's return."""
+        if self.tools is not None:
+            async with aclosing(self._acted(self.tools)) as happening:
+                async for each in happening:
+                    yield each
+            return
+        plan = self.calling.plan
+        generation = Generation(
+            self.state.served, self.state.meter, "responses", [self.prompt], 1, [self.span], chat=True,
+            calls=plan is not None, tally=self.tally,
+        )  # fmt: skip
+        turn = Turn(None if plan is None else plan.parser)
+        async with aclosing(generation.pieces()) as pieces:
+            async for _, piece in pieces:
+                yield Wrote(piece, tuple(turn.take(piece)))
+
+    async def _acted(self, tools: ServedTools) -> AsyncGenerator[Happened, None]:
+        """The loop with the server's tools."""
+        agent = self._agent(tools)
+        watch, outcome = self.state.meter.watch("responses"), "cancelled"
+        self.tally.prompt_tokens = len(self.prompt)
+        try:
+            async with (
+                await self.state.served.engine.open(self.prompt, tenant=self.user) as seq,
+                aclosing(agent.run(seq, self.room)) as happening,
+            ):
+                async for each in happening:
+                    if isinstance(each, Wrote):
+                        if not self.tally.completion_tokens:
+                            self.tally.cached_tokens = each.piece.cached_tokens
+                        self.tally.prompt_tokens += self._results
+                        self._results = 0
+                        self.tally.add(each.piece)
+                        watch.tokens(0, each.piece.spent)
+                    yield each
+            outcome = "completed"
+        except HandedOver:
+            outcome = "completed"
+        except Exception as error:
+            outcome = "refused" if from_exception(error).status < 500 else "failed"
+            raise
+        finally:
+            watch.end(outcome)
+
+    def _agent(self, tools: ServedTools) -> Agent:
+        served, settings = self.state.served, self.state.settings
+        assert self.calling.plan is not None and self.span.max_tokens is not None
+
+        def appended(calls: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[int]:
+            tokens = after_calls(served.engine.tokenizer, calls, texts, self.variables)
+            self._results = len(tokens)
+            return tokens
+
+        style = Style(
+            self.calling.plan, served.markers, appended, served.opens_thinking, served.closes_thinking
+        )  # fmt: skip
+        most = Limits(settings.tool_steps, seconds=settings.tool_seconds)
+        limits = replace(most, tokens=self.request.max_output_tokens or min(self.span.max_tokens, most.tokens))
+        return Agent(style, tools, self.span, limits)
+
+    def _numbered(self, event: Json) -> Json:
+        number, self._numbers = self._numbers, self._numbers + 1
+        return {**event, "sequence_number": number}
+
+    def _response(self, status: str) -> Json:
+        request, sampling = self.request, self.span.sampling
+        ended = status in ("completed", "incomplete")
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata,
+            "model": self.state.served.name,
+            "output": [dict(item) for item in self.output.items],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "reasoning": {"effort": (request.reasoning or {}).get("effort"), "summary": None},
+            "store": request.store,
+            "temperature": sampling.temperature,
+            "text": {"format": (request.text or {}).get("format") or {"type": "text"}},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": request.tools or [],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": sampling.top_p,
+            "truncation": request.truncation,
+            "usage": _usage(self.tally) if ended else None,
+            "user": request.user,
+        }
+
+
+def _offered(state: State, offer: Offer) -> list[Any]:
+    """The server's tools that are wanted."""
+    assert offer.served is not None
+    try:
+        return list(state.toolshed.offered(offer.served))
+    except UnknownTool as unknown:
+        path = f"tools[{offer.served_place}].allowed_tools"
+        raise invalid(path, f"{path}: {unknown}") from None
+
+
+def _usage(tally: Tally) -> Json:
+    return {
+        "input_tokens": tally.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": tally.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": tally.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": tally.reasoning_tokens},
+        "total_tokens": tally.prompt_tokens + tally.completion_tokens,
+    }
+
+
+def _failure(error: ApiError) -> Json:
+    code = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(error.status, "server_error")
+    return {"code": code, "message": error.message}
+
+
+def _sent(event: Json) -> bytes:
+    data = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data)
