@@ -1,0 +1,133 @@
+"""What an MCP server offers, made into tools of ours: names that fit, descriptions cut, no more allowed than it was.
+
+All of it is the word of a stranger. Descriptions are cut and cleaned of what does not show. Annotations are hints: that
+a tool destroys makes it ask first; that it only reads takes it out of the class "execute", where every call asks, yet
+not out of what asks once a run has read strange text, unless the operator trusts the server's annotations.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mcp.types import Tool as Offered
+
+from tools.context import Context
+from tools.errors import ToolDeclarationError
+from tools.mcp.config import McpSettings
+from tools.options import Approval, Permission
+from tools.result import shorten
+from tools.schema import JSONSchema
+from tools.tool import Tool
+
+MOST = 128  # tools of one server: more than that no model tells apart
+DESCRIPTION = 1000  # characters
+SCHEMA = 16_000  # characters of a tool's parameters as JSON
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
+_PATTERNS = frozenset({"pattern", "patternProperties"})
+
+Call = Callable[[str, Context, dict[str, Any]], Awaitable[Any]]  # of the server's tool of this name, with arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """The tools, and a sentence for each of those that could not be taken."""
+
+    tools: tuple[Tool, ...]
+    refused: tuple[str, ...]
+
+
+def tools_of(
+    offered: Iterable[Offered], settings: McpSettings, server: str, origin: str, taken: Collection[str], call: Call
+) -> Offers:
+    """The tools of the server named `server`; what is `taken` is a name that others have."""
+    tools, refused = dict[str, Tool](), list[str]()
+    for each in offered:
+        if len(tools) == MOST:
+            refused.append(f"it offers more than {MOST} tools; those after {each.name!r:.80} are left out.")
+            break
+        name = _name(each.name, server, {*taken, *tools})
+        try:
+            tools[name] = _tool(each, name, settings, origin, call)
+        except ToolDeclarationError as error:
+            refused.append(str(error)[:500])
+    return Offers(tuple(tools.values()), tuple(refused))
+
+
+def _name(theirs: str, server: str, taken: Collection[str]) -> str:
+    """Their name with our characters; after the server's where another tool has it, and numbered after that."""
+    clean = _NOT_IN_NAMES.sub("_", theirs).strip("_") or "tool"
+    long = f"{server}_{clean}"
+    tries = [clean[:64], long[:64], *(f"{long[:60]}_{number}" for number in range(2, MOST + 2))]
+    return next(each for each in tries if each not in taken)
+
+
+def _tool(each: Offered, name: str, settings: McpSettings, origin: str, call: Call) -> Tool:
+    """
+    Raises:
+        ToolDeclarationError: its schema is too long, or is none.
+    """
+    theirs = each.name
+    size = len(json.dumps(each.input_schema))
+    if size > SCHEMA:
+        raise ToolDeclarationError(
+            f"Tool {name!r} (of {origin}): the schema of its parameters has {size} characters; accepted: {SCHEMA}."
+        )
+    permission, approval, idempotent = _allowed(each, settings)
+
+    async def run(ctx: Context, arguments: dict[str, Any]) -> Any:
+        return await call(theirs, ctx, arguments)
+
+    made = Tool.from_schema(
+        name,
+        _description(each) or f"The tool {name} of the MCP server {origin.removeprefix('mcp ')}.",
+        _without_patterns(each.input_schema),
+        run,
+        origin=origin,
+        permission=permission,
+        timeout=settings.timeout_s,
+        approval=approval,
+        idempotent=idempotent,
+        max_chars=settings.max_chars,
+    )
+    # The model is shown the patterns. Whether arguments fit them the server sees: a pattern of a stranger's could take
+    # our event loop's time without end.
+    return replace(made, parameters=each.input_schema)
+
+
+def _allowed(each: Offered, settings: McpSettings) -> tuple[Permission, Approval | None, bool | None]:
+    """Its class, approval and idempotence; None is what the class implies."""
+    hints = each.annotations
+    reads = hints is not None and hints.read_only_hint is True
+    permission: Permission = settings.allowed
+    if reads and settings.trust_annotations:
+        permission = "read"
+    elif reads and settings.permission is None and permission == "execute":
+        permission = "network"
+    destroys = hints is not None and hints.destructive_hint is True and not reads
+    approval: Approval | None = "always" if destroys and settings.approval is None else settings.approval
+    again = reads or (hints is not None and hints.idempotent_hint is True)
+    return permission, approval, True if again else None
+
+
+def _description(each: Offered) -> str:
+    """What shows of it: characters that don't could hide instructions from the person and not from the model."""
+    text = each.description or each.title or ""
+    return shorten("".join(c for c in text if c.isprintable() or c == "\n").strip(), DESCRIPTION)[0]
+
+
+def _without_patterns(schema: JSONSchema) -> JSONSchema:
+    def walked(node: Any, names: bool = False) -> Any:
+        if isinstance(node, list):
+            return [walked(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        # Within "properties", "pattern" is a parameter's name.
+        kept = {key: value for key, value in node.items() if names or key not in _PATTERNS}
+        return {key: walked(value, not names and key in ("properties", "$defs")) for key, value in kept.items()}
+
+    clean: JSONSchema = walked(schema)
+    return clean

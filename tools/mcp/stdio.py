@@ -1,0 +1,154 @@
+"""An MCP server as a process of its own, spoken to over its standard input and output: one JSON-RPC message a line.
+
+It gets the environment it is given and nothing else, and a process group of its own, which dies with the connection.
+A message that is too long, a flood of messages, and what is no message end the connection. The official SDK's transport
+bounds none of these, and hands on more of our environment; this one takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+from mcp.types import jsonrpc_message_adapter
+
+from tools.mcp.errors import ServerFault
+
+LONGEST = 4 << 20  # bytes of one message
+FLOOD = 5000  # messages in a second: more than anyone needs, and few enough for the event loop to go on
+RUBBISH = 10  # lines that are no message: some servers greet
+LAST_WORDS = 1000  # bytes kept of what it says on its error output
+GRACE_S = 1.0  # to end by itself, and again after SIGTERM
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+
+
+class StdioTransport:
+    """Connects once. `on_end` is told why, when the server ends the connection or has to be stopped."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None, on_end: Callable[[str], None]
+    ) -> None:
+        self._command = tuple(command)
+        self._env = {"PATH": DEFAULT_PATH, **env}
+        self._cwd = cwd
+        self._on_end = on_end
+        self._last_words = b""
+        self._tasks = list[asyncio.Task[None]]()
+
+    async def __aenter__(self) -> Streams:
+        """
+        Raises:
+            ServerFault: the program can't be started.
+        """
+        program = shutil.which(self._command[0], path=self._env["PATH"])
+        if program is None:
+            raise ServerFault(
+                f"the program {self._command[0]!r} was not found in {self._env['PATH']}; give its whole path, or PATH "
+                "in env or inherit"
+            )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                program, *self._command[1:], env=self._env, cwd=self._cwd, limit=LONGEST, start_new_session=True,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as error:
+            raise ServerFault(f"{program} could not be started: {error.strerror or error}") from None
+        self._to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        to_server, self._from_session = anyio.create_memory_object_stream[SessionMessage](0)
+        self._streams = (self._to_session, from_server, to_server, self._from_session)
+        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write(), self._overhear())]
+        return from_server, to_server
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._stop()
+        finally:
+            # Whatever interrupted the stopping: nothing of the server's group stays.
+            self._signal(signal.SIGKILL)
+            for task in self._tasks:
+                task.cancel()
+            for stream in self._streams:
+                stream.close()
+        await asyncio.wait([asyncio.create_task(self._process.wait()), *self._tasks], timeout=GRACE_S)
+
+    async def _stop(self) -> None:
+        """As the protocol has it: its input is closed, then it is asked to end, and then it is killed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), GRACE_S)
+                return
+            self._signal(number)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        clock = asyncio.get_running_loop().time
+        since, count, rubbish = clock(), 0, 0
+        async with self._to_session:
+            while True:
+                try:
+                    line = await self._process.stdout.readline()
+                except ValueError:
+                    return self._on_end(f"it sent a message of more than {LONGEST >> 20} MiB")
+                if not line:
+                    return self._on_end(await self._ended())
+                count += 1
+                if (now := clock()) - since > 1:
+                    since, count = now, 1
+                if count > FLOOD:
+                    return self._on_end(f"it sent more than {FLOOD} messages in a second")
+                try:
+                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                except ValueError:
+                    rubbish += 1
+                    if rubbish > RUBBISH:
+                        shown = line[:80].decode(errors="replace").strip()
+                        return self._on_end(f"it writes what is no MCP to its standard output, such as {shown!r}")
+                    continue
+                try:
+                    await self._to_session.send(SessionMessage(message))
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    return None
+
+    async def _write(self) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        async with self._from_session:
+            async for sent in self._from_session:
+                stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                try:
+                    await stdin.drain()
+                except OSError:
+                    return  # it closed its input; its output says the rest
+
+    async def _overhear(self) -> None:
+        assert self._process.stderr is not None
+        while heard := await self._process.stderr.read(4096):
+            self._last_words = (self._last_words + heard)[-LAST_WORDS:]
+
+    async def _ended(self) -> str:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), GRACE_S)
+        await asyncio.wait(self._tasks[2:], timeout=GRACE_S)
+        code = self._process.returncode
+        how = "it closed its output" if code is None else f"it ended with exit code {code}"
+        words = self._last_words.decode(errors="replace").strip().splitlines()
+        return f"{how}; its last words: {words[-1][:300]!r}" if words else how
