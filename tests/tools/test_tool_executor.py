@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,6 +176,25 @@ async def test_a_plain_function_that_is_stopped_sees_it_and_reports_no_more() ->
     assert await asyncio.to_thread(seen.wait, 30)
     assert "It may or may not have had its effect." in outcome.text
     assert [type(event) for event in bench.events] == [CallStarted, CallError]
+
+
+def test_a_plain_function_that_never_returns_does_not_hold_up_the_end_of_the_process() -> None:
+    code = """
+import threading
+from ponder import ScriptedModel, calls, tool
+import asyncio
+
+@tool(timeout=0.05)
+def stuck() -> None:
+    "Never ends."
+    threading.Event().wait()
+
+log = asyncio.run(ScriptedModel([calls("stuck"), "Done."]).run(stuck))
+print(log.called[0][1].kind)
+"""
+    root = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.split() == ["timeout"]
 
 
 async def test_a_tool_that_will_not_stop_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,7 +557,7 @@ async def test_a_call_id_is_answered_once_and_never_means_two_calls() -> None:
 async def test_a_call_that_was_cut_off_runs_again_only_if_that_is_harmless(idempotent: bool) -> None:
     ran, begun = list[str](), asyncio.Event()
 
-    @tool(permission="write", approval="never", idempotent=idempotent)
+    @tool(permission="write", approval="always", idempotent=idempotent)
     async def put() -> str:
         """Puts."""
         ran.append("put")
@@ -553,7 +575,7 @@ async def test_a_call_that_was_cut_off_runs_again_only_if_that_is_harmless(idemp
     for _ in range(2):
         (outcome,) = await bench.executor.run([call], bench.session)
         assert outcome.kind == ("ok" if idempotent else "interrupted")
-    assert len(ran) == (2 if idempotent else 1)
+    assert len(ran) == len(bench.asked) == (2 if idempotent else 1), "nobody is asked about what will not run"
 
 
 async def test_what_cannot_be_recorded_beforehand_does_not_run() -> None:

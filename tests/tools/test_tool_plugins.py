@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -40,7 +41,8 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Server:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # as in a server: stale bytecode is the trap
     return Server(tmp_path)
 
 
@@ -48,8 +50,9 @@ async def test_a_changed_file_is_the_next_calls_code_even_within_the_same_second
     server: Server, tmp_path: Path
 ) -> None:
     plugin = tmp_path / "demo.py"
-    for word in ("one", "two", "six"):  # as long as each other, so that only the time tells them apart
+    for later, word in enumerate(("one", "two", "six")):  # as long as each other: only nanoseconds tell them apart
         plugin.write_text(SAYS.format(word))
+        os.utime(plugin, ns=(10**18, 10**18 + later))
         await server.folder.scan()
         assert await server.call("say") == word
     assert await server.folder.scan() == [], "and nothing is done where nothing changed"
@@ -152,8 +155,9 @@ async def test_a_package_is_a_plugin_and_its_parts_are_new_too(server: Server, t
     package = tmp_path / "demo"
     package.mkdir()
     (package / "__init__.py").write_text("from .parts import say\n")
-    for word in ("one", "two"):
+    for later, word in enumerate(("one", "two")):
         (package / "parts.py").write_text(SAYS.format(word))
+        os.utime(package / "parts.py", ns=(10**18, 10**18 + later))
         await server.folder.scan()
         assert await server.call("say") == word
     (package / "more.py").write_text(SAYS.format("six"))
