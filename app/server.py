@@ -20,6 +20,7 @@ from app.config import Settings
 from app.guard import Guard
 from app.library import open_library
 from app.metrics import Meter
+from app.openai import responses
 from app.page import mount_page
 from app.runs import Runs
 from app.served import Served
@@ -65,6 +66,7 @@ def create_app(
     state.attach(app)
     errors.install(app)
     app.include_router(openai.router)
+    app.include_router(responses.router)
     for part in (chats, documents, jobs, collections, search, tools):
         app.include_router(part.router)
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])

@@ -17,7 +17,7 @@ from app.openai.stream import DONE, EventStream
 from app.state import State
 from app.users import User
 
-router = APIRouter()
+router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 _MOST_ITEMS = 100
 

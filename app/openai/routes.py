@@ -15,12 +15,10 @@ from app.openai.chat import ChatJob
 from app.openai.completions import CompletionJob
 from app.openai.embeddings import embeddings
 from app.openai.models import model_entry, model_list
-from app.openai.responses import router as responses
 from app.openai.stream import EventStream
 from app.state import State
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
-router.include_router(responses)
 
 
 @router.post("/chat/completions")
