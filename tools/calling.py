@@ -9,7 +9,8 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import aclosing, closing
 from typing import Any, TypeVar, cast
 
 from tools.context import Context
@@ -21,16 +22,21 @@ R = TypeVar("R")
 async def evaluated(ctx: Context, start: Callable[[], Any], function: Callable[..., Any]) -> Any:
     """What the function returns, whatever its kind; the pieces of a generator are shown as they come."""
     if inspect.isasyncgenfunction(function):
-        pieces = list[str]()
-        stream = cast("AsyncIterator[object]", start())
-        async for piece in stream:
-            pieces.append(_shown(ctx, piece))
-        return "".join(pieces)
+        async with aclosing(cast("AsyncGenerator[object, None]", start())) as stream:
+            return "".join([_shown(ctx, piece) async for piece in stream])
     if inspect.isgeneratorfunction(function):
-        return await in_thread(lambda: "".join(_shown(ctx, piece) for piece in cast("Iterator[object]", start())))
+        return await in_thread(lambda: "".join(_pieces(ctx, cast("Generator[object, None, None]", start()))))
     if inspect.iscoroutinefunction(function):
         return await start()
     return await in_thread(start)
+
+
+def _pieces(ctx: Context, stream: Generator[object, None, None]) -> Iterator[str]:
+    with closing(stream):
+        for piece in stream:
+            if ctx.cancelled:  # nobody waits: the generator is closed between two pieces, where its thread can stop
+                return
+            yield _shown(ctx, piece)
 
 
 def _shown(ctx: Context, piece: object) -> str:

@@ -169,10 +169,13 @@ def tools_in(offers: Sequence[Offer], origin: str | None = None) -> list[Tool]:
     for offer in offers:
         if isinstance(offer, Tool):
             found.append(offer)
-        elif isinstance(offer, Toolset):
-            found += offer.tools()
-        elif inspect.isclass(offer) and issubclass(offer, Toolset):
-            found += _made(offer).tools()
+        elif isinstance(offer, Toolset) or (inspect.isclass(offer) and issubclass(offer, Toolset)):
+            toolset = offer if isinstance(offer, Toolset) else _made(offer)
+            if not toolset.tools():
+                raise ToolDeclarationError(
+                    f"{type(toolset).__qualname__} has no tools; put @tool above a method of it."
+                )
+            found += toolset.tools()
         elif isinstance(offer, (list, tuple)):
             found += tools_in(offer)
         elif isinstance(offer, ModuleType):

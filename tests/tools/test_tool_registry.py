@@ -54,6 +54,8 @@ def test_tools_toolsets_classes_and_lists_are_added() -> None:
 def test_what_is_no_tool_is_refused() -> None:
     with pytest.raises(ToolDeclarationError, match="is no tool; offer a function with @tool"):
         Registry().add(len)
+    with pytest.raises(ToolDeclarationError, match="Empty has no tools; put @tool above a method"):
+        Registry().add(type("Empty", (Toolset,), {}))
     with pytest.raises(ToolDeclarationError, match="Needy could not be made without arguments .* offer an instance"):
         Registry().add(Needy)
 
