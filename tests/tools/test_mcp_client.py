@@ -67,9 +67,9 @@ GOOD = """
         return "x" * length
 
     @server.tool()
-    async def grow(name: str, ctx: Context) -> str:
+    async def grow(called: str, ctx: Context) -> str:
         "Adds a tool."
-        server.add_tool(add, name, description="Added later.")
+        server.add_tool(add, called, description="Added later.")
         await ctx.notify_tools_changed()
         return "done"
 
@@ -217,7 +217,7 @@ async def test_a_long_result_is_cut(good: McpServer) -> None:
 
 @shared
 async def test_a_tool_that_comes_later_is_there_by_itself(good: McpServer) -> None:
-    assert (await ran(good.registry, "grow", name="later")).ok
+    assert (await ran(good.registry, "grow", called="later")).ok
     await there(good.registry, "later")
     assert (await ran(good.registry, "later", a=1, b=2)).result.text == "3"
 
@@ -280,7 +280,7 @@ async def test_a_server_that_is_down_says_so_with_its_last_words(tmp_path: Path)
         assert outcome.kind == "error" and "not connected" in outcome.text and "exit code 3" in outcome.text
 
 
-@pytest.mark.parametrize(("name", "told"), [("flood", "more than 4 MiB"), ("spam", "messages in a second")])
+@pytest.mark.parametrize(("name", "told"), [("flood", "more than 4 MiB"), ("spam", "messages a second")])
 async def test_a_flood_ends_the_connection(tmp_path: Path, name: str, told: str) -> None:
     async with bad(tmp_path) as server:
         assert (await ran(server.registry, name)).kind == "error"
@@ -309,7 +309,7 @@ async def test_a_server_s_tools_and_faults_go_with_it(tmp_path: Path) -> None:
         ("raise SystemExit(7)", "exit code 7"),
         ("import sys\nsys.exit('no key given')", "no key given"),
         ("while True: print('hello')", "no MCP"),
-        ('while True: print(\'{"jsonrpc": "2.0", "method": "notifications/x"}\')', "messages in a second"),
+        ('while True: print(\'{"jsonrpc": "2.0", "method": "notifications/x"}\')', "messages a second"),
         ("import sys\nwhile True: sys.stdout.write('x' * 65536)", "4 MiB"),
     ],
 )

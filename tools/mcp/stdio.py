@@ -24,7 +24,8 @@ from mcp.types import jsonrpc_message_adapter
 from tools.mcp.errors import ServerFault
 
 LONGEST = 4 << 20  # bytes of one message
-FLOOD = 5000  # messages in a second: more than anyone needs, and few enough for the event loop to go on
+RATE = 100  # messages a second, however slowly we read them
+BURST = 1000  # messages at once
 RUBBISH = 10  # lines that are no message: some servers greet
 LAST_WORDS = 1000  # bytes kept of what it says on its error output
 GRACE_S = 1.0  # to end by itself, and again after SIGTERM
@@ -82,11 +83,14 @@ class StdioTransport:
                 task.cancel()
             for stream in self._streams:
                 stream.close()
-        await asyncio.wait([asyncio.create_task(self._process.wait()), *self._tasks], timeout=GRACE_S)
+        await asyncio.wait(self._tasks)
+        with contextlib.suppress(TimeoutError):  # its pipes are read to their ends, or they would never be closed
+            await asyncio.wait_for(self._process.communicate(), GRACE_S)
 
     async def _stop(self) -> None:
         """As the protocol has it: its input is closed, then it is asked to end, and then it is killed."""
         assert self._process.stdin is not None
+        self._on_end = lambda _: None  # from here on it is we who end it
         self._process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(TimeoutError):
@@ -101,7 +105,7 @@ class StdioTransport:
     async def _read(self) -> None:
         assert self._process.stdout is not None
         clock = asyncio.get_running_loop().time
-        since, count, rubbish = clock(), 0, 0
+        before, left, rubbish = clock(), float(BURST), 0
         async with self._to_session:
             while True:
                 try:
@@ -110,11 +114,10 @@ class StdioTransport:
                     return self._on_end(f"it sent a message of more than {LONGEST >> 20} MiB")
                 if not line:
                     return self._on_end(await self._ended())
-                count += 1
-                if (now := clock()) - since > 1:
-                    since, count = now, 1
-                if count > FLOOD:
-                    return self._on_end(f"it sent more than {FLOOD} messages in a second")
+                now = clock()
+                before, left = now, min(left + RATE * (now - before), BURST) - 1
+                if left < 0:
+                    return self._on_end(f"it sends more than {RATE} messages a second")
                 try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
