@@ -71,8 +71,8 @@ class DenseIndex:
         made._cells = int(CELLS * np.sqrt(len(ids)))
         quantizer: Any = faiss.IndexFlatIP(made.size)
         index: Any = faiss.IndexIVFScalarQuantizer(
-            quantizer, made.size, made._cells, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
-        )
+            quantizer, made.size, made._cells, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT, False
+        )  # by_residual is off: the codes are the vectors, so `all` can give them back
         index.own_fields = True
         quantizer.this.disown()
         sample = np.random.default_rng(0).permutation(len(ids))[: TRAINED_ON * made._cells]
@@ -115,6 +115,8 @@ class DenseIndex:
             made._index = faiss.read_index(str(path))
         except RuntimeError as error:
             raise ValueError(f"{path.name} cannot be read: {error}") from None
+        if getattr(made._index, "by_residual", False):
+            raise ValueError(f"{path.name} holds differences to its cells' centres, which earlier versions kept")
         if made._index.d != size:
             raise ValueError(f"{path.name} has vectors of {made._index.d} numbers, not {size}")
         made._cells = int(getattr(made._index, "nlist", 0))
