@@ -108,21 +108,31 @@ def constraints(
 def retrieval(
     model: Annotated[Path, typer.Option(help="The model that answers.")] = Path("models/pebble"),
     work: Annotated[Path | None, typer.Option(help="A folder for indexes, found again the next time.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this part, repeatable: judged, chunking, evidence, ingest, search, answers."),
+    ] = None,
     quick: Annotated[bool, typer.Option(help="A little of everything, to see whether it runs.")] = False,
     write: Annotated[bool, typer.Option(help="Keep the JSON and bring docs/retrieval.md up to date.")] = True,
 ) -> None:
     """Measure retrieval; print tables and JSON. Takes an hour on two cores, some minutes with --quick, which keeps
     nothing."""
     from bench import retrieval_report
-    from bench.retrieval import QUICK, Scale, measure
+    from bench.retrieval import PARTS, QUICK, Scale, measure
     from tests.known_answers import SHARED
 
     console = Console(stderr=True)
     if not (SHARED / "data" / "retrieval").is_dir():
         console.print("Retrieval is not measured: PONDER_SHARED has no data/retrieval.")
         raise typer.Exit(1)
+    if unknown := set(only or ()) - set(PARTS):
+        raise typer.BadParameter(f"{unknown.pop()!r} is no part; accepted: {', '.join(PARTS)}.", param_hint="--only")
+    earlier = report.newest(f"retrieval-{hardware.slug()}") if only else {}
+    if only and not earlier:
+        raise typer.BadParameter("there is no earlier result of this hardware to add to.", param_hint="--only")
     with console.status("retrieval") as status:
-        made = measure(SHARED, model, QUICK if quick else Scale(), status.update, work)
+        made = measure(SHARED, model, QUICK if quick else Scale(), status.update, work, only or PARTS)
+    made = {**earlier, **made}
     console.print(Markdown(retrieval_report.tables(made)))
     print(json.dumps(made))
     if write and not quick:

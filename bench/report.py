@@ -23,6 +23,12 @@ def save(results: Results) -> Path:
     return path
 
 
+def newest(slug: str) -> Results:
+    """The last results that were kept under a name, or none."""
+    found = sorted(RESULTS.glob(f"????-??-??-{slug}.json"))
+    return dict(json.loads(found[-1].read_text("utf-8"))) if found else {}
+
+
 def tables(results: Results) -> str:
     """Markdown of everything that was measured."""
     hw = results["hardware"]
