@@ -95,11 +95,10 @@ class Output:
         return [{"type": f"response.mcp_call.{item['status']}", **place}, _done(item, index)]
 
     def end(self, status: Status) -> list[Json]:
-        """The answer is over. One without a word is a message without a word."""
+        """The answer is over. One that is complete without a word is a message without a word."""
         events = self.end_item(status)
-        if not self.items:
-            events += self._at("message")
-            events += self.end_item(status)
+        if status == "completed" and not any(item["type"] in ("message", "function_call") for item in self.items):
+            events += [*self._at("message"), *self.end_item()]
         for index in self._waiting.values():  # the model was cut off before its turn was over, so they never ran
             self.items[index]["status"] = "incomplete"
             events.append(_done(self.items[index], index))

@@ -1,0 +1,129 @@
+"""The server's own tools in a response: run in its loop, shown as items, held back where a person would be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from app.openai.responses_tools import HandedOver, ServedTools
+from ponder import tool
+from reasoning.agent import Call
+from tests.app.folding import without_ids
+from tests.app.test_responses import CALCULATOR, QUESTION, ask, stream
+from tests.app.test_tool_runs import ASKING, http, plugin, there
+from tests.app.test_tool_runs import CALCULATOR as PLUGIN
+from tools.executor import Executor
+from tools.policy import Policy
+from tools.registry import Registry
+
+__all__ = ["http", "plugin"]  # fixtures
+
+pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
+
+Json = dict[str, Any]
+
+
+def served(*names: str) -> Json:
+    return {"type": "mcp", "server_label": "ponder", "allowed_tools": list(names), "require_approval": "never"}
+
+
+def test_a_call_is_run_in_the_response_and_its_result_is_in_the_answer(http: httpx.Client, plugin: Any) -> None:
+    plugin(PLUGIN, there)
+    answer = stream(http, tools=[served("calculate")])
+    call, message = answer["output"]
+    assert call["type"] == "mcp_call" and call["status"] == "completed" and call["error"] is None
+    assert (call["name"], json.loads(call["arguments"]), call["output"]) == (
+        "calculate", {"expression": "23 * 17"}, "391",
+    )  # fmt: skip
+    assert "391" in message["content"][0]["text"]
+    assert without_ids(answer) == without_ids(ask(http, tools=[served("calculate")]))
+
+
+def test_results_are_counted_as_read(http: httpx.Client, plugin: Any) -> None:
+    plugin(PLUGIN, there)
+    answer = ask(http, tools=[served("calculate")])
+    none = ask(http, tools=[served("calculate")], max_output_tokens=1)
+    assert none["status"] == "incomplete" and none["usage"]["output_tokens"] == 1
+    assert 0 < answer["usage"]["input_tokens"] - none["usage"]["input_tokens"] < 40
+
+
+def test_a_conversation_goes_on_after_the_servers_calls(http: httpx.Client, plugin: Any) -> None:
+    plugin(PLUGIN, there)
+    first = ask(http, tools=[served("calculate")])
+    kept = ask(http, "What is 40 * 2?", tools=[served("calculate")], previous_response_id=first["id"])
+    assert kept["output"][0]["output"] == "80" and "80" in kept["output"][-1]["content"][0]["text"]
+    items = [{"role": "user", "content": QUESTION}, *first["output"], {"role": "user", "content": "What is 40 * 2?"}]
+    by_hand = ask(http, items, tools=[served("calculate")])
+    assert by_hand["usage"]["input_tokens"] == kept["usage"]["input_tokens"]
+
+
+def test_what_needs_a_persons_approval_fails_and_does_not_run(http: httpx.Client, plugin: Any) -> None:
+    plugin(ASKING, there)
+    answer = stream(http, tools=[served("calculate")])
+    call = answer["output"][0]
+    assert call["type"] == "mcp_call" and call["status"] == "failed" and call["output"] is None
+    assert "approval" in call["error"]["content"][0]["text"]
+
+
+def test_none_of_the_servers_tools_is_called_where_none_may_be(http: httpx.Client, plugin: Any) -> None:
+    plugin(PLUGIN, there)
+    answer = stream(http, tools=[served("calculate")], tool_choice="none")
+    assert "mcp_call" not in [item["type"] for item in answer["output"]]
+
+
+def test_a_call_of_the_clients_ends_the_loop(http: httpx.Client, plugin: Any) -> None:
+    plugin(PLUGIN.replace("calculate", "unit_of").replace("arithmetic expression", "unit"), there)
+    answer = stream(http, tools=[CALCULATOR, served("unit_of")])
+    assert answer["status"] == "completed"
+    assert (answer["output"][-1]["type"], answer["output"][-1]["name"]) == ("function_call", "calculator")
+    result = {"type": "function_call_output", "call_id": answer["output"][-1]["call_id"], "output": "391"}
+    after = ask(http, [result], tools=[CALCULATOR, served("unit_of")], previous_response_id=answer["id"])
+    assert "391" in after["output"][-1]["content"][0]["text"]
+
+
+@tool(permission="none")
+def double(n: int) -> int:
+    """Twice a number."""
+    return 2 * n
+
+
+@tool(permission="write", approval="never")
+def note(text: str) -> str:
+    """Keep a text."""
+    return "kept"
+
+
+def tools_of(*, alone: bool = False, read_from: tuple[str, ...] = ()) -> ServedTools:
+    registry = Registry()
+    registry.add(double, note)
+    executor = Executor(registry, Policy(default=("none", "read", "write")))
+    return ServedTools(executor, list(registry), response="resp_1", user="ana", read_from=read_from, alone=alone)
+
+
+def test_a_turn_with_both_kinds_of_calls_has_the_servers_run() -> None:
+    tools = tools_of()
+    calls = [Call("a", "double", '{"n": 21}'), Call("b", "theirs", "{}"), Call("c", "double", '{"n": 4}')]
+    with pytest.raises(HandedOver):
+        asyncio.run(tools.run(calls))
+    assert {id: outcome.result.text for id, outcome in tools.outcomes.items()} == {"a": "42", "c": "8"}
+
+
+def test_only_without_functions_of_the_clients_does_a_call_begin_early() -> None:
+    call = Call("a", "double", '{"n": 21}')
+    assert tools_of(alone=True).only_reads(call) and not tools_of().only_reads(call)
+    assert not tools_of(alone=True).only_reads(Call("b", "note", '{"text": "x"}'))
+
+
+def test_what_was_read_before_keeps_tools_from_writing() -> None:
+    call = Call("a", "note", '{"text": "x"}')
+    clean, tainted = tools_of(), tools_of(read_from=("fetch",))
+    asyncio.run(clean.run([call]))
+    asyncio.run(tainted.run([call]))
+    assert clean.outcomes["a"].ok
+    assert (tainted.outcomes["a"].kind == "denied" and "fetch" in tainted.outcomes["a"].text) or "approval" in (
+        tainted.outcomes["a"].text
+    )
