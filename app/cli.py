@@ -1,4 +1,4 @@
-"""The command line: `ponder serve`, `chat`, `index`, `search`, `eval` and `bench`. Also `python -m app.cli`.
+"""The command line: `ponder serve`, `chat`, `index`, `search`, `tools`, `eval` and `bench`. Also `python -m app.cli`.
 
 Options are checked where settings are (app/config.py), so that a flag, a variable and the file complain alike; here
 they are only named. Imports are made by the command that needs them: `ponder --help` loads no torch.
@@ -246,6 +246,68 @@ def eval_retrieval(
     from app.evaluation import evaluate
 
     _or_explain(evaluate, beir, split, rerank, as_json, settings)
+
+
+tools = typer.Typer(name="tools", help="The tools that models may call: list them, run one, write one.")
+cli.add_typer(tools, no_args_is_help=True)
+
+_Config = Annotated[
+    Path | None, typer.Option(metavar="FILE", help=r"Configuration file. \[as for `serve`]", show_default=False)
+]
+
+
+@tools.command("list")
+def tools_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as GET /api/tools answers.")] = False,
+    data_dir: _DataDir = None,
+    config: _Config = None,
+) -> None:
+    """List the tools there are: name, permission, origin, description."""
+    settings = _settings(config, data_dir=data_dir)
+    from app import tools_cli
+
+    _or_explain(tools_cli.list_tools, as_json, settings)
+
+
+@tools.command("call")
+def tools_call(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool.")],
+    arguments: Annotated[str, typer.Argument(metavar="JSON", help="Its arguments, as a JSON object.")] = "{}",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Approve the call, and ask nothing.")] = False,
+    data_dir: _DataDir = None,
+    config: _Config = None,
+) -> None:
+    """Run one tool and print its result. What writes or executes asks first."""
+    settings = _settings(config, data_dir=data_dir)
+    from app import tools_cli
+
+    raise typer.Exit(_or_explain(tools_cli.call_tool, name, arguments, yes, settings))
+
+
+@tools.command("new")
+def tools_new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool's name, as of a Python function.")],
+    folder: Annotated[
+        Path | None, typer.Option("--dir", metavar="DIR", help=r"Where. \[the plugins' folder]", show_default=False)
+    ] = None,
+    data_dir: _DataDir = None,
+    config: _Config = None,
+) -> None:
+    """Write a plugin and a test of it, to begin with."""
+    settings = _settings(config, data_dir=data_dir)
+    from app import tools_cli
+
+    for file in _or_explain(tools_cli.new_plugin, name, folder, settings):
+        typer.echo(file)
+
+
+@tools.command("mcp")
+def tools_mcp(data_dir: _DataDir = None, config: _Config = None) -> None:
+    """Serve the tools over MCP, on standard input and output."""
+    settings = _settings(config, data_dir=data_dir)
+    from app import tools_cli
+
+    _or_explain(tools_cli.serve_mcp, settings)
 
 
 @cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
