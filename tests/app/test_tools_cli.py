@@ -168,7 +168,7 @@ def on_a_terminal(data: Path, *arguments: str, typed: str | None, after: str) ->
         os.close(ours)
 
 
-@pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("\n", 1), ("no\n", 1), (None, 130)])
+@pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("\n", 1), (None, 130)])
 def test_a_terminal_is_asked_and_sees_the_call(data: Path, typed: str | None, code: int) -> None:
     ended, shown = on_a_terminal(data, "call", "note", '{"text": "milk"}', typed=typed, after="[y/N] ")
     assert ended == code, shown

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import itertools
 import json
 import socket
 import sys
 import textwrap
+import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +26,7 @@ from pydantic import ValidationError
 from tools.errors import ToolError
 from tools.executor import Executor
 from tools.mcp import mcp_servers
-from tools.mcp.client import McpServer
+from tools.mcp.client import McpServer, growing
 from tools.mcp.config import McpSettings
 from tools.mcp.offers import DESCRIPTION, MOST, SCHEMA, tools_of
 from tools.options import PERMISSIONS
@@ -447,6 +450,98 @@ async def test_a_server_at_an_address_that_starts_anew_is_connected_again() -> N
         assert (await ran(registry, "shout", text="hey")).result.text == "HEY"
 
 
+class Hostile:
+    """An ASGI app of the older protocol, written by hand, whose tools answer as nobody should."""
+
+    def __init__(self) -> None:
+        self.sent = dict[str, str]()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for phase in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{phase}.complete"})
+            return
+        self.sent = {key.decode(): value.decode() for key, value in scope["headers"]}
+        body = b""
+        while scope["method"] == "POST":
+            part = await receive()
+            body += part.get("body", b"")
+            if not part.get("more_body"):
+                break
+        asked = json.loads(body or b"{}")
+        tool = asked.get("params", {}).get("name") if asked.get("method") == "tools/call" else ""
+        result: dict[str, Any] = {"content": [{"type": "text", "text": "well"}]}
+        status, headers = 200, [(b"content-type", b"application/json")]
+        match asked.get("method"):
+            case "initialize":
+                version, about = asked["params"]["protocolVersion"], {"name": "hostile", "version": "1"}
+                result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+            case "tools/list":
+                names = ["fine", "packed", "endless", "away", "silent", "rubbish"]
+                result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
+            case "tools/call":
+                pass
+            case _:
+                status = 202 if scope["method"] == "POST" and "id" not in asked else 404
+        if tool == "packed":
+            headers.append((b"content-encoding", b"gzip"))
+        elif tool == "endless":
+            headers = [(b"content-type", b"text/event-stream")]
+        elif tool == "away":
+            status, headers = 307, [(b"location", b"http://169.254.169.254/mcp")]
+        elif tool == "silent":
+            await receive()  # until the client has gone
+            return
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        whole = json.dumps({"jsonrpc": "2.0", "id": asked.get("id"), "result": result}).encode()
+        if tool == "endless":
+            note = {
+                "jsonrpc": "2.0",
+                "method": "notifications/message",
+                "params": {"level": "info", "data": "x" * 500_000},
+            }
+            event = b"data: %s\n\n" % json.dumps(note).encode()
+            for _ in range(40):  # and nothing but
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await receive()
+            return
+        body = {"packed": gzip.compress(whole), "rubbish": b"<html>"}.get(tool, whole)
+        await send({"type": "http.response.body", "body": body if status == 200 else b""})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("fine", "ok"),
+        ("packed", "error"),
+        ("endless", "error"),
+        ("away", "error"),
+        ("silent", "timeout"),
+        ("rubbish", "error"),
+    ],
+)
+async def test_answers_over_http_that_no_server_should_give_end_the_call(name: str, kind: str) -> None:
+    registry, hostile = Registry(), Hostile()
+    async with web(lambda: hostile) as served:
+        headers = {"Authorization": "Bearer t"}
+        async with connected(
+            registry, "web", url=served.url, timeout_s=1 if name == "silent" else 20, headers=headers
+        ) as server:
+            assert server.status == "connected", registry.faults
+            assert hostile.sent["authorization"] == "Bearer t" and hostile.sent["accept-encoding"] == "identity"
+            outcome = await ran(registry, name)
+            assert outcome.kind == kind, outcome.text
+            await until(server, "connected")
+            async with asyncio.timeout(WAIT_S):
+                while not (await ran(registry, "fine")).ok:
+                    await asyncio.sleep(0.05)
+
+
+def test_pauses_grow_up_to_the_longest() -> None:
+    assert list(itertools.islice(growing(0.5, 3), 5)) == [0.5, 1, 2, 3, 3]
+
+
 async def test_several_servers_are_connected_together_and_one_that_fails_harms_none(tmp_path: Path) -> None:
     registry = Registry()
     settings = {
@@ -578,3 +673,12 @@ def test_settings_that_mean_nothing_are_refused(given: dict[str, Any], told: str
 def test_a_server_s_name_must_fit_before_a_tool_s() -> None:
     with pytest.raises(ValueError, match="1 to 32"):
         McpServer("a b", McpSettings(command=("x",)), Registry())
+
+
+def test_the_manual_s_example_is_accepted_and_its_defaults_are_these() -> None:
+    manual = (Path(__file__).resolve().parents[2] / "docs/mcp.md").read_text()
+    example = tomllib.loads(manual.split("```toml\n")[1].split("```")[0])["mcp"]
+    made = {name: McpSettings.model_validate(table) for name, table in example.items()}
+    assert (made["files"].allowed, made["tickets"].allowed) == ("execute", "write")
+    table = manual.split("| key |")[1].split("\n\n")[0]
+    assert {line.split("`")[1] for line in table.splitlines()[2:]} == set(McpSettings.model_fields)

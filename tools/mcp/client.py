@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -127,8 +127,7 @@ class McpServer:
         return content_of(result)
 
     async def _keep(self) -> None:
-        first, longest = self._pauses_s
-        pause = first
+        pauses = growing(*self._pauses_s)
         while True:
             began = time.monotonic()
             try:
@@ -137,14 +136,14 @@ class McpServer:
                 why = told(error)
                 with contextlib.suppress(asyncio.QueueEmpty):  # what the transport saw says more
                     why = self._ended.get_nowait()
-            if time.monotonic() - began > longest:
-                pause = first
+            if time.monotonic() - began > self._pauses_s[1]:
+                pauses = growing(*self._pauses_s)  # it was well for a while
+            pause = next(pauses)
             log.warning("The MCP server %s is not connected: %s", self.name, why)
             self._why, self._again_at = why, time.monotonic() + pause
             self.registry.fail(self.origin, f"{why}; it is tried again.")
             await self._now("down")
             await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
 
     async def _live(self) -> str:
         """One connection, from its beginning to its end; returns or raises why it ended."""
@@ -242,6 +241,14 @@ class McpServer:
         assert settings.command is not None
         inherited = {name: self._environment[name] for name in settings.inherit if name in self._environment}
         return StdioTransport(settings.command, {**inherited, **settings.env}, settings.cwd, self._ended.put_nowait)
+
+
+def growing(first_s: float, longest_s: float) -> Iterator[float]:
+    """Pauses, each twice the one before, up to the longest."""
+    pause = first_s
+    while True:
+        yield pause
+        pause = min(2 * pause, longest_s)
 
 
 class _Progress:
