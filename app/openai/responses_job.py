@@ -163,7 +163,8 @@ class ResponseJob:
                 if events:
                     yield [self._numbered(event) for event in events]
         status: Status = "incomplete" if finish == "length" else "completed"
-        events = [*self.output.end(status), {"type": f"response.{status}", "response": self._response(status)}]
+        events = self.output.end(status, {} if self.tools is None else self.tools.outcomes)
+        events.append({"type": f"response.{status}", "response": self._response(status)})
         if self.request.store:
             await self.stored.add(events[-1]["response"], self.items)
         yield [self._numbered(event) for event in events]
@@ -189,7 +190,6 @@ class ResponseJob:
         """The loop with the server's tools."""
         agent = self._agent(tools)
         watch, outcome = self.state.meter.watch("responses"), "cancelled"
-        self.tally.prompt_tokens = len(self.prompt)
         try:
             async with (
                 await self.state.served.engine.open(self.prompt, tenant=self.user) as seq,
@@ -197,8 +197,9 @@ class ResponseJob:
             ):
                 async for each in happening:
                     if isinstance(each, Wrote):
-                        if not self.tally.completion_tokens:
+                        if not self.tally.prompt_tokens:  # of the prompt alone; what follows was never looked up
                             self.tally.cached_tokens = each.piece.cached_tokens
+                            self.tally.prompt_tokens = len(self.prompt)
                         self.tally.prompt_tokens += self._results
                         self._results = 0
                         self.tally.add(each.piece)

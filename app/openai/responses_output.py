@@ -7,8 +7,9 @@ outside: so the two can't differ. Events leave here without their numbers. Knows
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from app.openai.responses_items import CALL_PREFIX, SERVER_LABEL, Json
@@ -19,6 +20,7 @@ from tools.outcome import Outcome
 Kind = Literal["message", "reasoning", "function_call", "mcp_call"]
 Status = Literal["completed", "incomplete"]
 Logprobs = Callable[[Sequence[TokenLogprob]], list[Json]]
+_NONE: Mapping[str, Outcome] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -94,15 +96,21 @@ class Output:
             item |= {"status": "failed", "error": error}
         return [{"type": f"response.mcp_call.{item['status']}", **place}, _done(item, index)]
 
-    def end(self, status: Status) -> list[Json]:
-        """The answer is over. One that is complete without a word is a message without a word."""
+    def end(self, status: Status, outcomes: Mapping[str, Outcome] = _NONE) -> list[Json]:
+        """The answer is over. One that is complete without a word is a message without a word.
+
+        `outcomes` are those of the server's calls: the newest may not have been told, as the turn went to the client.
+        """
         events = self.end_item(status)
         if status == "completed" and not any(item["type"] in ("message", "function_call") for item in self.items):
             events += [*self._at("message"), *self.end_item()]
-        for index in self._waiting.values():  # the model was cut off before its turn was over, so they never ran
-            self.items[index]["status"] = "incomplete"
-            events.append(_done(self.items[index], index))
-        self._waiting.clear()
+        for id in self.waiting:
+            if id in outcomes:
+                events += self.returned(id, outcomes[id])
+            else:  # the model was cut off before its turn was over, so it never ran
+                index = self._waiting.pop(id)
+                self.items[index]["status"] = "incomplete"
+                events.append(_done(self.items[index], index))
         return events
 
     def _at(self, kind: Literal["message", "reasoning"]) -> list[Json]:

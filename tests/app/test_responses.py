@@ -83,7 +83,7 @@ def test_the_official_client_makes_the_same_of_a_stream(pebble_client: openai.Op
     assert text == final.output_text == pebble_client.responses.create(**fields).output_text
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     prompt=st.sampled_from([QUESTION, "Who are you?", "Write a poem about the sea."]),
     fields=st.fixed_dictionaries(
@@ -134,7 +134,7 @@ def test_a_form_is_held(pebble_http: httpx.Client) -> None:
     (message,) = [item for item in answer["output"] if item["type"] == "message"]
     jsonschema.validate(json.loads(message["content"][0]["text"]), schema)
     assert answer["text"] == text
-    whatever = ask(pebble_http, "Where to?", text={"format": {"type": "json_object"}}, max_output_tokens=500)
+    whatever = ask(pebble_http, "Where to?", text={"format": {"type": "json_object"}}, max_output_tokens=90)
     if whatever["status"] == "completed":
         assert isinstance(json.loads(whatever["output"][-1]["content"][0]["text"]), dict)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import pytest
 
+from app.openai.responses_job import ResponseJob
 from app.openai.responses_tools import HandedOver, ServedTools
 from ponder import tool
-from reasoning.agent import Call
+from reasoning.agent import Call, Happened, Wrote
+from reasoning.thinking import Piece
+from reasoning.turn import CallMore, CallStart
+from tests.app.conftest import Server
 from tests.app.folding import without_ids
 from tests.app.test_responses import CALCULATOR, QUESTION, ask, stream
 from tests.app.test_tool_runs import ASKING, http, plugin, there
@@ -49,6 +55,7 @@ def test_results_are_counted_as_read(http: httpx.Client, plugin: Any) -> None:
     none = ask(http, tools=[served("calculate")], max_output_tokens=1)
     assert none["status"] == "incomplete" and none["usage"]["output_tokens"] == 1
     assert 0 < answer["usage"]["input_tokens"] - none["usage"]["input_tokens"] < 40
+    assert 0 < none["usage"]["input_tokens_details"]["cached_tokens"] < none["usage"]["input_tokens"]
 
 
 def test_a_conversation_goes_on_after_the_servers_calls(http: httpx.Client, plugin: Any) -> None:
@@ -83,6 +90,34 @@ def test_a_call_of_the_clients_ends_the_loop(http: httpx.Client, plugin: Any) ->
     result = {"type": "function_call_output", "call_id": answer["output"][-1]["call_id"], "output": "391"}
     after = ask(http, [result], tools=[CALCULATOR, served("unit_of")], previous_response_id=answer["id"])
     assert "391" in after["output"][-1]["content"][0]["text"]
+
+
+class BothCalled(ResponseJob):
+    """A job whose model writes one turn with a call of each kind, which the bundled one never does."""
+
+    async def _acted(self, tools: ServedTools) -> AsyncGenerator[Happened, None]:
+        calls = [Call("a", "calculate", '{"expression": "40 * 2"}'), Call("b", "calculator", "{}")]
+        for at, call in enumerate(calls):
+            deltas = (CallStart(at, call.id, call.name), CallMore(at, call.arguments))
+            yield Wrote(Piece("call", "", 1, finish_reason="stop" if at else None), deltas)
+        with contextlib.suppress(HandedOver):
+            await tools.run(calls)
+
+
+def test_a_turn_with_both_kinds_shows_the_servers_result_and_ends(
+    pebble: Server, http: httpx.Client, plugin: Any
+) -> None:
+    plugin(PLUGIN, there)
+    body = {"model": "default", "input": QUESTION, "tools": [CALCULATOR, served("calculate")]}
+
+    async def made() -> Json:
+        return await (await BothCalled.of(body, pebble.app.state.ponder, "local")).whole()
+
+    answer = pebble.on_loop(made())
+    ours, theirs = answer["output"]
+    assert (ours["type"], ours["status"], ours["output"]) == ("mcp_call", "completed", "80")
+    assert (theirs["type"], theirs["status"], theirs["call_id"]) == ("function_call", "completed", "b")
+    assert answer["status"] == "completed" and http.get(f"/v1/responses/{answer['id']}").json() == answer
 
 
 @tool(permission="none")
