@@ -95,6 +95,28 @@ def serve(
     max_upload: Annotated[
         str | None, _option(r"Most that one upload may bring. \[200MiB]", "SIZE", _SERVER)
     ] = None,
+    plugins: Annotated[
+        str | None, _option("Where tool plugins are. [DATA-DIR/plugins]".replace("[", r"\["), "DIR", _SERVER)
+    ] = None,
+    searxng: Annotated[
+        str | None, _option("Address of a SearXNG server, for searching the web.", "URL", _SERVER)
+    ] = None,
+    web: Annotated[
+        bool | None,
+        typer.Option("--web/--no-web", help=r"Tools may fetch public pages. \[on]", rich_help_panel=_SERVER,
+                     show_default=False),
+    ] = None,
+    sandbox: Annotated[
+        bool | None,
+        typer.Option("--sandbox/--no-sandbox", help=r"A tool may run Python in a jail. \[on]", rich_help_panel=_SERVER,
+                     show_default=False),
+    ] = None,
+    tool_steps: Annotated[
+        str | None, _option(r"Turns of an answer that may call tools. \[8]", "N", _SERVER)
+    ] = None,
+    tool_seconds: Annotated[
+        str | None, _option(r"Seconds of an answer with tools. \[300]", "SECONDS", _SERVER)
+    ] = None,
     log_level: Annotated[
         str | None, _option(r"debug, info, warning or error. \[warning]", "LEVEL", _SERVER)
     ] = None,
@@ -128,7 +150,8 @@ def serve(
     """Serve a model: the chat page, its API, and OpenAI's API under /v1."""
     settings = _settings(
         config, model=model, host=host, port=port, data_dir=data_dir, served_model_name=served_model_name,
-        tool_dialect=tool_dialect, embedder=embedder, max_upload=max_upload,
+        tool_dialect=tool_dialect, embedder=embedder, max_upload=max_upload, plugins=plugins, searxng=searxng, web=web,
+        sandbox=sandbox, tool_steps=tool_steps, tool_seconds=tool_seconds,
         cors_origins=_joined(cors_origin), allowed_hosts=_joined(allowed_host), log_level=log_level, device=device,
         dtype=dtype, max_model_len=max_model_len, kv_bytes=kv_bytes, kv_blocks=kv_blocks, block_size=block_size,
         max_batch_tokens=max_batch_tokens, max_running=max_running, max_waiting=max_waiting,

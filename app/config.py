@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ByteSize, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from tools.mcp.config import McpSettings
+
 if TYPE_CHECKING:
     from engine import EngineConfig
 
@@ -64,6 +66,11 @@ class Settings(BaseSettings):
     )
     data_dir: Path | None = Field(None, description="a directory that Ponder may write to")
     plugins: Path | None = Field(None, description="a directory with tool plugins")
+    databases: dict[str, Path] = Field({}, description="SQLite files that tools may read, by name")
+    mcp: dict[str, McpSettings] = Field({}, description="MCP servers by name, each a table with command or url")
+    searxng: str = Field("", description="the address of a SearXNG server, for searching the web")
+    web: bool = Field(True, description="true or false: whether tools may fetch public pages")
+    sandbox: bool = Field(True, description="true or false: whether a tool may run Python in a jail")
     tool_steps: int = Field(8, ge=1, le=100, description="turns of an answer that may call tools, 1 to 100")
     tool_seconds: float = Field(300.0, gt=0, le=86_400, description="seconds of an answer with tools, up to 86400")
     embedder: str = Field(

@@ -39,7 +39,8 @@ class AnswerRequest(BaseModel):
 
 @router.get("/tools")
 async def tools(request: Request) -> dict[str, Any]:
-    registry = State.of(request).toolshed.registry
+    shed = State.of(request).toolshed
+    registry = shed.registry
     return {
         "tools": [
             {
@@ -50,6 +51,7 @@ async def tools(request: Request) -> dict[str, Any]:
             for tool in sorted(registry, key=lambda tool: tool.name)
         ],
         "faults": [{"origin": fault.origin, "message": fault.message} for fault in registry.faults],
+        "off": shed.off,
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -15,6 +16,7 @@ from app.config import Settings
 from retrieval.browse import Browser
 from tools.executor import Executor
 from tools.journal import SqliteJournal
+from tools.mcp import mcp_servers
 from tools.options import Permission
 from tools.plugins import PluginFolder
 from tools.policy import Policy
@@ -43,13 +45,25 @@ class Toolshed:
         self.plugins = PluginFolder(settings.plugins or folder / "plugins", self.registry)
         if library is not None:
             self.registry.provide(Browser, factory=lambda ctx: Browser(library, ctx.user))
+        self.off: dict[str, str] = {}  # tools that are not there, and what would bring them
+        self._settings = settings
+        self._closing = contextlib.AsyncExitStack()
         self._watching: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         from tools.builtin import documents
+        from tools.builtin.offered import BuiltinConfig, offered
+        from tools.sql import Database
 
-        self.registry.add(documents, origin=BUILT_IN)
+        attached = {name: Database(path) for name, path in self._settings.databases.items()}
+        notes = self._settings.resolved_data_dir / "notes.db"
+        here = offered(BuiltinConfig(notes, attached, self._settings.web, self._settings.searxng))
+        self.off |= here.off
+        self.registry.add(*here.tools, documents, origin=BUILT_IN)
         self.registry.load_entry_points()
+        await self._closing.enter_async_context(mcp_servers(self._settings.mcp, self.registry, os.environ))
+        self._opening = asyncio.create_task(self._open_python(), name="sandbox")
         await self.plugins.scan()
         self._watching = asyncio.create_task(self.plugins.watch(), name="plugins")
         return self
@@ -57,11 +71,40 @@ class Toolshed:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
+        for task in (self._watching, self._opening):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         await self.registry.close()
+        await self._closing.aclose()
+
+    async def ready(self) -> None:
+        """Wait for what a server opens in the background."""
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+
+    async def _open_python(self) -> None:
+        """Python for models, once it is seen that this system can hold it: some hundred milliseconds."""
+        if not self._settings.sandbox:
+            self.off["python"] = "The sandbox is switched off."
+            return
+        from tools.builtin.python import python
+        from tools.sandbox import Sandbox, SandboxConfig, SandboxUnavailable, check
+
+        config = SandboxConfig()
+        support = await check(config)
+        if not support.ok:
+            self.off["python"] = " ".join(support.reasons)
+            return
+        try:
+            sandbox = await Sandbox.open(config)
+        except SandboxUnavailable as error:
+            self.off["python"] = " ".join(error.reasons)
+            return
+        self._closing.push_async_callback(sandbox.close)
+        self.registry.provide(Sandbox, sandbox)
+        self.registry.add(python, origin=BUILT_IN)
 
     def offered(self, wanted: Literal["all"] | Sequence[str]) -> list[Tool]:
         """The tools of these names, in the order of names, so that a prompt repeats.

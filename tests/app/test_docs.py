@@ -9,7 +9,7 @@ import pytest
 from fastapi.routing import APIRoute
 from pydantic import ByteSize, TypeAdapter
 
-from app import chats, collections, documents, jobs, openai, search
+from app import chats, collections, documents, jobs, openai, search, tools
 from app.config import Settings
 from app.documents import FIELDS
 from app.openai.embeddings import NO_EFFECT as EMBEDDING_NO_EFFECT
@@ -65,7 +65,7 @@ def test_the_fields_around_documents_are_listed(heading: str, fields: set[str], 
 
 def test_every_route_of_the_api_is_listed() -> None:
     text = (DOCS / "api.md").read_text()
-    for router in (chats.router, collections.router, documents.router, jobs.router, search.router, openai.router):
+    for router in (chats.router, collections.router, documents.router, jobs.router, search.router, tools.router, openai.router):
         for route in router.routes:
             assert isinstance(route, APIRoute)
             address = re.sub(r"\{\w+(:path)?\}", "{}", route.path)
@@ -86,4 +86,4 @@ def test_every_setting_is_listed_with_its_default() -> None:
             else:
                 assert said in (str(default), str(default).lower()), name
         else:
-            assert default in (None, ()), name
+            assert default in (None, (), {}, ""), name
