@@ -336,7 +336,9 @@ async def test_a_server_that_is_let_go_takes_its_children_with_it(tmp_path: Path
     pid = tmp_path / "pid"
     text = f"""
         import subprocess, sys
-        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.sigwait([signal.SIGUSR1])"])
+        stubborn = "import signal; signal.signal(15, signal.SIG_IGN); signal.sigwait([signal.SIGUSR1])"
+        nothing = subprocess.DEVNULL
+        child = subprocess.Popen([sys.executable, "-c", stubborn], stdin=nothing, stdout=nothing, stderr=nothing)
         open({str(pid)!r}, "w").write(str(child.pid))
         sys.stdin.read()
     """
