@@ -156,13 +156,14 @@ class ResponseJob:
                         finish = piece.finish_reason or finish
                         for delta in deltas:
                             events += self.output.take(delta)
+                        if piece.finish_reason is not None:  # of a turn: calls may take a while from here
+                            events += self.output.end_item(_status(finish))
                     case Returned(call):
                         assert self.tools is not None
-                        events += self.output.end_item()
                         events += self.output.returned(call.id, self.tools.outcomes[call.id])
                 if events:
                     yield [self._numbered(event) for event in events]
-        status: Status = "incomplete" if finish == "length" else "completed"
+        status = _status(finish)
         events = self.output.end(status, {} if self.tools is None else self.tools.outcomes)
         events.append({"type": f"response.{status}", "response": self._response(status)})
         if self.request.store:
@@ -275,6 +276,10 @@ def _offered(state: State, offer: Offer) -> list[Any]:
     except UnknownTool as unknown:
         path = f"tools[{offer.served_place}].allowed_tools"
         raise invalid(path, f"{path}: {unknown}") from None
+
+
+def _status(finish: str | None) -> Status:
+    return "incomplete" if finish == "length" else "completed"
 
 
 def _usage(tally: Tally) -> Json:

@@ -76,6 +76,27 @@ def test_what_needs_a_persons_approval_fails_and_does_not_run(http: httpx.Client
     assert "approval" in call["error"]["content"][0]["text"]
 
 
+ENDLESS = """
+import asyncio
+
+from ponder import tool
+
+@tool(permission="none", timeout=500)
+async def calculate(expression: str) -> str:
+    \"\"\"Work out an arithmetic expression.\"\"\"
+    await asyncio.Event().wait()
+    return "never"
+"""
+
+
+def test_leaving_while_a_tool_runs_ends_it(pebble: Server, http: httpx.Client, plugin: Any) -> None:
+    plugin(ENDLESS, there)
+    body = {"model": "default", "input": QUESTION, "tools": [served("calculate")], "temperature": 0, "stream": True}
+    with http.stream("POST", "/v1/responses", json=body) as reply:
+        assert "event: response.mcp_call_arguments.done" in reply.iter_lines()  # reads no further
+    pebble.until(lambda s: s.sequences == 0)
+
+
 def test_none_of_the_servers_tools_is_called_where_none_may_be(http: httpx.Client, plugin: Any) -> None:
     plugin(PLUGIN, there)
     answer = stream(http, tools=[served("calculate")], tool_choice="none")
