@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from tools.options import FEWEST_CHARS, LONGEST_S, Approval
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,32}")  # of a server: it may stand before a tool's name, which has 64 characters
+McpName = Annotated[str, StringConstraints(pattern=rf"^{NAME.pattern}$")]
 
 # Not "none": such a tool's results would count as our own words.
 McpPermission = Literal["read", "write", "network", "execute"]
