@@ -174,6 +174,19 @@ def test_only_without_functions_of_the_clients_does_a_call_begin_early() -> None
     assert not tools_of(alone=True).only_reads(Call("b", "note", '{"text": "x"}'))
 
 
+def test_a_conversation_that_read_results_keeps_tools_from_writing(http: httpx.Client, plugin: Any) -> None:
+    plugin(PLUGIN.replace('permission="none"', 'permission="write", approval="never"'), there)
+    read = [
+        {"role": "user", "content": "What is 40 * 2?"},
+        {"type": "function_call", "call_id": "x", "name": "calculate", "arguments": '{"expression": "40 * 2"}'},
+        {"type": "function_call_output", "call_id": "x", "output": "80"},
+        {"role": "assistant", "content": "40 * 2 = 80."},
+        {"role": "user", "content": QUESTION},
+    ]
+    clean, tainted = ask(http, tools=[served("calculate")]), ask(http, read, tools=[served("calculate")])
+    assert clean["output"][0]["status"] == "completed" and tainted["output"][0]["status"] == "failed"
+
+
 def test_what_was_read_before_keeps_tools_from_writing() -> None:
     call = Call("a", "note", '{"text": "x"}')
     clean, tainted = tools_of(), tools_of(read_from=("fetch",))
