@@ -176,6 +176,7 @@ async def _opened(settings: Settings, *, library: bool) -> AsyncIterator[Toolshe
             except InUse as in_use:
                 print(f"{in_use} The tools that read documents are not there.", file=sys.stderr)
         async with Toolshed(settings, opened) as shed:
+            await shed.ready()
             if library and opened is None:
                 theirs = {tool.name for tool in tools_in([documents])}
                 kept = [each for each in shed.registry if each.origin == BUILT_IN and each.name not in theirs]
