@@ -226,4 +226,7 @@ def _explain(error: Any, given: Mapping[str, Any], file: Path | None) -> str:
     else:
         source = f"{field} in {file}"
     accepted = Settings.model_fields[field].description or "another value"
+    if inside := error["loc"][1:]:  # of a table, which may hold tokens and so is never shown whole
+        at = ".".join([source.removesuffix(f" in {file}"), *map(str, inside)])
+        return f"{at}: {error['msg']}; accepted: {accepted}."
     return f"{source} is {error['input']!r}; accepted: {accepted}."

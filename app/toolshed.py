@@ -76,8 +76,8 @@ class Toolshed:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        await self.registry.close()
         await self._closing.aclose()
+        await self.registry.close()
 
     async def ready(self) -> None:
         """Wait for what a server opens in the background."""
