@@ -65,7 +65,15 @@ def test_the_fields_around_documents_are_listed(heading: str, fields: set[str], 
 
 def test_every_route_of_the_api_is_listed() -> None:
     text = (DOCS / "api.md").read_text()
-    for router in (chats.router, collections.router, documents.router, jobs.router, search.router, tools.router, openai.router):
+    for router in (
+        chats.router,
+        collections.router,
+        documents.router,
+        jobs.router,
+        search.router,
+        tools.router,
+        openai.router,
+    ):
         for route in router.routes:
             assert isinstance(route, APIRoute)
             address = re.sub(r"\{\w+(:path)?\}", "{}", route.path)
