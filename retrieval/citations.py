@@ -24,7 +24,8 @@ WIDEST = 3  # sentences of a source that may support one of the answer together
 Support = Literal["supported", "elsewhere", "unsupported", "plain"]
 Judge = Callable[[str, str], float]  # (claim, text) → how surely the text says it, 0 to 1
 
-_LABELS = re.compile(r"[\[(]\s*S\d+(?:\s*[,;&]?\s*(?:and\s+)?S?\d+)*\s*[\])]|(?<![\w-])S\d+(?=:)")
+_BRACKETED = re.compile(r"[\[(]\s*S\d+(?:\s*[,;&]?\s*(?:and\s+)?S?\d+)*\s*[\])]")
+_LABELS = re.compile(_BRACKETED.pattern + r"|(?<![\w-])S\d+(?=:)")  # a bare one, "S2:", stands before its sentence
 _NUMBER = re.compile(r"\d+")
 _END = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|\n+")
 _MARKS = re.compile(r"^\s*(?:[-*+>#]+\s+|\d+[.)]\s+)*|[*_`]{1,3}(?=\S)|(?<=\S)[*_`]{1,3}")  # of Markdown
@@ -104,11 +105,13 @@ class CitationChecker:
             if not self._leading:
                 if not last and (not rest.strip() or _may_begin_label(rest.lstrip())):
                     return None
-                while label := _LABELS.match(self._text, end + len(rest) - len(rest.lstrip())):
+                while label := _BRACKETED.match(self._text, end + len(rest) - len(rest.lstrip())):
                     end = label.end()
                     if self._text[end : end + 1] in (".", ","):
                         end += 1
                     rest = self._text[end:]
+                if not last and (not rest.strip() or _may_begin_label(rest.lstrip())):
+                    return None  # the space behind the label, or another one
             elif _LABELS.fullmatch(self._text[body:end].strip()):
                 continue  # a label alone on its line: its sentence follows
             return end + len(rest) - len(rest.lstrip())

@@ -132,6 +132,13 @@ ANSWERS = st.lists(
 ).map("".join)  # fmt: skip
 
 
+def test_a_bare_label_belongs_to_what_follows_it_however_it_is_cut() -> None:
+    answer = "It was planned by A. Lindqvist. [S2] The dam was finished in 1931.\n\nS2: The dam of Orsk is old."
+    whole = checked(answer)
+    assert all(checked(answer, [at]) == whole for at in range(len(answer) + 1))
+    assert not any("S2" in sentence.text for sentence in whole)
+
+
 @settings(deadline=None, max_examples=150)
 @given(ANSWERS, st.data())
 def test_however_it_is_cut_the_outcome_is_the_same(answer: str, data: st.DataObject) -> None:
