@@ -7,6 +7,8 @@ PORT ?= 8000
 HOST ?= 127.0.0.1
 MODEL ?= models/pebble
 DEVICE ?= cpu
+# Two at most: more engines at once want more memory than a small machine has.
+TEST_PROCESSES ?= 2
 WEB := $(shell find web -type f -not -path 'web/node_modules/*' -not -path 'web/dist/*' 2>/dev/null)
 
 .PHONY: setup serve test check bench gpu train clean
@@ -25,7 +27,7 @@ serve: setup
 	@$(BIN)/ponder serve --host $(HOST) --port $(PORT) --model $(MODEL)
 
 test: setup
-	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 check: setup
 	$(BIN)/ruff check .

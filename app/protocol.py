@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from app.events import TERMINAL, Event
+from app.runs.events import TERMINAL, Event
 
 Schema = dict[str, Any]  # Any: a JSON schema is JSON
 
 HEADER = """\
-// Generated from app/events.py by `python -m app.protocol`. Change it there.
+// Generated from app/runs/events.py by `python -m app.protocol`. Change it there.
 """
 PRIMITIVES = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null"}
 

@@ -15,14 +15,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
-from app import chats, collections, documents, errors, jobs, openai, search, tools
+from app import errors, openai
+from app.api import chats, collections, documents, jobs, search, tools
 from app.config import Settings
 from app.guard import Guard
 from app.library import open_library
 from app.metrics import Meter
 from app.openai import responses
 from app.page import mount_page
-from app.runs import Runs
+from app.runs.live import Runs
 from app.served import Served
 from app.state import State
 from app.store import Store

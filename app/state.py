@@ -13,7 +13,7 @@ from app.metrics import Meter
 from app.served import Served
 
 if TYPE_CHECKING:
-    from app.runs import Runs
+    from app.runs.live import Runs
     from app.store import Store
     from app.toolshed import Toolshed
     from retrieval import Library

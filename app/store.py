@@ -23,8 +23,8 @@ from typing import IO, Any, TypeVar
 from sqlite_utils import Database
 
 from app.config import BadSetting
-from app.events import Usage
 from app.migrations import NewerDatabase, migrate
+from app.runs.events import Usage
 
 log = logging.getLogger("ponder")
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from app.events import CitationRef
-from app.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
+from app.runs.events import CitationRef
+from app.runs.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
 from app.served import Served
 from bench.retrieval_quality import USER, Asked
 from engine import GREEDY, Engine, Span

@@ -19,6 +19,7 @@ from engine.dialects import ToolPlan
 from engine.params import Span
 from reasoning.thinking import Markers, Piece, think_and_answer
 from reasoning.turn import CallMore, CallStart, Delta, Turn
+from tools.outcome import Call
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
@@ -45,15 +46,6 @@ class Limits:
     steps: int = 8
     tokens: int = 8192
     seconds: float = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """`arguments` is JSON text as the model wrote it, held to the tool's schema where one can be held."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from retrieval.embedding import Embedder
 from retrieval.fusion import DENSE_SHARE
 from retrieval.library import Library
 from retrieval.publish import Text
-from retrieval.search import LONGEST_QUERY, Query, Scorer
+from retrieval.search import LONGEST_QUERY, Query
 
 RECALL_AT = (5, 10, 100)
 USER = "judge"
@@ -110,7 +110,6 @@ def run(
     *,
     split: str | None = None,
     rerank: bool = False,
-    scorer: Scorer | None = None,
     dense_share: float = DENSE_SHARE,
     embedder: Embedder | None = None,
     workplace: Path | None = None,
@@ -118,8 +117,7 @@ def run(
 ) -> Quality:
     """Index the corpus of a judged set and search for its queries, one at a time. `progress` hears of documents.
 
-    The index is made in `workplace`, or in a folder that is deleted afterwards. A `scorer` reranks in place of late
-    interaction.
+    The index is made in `workplace`, or in a folder that is deleted afterwards.
 
     Raises:
         BadSet: as `read`.
@@ -134,15 +132,15 @@ def run(
         rankings, seconds = dict[str, list[str]](), list[float]()
         for query in judged.asked:
             began = time.perf_counter()
-            rankings[query] = _ranking(library, judged.queries[query], rerank, dense_share, scorer)
+            rankings[query] = _ranking(library, judged.queries[query], rerank, dense_share)
             seconds.append(time.perf_counter() - began)
     return measure(judged, rankings, seconds)
 
 
-def _ranking(library: Library, text: str, rerank: bool, dense_share: float, scorer: Scorer | None) -> list[str]:
+def _ranking(library: Library, text: str, rerank: bool, dense_share: float) -> list[str]:
     """Documents by their best chunk. Copies are shown: a judged set may hold both to be relevant."""
     query = Query(USER, text[:LONGEST_QUERY], 3 * max(RECALL_AT), rerank=rerank, repeats=True, dense_share=dense_share)
-    return list(dict.fromkeys(hit.passage.source for hit in library.search(query, scorer).hits))
+    return list(dict.fromkeys(hit.passage.source for hit in library.search(query).hits))
 
 
 def ndcg(ranking: Sequence[str], grades: Mapping[str, int], k: int) -> float:

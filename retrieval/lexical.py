@@ -21,7 +21,7 @@ from retrieval.dense import Ids
 
 FORMAT = 1  # goes up when what is indexed changes: the index is then made anew
 MEMORY = 64 << 20  # bytes that the writer buffers
-LONGEST_QUERY = 12  # different words of a query that are looked up: the rarest, which find nearly all there is
+MOST_WORDS = 12  # different words of a query that are looked up: the rarest, which find nearly all there is
 
 _WORD = re.compile(r"[^\W_]+(?:[_'’.-][^\W_]+)*")
 _PARTS = re.compile(r"[A-Z]+(?![a-zà-þ])|[A-ZÀ-Þ]?[a-zà-þß]+|\d+|[^\W\d_]+")
@@ -157,7 +157,7 @@ class LexicalIndex:
         if not stemmed:
             return None
         should = []
-        for stem in sorted(stemmed, key=lambda stem: (-self.rarity(stem), stem))[:LONGEST_QUERY]:
+        for stem in sorted(stemmed, key=lambda stem: (-self.rarity(stem), stem))[:MOST_WORDS]:
             should.append((tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "text", stem)))
             in_title = tantivy.Query.term_query(self._schema, "title", stem)
             should.append((tantivy.Occur.Should, tantivy.Query.boost_query(in_title, 0.5)))

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from reasoning.agent import Call
-from tools.outcome import Call as WantedCall
-from tools.outcome import Outcome
+from tools.outcome import Call, Outcome
 from tools.session import Session
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ class ServedTools:
         Raises:
             HandedOver: some of the calls are the client's; the others were run.
         """
-        wanted = [WantedCall(call.id, call.name, call.arguments) for call in calls if call.name in self._offered]
+        wanted = [call for call in calls if call.name in self._offered]
         outcomes = await self._executor.run(wanted, self._session)
         self.outcomes |= {outcome.call_id: outcome for outcome in outcomes}
         if len(wanted) < len(calls):

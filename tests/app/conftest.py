@@ -20,8 +20,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 
+from app.cli.serve import bind
 from app.config import LOCAL_USER, Settings
-from app.serve import bind
 from app.server import create_app
 from app.users import user_of
 from engine import Engine, EngineConfig, Stats

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from app.cli import cli
+from app.cli.main import cli
 from app.config import BadSetting, Settings, load_settings, unknown_variables
 from retrieval import Library
 from tests.retrieval.words import WordEmbedder

@@ -9,14 +9,15 @@ import pytest
 from fastapi.routing import APIRoute
 from pydantic import ByteSize, TypeAdapter
 
-from app import chats, collections, documents, jobs, openai, search, tools
+from app import openai
+from app.api import chats, collections, documents, jobs, search, tools
+from app.api.documents import FIELDS
+from app.api.search import SearchRequest
 from app.config import Settings
-from app.documents import FIELDS
 from app.openai.embeddings import NO_EFFECT as EMBEDDING_NO_EFFECT
 from app.openai.embeddings import EmbeddingRequest
 from app.openai.fields import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
 from app.openai.schemas import ChatRequest, CompletionRequest, SamplingRequest
-from app.search import SearchRequest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

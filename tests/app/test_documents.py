@@ -15,7 +15,7 @@ import psutil
 import pytest
 from pydantic import ByteSize
 
-from app.multipart import plain_name, plain_path
+from app.api.multipart import plain_name, plain_path
 from retrieval import Given, Library
 from tests.app.conftest import Server, serving
 from tests.app.gate import HELD, GatedEmbedder
@@ -291,7 +291,7 @@ def test_an_upload_that_is_announced_too_large_is_told_before_it_is_sent(shelf: 
 @pytest.mark.parametrize(
     ("place", "trouble", "words"),
     [
-        ("app.multipart.Form.feed", OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
+        ("app.api.multipart.Form.feed", OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
         ("retrieval.ingest.Ingest.submit", sqlite3.OperationalError("database or disk is full"), "disk is full"),
         (
             "retrieval.ingest.Ingest.submit",

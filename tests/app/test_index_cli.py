@@ -15,9 +15,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from app import evaluation, library
-from app.cli import cli
-from app.shelves import LibraryShelf
+from app import library
+from app.cli.main import cli, evaluation
+from app.cli.shelves import LibraryShelf
 from retrieval import Library
 from tests.app.conftest import Server, serving
 from tests.app.gate import HELD, GatedEmbedder

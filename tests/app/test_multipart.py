@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.multipart import LONGEST_FIELD, MOST_PARTS, BadForm, Form
+from app.api.multipart import LONGEST_FIELD, MOST_PARTS, BadForm, Form
 
 KIND = "multipart/form-data; boundary=edge"
 CONTENT = b"\r\n--edg\r\n--edge-\r\n\r\x00" * 3

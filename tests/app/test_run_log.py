@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.config import BadSetting
-from app.events import AnswerDelta, RunCancelled, RunQueued, Usage
 from app.migrations import STEPS
-from app.run_log import Deltas, RunLog
-from app.runs import RESTARTED
+from app.runs.events import AnswerDelta, RunCancelled, RunQueued, Usage
+from app.runs.live import RESTARTED
+from app.runs.log import Deltas, RunLog
 from app.store import RESTART_GAP, LoggedEvent, Store
 
 NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, reasoning_tokens=0, cached_tokens=0)

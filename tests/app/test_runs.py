@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.events import TERMINAL
+from app.runs.events import TERMINAL
 from engine import Span
 from tests.app.conftest import Server
 

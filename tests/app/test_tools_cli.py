@@ -19,7 +19,7 @@ from mcp import Client, StdioServerParameters, stdio_client
 from mcp.types import TextContent
 from typer.testing import CliRunner
 
-from app.cli import cli
+from app.cli.main import cli
 from app.config import load_settings
 from app.library import open_library
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.runs.trace import BadTrace, Replayed, Trace, lines, replay
 from app.served import Served
-from app.trace import BadTrace, Replayed, Trace, lines, replay
 from engine import Engine
 from tests.app.conftest import Server
 from tests.app.library import error

@@ -80,7 +80,8 @@ NewPage = Callable[..., "Page"]
 
 
 @pytest.fixture
-def new_page(browser: Browser, watch: Watch) -> Iterator[NewPage]:
+def new_page(browser: Browser, watch: Watch, fake: FakeServer) -> Iterator[NewPage]:
+    """Pages that close before the server they read from does: one that is still open would miss it."""
     contexts: list[BrowserContext] = []
 
     def make(**options: Any) -> Page:  # Any: what Browser.new_context takes

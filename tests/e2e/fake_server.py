@@ -19,7 +19,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from app.events import (
+from app.page import mount_page
+from app.runs.events import (
     TERMINAL,
     AnswerDelta,
     AnswerDone,
@@ -33,7 +34,6 @@ from app.events import (
     ThinkingStarted,
     Usage,
 )
-from app.page import mount_page
 
 ABOUT = "A small model for tests. It answers what the script says and nothing else."
 STARTERS = ["What is 12 × 34?", "Write a haiku about rain", "Explain a hash table"]

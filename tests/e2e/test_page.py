@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.events import AnswerDelta, RunFailed, ThinkingDelta
+from app.runs.events import AnswerDelta, RunFailed, ThinkingDelta
 from tests.e2e.fake_server import ABOUT, STARTERS, FakeServer, Gate, answer, thinking
 from tests.tiny import write_checkpoint
 

@@ -14,8 +14,9 @@ import pytest
 from app.served import Served
 from engine import GREEDY, Engine, EngineConfig, Span
 from engine.dialects import read_tools
-from reasoning.agent import LIMIT_NOTES, Agent, Call, Called, Happened, Limited, Limits, Returned, Style, Wrote
+from reasoning.agent import LIMIT_NOTES, Agent, Called, Happened, Limited, Limits, Returned, Style, Wrote
 from reasoning.dialogue import after_calls
+from tools.outcome import Call
 
 PEBBLE = Path(__file__).resolve().parents[2] / "models/pebble"
 CALCULATOR: dict[str, Any] = {
@@ -97,7 +98,7 @@ async def test_it_calls_reads_the_result_and_answers_with_it(world: World) -> No
     tools = Answers("391")
     log = await world.ask(tools)
     (called,) = [each for each in log if isinstance(each, Called)]
-    assert json.loads(called.call.arguments) == {"expression": "23 * 17"} and tools.begun == [called.call]
+    assert json.loads(str(called.call.arguments)) == {"expression": "23 * 17"} and tools.begun == [called.call]
     assert [each for each in log if isinstance(each, Returned)] == [Returned(called.call, "391")]
     assert "391" in answer(log) and log[-1].piece.finish_reason == "stop"  # type: ignore[union-attr]  # the last is a piece
 

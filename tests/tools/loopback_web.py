@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import IPv4Address, IPv6Address
 
 from tools.web import FetchConfig, Fetcher, addresses
@@ -57,6 +57,22 @@ async def served(address: str = PUBLIC, port: int = 0, tls: ssl.SSLContext | Non
         yield site
     finally:
         server.close()
+
+
+@asynccontextmanager
+async def served_twice(inner: str = "127.0.0.1") -> AsyncIterator[tuple[Site, Site]]:
+    """A site, and one behind `inner` at the same port, which somebody else may have: then both take another."""
+    for attempt in range(20):
+        async with AsyncExitStack() as closing:
+            site = await closing.enter_async_context(served())
+            try:
+                secret = await closing.enter_async_context(served(inner, site.port))
+            except OSError:
+                if attempt == 19:
+                    raise
+                continue
+            yield site, secret
+            return
 
 
 class Names:

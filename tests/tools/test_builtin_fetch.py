@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from loopback_web import PUBLIC, Names, fetcher, redirect, response, served
+from loopback_web import PUBLIC, Names, fetcher, redirect, response, served, served_twice
 
 from tools.web import Failed, FetchConfig, Fetcher, Refused
 from tools.web.inflate import Inflate
@@ -71,7 +71,7 @@ async def test_a_host_without_an_address_is_a_failure() -> None:
 
 async def test_the_address_that_was_checked_is_the_one_connected_to() -> None:
     names = Names(site_com=[[PUBLIC], ["127.0.0.1"]])
-    async with served() as site, served("127.0.0.1", site.port) as secret:
+    async with served_twice() as (site, secret):
         site.pages["/"] = response(b"public")
         found = await fetcher(site.port, names=names).fetch(f"http://site.com:{site.port}/")
     assert found.text == "public" and names.asked == ["site.com"] and secret.requests == []
@@ -79,7 +79,7 @@ async def test_the_address_that_was_checked_is_the_one_connected_to() -> None:
 
 async def test_a_host_that_moves_to_a_private_address_between_hops_is_refused() -> None:
     names = Names(site_com=[[PUBLIC], ["127.0.0.1"]])
-    async with served() as site, served("127.0.0.1", site.port) as secret:
+    async with served_twice() as (site, secret):
         site.pages["/"] = redirect("/secret")
         with pytest.raises(Refused, match="loopback"):
             await fetcher(site.port, names=names).fetch(f"http://site.com:{site.port}/")
@@ -96,7 +96,7 @@ async def test_a_host_that_moves_to_a_private_address_between_hops_is_refused() 
     ],
 )  # fmt: skip
 async def test_a_redirect_that_leads_inside_is_refused(location: str) -> None:
-    async with served() as site, served("127.0.0.1", site.port) as secret:
+    async with served_twice() as (site, secret):
         site.pages["/"] = redirect(location)
         config = FetchConfig(ports=(80, 443, site.port))
         with pytest.raises(Refused):

@@ -1,4 +1,4 @@
-// Generated from app/events.py by `python -m app.protocol`. Change it there.
+// Generated from app/runs/events.py by `python -m app.protocol`. Change it there.
 
 /** Characters `start` to `end` of a document, which are `text`. */
 export interface SourceShown {

@@ -20,13 +20,13 @@ from app.body import json_object
 from app.errors import ApiError, invalid
 from app.openai.fields import explain
 from app.openai.stream import PING_S, STREAM_HEADERS
-from app.run import Ask
-from app.run_log import RunLog
-from app.runs import ChatBusy
+from app.runs.live import ChatBusy
+from app.runs.log import RunLog
+from app.runs.run import Ask
+from app.runs.trace import lines
 from app.state import State
 from app.store import Row
 from app.toolshed import UnknownTool
-from app.trace import lines
 from app.users import User
 
 router = APIRouter(prefix="/api", tags=["Chats"])

@@ -20,11 +20,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 
+from app.api.multipart import BadForm, Form, plain_path
+from app.api.query import number_in_path, parameters, whole_number
+from app.api.shown import DocumentShown, Ingested, JobShown
 from app.body import json_value, pieces
 from app.errors import ApiError, invalid
-from app.multipart import BadForm, Form, plain_path
-from app.query import number_in_path, parameters, whole_number
-from app.shown import DocumentShown, Ingested, JobShown
 from app.state import State
 from app.users import User
 from retrieval import Document, Given, Job, Library, NotFound

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.body import json_object
 from app.errors import ApiError
 from app.openai.fields import parse
-from app.run_tools import RunTools
+from app.runs.tools import RunTools
 from app.state import State
 
 router = APIRouter(prefix="/api", tags=["Tools"])

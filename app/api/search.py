@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from app.api.relevance import Relevance
+from app.api.shown import FoundShown
 from app.body import json_object
 from app.errors import from_exception, invalid
 from app.openai.fields import parse
-from app.relevance import Relevance
-from app.shown import FoundShown
 from app.state import State
 from app.users import User
 from engine.errors import EngineError

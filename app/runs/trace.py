@@ -13,10 +13,11 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.acting import agent_of
+from app.runs.acting import agent_of
 from engine.params import Sampling, Span
-from reasoning.agent import Agent, Call, Limit, Limits
+from reasoning.agent import Agent, Limit, Limits
 from reasoning.thinking import think_and_answer
+from tools.outcome import Call
 
 if TYPE_CHECKING:
     from app.served import Served

@@ -7,9 +7,9 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from app.documents import job_shown
-from app.query import parameters
-from app.shown import JobShown, JobSummary
+from app.api.documents import job_shown
+from app.api.query import parameters
+from app.api.shown import JobShown, JobSummary
 from app.state import State
 from app.users import User
 

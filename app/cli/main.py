@@ -161,7 +161,7 @@ def serve(
 
     for name in unknown_variables():
         typer.echo(f"Warning: {name} is set, but is no setting of Ponder's.", err=True)
-    from app.serve import serve as run
+    from app.cli.serve import serve as run
 
     _or_explain(run, settings)
 
@@ -179,7 +179,7 @@ def chat(
     if url is not None and model is not None:
         _fail("--url and --model exclude each other: a server brings its own model.", 2)
     settings = None if model is None else _settings(None, model=model)
-    from app.terminal import converse
+    from app.cli.terminal import converse
 
     _or_explain(converse, url, settings)
 
@@ -201,9 +201,9 @@ def index(
 ) -> None:
     """Index documents, so that chats and searches find them. Again: only what changed is read."""
     settings = _settings(None, data_dir=data_dir)
-    from app import library_cli
+    from app.cli import library
 
-    raise typer.Exit(_or_explain(library_cli.index, paths, collection, settings))
+    raise typer.Exit(_or_explain(library.index, paths, collection, settings))
 
 
 @cli.command()
@@ -219,9 +219,9 @@ def search(
 ) -> None:  # fmt: skip
     """Search the documents that were indexed or uploaded."""
     settings = _settings(None, data_dir=data_dir)
-    from app import library_cli
+    from app.cli import library
 
-    _or_explain(library_cli.search, query, limit, collection, rerank, as_json, settings)
+    _or_explain(library.search, query, limit, collection, rerank, as_json, settings)
 
 
 @cli.command()
@@ -238,7 +238,7 @@ def replay(
 ) -> None:
     """Make a recorded run again, with what its tools gave back then, and compare the tokens."""
     settings = _settings(None, model=model)
-    from app.replay import run
+    from app.cli.replay import run
 
     raise typer.Exit(_or_explain(run, file, settings))
 
@@ -266,7 +266,7 @@ def eval_retrieval(
 ) -> None:  # fmt: skip
     """Index a judged set and search for its queries: nDCG@10, MRR@10, recall and latency."""
     settings = _settings(None)
-    from app.evaluation import evaluate
+    from app.cli.evaluation import evaluate
 
     _or_explain(evaluate, beir, split, rerank, as_json, settings)
 
@@ -287,9 +287,9 @@ def tools_list(
 ) -> None:
     """List the tools there are: name, permission, origin, description."""
     settings = _settings(config, data_dir=data_dir)
-    from app import tools_cli
+    from app.cli import tools
 
-    _or_explain(tools_cli.list_tools, as_json, settings)
+    _or_explain(tools.list_tools, as_json, settings)
 
 
 @tools.command("call")
@@ -302,9 +302,9 @@ def tools_call(
 ) -> None:
     """Run one tool and print its result. What writes or executes asks first."""
     settings = _settings(config, data_dir=data_dir)
-    from app import tools_cli
+    from app.cli import tools
 
-    raise typer.Exit(_or_explain(tools_cli.call_tool, name, arguments, yes, settings))
+    raise typer.Exit(_or_explain(tools.call_tool, name, arguments, yes, settings))
 
 
 @tools.command("new")
@@ -318,9 +318,9 @@ def tools_new(
 ) -> None:
     """Write a plugin and a test of it, to begin with."""
     settings = _settings(config, data_dir=data_dir)
-    from app import tools_cli
+    from app.cli import tools
 
-    for file in _or_explain(tools_cli.new_plugin, name, folder, settings):
+    for file in _or_explain(tools.new_plugin, name, folder, settings):
         typer.echo(file)
 
 
@@ -328,9 +328,9 @@ def tools_new(
 def tools_mcp(data_dir: _DataDir = None, config: _Config = None) -> None:
     """Serve the tools over MCP, on standard input and output."""
     settings = _settings(config, data_dir=data_dir)
-    from app import tools_cli
+    from app.cli import tools
 
-    _or_explain(tools_cli.serve_mcp, settings)
+    _or_explain(tools.serve_mcp, settings)
 
 
 @cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -395,7 +395,3 @@ def main() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _leave)  # until the server has handlers of its own
     cli()
-
-
-if __name__ == "__main__":
-    main()

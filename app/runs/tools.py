@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel
 
 from app.errors import ApiError, invalid
-from app.events import (
+from app.runs.events import (
     ApprovalRequested,
     ApprovalResolved,
     QuestionAnswered,
@@ -28,17 +28,17 @@ from app.events import (
     ToolResult,
     ToolSource,
 )
-from reasoning.agent import Call, Limits
+from reasoning.agent import Limits
 from tools.context import Question
 from tools.errors import NotAnswered
 from tools.events import CallError, CallOutput, CallProgress, CallResult, CallStarted
 from tools.events import Event as CallEvent
-from tools.outcome import Call as WantedCall
+from tools.outcome import Call
 from tools.policy import Decision, NeedsApproval
 from tools.session import Session
 
 if TYPE_CHECKING:
-    from app.run_log import RunLog
+    from app.runs.log import RunLog
     from tools.executor import Executor
     from tools.tool import Tool
 
@@ -79,9 +79,11 @@ class RunTools:
         return tool is not None and not tool.has_effects and tool.permission in ("none", "read")
 
     async def run(self, calls: Sequence[Call]) -> list[str]:
-        wanted = [WantedCall(call.id, call.name, call.arguments) for call in calls]
-        outcomes = await self._executor.run(wanted, self._session, self._listen)
-        return [outcome.text for outcome in outcomes]
+        offered = [call for call in calls if call.name in self.offered]  # a plan holds names, but this is what counts
+        outcomes = await self._executor.run(offered, self._session, self._listen)
+        texts = {outcome.call_id: outcome.text for outcome in outcomes}
+        there = ", ".join(self.offered)
+        return [texts.get(call.id) or f"There is no tool {call.name!r:.70} here; there are: {there}." for call in calls]
 
     # -- what a person does
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from app.events import CitationRef, CitationSources, SourceShown
+from app.runs.events import CitationRef, CitationSources, SourceShown
 from retrieval import Query, layout, sources
 from retrieval.citations import Checked, CitationChecker, as_text
 from retrieval.context import Source

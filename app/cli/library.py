@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
+from app.api.shown import FileShown, JobShown, PassageShown
+from app.cli.picking import Picked, pick
+from app.cli.shelves import Refused, Shelf, open_shelf
 from app.config import Settings
-from app.picking import Picked, pick
-from app.shelves import Refused, Shelf, open_shelf
-from app.shown import FileShown, JobShown, PassageShown
 from retrieval.lexical import terms
 
 POLL_S, LINE_S = 0.2, 5.0

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import httpx
 
+from app.api.shown import CollectionShown, FoundShown, JobShown
+from app.cli.picking import Picked
 from app.config import LOCAL_USER, BadSetting, Settings, server_file
 from app.library import open_library
-from app.picking import Picked
-from app.shown import CollectionShown, FoundShown, JobShown
 from retrieval import BadQuery, Given, InUse, Library, Query
 from retrieval.library import DEFAULT_COLLECTION
 

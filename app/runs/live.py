@@ -10,11 +10,11 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
-from app.events import RunFailed, RunQueued
 from app.metrics import Meter
-from app.run import Ask, Messages, Run
-from app.run_log import RunLog
-from app.run_tools import RunTools
+from app.runs.events import RunFailed, RunQueued
+from app.runs.log import RunLog
+from app.runs.run import Ask, Messages, Run
+from app.runs.tools import RunTools
 from app.served import Served
 from app.store import Answer, LoggedEvent, Row, Store
 from engine.errors import EngineStopped

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from app.config import BadSetting, Settings
+from app.runs.trace import BadTrace, Replayed, Trace, replay
 from app.served import Served
-from app.trace import BadTrace, Replayed, Trace, replay
 from engine import Engine
 
 

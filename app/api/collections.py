@@ -12,11 +12,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.api.query import number_in_path
+from app.api.shown import CollectionShown
 from app.body import json_object
 from app.errors import ApiError, invalid
 from app.openai.fields import parse
-from app.query import number_in_path
-from app.shown import CollectionShown
 from app.state import State
 from app.users import User
 

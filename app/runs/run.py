@@ -14,10 +14,11 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.acting import agent_of
 from app.config import LOCAL_USER
 from app.errors import from_exception, invalid
-from app.events import (
+from app.metrics import Watch
+from app.runs.acting import agent_of
+from app.runs.events import (
     AnswerDone,
     CitationRef,
     LimitReached,
@@ -30,19 +31,18 @@ from app.events import (
     ThinkingStarted,
     Usage,
 )
-from app.grounded import REFUSAL, CheckedAnswer, grounds
-from app.metrics import Watch
-from app.run_log import Deltas, RunLog
+from app.runs.grounded import REFUSAL, CheckedAnswer, grounds
+from app.runs.log import Deltas, RunLog
+from app.runs.trace import Trace, recorded_sampling
 from app.served import Served
 from app.store import Answer
-from app.trace import Trace, recorded_sampling
 from engine.params import Span
 from reasoning.agent import Agent, Called, Limited, Returned, Wrote
 from reasoning.thinking import Piece, Tally, think_and_answer
 from reasoning.turn import Content, Delta, Reasoning, Turn
 
 if TYPE_CHECKING:
-    from app.run_tools import RunTools
+    from app.runs.tools import RunTools
     from engine import Sequence as EngineSequence
     from retrieval import Library
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from app.events import TERMINAL, AnswerDelta, ThinkingDelta
+from app.runs.events import TERMINAL, AnswerDelta, ThinkingDelta
 from app.store import LoggedEvent
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class RunLog:
         """Add one event and wake every reader. Ignored once the log has ended."""
         if self.ended:
             return
-        kind: str = getattr(event, "type")  # noqa: B009  # every event of app/events.py has one, BaseModel has not
+        kind: str = getattr(event, "type")  # noqa: B009  # every event of app/runs/events.py has one, BaseModel has not
         logged = LoggedEvent(self.last_seq + 1, kind, event.model_dump_json())
         self.events.append(logged)
         self._unwritten.append(logged)

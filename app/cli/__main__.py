@@ -1,0 +1,5 @@
+"""`python -m app.cli`: as `ponder`."""
+
+from app.cli.main import main
+
+main()
