@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from app.config import Settings
 from retrieval.browse import Browser
 from tools.executor import Executor
+from tools.grants import SqliteGrants
 from tools.journal import SqliteJournal
 from tools.mcp import mcp_servers
 from tools.options import Permission
@@ -41,7 +42,9 @@ class Toolshed:
     def __init__(self, settings: Settings, library: Library | None = None) -> None:
         folder = settings.resolved_data_dir
         self.registry = Registry()
-        self.executor = Executor(self.registry, Policy(default=GRANTED), SqliteJournal(folder / "calls.db"))
+        self.grants = SqliteGrants(folder / "permissions.db")
+        policy = Policy(self.grants, default=GRANTED)
+        self.executor = Executor(self.registry, policy, SqliteJournal(folder / "calls.db"))
         self.plugins = PluginFolder(settings.plugins or folder / "plugins", self.registry)
         if library is not None:
             self.registry.provide(Browser, factory=lambda ctx: Browser(library, ctx.user))
@@ -78,6 +81,7 @@ class Toolshed:
                     await task
         await self._closing.aclose()
         await self.registry.close()
+        self.grants.close()
 
     async def ready(self) -> None:
         """Wait for what a server opens in the background."""

@@ -172,9 +172,11 @@ class Executor:
             tool.validate(arguments)
         except BadArguments as error:
             return failed(call, "bad_arguments", str(error))
-        ruling = self.policy.decide(
-            tool, arguments, user=session.user, chat=session.chat, call_id=call.id, tainted_by=tainted
-        )
+        tainted |= self._told_by_others(tool, session)
+        ruling = await asyncio.to_thread(
+            self.policy.decide, tool, arguments, user=session.user, chat=session.chat, call_id=call.id,
+            tainted_by=tainted,
+        )  # fmt: skip
         if isinstance(ruling, Denied):
             return failed(call, "denied", ruling.reason)
         kept = self._kept(tool, session.user, arguments)
@@ -208,7 +210,12 @@ class Executor:
             if me is None or me.cancelling():
                 raise
             return Denied(f"{tool.name} needs a person's approval, and the question was withdrawn.")
-        return self.policy.accept(tool, asked, decision, user=session.user, chat=session.chat)
+        return await asyncio.to_thread(self.policy.accept, tool, asked, decision, user=session.user, chat=session.chat)
+
+    def _told_by_others(self, tool: Tool, session: Session) -> frozenset[str]:
+        """The tools whose own descriptions may have asked for this call: those of other origins that others wrote."""
+        shown = self.registry if session.offered is None else session.offered
+        return frozenset(each.name for each in shown if each.foreign and each.origin != tool.origin)
 
     def _kept(self, tool: Tool, user: str, arguments: Mapping[str, Any]) -> Result | None:
         if not tool.cache_s:

@@ -8,12 +8,13 @@ approved exactly this call for good (taint). Decisions are plain data; asking is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from tools.arguments import fingerprint, preview
-from tools.options import PERMISSIONS, Permission
+from tools.grants import Grant, Grants, MemoryGrants
+from tools.options import Permission
 from tools.tool import Tool
 
 Risk = Literal["low", "medium", "high"]
@@ -76,67 +77,6 @@ class Decision:
             raise ValueError(f"expires_s is {self.expires_s}; give seconds above 0, or None for good.")
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A remembered answer. None is any: any chat of the user, any arguments. `expires_at`: seconds since the epoch."""
-
-    user: str
-    tool: str
-    origin: str
-    allow: bool
-    chat: str | None = None
-    arguments_hash: str | None = None
-    expires_at: float | None = None
-
-
-class Grants(Protocol):
-    """Where grants are kept. A grant replaces the one of the same user, chat, tool, origin and arguments."""
-
-    def classes(self, user: str, chat: str | None) -> frozenset[Permission] | None:
-        """The classes granted to a user (`chat` None) or in a chat of theirs; None where nothing was set."""
-
-    def of(self, user: str, tool: str, origin: str) -> Iterable[Grant]:
-        """The user's grants about a tool, expired ones included or not."""
-
-    def put(self, grant: Grant) -> None: ...
-
-    def withdraw(self, grant: Grant) -> None: ...
-
-
-class MemoryGrants:
-    """Grants that last as long as the process."""
-
-    def __init__(self) -> None:
-        self._classes = dict[tuple[str, str | None], frozenset[Permission]]()
-        self._grants = dict[tuple[str, str | None, str, str, str | None], Grant]()
-
-    def grant(self, user: str, classes: Collection[Permission], *, chat: str | None = None) -> None:
-        """Sets what a user may do, or what they want done in one chat.
-
-        Raises:
-            ValueError: a class that there is not.
-        """
-        if unknown := set(classes) - set(PERMISSIONS):
-            raise ValueError(f"Unknown classes: {', '.join(sorted(unknown))}; accepted: {', '.join(PERMISSIONS)}.")
-        self._classes[user, chat] = frozenset(classes)
-
-    def classes(self, user: str, chat: str | None) -> frozenset[Permission] | None:
-        return self._classes.get((user, chat))
-
-    def of(self, user: str, tool: str, origin: str) -> list[Grant]:
-        return [g for g in self._grants.values() if (g.user, g.tool, g.origin) == (user, tool, origin)]
-
-    def put(self, grant: Grant) -> None:
-        self._grants[self._key(grant)] = grant
-
-    def withdraw(self, grant: Grant) -> None:
-        self._grants.pop(self._key(grant), None)
-
-    @staticmethod
-    def _key(grant: Grant) -> tuple[str, str | None, str, str, str | None]:
-        return grant.user, grant.chat, grant.tool, grant.origin, grant.arguments_hash
-
-
 class Policy:
     """The rules. `default` is what a user may do for whom nothing was set; the clock gives seconds since the epoch."""
 
@@ -172,7 +112,8 @@ class Policy:
         if tool.permission not in self.permitted(user, chat):
             return Denied(f"{tool.name} needs the permission {tool.permission!r}, which is not granted here.")
         digest = fingerprint(tool.name, arguments, tool.origin)
-        live = [g for g in self.grants.of(user, tool.name, tool.origin) if self._holds(g, chat, digest)]
+        kept = self.grants.of(user, tool.name, tool.origin)
+        live = [grant for grant in kept if self._holds(grant, tool, chat, digest)]
         if any(not grant.allow for grant in live):
             return Denied(f"The person does not want {tool.name} to be called like this.")
         if any(grant.arguments_hash == digest for grant in live):
@@ -198,14 +139,21 @@ class Policy:
         if decision.answer in ("always", "never"):
             digest = asked.arguments_hash if decision.scope == "arguments" else None
             expires_at = None if decision.expires_s is None else self._clock() + decision.expires_s
-            self.grants.put(Grant(user, tool.name, tool.origin, allow, None, digest, expires_at))
+            self._remember(tool, asked, Grant(user, tool.name, tool.origin, allow, None, digest, expires_at))
         elif allow and tool.approval == "once" and chat is not None:
-            self.grants.put(Grant(user, tool.name, tool.origin, True, chat))
+            self._remember(tool, asked, Grant(user, tool.name, tool.origin, True, chat))
         return Allowed() if allow else Denied(f"The person declined this call of {tool.name}.")
 
-    def _holds(self, grant: Grant, chat: str | None, digest: str) -> bool:
+    def _remember(self, tool: Tool, asked: NeedsApproval, grant: Grant) -> None:
+        made = replace(grant, definition=tool.definition, preview=asked.preview, given_at=self._clock())
+        self.grants.put(made)
+
+    def _holds(self, grant: Grant, tool: Tool, chat: str | None, digest: str) -> bool:
+        # A tool that says of itself what it did not say when it was approved is another tool. A refusal stays one.
+        changed = grant.allow and grant.definition != tool.definition
         return (
-            grant.chat in (None, chat)
+            not changed
+            and grant.chat in (None, chat)
             and grant.arguments_hash in (None, digest)
             and (grant.expires_at is None or self._clock() < grant.expires_at)
         )

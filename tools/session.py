@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from tools.context import Ask
 from tools.policy import Decision, NeedsApproval
+from tools.tool import Tool
 
 
 @dataclass(slots=True)
@@ -14,6 +15,7 @@ class Session:
     """A run's side of its calls. `tainted_by` grows with the tools whose untrusted output the run has read.
 
     `approve` and `ask` reach a person; None where nobody can be reached, so that what needs approval is denied.
+    `offered` are the tools that the model was told of; None is any that there is.
     """
 
     user: str
@@ -22,3 +24,4 @@ class Session:
     approve: Callable[[NeedsApproval], Awaitable[Decision]] | None = None
     ask: Ask | None = None
     tainted_by: set[str] = field(default_factory=set)
+    offered: Collection[Tool] | None = None

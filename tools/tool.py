@@ -8,7 +8,9 @@ of who may call it, how often, or where its results go: the executor does.
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
@@ -37,7 +39,8 @@ class Tool:
     `permission`: the class of what it does; `timeout_s`: seconds for a call; `rate`: calls per user; `approval`:
     whether a person is asked before it runs: never, once in a chat, or always; `idempotent`: whether a second run does
     no harm; `cache_s`: seconds that a result is reused for the same user and arguments, 0 for not at all; `max_chars`:
-    of the result as the model reads it; `origin`: the module, plugin or server it comes from.
+    of the result as the model reads it; `origin`: the module, plugin or server it comes from;
+    `foreign`: whether its name, description and schema are text that somebody else wrote, which a model may follow.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Tool:
     cache_s: float = 0.0
     max_chars: int = 8000
     origin: str = ""
+    foreign: bool = False
     owner: object | None = field(default=None, repr=False)  # what a method is bound to: its toolset
     _check: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
     _run: Run = field(repr=False)
@@ -118,6 +122,12 @@ class Tool:
     def untrusted(self) -> bool:
         """Whether what it returns may hold text that somebody else wrote."""
         return self.permission != "none"
+
+    @property
+    def definition(self) -> str:
+        """SHA-256 in hex of all that it says of itself, by which an approval knows whether it is still that tool."""
+        told = [self.origin, self.name, self.description, self.parameters, self.permission]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     def spec(self) -> dict[str, Any]:
         """The tool as OpenAI's `tools` list has it."""

@@ -140,7 +140,12 @@ async def _called(name: str, arguments: str, yes: bool, settings: Settings) -> i
     async with _opened(settings, library=reads_documents) as shed:
         person = _Person(yes)
         session = Session(
-            LOCAL_USER, f"cli {uuid.uuid4().hex}", None, person.approve if person.answers else None, person.answer
+            LOCAL_USER,
+            f"cli {uuid.uuid4().hex}",
+            None,
+            person.approve if person.answers else None,
+            person.answer,
+            offered=(),  # a person calls, whom no description leads astray
         )
         (outcome,) = await shed.executor.run([Call("call-1", name, arguments)], session, _show)
         faults = shed.registry.faults if outcome.kind == "unknown_tool" else []

@@ -70,7 +70,7 @@ class RunTools:
         self._wait_s = wait_s
         self._waiting: dict[str, _Waiting] = {}
         self._numbers = 0
-        self._session = Session(user, run, chat, approve=self._approve, ask=self._ask)
+        self._session = Session(user, run, chat, approve=self._approve, ask=self._ask, offered=tuple(offered))
 
     # -- what the agent needs
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ponder import Tool, tool
+from tools.grants import MemoryGrants
 from tools.options import PERMISSIONS, Permission
-from tools.policy import Allowed, Decision, Denied, MemoryGrants, NeedsApproval, Policy
+from tools.policy import Allowed, Decision, Denied, NeedsApproval, Policy
 
 
 @tool(permission="none")
@@ -85,8 +86,8 @@ def test_by_default_a_user_may_only_compute_and_read() -> None:
 
 def test_a_chat_narrows_what_its_user_may_do_and_never_widens_it() -> None:
     grants = MemoryGrants()
-    grants.grant("ana", ["none", "read", "write"])
-    grants.grant("ana", ["read", "network"], chat="c1")
+    grants.set_classes("ana", ["none", "read", "write"])
+    grants.set_classes("ana", ["read", "network"], chat="c1")
     policy = Policy(grants)
     assert policy.permitted("ana", "c1") == {"read"}
     assert policy.permitted("ana", "c2") == {"none", "read", "write"}
@@ -95,7 +96,7 @@ def test_a_chat_narrows_what_its_user_may_do_and_never_widens_it() -> None:
 
 def test_an_unknown_class_is_refused() -> None:
     with pytest.raises(ValueError, match="Unknown classes: root; accepted: none, read"):
-        MemoryGrants().grant("ana", ["root"])  # type: ignore[list-item]  # what is refused
+        MemoryGrants().set_classes("ana", ["root"])  # type: ignore[list-item]  # what is refused
 
 
 @pytest.mark.parametrize("each", [note, fetch, python], ids=lambda each: each.name)

@@ -40,6 +40,9 @@ class McpSettings(BaseModel):
     approval: Approval | None = Field(None, description="never, once or always")
     timeout_s: float = Field(30.0, gt=0, le=LONGEST_S, description=f"seconds for a call, up to {LONGEST_S:g}")
     max_chars: int = Field(8000, ge=FEWEST_CHARS, description=f"characters of a result, {FEWEST_CHARS} or more")
+    trust_descriptions: bool = Field(
+        False, description="true or false: whether what its tools say of themselves may lead to calls of other tools"
+    )
     trust_annotations: bool = Field(
         False, description="true or false: whether a tool is in the class read where its server says that it only reads"
     )

@@ -95,7 +95,7 @@ def _tool(each: Offered, name: str, settings: McpSettings, origin: str, call: Ca
     )
     # The model is shown the patterns. Whether arguments fit them the server sees: a pattern of a stranger's could take
     # our event loop's time without end.
-    return replace(made, parameters=each.input_schema)
+    return replace(made, parameters=each.input_schema, foreign=not settings.trust_descriptions)
 
 
 def _allowed(each: Offered, settings: McpSettings) -> tuple[Permission, Approval | None, bool | None]:
