@@ -16,10 +16,11 @@ from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
 from app import errors, openai
-from app.api import chats, collections, documents, jobs, search, tools
+from app.api import chats, collections, documents, jobs, permissions, search, tools
 from app.config import Settings
 from app.guard import Guard
 from app.library import open_library
+from app.mcp import McpEndpoint
 from app.metrics import Meter
 from app.openai import responses
 from app.page import mount_page
@@ -46,6 +47,7 @@ def create_app(
     """
     served = Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)
     state = State(settings, served, Meter(engine))
+    mcp = McpEndpoint(state, chats.version())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -61,6 +63,7 @@ def create_app(
             closing.push_async_callback(runs.stop)
             await runs.recover()
             state.opened(opened, runs, shelf, toolshed)
+            closing.push_async_callback(mcp.close)
             yield
 
     app = FastAPI(title="Ponder", version=chats.version(), lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -68,8 +71,9 @@ def create_app(
     errors.install(app)
     app.include_router(openai.router)
     app.include_router(responses.router)
-    for part in (chats, documents, jobs, collections, search, tools):
+    for part in (chats, documents, jobs, collections, search, tools, permissions):
         app.include_router(part.router)
+    app.router.routes.append(mcp.route())
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
     if settings.cors_origins:

@@ -88,13 +88,13 @@ class Policy:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.grants: Grants = MemoryGrants() if grants is None else grants
-        self._default = frozenset(default)
+        self.default = frozenset(default)
         self._clock = clock
 
     def permitted(self, user: str, chat: str | None) -> frozenset[Permission]:
         """What the user may do in the chat: a chat can only narrow what its user may do."""
         granted = self.grants.classes(user, None)
-        mine = self._default if granted is None else granted
+        mine = self.default if granted is None else granted
         here = None if chat is None else self.grants.classes(user, chat)
         return mine if here is None else mine & here
 

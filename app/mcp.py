@@ -1,0 +1,64 @@
+"""The server's tools as an MCP server at `/mcp`, for other programs on the same port.
+
+It is opened by its first request, for the protocol's SDK takes a second to import, and ends with the server: clients
+keep streams open that would hold it up. Foreign hosts and origins are refused before anything comes here. Knows nothing
+of tools: those that are there at the moment of a request are offered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.config import LOCAL_USER
+from app.errors import stopping
+from app.state import State
+
+PATH = "/mcp"
+
+
+class McpEndpoint:
+    """An ASGI app. `close` it with the server; the state's `ending` closes it too."""
+
+    def __init__(self, state: State, version: str) -> None:
+        self._state = state
+        self._version = version
+        self._opened: asyncio.Future[ASGIApp] | None = None
+        self._holding: asyncio.Task[None] | None = None
+
+    def route(self) -> Route:
+        return Route(PATH, endpoint=self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._state.ending.is_set():
+            await stopping().response()(scope, receive, send)
+            return
+        if self._opened is None:
+            self._opened = asyncio.get_running_loop().create_future()
+            self._holding = asyncio.create_task(self._hold(self._opened), name="mcp")
+        app = await asyncio.shield(self._opened)
+        await app(scope, receive, send)
+
+    async def close(self) -> None:
+        if self._holding is not None:
+            self._holding.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._holding
+
+    async def _hold(self, opened: asyncio.Future[ASGIApp]) -> None:
+        """One task opens and closes it, as the SDK's task groups need."""
+        try:
+            await asyncio.to_thread(importlib.import_module, "tools.mcp.server")
+            from tools.mcp.server import ToolServer
+
+            server = ToolServer(self._state.toolshed.executor, user=LOCAL_USER, version=self._version)
+            async with server.http([]) as app:
+                opened.set_result(app)
+                await self._state.ending.wait()
+        finally:
+            if not opened.done():
+                opened.set_exception(stopping())
