@@ -71,7 +71,7 @@ class Contestant:
         pipe = self._pipe or self._start()
         try:
             pipe.send((schema, [list(text) for text in texts]))
-            if pipe.poll(self._deadline_s):
+            if self._deadline_s > 0 and pipe.poll(self._deadline_s):
                 answer: Answer = pipe.recv()
                 return answer
         except (EOFError, OSError):

@@ -114,6 +114,8 @@ class CitationChecker:
                     return None  # the space behind the label, or another one
             elif _LABELS.fullmatch(self._text[body:end].strip()):
                 continue  # a label alone on its line: its sentence follows
+            elif not last and not rest.strip():
+                return None  # more of the space behind it may come
             return end + len(rest) - len(rest.lstrip())
         return len(self._text) if last and self._text else None
 

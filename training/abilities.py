@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from training.conversation import Case
-from training.tasks import arithmetic, calculator, chat, countdown, grounded, joint, tool_choice
+from training.tasks import arithmetic, calculator, chat, countdown, database, grounded, joint, tool_choice
 
 XQUAD = Path("data/retrieval/xquad_en_dev.json")
 
@@ -67,6 +67,7 @@ ABILITIES: tuple[Ability, ...] = (
     Ability("judges an impossible state", _each(lambda rng: countdown.value_case(rng, "impossible"))),
     *(Ability(f"chat: {kind}", _chat(kind), _CHAT_GOALS.get(kind, {})) for kind in chat.kinds()),
     Ability("thinks, calls a tool, answers", _each(joint.case)),
+    Ability("questions about tables, in SQL", _each(database.case)),
     Ability("sums without a tool, in thought", _each(lambda rng: arithmetic.case(rng, rng.choice("+-×/"), 3))),
 )
 

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.conversation import Conversation, Phrasing
-from training.tasks import arithmetic, calculator, chat, countdown, grounded, joint, tool_choice
+from training.tasks import arithmetic, calculator, chat, countdown, database, grounded, joint, tool_choice
 from training.team import ALONE, Team
 from training.tokenizer import END_OF_TEXT, segments, token_id
 
@@ -36,15 +36,17 @@ TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
     "chat": chat.conversation,
     "calculator": calculator.conversation,
     "joint": joint.conversation,
+    "database": database.conversation,
     "arithmetic": arithmetic.conversation,
 }
 SHARES = {
-    "grounded": 44,
-    "tool choice": 22,
-    "countdown": 13,
-    "chat": 8,
-    "calculator": 7,
-    "joint": 4,
+    "grounded": 28,
+    "tool choice": 19,
+    "countdown": 22,
+    "chat": 7,
+    "calculator": 5,
+    "joint": 9,
+    "database": 8,
     "arithmetic": 2,
 }
 

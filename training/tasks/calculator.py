@@ -127,6 +127,16 @@ def _further(rng: Random, phrasing: Phrasing, previous: sums.Sum) -> sums.Sum | 
     return sums.Sum("bare", question, f"{expression.written(result)} {sign} {number}")
 
 
+def _chained(rng: Random, phrasing: Phrasing, calc: Calculator, first: sums.Sum) -> list[Message] | None:
+    """Two calls in a row: the second goes on from the first one's result."""
+    then = _further(rng, phrasing, first)
+    if then is None:
+        return None
+    asked = f"{first.question.rstrip('?.! ')}, and then {then.question[:1].lower()}{then.question[1:]}"
+    (_, called, result, _), (_, *rest) = turn(rng, first, calc, False), turn(rng, then, calc, False)
+    return [Message("user", asked), called, result, *rest]
+
+
 def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
     calc = calculator(rng, phrasing)
     messages: list[Message] = []
@@ -142,6 +152,12 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
         by_zero = progress > 0.3 and rng.random() < 0.02
         if by_zero:
             made = _by_zero(rng)
+        may_chain = progress > 0.3 and not by_zero and rng.random() < 0.1
+        chained = _chained(rng, phrasing, calc, made) if may_chain else None
+        if chained is not None:
+            messages += chained
+            previous = None
+            continue
         messages += turn(rng, made, calc, thinking and at == turns - 1, style)
         previous = None if by_zero else made
     return Conversation(tuple(messages), tool_list(rng, phrasing, progress, calc), thinking)

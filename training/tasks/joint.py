@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from training import paragraphs, phrases, sums, words
-from training.conversation import Case, Conversation, Message, Phrasing, Reply, ToolCall, Verdict
+from training import framing, paragraphs, phrases, sums, words
+from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
 from training.noise import casual
 from training.passages import Asked, Page
 from training.tasks import beyond, calculator, grounded, identity, memory, smalltalk
@@ -125,9 +125,26 @@ def _compute_turn(rng: Random, made: Computed, labels: str, calc: Calculator) ->
     return [*before, Message("assistant", f"{last.content} {labels}")]
 
 
+@dataclass(frozen=True, slots=True)
+class _OurSearch(Calculator):
+    """The search that Ponder itself offers: its results stand between marks, each with its place."""
+
+    def tool(self) -> Tool:
+        return framing.SEARCH
+
+
 def _search_tool(rng: Random, phrasing: Phrasing) -> Calculator:
     """A tool of one text; the calculator's shape, without its arithmetic."""
+    if rng.random() < 0.5:
+        return _OurSearch("search_documents", "", "query")
     return Calculator(*phrases.read("joint")["search"].ask(rng, phrasing).split(" | "))
+
+
+def _found(rng: Random, tool: Calculator, sources: str) -> str:
+    """What the search gives back: lines that begin with their labels."""
+    if isinstance(tool, _OurSearch):
+        return framing.frame("\n".join(framing.placed(rng, line) for line in sources.splitlines()), tool.name)
+    return framing.often_framed(rng, sources, tool.name, 0.3)
 
 
 def _search_turn(rng: Random, phrasing: Phrasing, page: Page, asked: Asked, tool: Calculator) -> list[Message]:
@@ -137,9 +154,26 @@ def _search_turn(rng: Random, phrasing: Phrasing, page: Page, asked: Asked, tool
     return [
         Message("user", wording.replace("{q}", typed)),
         Message("assistant", calls=(tool.call(typed.rstrip("?.! ")),)),
-        Message("tool", _sources(page)),
+        Message("tool", _found(rng, tool, _sources(page))),
         Message("assistant", _said(asked)),
     ]
+
+
+def _search_compute(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
+    """Two tools in a row: the facts are searched for, and the calculator works on them."""
+    tool, calc = _search_tool(rng, phrasing), calculator.calculator(rng, phrasing)
+    made = computed(rng, phrasing, progress)
+    page = _page(rng, phrasing, progress * rng.random(), 1)
+    sources = _mixed(rng, page, [made])
+    asked, *then = _compute_turn(rng, made, sources.labels(0, made), calc)
+    query = asked.content.rstrip("?.! ")
+    messages = (
+        asked,
+        Message("assistant", calls=(tool.call(query),)),
+        Message("tool", _found(rng, tool, sources.text)),
+        *then,
+    )
+    return Conversation(messages, tuple(rng.sample([tool.tool(), calc.tool()], 2)))
 
 
 def _search(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
@@ -219,8 +253,8 @@ def _compute(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
 
 
 def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
-    makers = (_thought, _search, _compute, _choose)
-    return rng.choices(makers, (15, 35, 20, 30))[0](rng, phrasing, progress)
+    makers = (_thought, _search, _search_compute, _compute, _choose)
+    return rng.choices(makers, (12, 28, 22, 13, 25))[0](rng, phrasing, progress)
 
 
 def _cites(content: str, labels: str) -> bool:

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Literal
 
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
+from training.framing import often_framed
 from training.noise import casual
 from training.phrases import read
 from training.tool_bank.offered import Offered, offer
@@ -111,11 +112,13 @@ def _system(rng: Random, phrasing: Phrasing) -> list[Message]:
     return [Message("system", read("tool_choice")["system"].ask(rng, phrasing))] if rng.random() < 0.2 else []
 
 
-def _answered(asked: _Asked) -> list[Message]:
+def _answered(rng: Random, asked: _Asked) -> list[Message]:
+    framed = 0.5 if rng.random() < 0.5 else 0.0
+    found = zip(asked.calls, asked.results, strict=True)
     return [
         Message("user", asked.text),
         Message("assistant", calls=asked.calls),
-        *(Message("tool", one.content) for one in asked.results),
+        *(Message("tool", often_framed(rng, one.content, call.name, framed)) for call, one in found),
         Message("assistant", asked.told),
     ]
 
@@ -132,7 +135,7 @@ def _repaired(rng: Random, phrasing: Phrasing, tool: Offered, gone_wrong: Mishap
     return [
         *messages,
         Message("assistant", thinking=gone_wrong.thinking, calls=gone_wrong.repaired[:1]),
-        Message("tool", outcome.content),
+        Message("tool", often_framed(rng, outcome.content, tool.tool["function"]["name"], 0.3)),
         Message("assistant", answer((outcome,))),
     ]
 
@@ -160,13 +163,13 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
                 Message("assistant", rng.choice(kind.answers)),
             ]
         elif roll < 0.42 and progress > 0.2:
-            messages += _answered(_several(rng, phrasing, tools))
+            messages += _answered(rng, _several(rng, phrasing, tools))
         elif turn == turns - 1 and roll < 0.58 and progress > 0.25:
             tool, gone_wrong = _mishap(rng, phrasing, tools, first=turn == 0)
             tools = [replace(other, tool=gone_wrong.tool) if other is tool else other for other in tools]
             messages += _repaired(rng, phrasing, tool, gone_wrong)
         else:
-            messages += _answered(_one(rng, phrasing, tools))
+            messages += _answered(rng, _one(rng, phrasing, tools))
     return Conversation(tuple(messages), _schemas(tools))
 
 
