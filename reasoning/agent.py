@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.dialects import ToolPlan
 from engine.params import Span
-from reasoning.thinking import Markers, Piece, think_and_answer
+from reasoning.thinking import Answers, Markers, Piece, think_and_answer
 from reasoning.turn import CallMore, CallStart, Delta, Turn
 from tools.outcome import Call
 
@@ -113,6 +113,7 @@ class Agent:
     span: Span
     limits: Limits = field(default_factory=Limits)
     held_s: float = HELD_S
+    answers: Answers = think_and_answer  # what writes each turn, such as a budget's
     clock: Callable[[], float] = time.monotonic
     spent: int = 0  # tokens that the model has written
     steps: int = 0
@@ -184,7 +185,7 @@ class Agent:
         tokens = seq.tokens
         opened, closed = self.style.opens_thinking(tokens), self.style.closes_thinking(tokens)
         async with aclosing(
-            think_and_answer(seq, span, self.style.markers, opened=opened, closed=closed, calls=not wrap_up)
+            self.answers(seq, span, self.style.markers, opened=opened, closed=closed, calls=not wrap_up)
         ) as pieces:
             async for piece in pieces:
                 yield piece

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from engine.constrain.layout import Constrained
 from engine.outputs import FinishReason, SpanOutput, TokenLogprob
@@ -95,6 +95,21 @@ async def plain(seq: EngineSequence, span: Span, *, calls: bool = False) -> Asyn
             yield _piece("answer", out, out.text, calls=calls)
 
 
+class Answers(Protocol):
+    """What writes a turn: `think_and_answer`, or a strategy with its signature."""
+
+    def __call__(
+        self,
+        seq: EngineSequence,
+        span: Span,
+        markers: Markers | None,
+        *,
+        opened: bool,
+        closed: bool = False,
+        calls: bool = False,
+    ) -> AsyncGenerator[Piece, None]: ...
+
+
 async def think_and_answer(
     seq: EngineSequence,
     span: Span,
@@ -115,56 +130,110 @@ async def think_and_answer(
             async for piece in pieces:
                 yield piece
         return
-    assert span.max_tokens is not None
-    left = span.max_tokens
-    before = last = 0  # sections of earlier spans, and the newest one
-    part: Part = "thinking" if opened else "answer"
-    strip_head = opened  # the newlines that templates put after a marker belong to no one
-    answered = False  # some content that is not white space is out
-    bodied = False  # a body that ends the answer has begun
-    thought = opened  # the newest part that is over, or is in the prompt, is thinking
+    answer = Answering(seq, span, markers, opened=opened, calls=calls)
     while True:
-        held: list[SpanOutput] = []  # white space at the very start: content only if no thinking follows
-        marker: int | None = None
-        with seq.generate(_span_of(part, span, left, markers, calls and last > 0, thought)) as outputs:
+        async with aclosing(answer.write(answer.next_span())) as pieces:
+            async for piece in pieces:
+                yield piece
+        if answer.marker is None:
+            return
+        for piece in answer.switch():
+            yield piece
+        if answer.left <= 0:
+            return
+
+
+class Answering:
+    """An answer under way, stretch by stretch: a span of thinking, a span of the answer, and the marker between them.
+
+    Write `next_span` (or a narrower one), and if `marker` says that one ended it, `switch` to the other part. Whoever
+    does so decides what the end of a stretch means.
+    """
+
+    def __init__(
+        self, seq: EngineSequence, span: Span, markers: Markers, *, opened: bool = False, calls: bool = False
+    ) -> None:
+        """`span.max_tokens` must be set."""
+        assert span.max_tokens is not None
+        self.seq = seq
+        self.left = span.max_tokens
+        self.part: Part = "thinking" if opened else "answer"
+        self.marker: int | None = None  # what ended the newest stretch, if another part follows
+        self._span = span
+        self._markers = markers
+        self._calls = calls
+        self._before = self._last = 0  # sections of earlier spans, and the newest one
+        self._strip_head = opened  # the newlines that templates put after a marker belong to no one
+        self._answered = False  # some content that is not white space is out
+        self._bodied = False  # a body that ends the answer has begun
+        self._thought = opened  # the newest part that is over, or is in the prompt, is thinking
+        self._held: list[SpanOutput] = []  # white space at the very start: content only if no thinking follows
+
+    def next_span(self) -> Span:
+        """What the part that is being written may be."""
+        return _span_of(self.part, self._span, self.left, self._markers, self._calls and self._last > 0, self._thought)
+
+    async def write(self, span: Span) -> AsyncGenerator[Piece, None]:
+        """One stretch. Its last piece has the finish reason unless a marker ended it."""
+        self._held, self.marker = [], None
+        part, markers = self.part, self._markers
+        with self.seq.generate(span) as outputs:
             async for out in outputs:
-                left -= len(out.token_ids)
+                self.left -= len(out.token_ids)
                 text = out.text
                 if out.section:
-                    out = replace(out, section=before + out.section)
-                    last = out.section
-                if strip_head and out.kind != "body":
+                    out = replace(out, section=self._before + out.section)
+                    self._last = out.section
+                if self._strip_head and out.kind != "body":
                     text = text.lstrip("\n")
-                    strip_head = not text
-                bodied = bodied or (out.kind == "body" and _ends_with_body(span))
-                if out.finish_reason == "stop" and not bodied and _switches(out.stop_reason, part, span, markers):
-                    marker = int(out.stop_reason or 0)
-                undecided = part == "answer" and not answered and not text.strip() and out.kind == "text"
-                if undecided and (marker is not None or out.finish_reason is None):
-                    held.append(replace(out, text=text))
+                    self._strip_head = not text
+                self._bodied = self._bodied or (out.kind == "body" and _ends_with_body(self._span))
+                stopped = out.finish_reason == "stop" and not self._bodied
+                if stopped and _switches(out.stop_reason, part, self._span, markers):
+                    self.marker = int(out.stop_reason or 0)
+                undecided = part == "answer" and not self._answered and not text.strip() and out.kind == "text"
+                if undecided and (self.marker is not None or out.finish_reason is None):
+                    self._held.append(replace(out, text=text))
                     continue
-                answered = answered or part == "answer"
-                for early in held:
+                self._answered = self._answered or part == "answer"
+                for early in self._held:
                     yield _piece(part, early, early.text)
-                held.clear()
-                yield _piece(part, out, text, last=marker is None, calls=calls)
-        if marker is None:
-            return
+                self._held.clear()
+                yield _piece(part, out, text, last=self.marker is None, calls=self._calls)
+
+    def append(self, tokens: list[int], text: str) -> Piece:
+        """Tokens that the model is given as its own, between two stretches of a part."""
+        self.seq.append(tokens)
+        self.left -= len(tokens)
+        self._strip_head = False
+        return Piece(self.part, text, len(tokens), tuple(tokens))
+
+    def take_back(self, piece: Piece) -> None:
+        """The newest piece, whose stretch is over or closed, was never written."""
+        self.seq.truncate(len(self.seq) - len(piece.token_ids))
+        self.left += piece.spent
+
+    def switch(self) -> list[Piece]:
+        """Append the marker that was met and go on to the part that it begins, unless no tokens are left."""
+        marker = self.marker
+        assert marker is not None
         # A stray `</think>` in an answer leads from answer to answer, and is no thinking.
-        around: Part = "thinking" if part == "thinking" or marker == markers.opening else "answer"
-        for early in held:  # the white space is dropped, its tokens are counted
-            yield Piece(
+        around: Part = "thinking" if self.part == "thinking" or marker == self._markers.opening else "answer"
+        pieces = [  # the white space is dropped, its tokens are counted
+            Piece(
                 around, "", len(early.token_ids), prompt_tokens=early.prompt_tokens, cached_tokens=early.cached_tokens
             )
-        before = last
-        left -= 1
-        yield Piece(around, "", 1, finish_reason=None if left > 0 else "length")
-        if left <= 0:
-            return
-        seq.append([marker])
-        thought = part == "thinking"
-        part = "thinking" if marker == markers.opening else "answer"
-        strip_head = True
+            for early in self._held
+        ]
+        self._before = self._last
+        self.left -= 1
+        pieces.append(Piece(around, "", 1, finish_reason=None if self.left > 0 else "length"))
+        if self.left > 0:
+            self.seq.append([marker])
+            self._thought = self.part == "thinking"
+            self.part = "thinking" if marker == self._markers.opening else "answer"
+            self._strip_head = True
+        return pieces
 
 
 def _span_of(part: Part, span: Span, left: int, markers: Markers, begun: bool, thought: bool) -> Span:
