@@ -1,6 +1,7 @@
 """`python -m bench` or `ponder bench`: measure the engine against `transformers` and against the memory's limit.
 
-`ponder bench constraints` measures constraints on the logits, `ponder bench retrieval` documents and search.
+`ponder bench constraints` measures constraints on the logits, `ponder bench retrieval` documents and search,
+`ponder bench agent` the loop that calls tools.
 """
 
 from __future__ import annotations
@@ -138,6 +139,26 @@ def retrieval(
     if write and not quick:
         path = retrieval_report.write(made).relative_to(report.ROOT)
         console.print(f"Kept in {path}; docs/retrieval.md is up to date.")
+
+
+@app.command()
+def agent(
+    model: Annotated[Path, typer.Option(help="A checkpoint that can be held to calls.")] = Path("models/pebble"),
+    repeats: Annotated[int, typer.Option(min=1, help="Conversations of six calls, and tens of stops.")] = 10,
+    write: Annotated[bool, typer.Option(help="Keep the JSON and bring docs/tools.md up to date.")] = True,
+) -> None:
+    """Measure what the agent's loop adds to the engine, and Stop; print a table and JSON. Takes two minutes."""
+    from bench.agent import measure, table
+
+    console = Console(stderr=True)
+    with console.status("the agent's loop"):
+        made = asyncio.run(measure(model, repeats))
+    console.print(Markdown(table(made)))
+    print(json.dumps(made))
+    if write:
+        path = report.save(made).relative_to(report.ROOT)
+        report.between(report.ROOT / "docs/tools.md", table(made))
+        console.print(f"Kept in {path}; docs/tools.md is up to date.")
 
 
 if __name__ == "__main__":

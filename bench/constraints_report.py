@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.report import PAGE, RESULTS, ROOT, Results
+from bench.report import PAGE, RESULTS, ROOT, Results, between
 
 BEGIN, END = "<!-- constraints: begin -->", "<!-- constraints: end -->"
 PICTURE = ROOT / "docs" / "img" / "constraints.png"
@@ -48,10 +48,8 @@ def save(results: Results) -> Path:
 
 def write_page(results: Results) -> None:
     """Replace the measured part of the page's section on constraints, and its picture."""
-    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    _, tail = rest.split(END)
     picture = f"![Time to compile and time for a mask](img/{PICTURE.name})"
-    PAGE.write_text(f"{head}{BEGIN}\n\n{tables(results)}\n{picture}\n\n{END}{tail}", encoding="utf-8")
+    between(PAGE, f"{tables(results)}\n{picture}\n", BEGIN, END)
     draw(results, PICTURE)
 
 

@@ -81,12 +81,16 @@ def tables(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
+def between(page: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
+    """Replace the measured part of a page."""
+    head, rest = page.read_text(encoding="utf-8").split(begin)
+    _, tail = rest.split(end)
+    page.write_text(f"{head}{begin}\n\n{text}\n{end}{tail}", encoding="utf-8")
+
+
 def write_page(results: Results) -> None:
     """Replace the measured part of docs/performance.md, and its picture."""
-    page = PAGE.read_text(encoding="utf-8")
-    head, rest = page.split(BEGIN)
-    _, tail = rest.split(END)
-    PAGE.write_text(f"{head}{BEGIN}\n\n{tables(results)}\n{END}{tail}", encoding="utf-8")
+    between(PAGE, tables(results))
     _draw(results)
 
 
