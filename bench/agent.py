@@ -24,7 +24,7 @@ import httpx
 import uvicorn
 
 from app.cli.serve import bind
-from app.config import Settings
+from app.config import load_settings
 from app.openai.constraints import plan_of
 from app.served import Served
 from app.server import create_app
@@ -173,7 +173,7 @@ async def stops(model: Path, repeats: int) -> Json:
     """Milliseconds from a Stop that a second connection sends until the engine runs nothing, and until the run ends."""
     idle, ended = list[float](), list[float]()
     with tempfile.TemporaryDirectory() as data:
-        settings = Settings(model=str(model), data_dir=Path(data), sandbox=False)
+        settings = load_settings(model=str(model), data_dir=data, sandbox=False)
         async with await Engine.start(EngineConfig(str(model))) as engine:
             listener = bind("127.0.0.1", 0)
             web = uvicorn.Server(uvicorn.Config(create_app(engine, settings), log_config=None))
