@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -52,6 +57,12 @@ async def test_what_is_printed_comes_back(pure: Pure) -> None:
         ("def f(): return f()\nf()", "error", "RecursionError"),
         ("print('a' * 2000)", "output", "1000 bytes"),
         ("while True: print('a')", "output", "1000 bytes"),
+        ("x = 10**100000\nwhile True: x = x * x", "timeout", "0.3 s"),
+        ("def f():\n    while True:\n        try: f()\n        except BaseException: pass\nf()", "timeout", "0.3 s"),
+        ("x = []\nwhile True:\n    try: x.append('a' * 10**5)\n    except BaseException: pass", "memory", "bytes"),
+        ("f'{1:1000000000d}'", "memory", "16777216 bytes"),
+        ("-" * 50_000 + "1", "error", "too deeply nested"),
+        ("raise ValueError('a' * 10**6)", "error", "ValueError: aaa"),
         ("1 / 0", "error", "ZeroDivisionError: division by zero"),
         ("def (", "error", "SyntaxError"),
         ("import socket", "error", "ModuleNotFoundError"),
@@ -64,7 +75,7 @@ async def test_what_is_printed_comes_back(pure: Pure) -> None:
 async def test_what_it_does_not_do_is_said(pure: Pure, code: str, exit_: str, reason: str) -> None:
     finished = await pure.run(code)
     assert finished.exit == exit_ and reason in finished.reason, finished
-    assert finished.value is None and len(finished.stdout) <= 1000
+    assert finished.value is None and len(finished.stdout + finished.stderr) <= 1000
 
 
 @together
@@ -76,6 +87,47 @@ async def test_a_long_value_is_cut_and_says_so(pure: Pure) -> None:
 @together
 async def test_a_value_that_has_no_text_says_why(pure: Pure) -> None:
     assert "not shown: ValueError: Exceeds the limit" in ((await pure.run("10**5000")).value or "")
+
+
+GROWING = "x = [0] * 1000\ny = [x] * 1000\nz = [y] * 1000\n"  # a few kilobytes, and a billion numbers once written out
+
+
+@pytest.mark.parametrize("code", [GROWING + "z", "x = []\nfor _ in range(60): x = [x, x]\nx"])
+@together
+async def test_a_value_that_grows_when_it_is_taken_out_ends_its_own_process_alone(pure: Pure, code: str) -> None:
+    finished = await pure.run(code)
+    assert finished.exit in ("timeout", "memory") and "give a smaller one" in finished.reason
+    assert (await pure.run("6 * 7")).value == "42"
+
+
+@together
+async def test_such_a_value_is_no_harm_where_it_stays(pure: Pure) -> None:
+    assert (await pure.run(GROWING + "len(z)")).value == "1000"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+async def test_no_process_is_left() -> None:
+    before = family()
+    async with await Pure.open(SMALL) as pure:
+        assert (await pure.run("1")).value == "1" and (await pure.run("while True: pass")).exit == "timeout"
+        ours = family() - before
+        assert ours, "there is something to be left"
+    async with asyncio.timeout(20):  # the interpreter itself goes when whom it works for has gone
+        while any(Path(f"/proc/{each}").exists() for each in ours):
+            await asyncio.sleep(0.01)
+
+
+def family() -> set[int]:
+    """The processes that descend from this one."""
+    parents = dict[int, int]()
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            with contextlib.suppress(OSError):
+                parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {os.getpid()}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
 
 
 @together
