@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from app.data.errors import KeyReused, NameTaken, NotThere, WrongPlace
 from app.library import disk_trouble
 from engine.constrain.matcher import ConstraintFailed, ConstraintRefused
 from engine.errors import (
@@ -85,6 +86,14 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
             return invalid(param, str(error), "invalid_query")
         case BadFilter():
             return invalid("filters", str(error))
+        case NotThere():
+            return ApiError(404, str(error), code=f"{error.what}_not_found")
+        case WrongPlace():
+            return invalid(error.field, str(error))
+        case NameTaken():
+            return ApiError(409, str(error), param="name", code="name_taken")
+        case KeyReused():
+            return ApiError(409, str(error), param="Idempotency-Key", code="idempotency_key_reused")
         case NotFound():
             return ApiError(404, str(error), code="not_found")
         case NotAllowed():
@@ -118,7 +127,8 @@ def install(app: FastAPI) -> None:
     async def _known(_: Request, error: Exception) -> JSONResponse:
         return from_exception(error).response()
 
-    for kind in (EngineError, NotFound, NotAllowed, OSError, sqlite3.Error):
+    ours = (NotThere, WrongPlace, NameTaken, KeyReused)
+    for kind in (*ours, EngineError, NotFound, NotAllowed, OSError, sqlite3.Error):
         app.add_exception_handler(kind, _known)
 
     @app.exception_handler(HTTPException)

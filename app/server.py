@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
 from app import errors, openai
-from app.api import chats, collections, documents, jobs, permissions, search, tools
+from app.api import chats, collections, documents, exchange, folders, jobs, permissions, runs, search, tools
 from app.config import Settings
 from app.guard import Guard
 from app.library import open_library
@@ -71,7 +71,8 @@ def create_app(
     errors.install(app)
     app.include_router(openai.router)
     app.include_router(responses.router)
-    for part in (chats, documents, jobs, collections, search, tools, permissions):
+    # Before chats: their addresses would be those of a chat's id.
+    for part in (exchange, chats, runs, folders, documents, jobs, collections, search, tools, permissions):
         app.include_router(part.router)
     app.router.routes.append(mcp.route())
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])

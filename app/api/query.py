@@ -22,6 +22,25 @@ def number_in_path(text: str, what: str) -> int:
     return number
 
 
+def texts(request: Request, *accepted: str) -> dict[str, str]:
+    """The parameters that were given, each once. An empty one is an absent one.
+
+    Raises:
+        ApiError: 400, naming the parameter.
+    """
+    made: dict[str, str] = {}
+    for name, text in request.query_params.multi_items():
+        if name not in accepted:
+            known = ", ".join(accepted) or "none"
+            raise invalid(name, f"{name!r:.60} is not a parameter here; accepted: {known}.", "unknown_parameter")
+        if not text:
+            continue
+        if name in made:
+            raise invalid(name, f"{name} is given twice; accepted: one.")
+        made[name] = text
+    return made
+
+
 def parameters(request: Request, *accepted: str) -> dict[str, int]:
     """The parameters that were given, all of them whole numbers of 0 or more. An empty one is an absent one.
 
@@ -29,17 +48,23 @@ def parameters(request: Request, *accepted: str) -> dict[str, int]:
         ApiError: 400, naming the parameter.
     """
     made = {}
-    for name, text in request.query_params.multi_items():
-        if name not in accepted:
-            known = ", ".join(accepted) or "none"
-            raise invalid(name, f"{name!r:.60} is not a parameter here; accepted: {known}.", "unknown_parameter")
-        if not text:
-            continue
-        if (number := whole_number(text)) is None or name in made:
-            twice = "given twice" if name in made else f"{text!r:.60}"
-            raise invalid(name, f"{name} is {twice}; accepted: one whole number of 0 or more.")
+    for name, text in texts(request, *accepted).items():
+        if (number := whole_number(text)) is None:
+            raise invalid(name, f"{name} is {text!r:.60}; accepted: one whole number of 0 or more.")
         made[name] = number
     return made
+
+
+def bounded(name: str, text: str | None, default: int, most: int) -> int:
+    """A parameter that is a number from 1 to `most`.
+
+    Raises:
+        ApiError: 400.
+    """
+    number = default if text is None else whole_number(text)
+    if number is None or not 1 <= number <= most:
+        raise invalid(name, f"{name} is {text!r:.60}; accepted: a whole number from 1 to {most}.")
+    return number
 
 
 def whole_number(text: str) -> int | None:

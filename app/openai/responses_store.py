@@ -11,8 +11,6 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from sqlite_utils import Database
-
 from app.errors import ApiError
 from app.openai.responses_items import Json
 from app.store import Store
@@ -30,7 +28,7 @@ class StoredResponses:
     """One user's; another's are not found."""
 
     def __init__(self, store: Store, user: str) -> None:
-        self._store = store
+        self._database = store.database
         self._user = user
 
     async def add(self, response: Json, items: Sequence[Json]) -> None:
@@ -40,15 +38,8 @@ class StoredResponses:
             json.dumps(items), json.dumps(response),
         ]  # fmt: skip
 
-        def insert(db: Database) -> None:
-            with db.conn:
-                db.conn.execute(
-                    "INSERT INTO responses (id, user, previous_id, created_at, input, response) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
-                    row,
-                )
-
-        await self._store._read(insert)
+        add = "INSERT INTO responses (id, user, previous_id, created_at, input, response) VALUES (?, ?, ?, ?, ?, ?)"
+        await self._database.read(lambda db: db.execute(add, row).rowcount)
 
     async def get(self, id: str) -> Json:
         """
@@ -70,13 +61,8 @@ class StoredResponses:
         Raises:
             ApiError: 404.
         """
-
-        def delete(db: Database) -> int:
-            with db.conn:
-                cursor = db.conn.execute("DELETE FROM responses WHERE id = ? AND user = ?", [id, self._user])
-                return cursor.rowcount
-
-        if not await self._store._read(delete):
+        remove = "DELETE FROM responses WHERE id = ? AND user = ?"
+        if not await self._database.read(lambda db: db.execute(remove, [id, self._user]).rowcount):
             raise _missing(id)
 
     async def history(self, id: str) -> list[Any]:
@@ -85,7 +71,7 @@ class StoredResponses:
         Raises:
             ApiError: 400: it is not stored, or one before it is not any more.
         """
-        rows = await self._store._rows(_CHAIN, id, self._user)
+        rows = await self._database.rows(_CHAIN, id, self._user)
         if not rows or rows[0]["previous_id"] is not None:
             what = f"is {id!r:.80}, which is not stored" if not rows else "leads to a response that was deleted"
             raise ApiError(
@@ -96,7 +82,7 @@ class StoredResponses:
 
     async def _row(self, id: str) -> dict[str, Any]:
         read = "SELECT input, response FROM responses WHERE id = ? AND user = ?"
-        rows = await self._store._rows(read, id, self._user)
+        rows = await self._database.rows(read, id, self._user)
         if not rows:
             raise _missing(id)
         return rows[0]

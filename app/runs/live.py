@@ -10,13 +10,18 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
+from app.data.errors import NotThere
+from app.data.run_keys import RunKey
+from app.data.run_rows import Answer, Begun
 from app.metrics import Meter
 from app.runs.events import RunFailed, RunQueued
+from app.runs.history import History
 from app.runs.log import RunLog
-from app.runs.run import Ask, Messages, Run
+from app.runs.remains import remains
+from app.runs.run import Ask, Run
 from app.runs.tools import RunTools
 from app.served import Served
-from app.store import Answer, LoggedEvent, Row, Store
+from app.store import LoggedEvent, Store
 from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
@@ -24,7 +29,6 @@ if TYPE_CHECKING:
     from reasoning.agent import Limits
     from retrieval import Library
 
-_TITLE_CHARACTERS = 60
 STOPPING = RunFailed(
     code="server_stopping", message="The server was stopped before the answer was done.", retryable=True
 )
@@ -51,51 +55,63 @@ class Runs:
         self._store = store
         self._live: dict[str, Run] = {}
         self._busy_chats: dict[str, str] = {}  # chat id -> run id
+        self._keyed = asyncio.Lock()
         self._closing = False
 
     async def recover(self) -> int:
         """End the runs that an earlier server left unfinished; how many there were."""
         terminal = LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json())
-        return await self._store.fail_unfinished(terminal, RESTARTED.message)
+        return await self._store.runs.fail_unfinished(terminal, lambda events: remains(events, RESTARTED.message))
 
-    async def start(self, chat_id: str, ask: Ask) -> tuple[str, str] | None:
-        """Begin an answer: the run's id and its message's, or None when there is no such chat.
+    async def start(self, chat_id: str, ask: Ask, key: RunKey | None = None) -> tuple[str, str]:
+        """Begin an answer: the run's id and its message's. With a key it begins once, however often it is asked for.
 
         Raises:
+            NotThere: there is no such chat or message.
+            WrongPlace: nothing can be answered there.
+            KeyReused: the key was given with another request.
             ChatBusy: the chat has an unfinished run.
             EngineStopped: the server is stopping.
             UnknownTool: a tool is wanted that there is not.
+            NotFound: a collection is wanted that the user may not read.
         """
+        if key is None:
+            return await self._start(chat_id, ask, None)
+        async with self._keyed:  # the second of two waits until the first has begun, and finds its key
+            return await self._store.run_keys.run_of(ask.user, key) or await self._start(chat_id, ask, key)
+
+    async def _start(self, chat_id: str, ask: Ask, key: RunKey | None) -> tuple[str, str]:
         offered = [] if ask.tools is None else self._toolshed.offered(ask.tools)
+        if isinstance(ask.collections, list):
+            await asyncio.to_thread(self._library.rights.readable, ask.user, ask.collections)
+        await self._store.chats.get(ask.user, chat_id)  # another's chat is not even busy
         if self._closing:
             raise EngineStopped("The server is stopping.")
         if chat_id in self._busy_chats:
             raise ChatBusy
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
-        log = RunLog(run_id, self._store)
-        tools = RunTools(
-            self._toolshed.executor, offered, log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits
-        )
         run = Run(
-            run_id, chat_id, self._served, self._library, log, self._meter.watch("runs"), tools if offered else None,
-            on_end=lambda answer: self._ended(run, answer),
+            run_id, chat_id, ask.user, self._served, self._library, RunLog(run_id, self._store),
+            self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
         )  # fmt: skip
         # Known before the store knows it: whoever finds its id there finds it here.
         self._live[run_id], self._busy_chats[chat_id] = run, run_id
-        message_id: str | None = None
+        begun: Begun | None = None
         try:
-            history = await self._store.messages(chat_id)
-            message_id = await self._store.begin_run(chat_id, run_id, ask.content, _title(ask.content), ask.params())
+            begun = await self._store.runs.begin(ask.user, chat_id, run_id, ask.place, ask.params(), key)
         finally:
-            if message_id is None:
+            if begun is None:
                 del self._live[run_id], self._busy_chats[chat_id]
                 run.watch.end("refused")
-        if message_id is None:
-            return None
         run.log.append(RunQueued(position=ahead))
-        run.begin(_messages(history, ask.content), ask)
-        return run_id, message_id
+        history = History.of(begun.branch, imported=begun.imported)
+        tools = RunTools(
+            self._toolshed.executor, offered, run.log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits,
+            tainted_by=history.read_from,
+        )  # fmt: skip
+        run.begin(history, ask, tools if offered else None)
+        return run_id, begun.message_id
 
     def tools_of(self, run_id: str) -> RunTools | None:
         """The tools of a run that is being made."""
@@ -106,22 +122,35 @@ class Runs:
         """The chat's unfinished run."""
         return self._busy_chats.get(chat_id)
 
-    async def log(self, run_id: str) -> RunLog | None:
-        """A run's log, live or from the store; None when there is no such run."""
-        if run := self._live.get(run_id):
+    async def log(self, user: str, run_id: str) -> RunLog:
+        """A run's log, live or from the store.
+
+        Raises:
+            NotThere: the user has no such run.
+        """
+        if run := self._running(user, run_id):
             return run.log
-        if await self._store.run(run_id) is None:
-            return None
-        log = RunLog(run_id, self._store, await self._store.events(run_id))
+        await self._store.runs.get(user, run_id)
+        log = RunLog(run_id, self._store, await self._store.runs.events(run_id))
         log.append(RESTARTED)  # if a failing disk left it without its end: its readers would wait for ever
         return log
 
-    async def cancel(self, run_id: str) -> bool:
-        """End a run and wait until it has; one that has ended stays as it is. False when there is no such run."""
-        if run := self._live.get(run_id):
+    async def cancel(self, user: str, run_id: str) -> None:
+        """End a run and wait until it has; one that has ended stays as it is.
+
+        Raises:
+            NotThere: the user has no such run.
+        """
+        if run := self._running(user, run_id):
             await run.cancel()
-            return True
-        return await self._store.run(run_id) is not None
+        else:
+            await self._store.runs.get(user, run_id)
+
+    def _running(self, user: str, run_id: str) -> Run | None:
+        run = self._live.get(run_id)
+        if run is not None and run.user != user:
+            raise NotThere("run", run_id)
+        return run
 
     async def stop(self) -> None:
         """End every run because the server stops, and let no more begin."""
@@ -132,27 +161,8 @@ class Runs:
         # All of it before the readers hear of the end: the next question must find the chat free, and the store
         # takes its writes in order, so whoever reads the chat then finds the answer.
         run.log.flush()
-        self._store.end_run(run.id, answer)
+        self._store.runs.end(run.id, answer)
         if run.trace is not None:
-            self._store.write_trace(run.id, run.trace.dumps())
+            self._store.runs.write_trace(run.id, run.trace.dumps())
         self._busy_chats.pop(run.chat_id, None)
         asyncio.get_running_loop().call_soon(self._live.pop, run.id, None)
-
-
-def _messages(history: list[Row], content: str) -> Messages:
-    """The chat as its template takes it. A turn without an answer (it failed, or was stopped at once) is left out."""
-    turns: Messages = []
-    for question, answer in zip(history[::2], history[1::2], strict=False):
-        if answer["content"]:
-            turns.append({"role": "user", "content": question["content"]})
-            turns.append({"role": "assistant", "content": answer["content"]})
-    return [*turns, {"role": "user", "content": content}]
-
-
-def _title(content: str) -> str:
-    """A chat's name: the start of its first question, cut between words."""
-    text = " ".join(content.split())
-    if len(text) <= _TITLE_CHARACTERS:
-        return text
-    cut = text[:_TITLE_CHARACTERS]
-    return f"{cut.rpartition(' ')[0] or cut}…"

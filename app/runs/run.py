@@ -10,11 +10,12 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.config import LOCAL_USER
+from app.data.run_rows import Answer, Place
 from app.errors import from_exception, invalid
 from app.metrics import Watch
 from app.runs.acting import agent_of
@@ -31,11 +32,13 @@ from app.runs.events import (
     ThinkingStarted,
     Usage,
 )
-from app.runs.grounded import REFUSAL, CheckedAnswer, grounds
+from app.runs.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
+from app.runs.history import History, Messages
 from app.runs.log import Deltas, RunLog
+from app.runs.recorder import StepRecorder
 from app.runs.trace import Trace, recorded_sampling
 from app.served import Served
-from app.store import Answer
+from engine.errors import ChatTemplateError
 from engine.params import Span
 from reasoning.agent import Agent, Called, Limited, Returned, Wrote
 from reasoning.thinking import Piece, Tally, think_and_answer
@@ -47,16 +50,16 @@ if TYPE_CHECKING:
     from retrieval import Library
 
 _METRICS_S = 0.25
+_LEAST_ROOM = 256  # tokens for an answer; with fewer, what earlier answers called is left out of the prompt
 
 Finish = Literal["stop", "length"]
-Messages = list[dict[str, Any]]  # as chat templates take them: role and content
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What a person asked for, checked already. None: what the model's authors chose."""
 
-    content: str
+    place: Place
     temperature: float | None = None
     max_tokens: int | None = None
     thinking: bool | None = None
@@ -65,8 +68,8 @@ class Ask:
     user: str = LOCAL_USER
 
     def params(self) -> Mapping[str, Any]:
-        """All but the question and who asks it."""
-        return {name: value for name, value in asdict(self).items() if name not in ("content", "user")}
+        """All but what is answered and who asks it."""
+        return {name: value for name, value in asdict(self).items() if name not in ("place", "user")}
 
 
 class Run:
@@ -76,18 +79,19 @@ class Run:
         self,
         id: str,
         chat_id: str,
+        user: str,
         served: Served,
         library: Library,
         log: RunLog,
         watch: Watch,
-        tools: RunTools | None,
         on_end: Callable[[Answer], None],
     ) -> None:
         self.id = id
         self.chat_id = chat_id
+        self.user = user
         self.log = log
         self.started = False
-        self.tools = tools
+        self.tools: RunTools | None = None  # once it begins
         self.trace: Trace | None = None  # once the model is asked
         self._served = served
         self._library = library
@@ -99,6 +103,7 @@ class Run:
         self._ending: RunFailed | None = None
         self._tally = Tally()
         self._content: list[str] = []
+        self._steps = StepRecorder()
         self._thinking: list[str] = []
         self._thinking_began: float | None = None
         self._thinking_tokens = 0
@@ -107,9 +112,10 @@ class Run:
         self._metrics_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, messages: Messages, ask: Ask) -> asyncio.Task[None]:
+    def begin(self, history: History, ask: Ask, tools: RunTools | None) -> asyncio.Task[None]:
         """Start making the answer; the task ends when it is made, and raises nothing."""
-        self._task = asyncio.create_task(self._work(messages, ask), name=self.id)
+        self.tools = tools
+        self._task = asyncio.create_task(self._work(history, ask), name=self.id)
         # A task that is cancelled before its first step never runs: its log still ends.
         self._task.add_done_callback(lambda _: self._cut_short())
         return self._task
@@ -121,9 +127,9 @@ class Run:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _work(self, messages: Messages, ask: Ask) -> None:
+    async def _work(self, history: History, ask: Ask) -> None:
         try:
-            finish = await self._generate(messages, ask)
+            finish = await self._generate(history, ask)
             self._deltas.flush()
             self._close_thinking()
             self.log.append(AnswerDone(text="".join(self._content), finish_reason=finish))
@@ -137,20 +143,20 @@ class Run:
             retryable = explained.status in (429, 500, 503)
             self._end(RunFailed(code=explained.code or "error", message=explained.message, retryable=retryable))
 
-    async def _generate(self, messages: Messages, ask: Ask) -> Finish:
+    async def _generate(self, history: History, ask: Ask) -> Finish:
         """Make the answer; how it finished."""
         served = self._served
+        found: Grounds | None = None
         if ask.collections is not None:
             among = None if ask.collections == "all" else frozenset(ask.collections)
-            found = await grounds(self._library, served, ask.user, ask.content, among)
+            found = await grounds(self._library, served, ask.user, history.question, among)
             self.log.append(found.event())
             if found.verdict == "none":
                 self._answer(REFUSAL)
                 return "stop"
-            messages = found.messages(messages)
             self._checked = CheckedAnswer(found)
         variables: dict[str, Any] = {} if ask.thinking is None else {"enable_thinking": ask.thinking}
-        prompt = await served.chat_tokens(messages, variables, [] if self.tools is None else self.tools.specs)
+        prompt = await self._prompt(history, found, variables)
         room = served.engine.max_tokens - len(prompt)
         if room < 1:
             raise invalid(
@@ -185,6 +191,21 @@ class Run:
             self._show(self._checked.finish())
         return finish
 
+    async def _prompt(self, history: History, found: Grounds | None, variables: Mapping[str, Any]) -> list[int]:
+        """The conversation's tokens. Any: a model's authors name their template's variables."""
+        specs = [] if self.tools is None else self.tools.specs
+
+        async def tokens(messages: Messages) -> list[int]:
+            shown = messages if found is None else found.messages(messages)
+            return await self._served.chat_tokens(shown, variables, specs)
+
+        if history.messages != history.plain:
+            with suppress(ChatTemplateError):  # not every template takes calls and results
+                prompt = await tokens(history.messages)
+                if self._served.engine.max_tokens - len(prompt) >= _LEAST_ROOM:
+                    return prompt
+        return await tokens(history.plain)
+
     async def _write(self, seq: EngineSequence, span: Span, *, opened: bool) -> Finish:
         """An answer without tools."""
         turn = Turn()
@@ -203,14 +224,16 @@ class Run:
                         self._take(piece, deltas)
                         finish = "stop" if piece.finish_reason == "stop" else "length"
                     case Called():
+                        self._steps.next()
                         self._deltas.flush()
                         self._close_thinking()
-                    case Returned(_, text):
-                        assert self.trace is not None
+                    case Returned(call, text):
+                        assert self.trace is not None and self.tools is not None
+                        self._steps.returned(call, text, untrusted=call.name in self.tools.tainted_by)
                         self.trace.results += [[] for _ in range(agent.steps - len(self.trace.results))]
                         self.trace.results[-1].append(text)
                         if self._content and not self._content[-1].endswith("\n"):
-                            self._answer("\n\n")  # what the model said before its call is a paragraph of its own
+                            self._say("\n\n")  # what the model said before its call is a paragraph of its own
                     case Limited(limit):
                         assert self.trace is not None
                         self.trace.limit = agent.steps, limit
@@ -247,6 +270,10 @@ class Run:
             self.log.append(metrics)
 
     def _answer(self, text: str) -> None:
+        self._steps.wrote(text)
+        self._say(text)
+
+    def _say(self, text: str) -> None:
         self._content.append(text)
         self._deltas.add("answer", text)
 
@@ -295,6 +322,7 @@ class Run:
                 tokens_per_s=metrics.tokens_per_s if metrics else None,
                 usage=Usage.of(self._tally),
                 error=terminal.message if isinstance(terminal, RunFailed) else None,
+                steps=self._steps.steps(),
             )
         )
         self.log.append(terminal)

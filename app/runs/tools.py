@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,11 +56,14 @@ class _Waiting:
 
 
 class RunTools:
-    """The tools offered to one run. `wait_s` is how long a person has to decide."""
+    """The tools offered to one run. `wait_s` is how long a person has to decide.
+
+    `tainted_by`: tools whose untrusted output the conversation has already.
+    """
 
     def __init__(
         self, executor: Executor, offered: Sequence[Tool], log: RunLog, *, run: str, chat: str, user: str,
-        limits: Limits, wait_s: float = WAIT_S,
+        limits: Limits, wait_s: float = WAIT_S, tainted_by: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.offered = {tool.name: tool for tool in offered}
         self.specs = [tool.spec() for tool in offered]
@@ -70,7 +73,14 @@ class RunTools:
         self._wait_s = wait_s
         self._waiting: dict[str, _Waiting] = {}
         self._numbers = 0
-        self._session = Session(user, run, chat, approve=self._approve, ask=self._ask, offered=tuple(offered))
+        self._session = Session(
+            user, run, chat, approve=self._approve, ask=self._ask, offered=tuple(offered), tainted_by=set(tainted_by)
+        )  # fmt: skip
+
+    @property
+    def tainted_by(self) -> Collection[str]:
+        """The tools whose untrusted output the run has read by now, or its conversation before."""
+        return self._session.tainted_by
 
     # -- what the agent needs
 

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic import ByteSize, TypeAdapter
 
 from app import openai
-from app.api import chats, collections, documents, jobs, search, tools
+from app.api import chats, collections, documents, exchange, folders, jobs, runs, search, tools
 from app.api.documents import FIELDS
 from app.api.search import SearchRequest
 from app.config import Settings
@@ -70,7 +70,10 @@ def test_every_route_of_the_api_is_listed() -> None:
         chats.router,
         collections.router,
         documents.router,
+        exchange.router,
+        folders.router,
         jobs.router,
+        runs.router,
         search.router,
         tools.router,
         openai.router,

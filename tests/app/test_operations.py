@@ -13,7 +13,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.config import Settings
+from app.config import LOCAL_USER, Settings
+from app.data.run_rows import Place
 from app.guard import Guard
 from app.loopback import is_loopback
 from app.openai import stream
@@ -152,8 +153,8 @@ async def test_a_full_queue_answers_429_and_when_to_come_back(model: Path, tmp_p
 
 async def test_a_start_ends_the_runs_that_an_earlier_server_left(model: Path, tmp_path: Path) -> None:
     store = await Store.open(tmp_path)
-    chat = await store.create_chat()
-    await store.begin_run(chat["id"], "run_1", "question", "title", {})
+    chat = await store.chats.create(LOCAL_USER)
+    await store.runs.begin(LOCAL_USER, chat["id"], "run_1", Place("question", at_leaf=True), {})
     await store.close()
     async with await Engine.start(EngineConfig(model=str(model), device="cpu", kv_blocks=300)) as engine:
         app = create_app(engine, Settings(model=str(model), data_dir=tmp_path))
@@ -195,5 +196,5 @@ async def test_stopping_the_server_ends_its_runs_and_their_readers(model: Path, 
             async with create_app(engine, settings).router.lifespan_context(app):
                 pass
     store = await Store.open(tmp_path)
-    assert (await store.messages(chat))[1]["status"] == "failed"
+    assert (await store.chats.whole(LOCAL_USER, chat))[1][1]["status"] == "failed"
     await store.close()

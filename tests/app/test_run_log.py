@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.config import BadSetting
-from app.migrations import STEPS
+from app.config import LOCAL_USER, BadSetting
+from app.data.migrations import STEPS
+from app.data.run_rows import RESTART_GAP, Place
 from app.runs.events import AnswerDelta, RunCancelled, RunQueued, Usage
 from app.runs.live import RESTARTED
 from app.runs.log import Deltas, RunLog
-from app.store import RESTART_GAP, LoggedEvent, Store
+from app.runs.remains import remains
+from app.store import LoggedEvent, Store
 
 NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, reasoning_tokens=0, cached_tokens=0)
 
@@ -85,8 +87,8 @@ async def test_the_first_delta_goes_at_once_and_the_rest_in_batches() -> None:
 
 async def test_a_crash_leaves_runs_that_the_next_start_fails(tmp_path: Path) -> None:
     store = await Store.open(tmp_path)
-    chat = await store.create_chat()
-    await store.begin_run(chat["id"], "run_1", "question", "title", {})
+    chat = await store.chats.create(LOCAL_USER)
+    await store.runs.begin(LOCAL_USER, chat["id"], "run_1", Place("question", at_leaf=True), {})
     log = RunLog("run_1", store)
     log.append(RunQueued(position=0))
     log.append(AnswerDelta(text="half an "))
@@ -95,13 +97,14 @@ async def test_a_crash_leaves_runs_that_the_next_start_fails(tmp_path: Path) -> 
     await store.close()  # and no word of how the run ended
 
     store = await Store.open(tmp_path)
-    assert await store.fail_unfinished(LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json()), "restarted") == 1
-    events = await store.events("run_1")
+    restarted = LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json())
+    assert await store.runs.fail_unfinished(restarted, lambda events: remains(events, "restarted")) == 1
+    events = await store.runs.events("run_1")
     assert events[-1].type == "run.failed" and json.loads(events[-1].data)["code"] == "server_restarted"
     assert events[-1].seq == 3 + RESTART_GAP  # above any number that a reader saw before the crash
-    answer = (await store.messages(chat["id"]))[1]
+    answer = (await store.chats.whole(LOCAL_USER, chat["id"]))[1][1]
     assert (answer["status"], answer["content"], answer["error"]) == ("failed", "half an answer", "restarted")
-    assert await store.fail_unfinished(LoggedEvent(0, "run.failed", "{}"), "") == 0
+    assert await store.runs.fail_unfinished(restarted, lambda events: remains(events, "")) == 0
     await store.close()
 
 
@@ -115,7 +118,7 @@ async def test_one_process_holds_a_data_directory(tmp_path: Path) -> None:
 
 async def test_a_database_of_a_newer_ponder_is_left_alone(tmp_path: Path) -> None:
     store = await Store.open(tmp_path)
-    await store._read(lambda db: db.conn.execute(f"PRAGMA user_version = {len(STEPS) + 1}"))
+    await store.database.read(lambda db: db.execute(f"PRAGMA user_version = {len(STEPS) + 1}"))
     await store.close()
     with pytest.raises(BadSetting, match="newer Ponder"):
         await Store.open(tmp_path)
@@ -123,10 +126,10 @@ async def test_a_database_of_a_newer_ponder_is_left_alone(tmp_path: Path) -> Non
 
 async def test_deleting_a_chat_deletes_all_of_it(tmp_path: Path) -> None:
     store = await Store.open(tmp_path)
-    chat = await store.create_chat()
-    await store.begin_run(chat["id"], "run_1", "question", "title", {})
-    await store.delete_chat(chat["id"])
+    chat = await store.chats.create(LOCAL_USER)
+    await store.runs.begin(LOCAL_USER, chat["id"], "run_1", Place("question", at_leaf=True), {})
+    await store.chats.delete(LOCAL_USER, chat["id"])
     store.write_events("run_1", [LoggedEvent(1, "run.queued", "{}")])  # a straggler
-    for table in ("chats", "messages", "runs", "events"):
-        assert await store._read(lambda db, table=table: db.table(table).count) == 0  # type: ignore[misc]  # a default
+    for table in ("chats", "messages", "runs", "events", "texts", "text_index"):
+        assert await store.database.rows(f"SELECT count(*) AS n FROM {table}") == [{"n": 0}]
     await store.close()

@@ -1,0 +1,186 @@
+"""The routes of `/api` for runs: an answer that is being made, its events, and what is left of it.
+
+A run's events are server-sent, resumable by number. Bodies are checked by hand-written types with the same error shape
+as `/v1`. Knows nothing of how answers are made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from app.api.query import parameters, texts
+from app.body import json_object
+from app.data.run_keys import RunKey
+from app.data.run_rows import Place
+from app.errors import ApiError, invalid
+from app.openai.fields import explain
+from app.openai.stream import PING_S, STREAM_HEADERS
+from app.runs.live import ChatBusy
+from app.runs.log import RunLog
+from app.runs.run import Ask
+from app.runs.trace import lines
+from app.state import State
+from app.toolshed import UnknownTool
+from app.users import User
+
+router = APIRouter(prefix="/api", tags=["Runs"])
+
+_KEY_CHARACTERS = 255
+
+
+class RunRequest(BaseModel):
+    """The body of `POST /api/chats/{id}/runs`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    content: str | None = Field(None, min_length=1, description="a non-empty text")
+    parent_id: str | None = Field(
+        None, description="the id of the answer that this question follows, or null for a new beginning"
+    )
+    regenerate: str | None = Field(None, description="the id of a question, to answer it once more")
+    temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
+    max_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
+    thinking: bool | None = Field(None, description="true or false")
+    collections: Literal["all"] | list[int] | None = Field(
+        None, description='"all", or a list of your collections\' ids: answer from their documents'
+    )
+    tools: Literal["all"] | Annotated[list[str], Field(min_length=1, max_length=128)] | None = Field(
+        None, description='"all", or a list of 1 to 128 tools\' names: what the model may call'
+    )
+
+    def place(self) -> Place:
+        """Where the answer goes.
+
+        Raises:
+            ApiError: content and regenerate are both given, or neither.
+        """
+        if self.regenerate is not None:
+            if self.content is not None or "parent_id" in self.model_fields_set:
+                beside = "parent_id" if self.content is None else "content"
+                raise invalid(
+                    beside, f"{beside} is given beside regenerate, which answers the question where it stands; "
+                    "accepted: content, perhaps with parent_id, or regenerate alone.",
+                )  # fmt: skip
+            return Place(None, regenerate=self.regenerate)
+        if self.content is None:
+            message = "content is missing; accepted: a non-empty text, or regenerate, the id of a question."
+            raise invalid("content", message, "missing_required_parameter")
+        if not self.content.strip():
+            raise invalid("content", "content is white space alone; accepted: a non-empty text.")
+        return Place(self.content, self.parent_id, at_leaf="parent_id" not in self.model_fields_set)
+
+
+@router.post("/chats/{chat_id}/runs")
+async def start_run(request: Request, user: User, chat_id: str) -> Response:
+    parameters(request)
+    body = await json_object(request)
+    if unknown := [name for name in body if name not in RunRequest.model_fields]:
+        accepted = ", ".join(RunRequest.model_fields)
+        message = f"{unknown[0]!r:.60} is not a field of this request; accepted: {accepted}."
+        raise invalid(unknown[0], message, "unknown_parameter")
+    try:
+        wanted = RunRequest.model_validate(body)
+    except ValidationError as error:
+        raise explain(error, RunRequest) from None
+    ask = Ask(
+        wanted.place(), temperature=wanted.temperature, max_tokens=wanted.max_tokens, thinking=wanted.thinking,
+        collections=wanted.collections, tools=wanted.tools, user=user,
+    )  # fmt: skip
+    try:
+        run_id, message_id = await State.of(request).runs.start(chat_id, ask, _key(request, chat_id, body))
+    except UnknownTool as error:
+        raise invalid("tools", str(error), "unknown_tool") from None
+    except ChatBusy:
+        message = "This chat's last answer is still being made; wait for it, or cancel its run."
+        raise ApiError(409, message, code="chat_busy") from None
+    return JSONResponse({"run_id": run_id, "message_id": message_id}, 202)
+
+
+@router.get("/runs/{run_id}")
+async def run(request: Request, user: User, run_id: str) -> dict[str, Any]:
+    parameters(request)
+    state = State.of(request)
+    log = await state.runs.log(user, run_id)
+    row = await state.store.runs.get(user, run_id)
+    told: dict[str, list[str]] = {"thinking.delta": [], "answer.delta": []}
+    for event in log.events:
+        if event.type in told:
+            told[event.type].append(json.loads(event.data)["text"])
+    return {
+        "id": run_id,
+        "chat_id": row["chat_id"],
+        "status": log.events[-1].type.removeprefix("run.") if log.ended else "running",
+        "last_seq": log.last_seq,
+        "thinking": "".join(told["thinking.delta"]),
+        "answer": "".join(told["answer.delta"]),
+    }
+
+
+@router.get("/runs/{run_id}/events")
+async def events(request: Request, user: User, run_id: str) -> Response:
+    # A browser that reconnects by itself repeats the first address, `after` included, and adds the newer number.
+    numbers = [request.headers.get("last-event-id") or "0", texts(request, "after").get("after", "0")]
+    if bad := [n for n in numbers if not (n.isascii() and n.isdigit() and len(n) < 16)]:
+        raise invalid("after", f"after is {bad[0]!r:.40}; accepted: an event's number, 0 or more.")
+    log = await State.of(request).runs.log(user, run_id)
+    return EventSourceResponse(
+        _follow(log, max(map(int, numbers))),
+        headers=STREAM_HEADERS,
+        ping=int(PING_S),
+        ping_message_factory=lambda: ServerSentEvent(comment="ping"),
+        sep="\n",
+    )
+
+
+@router.get("/runs/{run_id}/trace")
+async def trace(request: Request, user: User, run_id: str) -> Response:
+    """The run as JSON lines, for `ponder replay`."""
+    parameters(request)
+    state = State.of(request)
+    log = await state.runs.log(user, run_id)
+    recipe = await state.store.runs.trace(run_id)
+    if recipe is None:
+        when = "asked no model, or its server crashed" if log.ended else "is still being made"
+        raise ApiError(404, f"There is no trace of run {run_id!r:.60}: it {when}.", code="no_trace")
+    body = "".join(f"{line}\n" for line in lines(recipe, log.events))
+    headers = {"Content-Disposition": f'attachment; filename="{run_id}.jsonl"'}
+    return Response(body, media_type="application/x-ndjson", headers=headers)
+
+
+@router.post("/runs/{run_id}/cancel")
+async def cancel(request: Request, user: User, run_id: str) -> Response:
+    parameters(request)
+    await State.of(request).runs.cancel(user, run_id)
+    return JSONResponse({"id": run_id}, 202)
+
+
+async def _follow(log: RunLog, after: int) -> AsyncGenerator[ServerSentEvent, None]:
+    async for event in log.follow(after):
+        yield ServerSentEvent(event.data, event=event.type, id=str(event.seq))
+
+
+def _key(request: Request, chat_id: str, body: dict[str, Any]) -> RunKey | None:
+    """What the header Idempotency-Key asks for. Any: JSON.
+
+    Raises:
+        ApiError: 400.
+    """
+    given = request.headers.getlist("idempotency-key")
+    if not given:
+        return None
+    key = given[0]
+    if len(given) > 1 or not (0 < len(key) <= _KEY_CHARACTERS and key.isascii() and key.isprintable()):
+        what = "given twice" if len(given) > 1 else f"{key!r:.60}"
+        raise invalid(
+            "Idempotency-Key", f"Idempotency-Key is {what}; accepted: 1 to {_KEY_CHARACTERS} printable characters."
+        )
+    asked = json.dumps([chat_id, body], sort_keys=True)
+    return RunKey(key, hashlib.sha256(asked.encode()).hexdigest())

@@ -1,0 +1,134 @@
+"""One SQLite file, the one thread that has it open, and the lock that keeps other processes out.
+
+Calls reach the thread in the order they were made: so a read sees every write asked for before it, and `write` need not
+be awaited. Tokens never wait for the disk. Knows nothing of what is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import sqlite3
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from app.config import BadSetting
+from app.data.migrations import NewerDatabase, migrate
+
+log = logging.getLogger("ponder")
+T = TypeVar("T")
+
+Row = dict[str, Any]  # a row of SQLite: its columns are in app/data/migrations.py
+
+
+class Database:
+    """The database of one data directory, which one process at a time may have open."""
+
+    def __init__(self, db: sqlite3.Connection, lock: IO[str], thread: ThreadPoolExecutor) -> None:
+        self._db = db
+        self._lock = lock
+        self._thread = thread
+
+    @classmethod
+    async def open(cls, data_dir: Path) -> Database:
+        """
+        Raises:
+            BadSetting: the directory cannot be used; the message says why.
+        """
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        loop = asyncio.get_running_loop()
+        try:
+            lock = await loop.run_in_executor(thread, _lock, data_dir)
+            db = await loop.run_in_executor(thread, _connect, data_dir / "ponder.db")
+        except (OSError, sqlite3.Error, NewerDatabase) as error:
+            thread.shutdown(wait=False)
+            raise BadSetting(f"The data directory {data_dir} cannot be used: {error}.") from None
+        return cls(db, lock, thread)
+
+    async def close(self) -> None:
+        """Finish every write, then let go of the directory. Idempotent."""
+        if self._lock.closed:
+            return
+        await asyncio.wrap_future(self._thread.submit(self._db.close))
+        self._thread.shutdown()
+        self._lock.close()
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` gives, done in the database's thread, in one transaction: all of it is kept, or nothing."""
+        return await asyncio.wrap_future(self._thread.submit(self._transaction, work))
+
+    async def rows(self, sql: str, *parameters: object) -> list[Row]:
+        return await self.read(lambda db: rows(db, sql, *parameters))
+
+    def write(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        """Do `work` some time soon, in one transaction; an error goes to the log."""
+        try:
+            self._thread.submit(self._transaction, work).add_done_callback(_report)
+        except RuntimeError:  # closed already: the next start ends what this leaves open
+            log.warning("a write to the database came after it was closed")
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._db:
+            return work(self._db)
+
+
+def rows(db: sqlite3.Connection, sql: str, *parameters: object) -> list[Row]:
+    """In the database's thread."""
+    cursor = db.execute(sql, parameters)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def row(db: sqlite3.Connection, sql: str, *parameters: object) -> Row | None:
+    """The first of the rows, in the database's thread."""
+    found = rows(db, sql, *parameters)
+    return found[0] if found else None
+
+
+def insert(db: sqlite3.Connection, table: str, values: Row) -> None:
+    """In the database's thread."""
+    columns, marks = ", ".join(values), ", ".join("?" * len(values))
+    db.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", list(values.values()))
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex}"
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, check_same_thread=False)
+    db.execute("PRAGMA busy_timeout = 5000")
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")  # with WAL: a power cut may lose the newest writes, never the file
+    migrate(db)
+    return db
+
+
+def _lock(data_dir: Path) -> IO[str]:
+    """Hold the directory for this process: two servers would each take the other's running answers for dead."""
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = (data_dir / "lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise OSError(
+            f"another Ponder (process {holder}) is using it; stop that one, or give another --data-dir"
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _report(done: Future[None]) -> None:
+    if error := done.exception():
+        log.error("a write to the database failed: %s", error)
