@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from pydantic import Field
@@ -18,6 +19,9 @@ class Pages(Toolset):
 
     def __init__(self, fetcher: Fetcher | None = None) -> None:
         self._fetcher = fetcher or Fetcher()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._fetcher.close)
 
     @tool(permission="network", approval="never", timeout=30, rate="30/min", idempotent=True, cache=300, max_chars=9000)
     async def http_fetch(

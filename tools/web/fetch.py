@@ -67,7 +67,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class Fetcher:
-    """Fetches pages. `resolve`, `refusal` and `tls` are there for tests that stand up a web of their own."""
+    """Fetches pages; `close` it. `resolve`, `refusal` and `tls` are there for tests that stand up their own web."""
 
     def __init__(
         self,
@@ -76,9 +76,15 @@ class Fetcher:
         resolve: Resolve = resolve,
         refusal: Refusal = addresses.refusal,
         tls: ssl.SSLContext | None = None,
+        reader: readable.Reader | None = None,
     ) -> None:
         self.config = config or FetchConfig()
         self._resolve, self._refusal, self._tls = resolve, refusal, tls
+        self._reader = reader or readable.Reader()
+
+    def close(self) -> None:
+        """Ends the processes in which pages are read."""
+        self._reader.close()
 
     async def fetch(self, url: str) -> Page:
         """
@@ -159,7 +165,7 @@ class Fetcher:
             raise Refused(f"The page {said}; accepted: text, HTML, JSON, XML and the like.")
         data, truncated = await self._body(response, headers.get(b"content-encoding", ""))
         _, _, charset = parameters.partition("charset=")
-        reading = await asyncio.to_thread(readable.read, data, media_type, charset.split(";")[0].strip("\"' "))
+        reading = await self._reader.read(data, media_type, charset.split(";")[0].strip("\"' "))
         truncated = truncated or reading.cut or len(reading.text) > self.config.most_chars
         text = reading.text[: self.config.most_chars]
         return Page(at.url, response.status, media_type, text, reading.title, truncated)

@@ -1,16 +1,26 @@
 """What a person would read of a response's bytes: the main text of a page, or plain text as it is.
 
-Knows nothing of where the bytes came from. trafilatura takes a second to import, so it is imported when first needed.
+A page's main text is found in a process beside the server, for a page may be made to be slow, to swell or to crash what
+reads it. Then all its words are given instead, by a few expressions that take no longer for one page than for another.
+Knows nothing of where the bytes came from.
 """
 
 from __future__ import annotations
 
 import codecs
 import html
+import logging
 import re
 from dataclasses import dataclass
 
-LONGEST_HTML = 500_000  # characters given to the extractor: a page made to be slow takes some seconds for so many
+from tools.calling import in_thread
+from tools.workers import WorkerFailed, Workers
+
+LONGEST_HTML = 500_000  # characters given to the extractor
+EXTRACT_S = 5.0
+EXTRACT_BYTES = 512 << 20  # of memory, beyond the extractor itself
+log = logging.getLogger("ponder")
+
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXTUAL = frozenset(
     {
@@ -53,14 +63,28 @@ def is_textual(media_type: str) -> bool:
     return media_type.startswith("text/") or media_type in _TEXTUAL or media_type.endswith(("+json", "+xml", "+yaml"))
 
 
-def read(data: bytes, media_type: str, charset: str = "") -> Reading:
-    """Title and text of what was fetched; `charset` is what the response said, if anything."""
-    source = decode(data, charset)
-    if media_type not in _HTML:
-        return Reading("", _CONTROL.sub("", source).strip())
-    found = _TITLE.search(source)
-    title = " ".join(html.unescape(found[1]).split())[:300] if found else ""
-    return Reading(title, _CONTROL.sub("", _main_text(source[:LONGEST_HTML])).strip(), len(source) > LONGEST_HTML)
+class Reader:
+    """Reads pages, two at a time. `close` it: it has processes from the first page of HTML on."""
+
+    def __init__(self, *, timeout_s: float = EXTRACT_S, memory_bytes: int = EXTRACT_BYTES) -> None:
+        self._workers = Workers("tools.web.extraction", timeout_s=timeout_s, memory_bytes=memory_bytes, count=2)
+
+    async def read(self, data: bytes, media_type: str, charset: str = "") -> Reading:
+        """Title and text of what was fetched; `charset` is what the response said, if anything."""
+        source = await in_thread(lambda: decode(data, charset))
+        if media_type not in _HTML:
+            return Reading("", await in_thread(lambda: _CONTROL.sub("", source).strip()))
+        page = source[:LONGEST_HTML]
+        try:
+            found: object = await self._workers.ask(page)
+        except (WorkerFailed, ValueError) as error:  # whatever a page makes of the extractor, its words remain
+            log.info("The main text of a page was not found: %s", error)
+            found = None
+        text = found if isinstance(found, str) and found else await in_thread(lambda: plain(page))
+        return Reading(_title(source), _CONTROL.sub("", text).strip(), len(source) > LONGEST_HTML)
+
+    def close(self) -> None:
+        self._workers.close()
 
 
 def decode(data: bytes, charset: str = "") -> str:
@@ -82,14 +106,9 @@ def decode(data: bytes, charset: str = "") -> str:
         return data.decode("utf-8" if cut else "cp1252", "replace")
 
 
-def _main_text(source: str) -> str:
-    import trafilatura
-
-    try:
-        text = trafilatura.extract(source, output_format="markdown", include_comments=False, favor_recall=True)
-    except Exception:  # whatever a hostile page makes of the extractor, its words remain
-        text = None
-    return text or plain(source)
+def _title(source: str) -> str:
+    found = _TITLE.search(source)
+    return " ".join(html.unescape(found[1]).split())[:300] if found else ""
 
 
 def plain(source: str) -> str:
