@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
@@ -22,6 +24,13 @@ def test_now_is_told_in_a_zone() -> None:
     )
     assert now("America/New_York", _clock).day == date(2026, 7, 26)
     assert moment("tomorrow", "Asia/Tokyo", _clock).day == date(2026, 7, 28)
+
+
+def test_zones_are_known_where_the_system_has_none() -> None:
+    code = "import zoneinfo, tools.calculation.dates as dates; print(zoneinfo.TZPATH, dates.now('Europe/Berlin'))"
+    bare = {"PYTHONTZPATH": ""}  # where the system's zones would be looked for
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=bare)
+    assert done.stdout.startswith("() ") and "Europe/Berlin" in done.stdout
 
 
 @pytest.mark.parametrize(
