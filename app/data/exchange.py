@@ -134,7 +134,7 @@ def _check(chat: ExportedChat, path: str) -> None:
     for at, message in enumerate(chat.messages):
         where = f"{path}.messages[{at}]"
         if message.id in known:
-            raise BadChats(f"{where}.id", f"is {message.id!r:.60}, the id of a message before it.")
+            raise BadChats(f"{where}.id", f"is {message.id!r:.60}, as before; accepted: an id of its own.")
         if message.parent_id is not None and message.parent_id not in known:
             accepted = "null, or the id of a message before it"
             raise BadChats(f"{where}.parent_id", f"is {message.parent_id!r:.60}; accepted: {accepted}.")

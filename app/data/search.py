@@ -14,17 +14,20 @@ from app.data.database import Database
 _WORDS = 24  # of a snippet
 
 _SEARCH = """
-    SELECT chat_id, title, message_id, snippet, min(rank) FROM (
-        SELECT texts.chat_id, chats.title, texts.message_id, text_index.rank AS rank,
-            snippet(text_index, 0, ?2, ?3, '…', ?4) AS snippet
-        FROM text_index JOIN texts ON texts.id = text_index.rowid JOIN chats ON chats.id = texts.chat_id
-        WHERE text_index MATCH ?1 AND chats.user = ?5)
-    GROUP BY chat_id ORDER BY min(rank), chat_id LIMIT ?6"""
+    WITH hits AS MATERIALIZED (SELECT rowid AS id, rank AS score FROM text_index WHERE text_index MATCH ?1),
+    placed AS (
+        SELECT texts.id, chat_id, title, message_id, min(score) OVER (PARTITION BY chat_id) AS best,
+            row_number() OVER (PARTITION BY chat_id ORDER BY message_id IS NULL, score, texts.id) AS place
+        FROM hits JOIN texts ON texts.id = hits.id JOIN chats ON chats.id = texts.chat_id WHERE chats.user = ?2),
+    shown AS MATERIALIZED (SELECT * FROM placed WHERE place = 1 ORDER BY best, id LIMIT ?3)
+    SELECT chat_id, title, message_id, snippet(text_index, 0, ?4, ?5, '…', ?6) AS snippet
+    FROM shown JOIN text_index ON text_index.rowid = shown.id
+    WHERE text_index MATCH ?1 ORDER BY best, id"""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A chat and the text of it that fits best: a message, or its title where `message_id` is None.
+    """A chat and the message of it that fits best; its title, with `message_id` None, where no message fits.
 
     `marks`: the places in the snippet, as characters `start` to `end`, that were searched for.
     """
@@ -47,7 +50,7 @@ class ChatSearch:
             return []
         # Marks that no text can have, as nobody knew them before.
         opens, closes = f"<{secrets.token_hex(8)}>", f"<{secrets.token_hex(8)}>"
-        found = await self._database.rows(_SEARCH, query, opens, closes, _WORDS, user, limit)
+        found = await self._database.rows(_SEARCH, query, user, limit, opens, closes, _WORDS)
         return [
             Found(each["chat_id"], each["title"], each["message_id"], *_marked(each["snippet"], opens, closes))
             for each in found
