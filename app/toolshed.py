@@ -90,6 +90,7 @@ class Toolshed:
 
     async def _open_python(self) -> None:
         """Python for models, once it is seen that this system can hold it: some hundred milliseconds."""
+        await self._open_small_python()
         if not self._settings.sandbox:
             self.off["python"] = "The sandbox is switched off."
             return
@@ -109,6 +110,20 @@ class Toolshed:
         self._closing.push_async_callback(sandbox.close)
         self.registry.provide(Sandbox, sandbox)
         self.registry.add(python, origin=BUILT_IN)
+
+    async def _open_small_python(self) -> None:
+        """The part of Python that needs no jail, for what is small and pure. It is never put in the other's place."""
+        from tools.builtin.python import small_python
+        from tools.sandbox import Pure, SandboxFailed
+
+        try:
+            pure = await Pure.open()
+        except SandboxFailed as error:
+            self.off["small_python"] = str(error)
+            return
+        self._closing.push_async_callback(pure.close)
+        self.registry.provide(Pure, pure)
+        self.registry.add(small_python, origin=BUILT_IN)
 
     def offered(self, wanted: Literal["all"] | Sequence[str]) -> list[Tool]:
         """The tools of these names, in the order of names, so that a prompt repeats.

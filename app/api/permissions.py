@@ -52,12 +52,14 @@ async def set_permissions(request: Request, user: User) -> dict[str, Any]:
 
 @router.delete("/permissions")
 async def unset_permissions(request: Request, user: User) -> Response:
+    parameters(request)
     await asyncio.to_thread(_policy(request).grants.unset_classes, user)
     return Response(status_code=204)
 
 
 @router.delete("/permissions/{grant_id}")
 async def forget(request: Request, user: User, grant_id: str) -> Response:
+    parameters(request)
     grants = _policy(request).grants
     found = [grant for grant in await asyncio.to_thread(grants.of_user, user) if grant.id == grant_id]
     if not found:
@@ -69,14 +71,14 @@ async def forget(request: Request, user: User, grant_id: str) -> Response:
 @router.get("/chats/{chat_id}/permissions")
 async def chat_permissions(request: Request, user: User, chat_id: str) -> dict[str, Any]:
     parameters(request)
-    await _check_chat(request, user, chat_id)
+    await State.of(request).store.chats.get(user, chat_id)
     return await asyncio.to_thread(_shown_of_chat, _policy(request), user, chat_id)
 
 
 @router.put("/chats/{chat_id}/permissions")
 async def set_chat_permissions(request: Request, user: User, chat_id: str) -> dict[str, Any]:
     wanted = parse(await json_object(request), ClassesRequest, no_effect=frozenset())
-    await _check_chat(request, user, chat_id)
+    await State.of(request).store.chats.get(user, chat_id)
     policy = _policy(request)
     await asyncio.to_thread(policy.grants.set_classes, user, wanted.classes, chat=chat_id)
     return await asyncio.to_thread(_shown_of_chat, policy, user, chat_id)
@@ -84,6 +86,7 @@ async def set_chat_permissions(request: Request, user: User, chat_id: str) -> di
 
 @router.delete("/chats/{chat_id}/permissions")
 async def unset_chat_permissions(request: Request, user: User, chat_id: str) -> Response:
+    parameters(request)
     # Of a chat that is gone too: what was said about it must not stay.
     await asyncio.to_thread(_policy(request).grants.unset_classes, user, chat=chat_id)
     return Response(status_code=204)
@@ -91,15 +94,6 @@ async def unset_chat_permissions(request: Request, user: User, chat_id: str) -> 
 
 def _policy(request: Request) -> Policy:
     return State.of(request).toolshed.executor.policy
-
-
-async def _check_chat(request: Request, user: str, chat_id: str) -> None:
-    """
-    Raises:
-        ApiError: the user has no such chat.
-    """
-    if await State.of(request).store.chat(chat_id) is None:
-        raise ApiError(404, f"There is no chat {chat_id!r:.60}.", code="chat_not_found")
 
 
 def _shown(policy: Policy, user: str) -> dict[str, Any]:

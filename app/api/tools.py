@@ -13,6 +13,7 @@ from app.errors import ApiError
 from app.openai.fields import parse
 from app.runs.tools import RunTools
 from app.state import State
+from app.users import User
 
 router = APIRouter(prefix="/api", tags=["Tools"])
 
@@ -56,21 +57,29 @@ async def tools(request: Request) -> dict[str, Any]:
 
 
 @router.post("/runs/{run_id}/approvals/{approval_id}")
-async def approve(request: Request, run_id: str, approval_id: str) -> Response:
+async def approve(request: Request, user: User, run_id: str, approval_id: str) -> Response:
     wanted = parse(await json_object(request), DecisionRequest, no_effect=frozenset())
-    _tools_of(request, run_id).decide(approval_id, wanted.decision, scope=wanted.scope, expires_s=wanted.expires_s)
+    tools = await _tools_of(request, user, run_id)
+    tools.decide(approval_id, wanted.decision, scope=wanted.scope, expires_s=wanted.expires_s)
     return JSONResponse({"id": approval_id}, 202)
 
 
 @router.post("/runs/{run_id}/questions/{question_id}")
-async def answer(request: Request, run_id: str, question_id: str) -> Response:
+async def answer(request: Request, user: User, run_id: str, question_id: str) -> Response:
     wanted = parse(await json_object(request), AnswerRequest, no_effect=frozenset())
-    _tools_of(request, run_id).answer(question_id, wanted.text)
+    (await _tools_of(request, user, run_id)).answer(question_id, wanted.text)
     return JSONResponse({"id": question_id}, 202)
 
 
-def _tools_of(request: Request, run_id: str) -> RunTools:
-    found = State.of(request).runs.tools_of(run_id)
+async def _tools_of(request: Request, user: str, run_id: str) -> RunTools:
+    """
+    Raises:
+        NotThere: the user has no such run.
+        ApiError: it waits for nobody.
+    """
+    runs = State.of(request).runs
+    await runs.log(user, run_id)
+    found = runs.tools_of(run_id)
     if found is None:
         raise ApiError(404, f"There is no run {run_id!r:.60} that waits for anybody.", code="not_waiting")
     return found

@@ -9,10 +9,16 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 
+from app.config import LOCAL_USER
+from app.runs.tools import RunTools
+from app.users import user_of
+from reasoning.agent import Limits
 from tests.app.conftest import Server
 from tests.app.library import error
 from tests.app.test_runs import events
+from tools.outcome import Call
 
 CALCULATOR = '''
 from ponder import tool
@@ -136,3 +142,66 @@ def test_a_tool_that_is_not_there_is_refused_by_name(http: httpx.Client, plugin:
         in http.post(f"/api/chats/{chat}/runs", json={"content": "?", "tools": ["calculatee"]}).text
     )
     assert http.get(f"/api/chats/{chat}").json()["messages"] == []
+
+
+ASKS = '''
+from ponder import Context, tool
+from tools.builtin import asking
+
+@tool(permission="none")
+async def calculate(ctx: Context, expression: str) -> str:
+    """Work out an arithmetic expression."""
+    return await asking.ask_user(ctx, "Which do you mean?", ["391", "23"])
+'''
+
+
+def test_the_user_is_asked_which_they_mean(http: httpx.Client, plugin: Any) -> None:
+    plugin(ASKS, there)
+    assert "ask_user" in {tool["name"] for tool in http.get("/api/tools").json()["tools"]}
+    run = start(http)
+    log = list[dict[str, Any]]()
+    for _, _, event in events(http, run):
+        log.append(event)
+        if event["type"] == "question.asked":
+            assert event["text"] == "Which do you mean?" and event["choices"] == ["391", "23"]
+            address = f"/api/runs/{run}/questions/{event['question_id']}"
+            error(http.post(address, json={"text": "neither"}), 400, "invalid_value", "text")
+            assert http.post(address, json={"text": "391"}).status_code == 202
+    (result,) = of_type(log, "tool.result")
+    assert result["text"] == "The user answered: 391" and "391" in of_type(log, "answer.done")[0]["text"]
+
+
+async def test_a_question_that_nobody_answers_in_time_is_told_to_the_model(pebble: Server) -> None:
+    shed = pebble.app.state.ponder.toolshed
+    log: Any = []  # all that is needed of a run's log is that it takes events
+    tools = RunTools(
+        shed.executor, shed.offered(["ask_user"]), log, run="run_of_nobody", chat="none", user="local",
+        limits=Limits(), wait_s=0.01,
+    )  # fmt: skip
+
+    async def asked() -> list[str]:
+        return await tools.run([Call("c1", "ask_user", {"question": "Which bank?"})])
+
+    (text,) = pebble.on_loop(asked())
+    assert "Nobody answered. Go on with what is likeliest" in text
+    assert [event.type for event in log if event.type.startswith("question")] == [
+        "question.asked", "question.answered",
+    ]  # fmt: skip
+
+
+def test_only_whose_run_it_is_can_approve(pebble: Server, http: httpx.Client, plugin: Any) -> None:
+    plugin(ASKING, there)
+    run = start(http)
+    pebble.app.dependency_overrides[user_of] = _who_it_says
+    try:
+        for _, _, event in events(http, run):
+            if event["type"] == "approval.requested":
+                address = f"/api/runs/{run}/approvals/{event['approval_id']}"
+                assert http.post(address, json={"decision": "once"}, headers={"X-User": "eve"}).status_code == 404
+                assert http.post(address, json={"decision": "no"}).status_code == 202
+    finally:
+        del pebble.app.dependency_overrides[user_of]
+
+
+async def _who_it_says(request: Request) -> str:
+    return request.headers.get("x-user", LOCAL_USER)

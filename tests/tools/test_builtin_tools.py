@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 from loopback_web import PUBLIC, Site, fetcher, redirect, response, served
 
-from ponder import FakeContext, Retry, ScriptedModel, Tool, ToolError, assert_tool_called, call_tool, calls
+from ponder import (
+    BadArguments,
+    FakeContext,
+    Retry,
+    ScriptedModel,
+    Tool,
+    ToolError,
+    assert_tool_called,
+    call_tool,
+    calls,
+)
+from tools.builtin.asking import ask_user
 from tools.builtin.calculator import calculator
 from tools.builtin.clock import current_time, date_arithmetic
 from tools.builtin.databases import Databases
@@ -33,6 +44,24 @@ async def test_the_calculator_answers_and_asks_again_with_the_reason() -> None:
     assert not calculator.untrusted
     with pytest.raises(Retry, match="the limit is 4,000"):
         await call_tool(calculator, expression="9**9**9")
+
+
+async def test_the_user_is_asked_and_their_answer_is_read() -> None:
+    ctx = FakeContext(answers=["the river", "42"])
+    chosen = await call_tool(ask_user, ctx, question="Which bank?", choices=["the river", "the money"])
+    assert chosen.text == "The user answered: the river" and not chosen.untrusted
+    assert (await call_tool(ask_user, ctx, question="How many?")).text == "The user answered: 42"
+    assert [each.choices for each in ctx.questions] == [("the river", "the money"), None]
+
+
+async def test_where_nobody_answers_the_model_is_told() -> None:
+    assert "Nobody answered" in (await call_tool(ask_user, FakeContext(), question="Which bank?")).text
+
+
+@pytest.mark.parametrize("choices", [["one"], [], ["same", "same"], ["", "b"], ["a"] * 11])
+async def test_choices_between_which_nobody_can_choose_are_refused(choices: list[str]) -> None:
+    with pytest.raises((BadArguments, Retry)):
+        await call_tool(ask_user, FakeContext(answers=["one"]), question="Which?", choices=choices)
 
 
 async def test_times_and_dates() -> None:
@@ -227,14 +256,15 @@ async def test_an_engine_that_is_not_there_is_told_of() -> None:
 def test_what_is_not_configured_is_off_and_says_why(tmp_path: Path, shop: Database) -> None:
     bare = offered(BuiltinConfig(web=False))
     assert [each.name for each in bare.tools if isinstance(each, Tool)] == [
+        "ask_user",
         "calculator",
         "current_time",
         "date_arithmetic",
     ]
     assert bare.off["web_search"] == "No search engine is configured; give the address of a SearXNG server."
-    assert len(bare.tools) == 3 and len(bare.off) == 4
+    assert len(bare.tools) == 4 and len(bare.off) == 4
     full = offered(BuiltinConfig(tmp_path / "notes.db", {"shop": shop}, searxng_url="http://search.internal:8080"))
-    assert len(full.tools) == 7 and not full.off
+    assert len(full.tools) == 8 and not full.off
     with pytest.raises(ValueError, match="no URL"):
         offered(BuiltinConfig(searxng_url="search"))
 

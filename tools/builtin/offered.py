@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ponder import Tool, Toolset
+from tools.builtin.asking import ask_user
 from tools.builtin.calculator import calculator
 from tools.builtin.clock import current_time, date_arithmetic
 from tools.sql import Database
@@ -35,7 +36,7 @@ def offered(config: BuiltinConfig) -> Offered:
     Raises:
         ValueError: the search engine's address is no URL.
     """
-    tools: list[Tool | Toolset] = [calculator, current_time, date_arithmetic]
+    tools: list[Tool | Toolset] = [ask_user, calculator, current_time, date_arithmetic]
     off = dict[str, str]()
     if config.notes is not None:
         from tools.builtin.notes import Notes

@@ -32,9 +32,11 @@ async def python(ctx: Context, code: Code) -> str:
 
 @tool(permission="none", timeout=30)
 async def small_python(ctx: Context, code: Code) -> str:
-    """Run a small pure computation in a part of Python: no files, no classes with bases, hardly any imports.
+    """Run a small pure computation in a part of Python, for at most 2 seconds and 64 MB; nothing is kept.
 
-    The last expression's value and what is printed come back.
+    There are no files, no network, no generators, no class that inherits; of modules there are math, re, json,
+    datetime, decimal, itertools, functools, collections and random. The last expression's value and what
+    is printed come back.
 
     Args:
         code: the program; print what you need, or end with an expression.
