@@ -69,6 +69,32 @@ def after_calls(
     return [*_end_of_turn(format, before), *whole[len(before) :]]
 
 
+def after_answer(format: ChatFormat, question: str, variables: Mapping[str, Any]) -> list[int]:
+    """Tokens that follow an answer: the end of its turn, a user's question, and the head of the next turn.
+
+    Raises:
+        NoWayOn: the template refuses a second question.
+    """
+    first, other = (
+        _apply(
+            format, [_EARLIER, {"role": "assistant", "content": said}, {"role": "user", "content": question}], variables
+        )
+        for said in ("?", "!")
+    )
+    # Templates may drop an earlier turn's thinking: what follows an answer is what no answer changes.
+    same = 0
+    while same < min(len(first), len(other)) and first[-1 - same] == other[-1 - same]:
+        same += 1
+    return first[len(first) - same :]
+
+
+def _apply(format: ChatFormat, messages: list[Json], variables: Mapping[str, Any]) -> list[int]:
+    try:
+        return format.apply_chat_template(messages, **variables)
+    except ValueError as error:
+        raise NoWayOn(f"This model's chat template takes no second question: {error}") from None
+
+
 def _end_of_turn(format: ChatFormat, turn: Sequence[int]) -> list[int]:
     """From the last control token on: the mark that ends a turn, and the line break that some templates put behind."""
     at = next((at for at in range(len(turn) - 1, -1, -1) if turn[at] in format.control_ids), len(turn))

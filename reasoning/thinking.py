@@ -118,12 +118,14 @@ async def think_and_answer(
     opened: bool,
     closed: bool = False,
     calls: bool = False,
+    thinking_logprobs: int | None = None,
 ) -> AsyncGenerator[Piece, None]:
     """Generate on `seq` within `span`, whose `max_tokens` must be set; it covers thinking and answer together.
 
     `span`'s stops, `min_tokens`, `logprobs` and constraint are the answer's. With `opened` the prompt has opened the
     thinking, with `closed` it has closed it: then a constraint that leaves nothing free leaves no thinking either. With
-    `calls` the bodies that the constraint holds are calls, not the answer's content.
+    `calls` the bodies that the constraint holds are calls, not the answer's content. `thinking_logprobs` asks for the
+    log-probabilities of the thinking, as `span.logprobs` does for the answer's.
     """
     if markers is None or (closed and span.constraint is not None and not span.constraint.layout.free):
         async with aclosing(plain(seq, span, calls=calls)) as pieces:
@@ -132,7 +134,9 @@ async def think_and_answer(
         return
     answer = Answering(seq, span, markers, opened=opened, calls=calls)
     while True:
-        async with aclosing(answer.write(answer.next_span())) as pieces:
+        part = answer.next_span()
+        part = replace(part, logprobs=thinking_logprobs) if answer.part == "thinking" else part
+        async with aclosing(answer.write(part)) as pieces:
             async for piece in pieces:
                 yield piece
         if answer.marker is None:

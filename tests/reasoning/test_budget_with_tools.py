@@ -1,4 +1,4 @@
-"""A thinking budget over the loop with tools and the bundled model: one budget for all turns, nothing computed twice."""
+"""A thinking budget over the loop with tools and the bundled model: one for all turns, nothing computed twice."""
 
 from __future__ import annotations
 

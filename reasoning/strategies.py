@@ -1,0 +1,229 @@
+"""The strategies there are, by name, and running one so that nothing it does can hurt its host.
+
+Ours and those of installed packages (entry points of the group `ponder.strategies`) go by the same API. A strategy runs
+on a fork, with a deadline and a limit of tokens: whatever it does, raises or never ends, the sequence is as it was, or
+has its whole turn, and every fork is closed. What blocks the event loop itself cannot be ended, see docs/strategies.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, ValidationError
+
+from engine.errors import EngineError, InvalidParameter
+from reasoning.beam import beam
+from reasoning.best_of_n import best_of_n
+from reasoning.budget import BudgetForcing, ThinkingBudget
+from reasoning.self_consistency import self_consistency
+from reasoning.strategy import Context, Event, Options, Strategy, Yields, strategy
+from reasoning.thinking import Piece
+from reasoning.tree import tree
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+
+log = logging.getLogger("ponder")
+
+GROUP = "ponder.strategies"
+TIMEOUT_S = 600.0
+SILENT_S = 120.0  # between two things that a strategy yields
+CLOSING_S = 5.0  # that a strategy has to end in when it is told to
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+
+
+class BudgetOptions(Options):
+    """The fields of `reasoning.budget.ThinkingBudget`."""
+
+    min_tokens: int = Field(0, ge=0)
+    max_tokens: int | None = Field(None, ge=2)
+    waits: int = Field(0, ge=0, le=64)
+    wait_text: str = Field("Wait", max_length=200)
+    closing_text: str = Field("", max_length=2_000)
+    margin: float | None = Field(None, ge=0, le=100)
+
+
+@strategy("budget", BudgetOptions)
+async def budget(seq: EngineSequence, context: Context, options: BudgetOptions) -> Yields:
+    """Makes the thinking as long as it should be: not below a minimum, not above a maximum, made to go on by "Wait"."""
+    forcing = BudgetForcing(ThinkingBudget(**dict(options)), context.tokenizer)
+    async with aclosing(
+        forcing.answer(seq, context.span, opened=context.opened, closed=context.closed, calls=context.calls)
+    ) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+BUILT_IN: tuple[Strategy[Any], ...] = (budget, best_of_n, self_consistency, tree, beam)  # Any: each has its own options
+
+
+class StrategyError(EngineError):
+    """A strategy did not do what one must: the message names it and says what it did."""
+
+    code = "strategy_error"
+
+    def __init__(self, strategy: Strategy[Any], message: str) -> None:
+        super().__init__(f"The strategy {strategy.name!r} ({strategy.origin}) {message}")
+        self.strategy = strategy.name
+
+
+class StrategyTimeout(StrategyError):
+    """A strategy did not end in time."""
+
+    code = "strategy_timeout"
+
+
+class Strategies:
+    """Strategies by name. The first to claim a name keeps it; `faults` tells what could not be loaded, and why."""
+
+    def __init__(self, offered: Iterable[Strategy[Any]] = BUILT_IN) -> None:
+        self._by_name: dict[str, Strategy[Any]] = {}
+        self.faults: dict[str, str] = {}
+        for each in offered:
+            self.add(each)
+
+    def add(self, offered: object, origin: str = "ponder") -> None:
+        """
+        Raises:
+            ValueError: what is offered is no strategy, or its name is taken or not one.
+        """
+        if not isinstance(offered, Strategy):
+            raise ValueError(f"{offered!r} is no strategy; put @strategy(name, Options) above an async generator")
+        if not _NAME.fullmatch(offered.name):
+            raise ValueError(f"the name {offered.name!r} is not 1 to 64 of a-z, 0-9, _ and -, beginning with a letter")
+        if offered.name in self._by_name:
+            holder = self._by_name[offered.name].origin
+            raise ValueError(f"the name {offered.name!r} is taken by {holder}; accepted: another name")
+        self._by_name[offered.name] = Strategy(offered.name, offered.options, offered.run, origin)
+
+    def load_entry_points(self, group: str = GROUP) -> None:
+        """Adds what installed packages offer; a broken one becomes a fault."""
+        for point in entry_points(group=group):
+            package = f" ({point.dist.name} {point.dist.version})" if point.dist is not None else ""
+            origin = f"entry point {point.name}{package}"
+            try:
+                self.add(point.load(), origin)
+            except (Exception, SystemExit) as error:  # a package's import may do anything
+                self.faults[origin] = f"{type(error).__name__}: {error}"
+
+    def __iter__(self) -> Iterator[Strategy[Any]]:
+        return iter(self._by_name.values())
+
+    def get(self, name: str) -> Strategy[Any]:
+        """
+        Raises:
+            InvalidParameter: there is none of this name.
+        """
+        if name not in self._by_name:
+            raise InvalidParameter("strategy", f"strategy is {name!r}; accepted: {', '.join(sorted(self._by_name))}.")
+        return self._by_name[name]
+
+    def options(self, name: str, given: Mapping[str, Any]) -> Options:
+        """A strategy's options, made of JSON.
+
+        Raises:
+            InvalidParameter: there is no such strategy, or its options are not right; the message names the field.
+        """
+        chosen = self.get(name)
+        try:
+            return chosen.options.model_validate(dict(given))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(["strategy_options", *map(str, first["loc"])])
+            accepted = ", ".join(chosen.options.model_fields) or "none"
+            hint = f"; accepted: {accepted}" if first["type"] == "extra_forbidden" else ""
+            raise InvalidParameter(where, f"{where}: {first['msg']}{hint}.") from None
+
+
+async def run_strategy(
+    chosen: Strategy[Any],  # Any: each has its own options
+    seq: EngineSequence,
+    context: Context,
+    options: object,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    silent_s: float = SILENT_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[Piece | Event]:
+    """What a strategy yields, watched over. Once it is over, `seq` has the turn; if it is left or fails, nothing.
+
+    Raises:
+        StrategyTimeout: it did not end within `timeout_s`, or yielded nothing for `silent_s`.
+        StrategyError: it raised something that is no EngineError, yielded what is neither piece nor event, wrote more
+            than `max_tokens`, changed what stood in the sequence, or ended without a last piece.
+        EngineError: as the strategy raised it, such as InvalidParameter for options that contradict the request.
+    """
+    begun, ends = len(seq), clock() + timeout_s
+    (work,) = seq.fork()
+    items: asyncio.Queue[object] = asyncio.Queue(1)
+    running = asyncio.ensure_future(_pump(chosen, work, context, options, items))
+    spent, over = 0, False
+    try:
+        while (item := await _next(chosen, items, min(silent_s, ends - clock()))) is not _END:
+            if not isinstance(item, Piece | Event):
+                raise StrategyError(chosen, f"yielded {type(item).__name__}; accepted: Piece and Event.")
+            if isinstance(item, Piece):
+                if over:
+                    raise StrategyError(chosen, "went on after the piece with a finish reason.")
+                spent += item.spent
+                over = item.finish_reason is not None
+            if context.span.max_tokens is not None and spent > context.span.max_tokens:
+                raise StrategyError(chosen, f"wrote {spent} tokens; accepted: {context.span.max_tokens}.")
+            yield item
+        if not over:
+            raise StrategyError(chosen, "ended without a piece that has a finish reason.")
+        written = work.tokens
+        if written[:begun] != seq.tokens:
+            raise StrategyError(chosen, "changed what stood in the sequence before it; accepted: adding to it.")
+        seq.append(written[begun:])
+    finally:
+        running.cancel()
+        await asyncio.wait({running}, timeout=CLOSING_S)
+        if not running.done():
+            log.warning("The strategy %r (%s) does not end when it is told to", chosen.name, chosen.origin)
+        work.close()
+
+
+_END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: Exception
+
+
+async def _pump(
+    chosen: Strategy[Any], work: EngineSequence, context: Context, options: object, items: asyncio.Queue[object]
+) -> None:
+    """Runs a strategy in a task of its own: one that resists being cancelled is left behind with it."""
+    try:
+        async with aclosing(chosen.run(work, context, options)) as yielded:
+            async for item in yielded:
+                await items.put(item)
+        await items.put(_END)
+    except Exception as error:
+        await items.put(_Failed(error))
+
+
+async def _next(chosen: Strategy[Any], items: asyncio.Queue[object], left: float) -> object:
+    """The next thing that a strategy yields, `_END` at its end."""
+    try:
+        if left <= 0:
+            raise TimeoutError
+        async with asyncio.timeout(left):
+            item = await items.get()
+    except TimeoutError:
+        raise StrategyTimeout(chosen, "did not go on or end in time, and was ended.") from None
+    if not isinstance(item, _Failed):
+        return item
+    if isinstance(item.error, EngineError):
+        raise item.error
+    raise StrategyError(chosen, f"failed: {type(item.error).__name__}: {item.error}") from item.error

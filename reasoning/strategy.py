@@ -1,0 +1,114 @@
+"""What a strategy is: a name, options, and a function of a live sequence that yields pieces of an answer and events.
+
+Ours and those of plugins are made of the same three things, see docs/strategies.md. Knows nothing of which strategies
+there are, nor of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from engine.errors import InvalidParameter
+from engine.params import Span
+from reasoning.thinking import Markers, Piece
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+    from engine import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a strategy tells of itself, such as a branch it gave up. Subclasses are plain data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent(Event):
+    """Tokens that are no part of the answer: `written` by the model, and `read` by it for the first time."""
+
+    written: int
+    read: int = 0
+
+
+class Options(BaseModel):
+    """Base of a strategy's options: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The most that one answer may hold at once or visit: sequences side by side, and nodes of a search."""
+
+    branches: int = 64
+    nodes: int = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a strategy is given beside the sequence.
+
+    `span` is the answer's: sampling, stops, constraint, and `max_tokens` (always set) for thinking and answer together.
+    With `opened` the prompt has opened the thinking, with `closed` it has closed it. `checker` says how good an answer
+    is, from 0 to 1, where whoever asks can tell. `problem` is a task for a search, see `reasoning.tree`. `variables`
+    are the chat template's.
+    """
+
+    tokenizer: Tokenizer
+    span: Span
+    markers: Markers | None
+    opened: bool = False
+    closed: bool = False
+    calls: bool = False
+    checker: Callable[[str], float] | None = None
+    problem: Any = None  # Any: a Problem, whose states are its own business
+    variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name them
+    quota: Quota = field(default_factory=Quota)
+
+
+def refuse(context: Context, what: str, *names: str) -> None:
+    """For strategies that cannot keep to everything a span may ask.
+
+    Raises:
+        InvalidParameter: one of the span's fields `names` is set.
+    """
+    for name in names:
+        if getattr(context.span, name) not in (None, ()):
+            raise InvalidParameter(name, f"{name} is set, and {what} cannot keep to it; accepted: {name} not set.")
+
+
+OptionsT = TypeVar("OptionsT", bound=BaseModel)
+Yields = AsyncGenerator[Piece | Event, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy(Generic[OptionsT]):
+    """`run(seq, context, options)` yields the answer's pieces, the last one with a finish reason, and events.
+
+    It works on `seq` and may fork it: forks are closed when it ends. What it leaves in `seq` is the turn.
+    """
+
+    name: str
+    options: type[OptionsT]
+    run: Callable[[EngineSequence, Context, OptionsT], Yields]
+    origin: str = "ponder"
+
+    @property
+    def about(self) -> str:
+        """The first paragraph of the function's docstring."""
+        return (self.run.__doc__ or "").strip().split("\n\n")[0]
+
+
+def strategy(
+    name: str, options: type[OptionsT]
+) -> Callable[[Callable[[EngineSequence, Context, OptionsT], Yields]], Strategy[OptionsT]]:
+    """Makes a strategy of an async generator function."""
+
+    def made(run: Callable[[EngineSequence, Context, OptionsT], Yields]) -> Strategy[OptionsT]:
+        return Strategy(name, options, run)
+
+    return made

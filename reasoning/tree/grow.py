@@ -1,0 +1,161 @@
+"""Growing a search's tree: next steps of several states at once, each on a fork of its state's branch.
+
+What branches share is computed once: a branch is a fork, and what several forks need is computed before they part.
+Knows nothing of the order of a search.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic
+
+from engine.outputs import SpanResult
+from engine.params import Sampling, Span
+from reasoning.candidate import warm
+from reasoning.tree.meter import Meter
+from reasoning.tree.nodes import Graph, Node
+from reasoning.tree.options import TreeOptions
+from reasoning.tree.problem import Problem, Reply, S, Thought
+from reasoning.tree.values import Valuer
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+    from engine import Tokenizer
+
+
+@dataclass(slots=True)
+class Proposed(Generic[S]):
+    """A step, the fork that wrote it where the problem writes on, and its log-probability where that is wanted."""
+
+    thought: Thought[S]
+    seq: EngineSequence | None = None
+    logprob: float = 0.0
+
+
+class Grower(Generic[S]):
+    """One search's tree and means. `scope` holds every branch: closing it frees them all."""
+
+    def __init__(
+        self, seq: EngineSequence, problem: Problem[S], options: TreeOptions, tokenizer: Tokenizer, meter: Meter
+    ) -> None:
+        (self.scope,) = seq.fork()
+        self.graph = Graph(problem, self.scope.fork()[0])
+        self.options = options
+        self.meter = meter
+        self._problem = problem
+        self._tokenizer = tokenizer
+        self._valuer = Valuer(problem, options, tokenizer, meter)
+        self._sampling = Sampling(temperature=options.temperature, seed=options.seed)
+
+    async def expand(self, nodes: Sequence[Node[S]]) -> list[Node[S]]:
+        """Next steps from every node, valued: new states alone, in order. The nodes' own branches close."""
+        replies = await self.meter.together([self._propose(node) for node in nodes])
+        children: list[Node[S]] = []
+        new: list[tuple[EngineSequence, int]] = []
+        for node, proposed in zip(nodes, replies, strict=True):
+            if isinstance(proposed, Exception):
+                self.graph.prune(node, "context")
+                continue
+            for each in proposed or ():
+                child = self._child(node, each)
+                if child is not None:
+                    children.append(child)
+                    if each.thought.kept and child.seq is not None:
+                        new.append((child.seq, len(each.thought.kept)))
+            node.drop()
+        await self.meter.together([self._warm(seq, length) for seq, length in new])
+        await self._valuer.value(self.graph, children)
+        return children
+
+    def _child(self, node: Node[S], proposed: Proposed[S]) -> Node[S] | None:
+        """A new node with its branch; None for a state that is there already, or one too many."""
+        thought, child = proposed.thought, None
+        if thought.state in self.graph or len(self.graph) < self.options.nodes:
+            child = self.graph.add(node, thought)
+        else:
+            self.meter.reach("nodes")
+        if child is None:
+            if proposed.seq is not None:
+                proposed.seq.close()
+            return None
+        child.logprob = node.logprob + proposed.logprob
+        child.seq = proposed.seq
+        if proposed.seq is None and node.seq is not None and not child.done:
+            (child.seq,) = node.seq.fork(scope=self.scope)
+            child.seq.append(thought.kept)
+        return child
+
+    async def _propose(self, node: Node[S]) -> list[Proposed[S]]:
+        """Ask one node for steps. Raises what the engine raises."""
+        problem = self._problem
+        samples = self.options.times(problem.writes_on)
+        assert node.seq is not None
+        prompt = list(problem.propose_prompt(node.state))
+        with ExitStack() as closing:
+            (asked,) = node.seq.fork(scope=self.scope)
+            closing.callback(asked.close)
+            asked.append(prompt)
+            unread, end = len(prompt), len(asked)
+            forks = [asked]
+            if samples > 1:
+                if unread > 1 and await self._warm(asked, unread):
+                    unread = 0
+                forks = asked.fork(samples, scope=self.scope)
+                for fork in forks:
+                    closing.callback(fork.close)
+            replies = await asyncio.gather(*(self._reply(fork, unread) for fork in forks))
+            found: list[Proposed[S]] = []
+            for fork, result in zip(forks, replies, strict=True):
+                if result is not None:
+                    found += self._steps(node, fork, result)
+            if self.options.value == "likelihood" and not problem.writes_on:
+                found = await self._likely(asked, end, found)
+            if problem.writes_on:
+                closing.pop_all()
+                wrote = {id(each.seq) for each in found}
+                for fork in {asked, *forks}:
+                    if id(fork) not in wrote:
+                        fork.close()
+            return found
+
+    def _steps(self, node: Node[S], fork: EngineSequence, result: SpanResult) -> list[Proposed[S]]:
+        ended = result.finish_reason == "stop" and result.stop_reason is None
+        thoughts = self._problem.read(node.state, Reply(result.text, result.token_ids, ended))
+        if not self._problem.writes_on:
+            return [Proposed(thought) for thought in thoughts]
+        return [Proposed(thought, fork, sum(each.logprob for each in result.logprobs)) for thought in thoughts[:1]]
+
+    async def _reply(self, fork: EngineSequence, unread: int) -> SpanResult | None:
+        """None where the tokens do not allow one."""
+        likely = self.options.value == "likelihood" and self._problem.writes_on
+        span = Span(
+            self._sampling, self.options.step_tokens, stop=self._problem.stop, logprobs=0 if likely else None
+        )  # fmt: skip
+        with self.meter.aside(unread, self.options.step_tokens) as allowed:
+            if not allowed:
+                return None
+            result = await fork.generate_all(span)
+            self.meter.written += len(result.token_ids)
+            return result
+
+    async def _likely(self, asked: EngineSequence, length: int, found: list[Proposed[S]]) -> list[Proposed[S]]:
+        """How likely each of several steps is as the first thing that the model would write."""
+        if not found:
+            return found
+        asked.truncate(length)
+        texts = [self._tokenizer.encode(each.thought.text) for each in found]
+        with self.meter.aside(sum(map(len, texts)), 0) as allowed:
+            if not allowed:
+                return found
+            scores = await asked.score(texts)
+        return [Proposed(each.thought, None, sum(score)) for each, score in zip(found, scores, strict=True)]
+
+    async def _warm(self, seq: EngineSequence, length: int) -> bool:
+        with self.meter.aside(length, 1) as allowed:
+            if allowed:
+                await warm(seq)
+                self.meter.written += 1
+        return allowed

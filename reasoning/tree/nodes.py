@@ -1,0 +1,105 @@
+"""The nodes of a search: what is known of every state, and the way to it. Knows nothing of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic
+
+from reasoning.strategy import Event
+from reasoning.tree.events import NodeAdded, NodeMerged, NodePruned, NodeScored, Why
+from reasoning.tree.problem import Problem, S, Thought
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+
+
+@dataclass(slots=True, eq=False)
+class Node(Generic[S]):
+    """`seq` is its branch, until the node is left behind. `logprob` sums those of the steps that lead here."""
+
+    id: int
+    state: S
+    parent: Node[S] | None
+    depth: int
+    done: bool
+    seq: EngineSequence | None
+    logprob: float = 0.0
+    value: float | None = None
+    children: list[Node[S]] = field(default_factory=list)
+    pruned: bool = False
+    visits: int = 0
+    total: float = 0.0  # of the values of what was visited below
+
+    def path(self) -> list[Node[S]]:
+        """From the root to here."""
+        above = [] if self.parent is None else self.parent.path()
+        return [*above, self]
+
+    def drop(self) -> None:
+        """Leave the branch: its blocks go back, unless other branches share them."""
+        if self.seq is not None:
+            self.seq.close()
+            self.seq = None
+
+
+class Graph(Generic[S]):
+    """All nodes, each state once. Changes become events, which wait to be told."""
+
+    def __init__(self, problem: Problem[S], seq: EngineSequence) -> None:
+        self.problem = problem
+        self._by_state: dict[S, Node[S]] = {}
+        self._events: list[Event] = []
+        self.root = Node(0, problem.start, None, 0, problem.done(problem.start), seq)
+        self._by_state[self.root.state] = self.root
+        self._events.append(NodeAdded(0, None, 0, ""))
+
+    def __len__(self) -> int:
+        return len(self._by_state)
+
+    def __contains__(self, state: S) -> bool:
+        return state in self._by_state
+
+    def __iter__(self) -> Iterator[Node[S]]:
+        return iter(self._by_state.values())
+
+    def add(self, parent: Node[S], thought: Thought[S]) -> Node[S] | None:
+        """The new node; None where the state is there already."""
+        known = self._by_state.get(thought.state)
+        if known is not None:
+            self._events.append(NodeMerged(known.id, parent.id, thought.text))
+            return None
+        done = self.problem.done(thought.state)
+        node = Node(len(self), thought.state, parent, parent.depth + 1, done, None)
+        self._by_state[node.state] = node
+        parent.children.append(node)
+        self._events.append(NodeAdded(node.id, parent.id, node.depth, thought.text))
+        return node
+
+    def score(self, node: Node[S], value: float) -> None:
+        node.value = value
+        self._events.append(NodeScored(node.id, value))
+
+    def prune(self, node: Node[S], why: Why) -> None:
+        node.pruned = True
+        node.drop()
+        self._events.append(NodePruned(node.id, why))
+
+    def told(self) -> list[Event]:
+        """The events since the last time."""
+        events, self._events = self._events, []
+        return events
+
+    def solved(self, node: Node[S]) -> bool:
+        """Whether a state answers the task: its checker says so; where it says nothing, being finished is enough."""
+        checked = self.problem.check(node.state)
+        return node.done and (checked is None or checked >= 1.0)
+
+    def best(self) -> Node[S]:
+        """The answer so far: a solved state, else one that is finished and not wrong, else the best, deepest, first."""
+
+        def rank(node: Node[S]) -> tuple[bool, bool, float, int, int]:
+            finished = node.done and self.problem.check(node.state) != 0.0
+            return self.solved(node), finished, node.value or 0.0, node.depth, -node.id
+
+        return max(self, key=rank)

@@ -1,0 +1,115 @@
+"""Tree of thoughts (Yao et al. 2023): propose steps, value where they lead, keep the best, repeat, on forks.
+
+`search` is the program's own; `tree` is the strategy, which answers with what the search found. Whoever stops listening
+frees every branch. Knows nothing of any task.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import InvalidParameter
+from reasoning.candidate import warm
+from reasoning.strategy import Context, Event, Spent, Yields, refuse, strategy
+from reasoning.thinking import Piece
+from reasoning.tree.events import NodeChosen, SearchEnded
+from reasoning.tree.grow import Grower
+from reasoning.tree.meter import Meter
+from reasoning.tree.options import TreeOptions
+from reasoning.tree.problem import Problem, S
+from reasoning.tree.searches import Search, bfs, dfs, mcts
+from reasoning.tree.writing import Writing
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+    from engine import Tokenizer
+
+_ORDERS = {"bfs": bfs, "dfs": dfs, "mcts": mcts}
+
+
+async def search(
+    seq: EngineSequence,
+    problem: Problem[S],
+    options: TreeOptions,
+    tokenizer: Tokenizer,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncGenerator[Event, None]:
+    """Everything that happens, up to `SearchEnded` with the best answer so far, whatever ended it.
+
+    `seq` is what every branch begins with, one token at least; it is not changed.
+
+    Raises:
+        InvalidParameter: several samples are asked for at temperature 0.
+        What the engine raises; a branch that does not fit the context is pruned instead.
+    """
+    if options.times(problem.writes_on) > 1 and options.temperature == 0:
+        raise InvalidParameter("temperature", "temperature is 0, where all samples are the same; accepted: above 0.")
+    meter = Meter(options.tokens, options.seconds, clock)
+    await meter.together([warm(seq)])
+    grower = Grower(seq, problem, options, tokenizer, meter)
+    try:
+        how = Search()
+        if grower.graph.solved(grower.graph.root):
+            how.ended = "found"
+        elif not meter.over:
+            async with aclosing(_ORDERS[options.search](grower, how)) as growing:
+                async for _ in growing:
+                    for event in grower.graph.told():
+                        yield event
+        for event in grower.graph.told():
+            yield event
+        best = grower.graph.best()
+        for node in best.path():
+            yield NodeChosen(node.id)
+        yield SearchEnded(
+            node=best.id,
+            answer=problem.answer(best.state),
+            solved=grower.graph.solved(best),
+            ended="found" if how.ended == "found" else meter.ended or how.ended,
+            value=best.value or 0.0,
+            nodes=len(grower.graph),
+            written=meter.written,
+            read=meter.read,
+            seconds=meter.seconds,
+        )
+    finally:
+        grower.scope.close()
+
+
+@strategy("tree", TreeOptions)
+async def tree(seq: EngineSequence, context: Context, options: TreeOptions) -> Yields:
+    """Searches among partial solutions: proposes steps, judges where they lead, and follows the best.
+
+    Without a problem of its own, the steps are paragraphs of the answer, judged by the model as it goes along.
+
+    Raises:
+        InvalidParameter: the options go beyond the quota, or the span has a constraint, which steps cannot keep to.
+    """
+    refuse(context, "a tree of steps", "constraint", "stop", "logprobs")
+    writing = Writing(context, list(options.labels)) if context.problem is None else None
+    problem: Problem[Any] = writing or context.problem
+    quota, wide = context.quota, options.beam * options.times(problem.writes_on)
+    if options.nodes > quota.nodes:
+        raise InvalidParameter("nodes", f"nodes is {options.nodes}; accepted: at most {quota.nodes}.")
+    if wide > quota.branches:
+        raise InvalidParameter("beam", f"beam × samples is {wide}; accepted: at most {quota.branches} at once.")
+    if options.seed is None:
+        options = options.model_copy(update={"seed": context.span.sampling.seed})
+    async with aclosing(search(seq, problem, options, context.tokenizer)) as events:
+        async for event in events:
+            yield event
+            ended = event
+    assert isinstance(ended, SearchEnded)
+    if writing is None:  # nobody wrote the answer to a problem of its own
+        tokens = tuple(context.tokenizer.encode(ended.answer))
+        pieces = [Piece("answer", ended.answer, len(tokens), tokens, finish_reason="stop")]
+    else:
+        tokens, pieces = writing.told[0], writing.pieces()
+    yield Spent(max(0, ended.written - len(tokens)), ended.read)
+    seq.append(tokens)
+    for piece in pieces:
+        yield piece

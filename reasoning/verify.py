@@ -1,0 +1,107 @@
+"""How good a candidate is: a program's check, the model's own log-probabilities, or its judgement when asked.
+
+Every verifier scores from 0 to 1, so that one score can be compared with another of its kind and with `enough`. Knows
+nothing of how candidates come about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engine.errors import InvalidParameter
+from reasoning.candidate import Candidate
+from reasoning.dialogue import after_answer
+from reasoning.strategy import Context
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+    from engine import Tokenizer
+
+JUDGE = "Is your answer right? Answer with yes or no."
+
+
+class Verifier(Protocol):
+    """Scores candidates from 0 to 1. `measures`: they must come with their log-probabilities."""
+
+    @property
+    def measures(self) -> bool: ...
+
+    async def score(self, candidate: Candidate, seq: EngineSequence) -> float:
+        """`seq` ends with the candidate, and is the verifier's to fork, not to change."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """A program that can tell how good an answer's text is."""
+
+    check: Callable[[str], float]
+    measures: bool = False
+
+    async def score(self, candidate: Candidate, seq: EngineSequence) -> float:
+        return float(self.check(candidate.text))
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """The geometric mean of the probabilities of its tokens, thinking included."""
+
+    measures: bool = True
+
+    async def score(self, candidate: Candidate, seq: EngineSequence) -> float:
+        return candidate.confidence
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """The model is asked, on a throw-away fork, and the probability of the good word against the bad one is read."""
+
+    tokenizer: Tokenizer
+    question: str = JUDGE
+    good: str = "yes"
+    bad: str = "no"
+    variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name them
+    measures: bool = False
+
+    async def score(self, candidate: Candidate, seq: EngineSequence) -> float:
+        """Raises `NoWayOn` where the chat template takes no second question, and what `score` raises."""
+        (fork,) = seq.fork()
+        try:
+            fork.append(after_answer(self.tokenizer, self.question, {"enable_thinking": False, **self.variables}))
+            good, bad = await read_labels(fork, [self.tokenizer.encode(word) for word in (self.good, self.bad)])
+        finally:
+            fork.close()
+        return good / (good + bad) if good + bad > 0 else 0.0
+
+
+def verifier(name: str, context: Context) -> Verifier:
+    """`checker`, `confidence` or `judge`, as options name them.
+
+    Raises:
+        InvalidParameter: there is none of this name, or nobody gave a checker.
+    """
+    if name == "checker":
+        if context.checker is None:
+            raise InvalidParameter("verifier", "verifier is 'checker', and there is none; accepted: confidence, judge.")
+        return Checker(context.checker)
+    if name == "confidence":
+        return Confidence()
+    if name == "judge":
+        return Judge(context.tokenizer, variables=context.variables)
+    raise InvalidParameter("verifier", f"verifier is {name!r}; accepted: checker, confidence, judge.")
+
+
+async def read_labels(seq: EngineSequence, labels: Sequence[Sequence[int]]) -> list[float]:
+    """Probabilities of labels as the next words, read in one batch.
+
+    Labels with different first tokens are told apart by those alone: one row of logits then reads them all.
+
+    Raises what `score` raises.
+    """
+    firsts = [tuple(label[:1]) for label in labels]
+    told_apart = len(set(firsts)) == len(firsts)
+    scores = await seq.score(firsts if told_apart else labels)
+    return [math.exp(sum(each)) for each in scores]

@@ -1,0 +1,39 @@
+"""Tokens that were written elsewhere, by a search say, as pieces of an answer: thinking told apart by its markers.
+
+Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.outputs import FinishReason
+from reasoning.strategy import Context
+from reasoning.thinking import Part, Piece
+
+
+def pieces_of(tokens: Sequence[int], context: Context, finish: FinishReason) -> list[Piece]:
+    """A piece for every part of `tokens`, the last one with the finish reason. Markers count, and are no text."""
+    markers = context.markers
+    part: Part = "thinking" if context.opened else "answer"
+    pieces: list[Piece] = []
+    run: list[int] = []
+    strip_head = context.opened
+
+    def flush() -> None:
+        if run:
+            text = context.tokenizer.decode(run)
+            pieces.append(Piece(part, text.lstrip("\n") if strip_head else text, len(run), tuple(run)))
+            run.clear()
+
+    for token in tokens:
+        if markers is None or token not in (markers.opening, markers.closing):
+            run.append(token)
+            continue
+        flush()
+        around: Part = "thinking" if part == "thinking" or token == markers.opening else "answer"
+        pieces.append(Piece(around, "", 1))
+        part = "thinking" if token == markers.opening else "answer"
+        strip_head = True
+    flush()
+    return [*pieces, Piece(part, "", 0, finish_reason=finish)]
