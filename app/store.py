@@ -5,7 +5,6 @@ Documents have files of their own (`retrieval/`), and so do tools. Knows nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from app.data.chats import Chats
@@ -47,7 +46,3 @@ class Store:
         """Whether there is such a chat, whoever's it is."""
         found = await self.database.rows("SELECT id FROM chats WHERE id = ?", chat_id)
         return found[0] if found else None
-
-    def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> None:
-        """What a run's log needs of a store."""
-        self.runs.write_events(run_id, events)

@@ -117,7 +117,7 @@ async def run(request: Request, user: User, run_id: str) -> dict[str, Any]:
     return {
         "id": run_id,
         "chat_id": row["chat_id"],
-        "status": log.events[-1].type.removeprefix("run.") if log.ended else "running",
+        "status": log.status,
         "last_seq": log.last_seq,
         "thinking": "".join(told["thinking.delta"]),
         "answer": "".join(told["answer.delta"]),

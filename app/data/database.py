@@ -65,12 +65,17 @@ class Database:
     async def rows(self, sql: str, *parameters: object) -> list[Row]:
         return await self.read(lambda db: rows(db, sql, *parameters))
 
-    def write(self, work: Callable[[sqlite3.Connection], None]) -> None:
-        """Do `work` some time soon, in one transaction; an error goes to the log."""
+    def write(self, work: Callable[[sqlite3.Connection], None]) -> Future[None]:
+        """Do `work` some time soon, in one transaction; an error goes to the log. Done when it stands or has failed."""
         try:
-            self._thread.submit(self._transaction, work).add_done_callback(_report)
+            done = self._thread.submit(self._transaction, work)
         except RuntimeError:  # closed already: the next start ends what this leaves open
             log.warning("a write to the database came after it was closed")
+            done = Future()
+            done.set_result(None)
+        else:
+            done.add_done_callback(_report)
+        return done
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._db:

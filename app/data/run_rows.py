@@ -9,6 +9,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,10 +100,10 @@ class RunRows:
     async def events(self, run_id: str) -> list[LoggedEvent]:
         return await self._database.read(lambda db: _events(db, run_id))
 
-    def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> None:
-        """Append to a run's log, in one transaction, some time soon."""
+    def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> Future[None]:
+        """Append to a run's log, in one transaction; done when a crash of this process cannot take them."""
         made = [(run_id, e.seq, e.type, e.data) for e in events]
-        self._database.write(lambda db: _append(db, made))
+        return self._database.write(lambda db: _append(db, made))
 
     def end(self, run_id: str, answer: Answer) -> None:
         """Record how a run ended, some time soon."""

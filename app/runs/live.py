@@ -92,7 +92,7 @@ class Runs:
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
         run = Run(
-            run_id, chat_id, ask.user, self._served, self._library, RunLog(run_id, self._store),
+            run_id, chat_id, ask.user, self._served, self._library, RunLog(run_id, self._store.runs),
             self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
         )  # fmt: skip
         # Known before the store knows it: whoever finds its id there finds it here.
@@ -131,7 +131,7 @@ class Runs:
         if run := self._running(user, run_id):
             return run.log
         await self._store.runs.get(user, run_id)
-        log = RunLog(run_id, self._store, await self._store.runs.events(run_id))
+        log = RunLog(run_id, self._store.runs, await self._store.runs.events(run_id))
         log.append(RESTARTED)  # if a failing disk left it without its end: its readers would wait for ever
         return log
 

@@ -1,4 +1,4 @@
-"""The append-only event log of one run, in memory while it grows and on disk soon after.
+"""The append-only event log of one run, on disk before anybody reads it, and in memory while it grows.
 
 Writers append; any number of readers follow by sequence number, each at its own pace, so a reload or a second tab
 reads the very same log. Knows nothing of how answers are made.
@@ -7,64 +7,92 @@ reads the very same log. Knows nothing of how answers are made.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel
 
+from app.data.run_rows import LoggedEvent
 from app.runs.events import TERMINAL, AnswerDelta, ThinkingDelta
-from app.store import LoggedEvent
 
 if TYPE_CHECKING:
-    from app.store import Store
     from reasoning.thinking import Part
 
 COALESCE_S = 0.025
-_FLUSH_S = 0.1
+
+
+class EventStore(Protocol):
+    """What a log needs of a store."""
+
+    def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> Future[None]:
+        """Append to a run's log, in the order of the calls; done when a crash of this process cannot take them."""
+        ...
 
 
 class RunLog:
-    """Events numbered from 1. It has ended when its last event is terminal; nothing is appended after that."""
+    """Events numbered from 1. It has ended when its last event is terminal; nothing is appended after that.
 
-    def __init__(self, run_id: str, store: Store, events: Iterable[LoggedEvent] = ()) -> None:
+    What is appended goes to the disk at once, and readers get it when it is there: after a crash the log has all that
+    anybody saw. While a write is under way more gathers for the next, so a slow disk makes larger pieces, not a queue.
+    """
+
+    def __init__(self, run_id: str, store: EventStore, events: Iterable[LoggedEvent] = ()) -> None:
         self.run_id = run_id
-        self.events = list(events)
+        self.events = list(events)  # on disk
+        self._coming: list[LoggedEvent] = []  # not yet
+        self._unwritten = 0  # of those, at the end, that were not handed to the store
+        self._writing = 0
         self._store = store
-        self._unwritten: list[LoggedEvent] = []
         self._grown = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._last = self.events[-1] if self.events else None
 
     @property
     def ended(self) -> bool:
-        return bool(self.events) and self.events[-1].type in TERMINAL
+        """Whether nothing comes any more; its readers may not have read that yet."""
+        return self._last is not None and self._last.type in TERMINAL
+
+    @property
+    def status(self) -> str:
+        """ "running" until readers can have the end, then how it ended."""
+        last = self.events[-1].type if self.events else ""
+        return last.removeprefix("run.") if last in TERMINAL else "running"
 
     @property
     def last_seq(self) -> int:
+        """The number of the last event that readers can have."""
         return self.events[-1].seq if self.events else 0
 
     def append(self, event: BaseModel) -> None:
-        """Add one event and wake every reader. Ignored once the log has ended."""
+        """Add one event. Ignored once the log has ended."""
         if self.ended:
             return
         kind: str = getattr(event, "type")  # noqa: B009  # every event of app/runs/events.py has one, BaseModel has not
-        logged = LoggedEvent(self.last_seq + 1, kind, event.model_dump_json())
-        self.events.append(logged)
-        self._unwritten.append(logged)
-        grown, self._grown = self._grown, asyncio.Event()
-        grown.set()
-        if self.ended:
+        self._last = LoggedEvent(1 if self._last is None else self._last.seq + 1, kind, event.model_dump_json())
+        self._coming.append(self._last)
+        self._unwritten += 1
+        if not self._writing or self.ended:
             self.flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
 
     def flush(self) -> None:
-        """Hand what is new to the disk."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Hand what is new to the store, before whatever it is given after this."""
         if self._unwritten:
-            unwritten, self._unwritten = self._unwritten, []
-            self._store.write_events(self.run_id, unwritten)
+            events, self._unwritten = self._coming[-self._unwritten :], 0
+            self._writing += 1
+            loop = asyncio.get_running_loop()
+            written = self._store.write_events(self.run_id, events)
+            written.add_done_callback(lambda _: _call_soon(loop, self._written, len(events)))
+
+    def _written(self, count: int) -> None:
+        """What could not be written (the store says why in its own log) is shown all the same."""
+        self._writing -= 1
+        self.events += self._coming[:count]
+        del self._coming[:count]
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+        if not self._writing:
+            self.flush()
 
     async def follow(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         """Events with a number above `after`, waiting for new ones until the log ends."""
@@ -73,9 +101,19 @@ class RunLog:
             while at < len(self.events):
                 at += 1
                 yield self.events[at - 1]
-            if self.ended:
+            if self.ended and not self._coming:
                 return
             await self._grown.wait()
+
+    async def settled(self) -> None:
+        """Wait until readers can have all that was appended."""
+        while self._coming:
+            await self._grown.wait()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[[int], None], count: int) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: there are no readers any more
+        loop.call_soon_threadsafe(work, count)
 
 
 class Deltas:
