@@ -34,7 +34,7 @@ def test_a_search_tells_and_cites_the_very_characters(library: Library) -> None:
     ctx = context(library)
     told = documents.search_documents(ctx, "when was the dam finished", 1)
     (source,) = ctx.sources
-    assert "1931" in told and told.startswith("[1] ")
+    assert "1931" in told and told.startswith("[S1] ")
     assert source.text is not None and DAM[source.start : source.end] == source.text and source.title == "The dam"
 
 
