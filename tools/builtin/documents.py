@@ -77,5 +77,5 @@ def _told(ctx: Context, found: Sequence[Excerpt], nothing: str) -> str:
             Source(each.title, text=each.text, document=each.document, page=each.page, start=each.start, end=each.end)
         )
         where = f"document {each.document}, character {each.start}" + (f", page {each.page}" if each.page else "")
-        lines.append(f"[{number}] {' '.join(each.text.split())} ({each.title}; {where})")
+        lines.append(f"[S{number}] {' '.join(each.text.split())} ({each.title}; {where})")
     return "\n".join(lines) or nothing
