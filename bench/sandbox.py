@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import json
+import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from bench import hardware
+from bench import hardware, report
 from tools.sandbox import Pure, Sandbox, SandboxConfig, check
 from tools.sandbox.jail import Jail
 
@@ -25,6 +27,7 @@ _FIRST_LINE = "import time as t; at = t.clock_gettime_ns(t.CLOCK_MONOTONIC)\nat"
 
 async def measure(runs: int) -> dict[str, Any]:  # Any: plain JSON
     """All figures, times in milliseconds; refused where there can be no jail."""
+    before = os.getloadavg()
     support = await check()
     if not support.ok:
         raise SystemExit("There is nothing to measure: " + " ".join(support.reasons))
@@ -41,12 +44,16 @@ async def measure(runs: int) -> dict[str, Any]:  # Any: plain JSON
         await asyncio.gather(*(sandbox.run("1") for _ in range(runs)))
         at_once = runs / (time.perf_counter() - started)
     return {
+        "date": datetime.date.today().isoformat(),
+        "command": f"python -m bench.sandbox --runs {runs}",
+        "slug": f"sandbox-{hardware.slug()}",
         "hardware": hardware.describe(),
+        "load": {"before": before, "after": os.getloadavg()},
         "runs": runs,
-        "warm_start_to_first_line_ms": _spread(first_line),
-        "warm_run_until_all_is_removed_ms": _spread(result),
-        "cold_start_until_ready_ms": _spread(cold),
-        "pure_run_ms": _spread(await _pure(runs)),
+        "warm_start_to_first_line_ms": spread(first_line),
+        "warm_run_until_all_is_removed_ms": spread(result),
+        "cold_start_until_ready_ms": spread(cold),
+        "pure_run_ms": spread(await _pure(runs)),
         "runs_a_second_one_after_another": round(in_a_row, 1),
         "runs_a_second_four_at_once": round(at_once, 1),
         "notes": list(support.notes),
@@ -87,7 +94,8 @@ async def _pure(runs: int) -> list[float]:
     return times
 
 
-def _spread(times: list[float]) -> dict[str, float]:
+def spread(times: list[float]) -> dict[str, float]:
+    """Of ten times or more, what says how they lie."""
     cuts = statistics.quantiles(times, n=100, method="inclusive")
     return {
         "p50": round(cuts[49], 2),
@@ -100,10 +108,14 @@ def _spread(times: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=200, help="of each kind")
+    parser.add_argument("--write", action="store_true", help="keep the JSON in bench/results")
     given = parser.parse_args()
     if given.runs < 10:
         parser.error(f"--runs is {given.runs}; accepted: 10 and more, for a spread to mean something.")
-    print(json.dumps(asyncio.run(measure(given.runs)), indent=2))
+    results = asyncio.run(measure(given.runs))
+    print(json.dumps(results, indent=1))
+    if given.write:
+        print(f"Kept in {report.save(results).relative_to(report.ROOT)}.")
 
 
 if __name__ == "__main__":
