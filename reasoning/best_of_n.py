@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 
 class BestOfNOptions(Options):
-    """`temperature` is the candidates'; None: the request's, or 0.7 where that is greedy, as all would be the same."""
+    """`temperature` is the candidates'; None: the request's, or 0.7 where that is greedy, as all would be the same.
+
+    After `seconds` the best so far is given.
+    """
 
     n: int = Field(4, ge=1, le=64)
     verifier: Literal["checker", "confidence", "judge"] = "confidence"
     enough: float | None = Field(None, gt=0, le=1)
     temperature: float | None = Field(None, gt=0, le=2)
+    seconds: float | None = Field(None, gt=0)
 
 
 @strategy("best_of_n", BestOfNOptions)
@@ -34,7 +38,7 @@ async def best_of_n(seq: EngineSequence, context: Context, options: BestOfNOptio
     Answers that came to their own end go before those that a limit cut; among equals the first of them is taken.
     """
     judge = verifier(options.verifier, context)
-    candidates = Candidates(seq, context, options.n, options.temperature, measured=judge.measures)
+    candidates = Candidates(seq, context, options.n, options.temperature, judge.measures, options.seconds)
     best: tuple[tuple[bool, float, int], Candidate] | None = None
     done: list[Candidate] = []
     async with aclosing(candidates.written()) as written:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -88,29 +89,41 @@ def _entropy(logprob: TokenLogprob) -> float:
     return -sum(each * math.exp(each) for each in likely) - (rest * math.log(rest) if rest > 1e-9 else 0.0)
 
 
-async def write_candidate(
-    seq: EngineSequence, context: Context, index: int = 0, *, measured: bool = False
-) -> Candidate:
-    """An answer on `seq`. `measured`: with log-probabilities of all its tokens, even where the span asks for none.
+@dataclass(slots=True)
+class Draft:
+    """A candidate under way on `seq`. `measured`: with log-probabilities of all its tokens, whatever the span asks."""
 
-    Raises what `generate` raises.
-    """
-    span, begun = context.span, len(seq)
-    asked = span if not measured else replace(span, logprobs=max(span.logprobs or 0, TOP))
-    pieces: list[Piece] = []
-    logprobs: list[TokenLogprob] = []
-    async with aclosing(
-        think_and_answer(
-            seq, asked, context.markers, opened=context.opened, closed=context.closed, calls=context.calls,
-            thinking_logprobs=TOP if measured else None,
-        )
-    ) as written:  # fmt: skip
-        async for piece in written:
-            logprobs += piece.logprobs
-            pieces.append(
-                piece if span.logprobs is not None and piece.part != "thinking" else replace(piece, logprobs=())
+    seq: EngineSequence
+    context: Context
+    index: int = 0
+    measured: bool = False
+    pieces: list[Piece] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    async def write(self) -> Candidate:
+        """Write it to its end. Raises what `generate` raises."""
+        context, span, begun = self.context, self.context.span, len(self.seq)
+        asked = span if not self.measured else replace(span, logprobs=max(span.logprobs or 0, TOP))
+        async with aclosing(
+            think_and_answer(
+                self.seq, asked, context.markers, opened=context.opened, closed=context.closed, calls=context.calls,
+                thinking_logprobs=TOP if self.measured else None,
             )
-    return Candidate(index, tuple(pieces), tuple(seq.tokens[begun:]), tuple(logprobs))
+        ) as written:  # fmt: skip
+            async for piece in written:
+                self.logprobs += piece.logprobs
+                shown = span.logprobs is not None and piece.part != "thinking"
+                self.pieces.append(piece if shown else replace(piece, logprobs=()))
+        return self._as_it_is(begun)
+
+    def cut(self, begun: int) -> Candidate:
+        """What there is of it, as an answer that a limit ended; its tokens are those from `begun` on."""
+        part = self.pieces[-1].part if self.pieces else "answer"
+        self.pieces.append(Piece(part, "", 0, finish_reason="length"))
+        return self._as_it_is(begun)
+
+    def _as_it_is(self, begun: int) -> Candidate:
+        return Candidate(self.index, tuple(self.pieces), tuple(self.seq.tokens[begun:]), tuple(self.logprobs))
 
 
 @dataclass(slots=True)
@@ -126,6 +139,8 @@ class Candidates:
     n: int
     temperature: float | None = None  # None: the span's, or `TEMPERATURE` where that is greedy: all would be the same
     measured: bool = False
+    seconds: float | None = None
+    clock: Callable[[], float] = time.monotonic
     forks: list[EngineSequence] = field(default_factory=list)
     spent: int = 0
 
@@ -142,27 +157,40 @@ class Candidates:
         self.context = replace(self.context, span=span)
 
     async def written(self) -> AsyncGenerator[Candidate, None]:
-        """The candidates in the order in which they end. Closing it cancels those that have not."""
+        """The candidates in the order in which they end. Closing it cancels those that have not.
+
+        At the deadline nothing more is waited for; had none ended by then, the first is given as far as it came.
+        """
+        began = self.clock()
         await warm(self.seq)
-        begun = len(self.seq)
+        begun, ended = len(self.seq), False
         (scope,) = self.seq.fork()
         self.forks = scope.fork(self.n)
-        tasks = [
-            asyncio.ensure_future(write_candidate(fork, self.context, index, measured=self.measured))
-            for index, fork in enumerate(self.forks)
-        ]
+        drafts = [Draft(fork, self.context, index, self.measured) for index, fork in enumerate(self.forks)]
+        tasks = [asyncio.ensure_future(draft.write()) for draft in drafts]
         left = set(tasks)
         try:
             while left:
-                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                wait_s = None if self.seconds is None else max(0.0, self.seconds - (self.clock() - began))
+                done, left = await asyncio.wait(left, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
                 for task in sorted(done, key=tasks.index):
+                    ended = True
                     yield task.result()
+            if not ended:
+                await _cancelled(tasks)
+                yield drafts[0].cut(begun)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _cancelled(tasks)
             self.spent = sum(len(fork) - begun for fork in self.forks)
             scope.close()
+
+
+async def _cancelled(tasks: list[asyncio.Task[Candidate]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def given(seq: EngineSequence, chosen: Candidate) -> list[Piece]:

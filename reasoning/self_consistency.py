@@ -24,12 +24,15 @@ _NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 class SelfConsistencyOptions(Options):
-    """`compare` says what two answers must share to agree; `weight` what a vote counts, one each for `one`."""
+    """`compare` says what two answers must share to agree; `weight` what a vote counts, one each for `one`. After
+    `seconds` the votes that there are decide.
+    """
 
     n: int = Field(8, ge=1, le=64)
     compare: Compared = "last_number"
     weight: Literal["one", "checker", "confidence", "judge"] = "one"
     temperature: float | None = Field(None, gt=0, le=2)
+    seconds: float | None = Field(None, gt=0)
 
 
 def vote_of(text: str, compare: Compared) -> str | None:
@@ -64,7 +67,8 @@ async def self_consistency(seq: EngineSequence, context: Context, options: SelfC
     cut, or that have nothing to compare, have no vote; if no answer has one, the first is given.
     """
     judge = None if options.weight == "one" else verifier(options.weight, context)
-    candidates = Candidates(seq, context, options.n, options.temperature, measured=judge is not None and judge.measures)
+    measured = judge is not None and judge.measures
+    candidates = Candidates(seq, context, options.n, options.temperature, measured, options.seconds)
     votes: dict[str, float] = {}
     voters: dict[str | None, list[tuple[float, int, Candidate]]] = {}
     done = 0

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -152,7 +152,7 @@ async def run_strategy(
     timeout_s: float = TIMEOUT_S,
     silent_s: float = SILENT_S,
     clock: Callable[[], float] = time.monotonic,
-) -> AsyncIterator[Piece | Event]:
+) -> AsyncGenerator[Piece | Event, None]:
     """What a strategy yields, watched over. Once it is over, `seq` has the turn; if it is left or fails, nothing.
 
     Raises:

@@ -35,7 +35,7 @@ class Valuer(Generic[S]):
         self._values = list(options.labels.values())
 
     async def value(self, graph: Graph[S], nodes: Sequence[Node[S]]) -> None:
-        """Value states, in one batch. Where a limit leaves no way to, a state has its parent's value."""
+        """Value states, in one batch. Where a limit leaves no way to, a state stays without a value."""
         asked: list[Node[S]] = []
         for node in nodes:
             known = self._known(node)
@@ -47,8 +47,6 @@ class Valuer(Generic[S]):
         for node, value in zip(asked, await self._meter.together([judge(node) for node in asked]), strict=True):
             if isinstance(value, float):
                 graph.score(node, value)
-            else:
-                node.value = UNKNOWN if node.parent is None or node.parent.value is None else node.parent.value
 
     def _known(self, node: Node[S]) -> float | None:
         checked = self._problem.check(node.state)

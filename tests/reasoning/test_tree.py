@@ -1,0 +1,251 @@
+"""Trees of thoughts: what they share, what they may cost, what they tell, and that nothing is left of one that is left.
+
+The scripted model grows trees of letters, which it can neither propose well nor judge; the bundled one solves puzzles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from engine import Engine, EngineConfig, InvalidParameter
+from reasoning.strategy import Event
+from reasoning.tree import (
+    NodeAdded,
+    NodeChosen,
+    NodeMerged,
+    NodePruned,
+    NodeScored,
+    Reply,
+    SearchEnded,
+    Thought,
+    TreeOptions,
+    search,
+)
+
+PEBBLE = Path(__file__).resolve().parents[2] / "models/pebble"
+SOLVABLE = ((1, 4, 8, 8), 24)
+LABELS = {"a": 1.0, "b": 0.5, "c": 0.0}
+
+
+class Letters:
+    """A state is a word; a step adds one of the letters that the model wrote. Only `wanted` is right."""
+
+    stop: tuple[str, ...] = ()
+
+    def __init__(self, engine: Engine, wanted: str = "", *, writes_on: bool = False, length: int = 4) -> None:
+        self.start = ""
+        self.wanted = wanted
+        self.writes_on = writes_on
+        self.length = length
+        self._encode = engine.tokenizer.encode
+
+    def propose_prompt(self, state: str) -> Sequence[int]:
+        return () if self.writes_on else self._encode(f"{state}: next\n")
+
+    def value_prompt(self, state: str) -> Sequence[int]:
+        return self._encode(f"{state}: good\n")
+
+    def read(self, state: str, reply: Reply) -> Sequence[Thought[str]]:
+        letters = [c for c in reply.text if c.isalpha()][: 1 if self.writes_on else 4]
+        return [Thought(c, state + c, () if self.writes_on else tuple(self._encode(c))) for c in letters]
+
+    def check(self, state: str) -> float | None:
+        return None if not self.done(state) else float(state == self.wanted)
+
+    def done(self, state: str) -> bool:
+        return len(state) >= self.length
+
+    def answer(self, state: str) -> str:
+        return state
+
+
+@pytest.fixture
+async def engine(model: Path) -> AsyncIterator[Engine]:
+    async with await Engine.start(EngineConfig(str(model), dtype="float32", kv_blocks=1024)) as engine:
+        yield engine
+
+
+async def grown(engine: Engine, problem: Any, options: TreeOptions, **more: Any) -> list[Event]:
+    async with await engine.open(engine.tokenizer.encode("Letters.\n")) as seq:
+        events = [event async for event in search(seq, problem, options, engine.tokenizer, **more)]
+        assert len(seq) == 9
+    return events
+
+
+def ended(events: list[Event]) -> SearchEnded:
+    assert isinstance(events[-1], SearchEnded)
+    return events[-1]
+
+
+def small(**fields: Any) -> TreeOptions:
+    return TreeOptions(**{"labels": LABELS, "step_tokens": 6, "beam": 3, "seed": 1, "temperature": 1.0, **fields})
+
+
+async def assert_clean(engine: Engine) -> None:
+    stats = await engine.stats()
+    assert (stats.blocks_used, stats.sequences, stats.running, stats.waiting) == (0, 0, 0, 0)
+
+
+ALL = [
+    {"search": search_, "value": value, "writes_on": writes_on}
+    for search_ in ("bfs", "dfs", "mcts")
+    for value in ("read", "votes", "check", "likelihood")
+    for writes_on in (False, True)
+    if search_ == "bfs" or value != "likelihood"
+]
+
+
+@pytest.mark.parametrize("how", ALL, ids=lambda how: "-".join(map(str, how.values())))
+async def test_events_tell_the_whole_tree(engine: Engine, how: dict[str, Any]) -> None:
+    writes_on = how["writes_on"]
+    options = small(search=how["search"], value=how["value"], nodes=40)
+    events = await grown(engine, Letters(engine, writes_on=writes_on), options)
+    words: dict[int, str] = {}
+    scored: set[int] = set()
+    pruned: set[int] = set()
+    chosen: list[int] = []
+    parents: dict[int, int | None] = {}
+    for event in events:
+        match event:
+            case NodeAdded(node, parent, depth, text):
+                word = "" if parent is None else words[parent] + text
+                assert parent not in pruned and depth == len(word) and word not in words.values()
+                words[node], parents[node] = word, parent
+            case NodeMerged(node, parent, text):
+                assert words[parent] + text == words[node]
+            case NodeScored(node, value):
+                assert 0 <= value <= 1 and node not in scored
+                scored.add(node)
+            case NodePruned(node, _):
+                pruned.add(node)
+            case NodeChosen(node):
+                assert parents[node] == (chosen[-1] if chosen else None)
+                chosen.append(node)
+    end = ended(events)
+    assert len(words) == end.nodes <= 40 and scored == set(words) - {0}
+    assert words[chosen[-1]] == words[end.node] == end.answer and not end.solved
+    await assert_clean(engine)
+
+
+async def test_a_thousand_cancels_leak_no_block(engine: Engine) -> None:
+    rng = random.Random(5)
+    most = interrupted = 0
+    for at in range(1000):
+        how = ALL[at % len(ALL)]
+        options = small(search=how["search"], value=how["value"], seed=at, nodes=30, step_tokens=4)
+        problem = Letters(engine, writes_on=how["writes_on"])
+        task = asyncio.ensure_future(grown(engine, problem, options))
+        for _ in range(rng.randrange(12)):
+            most = max(most, (await engine.stats()).sequences)  # the engine gets on by a step
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+        task.cancel()
+        interrupted += (await asyncio.gather(task, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+        if at % 20 == 0:
+            await assert_clean(engine)
+    assert interrupted > 800 and most > 20  # in the midst of things
+    await assert_clean(engine)
+
+
+async def test_who_stops_listening_frees_every_block(engine: Engine) -> None:
+    for stop in range(1, 40):
+        async with await engine.open(engine.tokenizer.encode("Letters.\n")) as seq:
+            events = search(seq, Letters(engine), small(nodes=60), engine.tokenizer)
+            for _ in range(stop):
+                if await anext(events, None) is None:
+                    break
+            await events.aclose()
+            assert (await engine.stats()).sequences == 1
+    await assert_clean(engine)
+
+
+@pytest.mark.parametrize("order", ["bfs", "dfs", "mcts"])
+async def test_a_deadline_returns_the_best_so_far(engine: Engine, order: str) -> None:
+    depths: set[int] = set()
+    for seconds in range(1, 40, 3):
+        ticks = iter(range(10**6))
+        options = small(search=order, nodes=400, depth=30, seconds=float(seconds), beam=2)
+        events = await grown(engine, Letters(engine, length=50), options, clock=lambda ticks=ticks: float(next(ticks)))
+        end = ended(events)
+        assert end.ended == "seconds" and not end.solved
+        assert end.value == max((event.value for event in events if isinstance(event, NodeScored)), default=0.0)
+        depths.add(len(end.answer))
+    assert len(depths) > 1 and max(depths) < 30
+    await assert_clean(engine)
+
+
+async def test_no_search_goes_beyond_its_tokens_or_nodes(engine: Engine) -> None:
+    rng = random.Random(9)
+    ends: set[str] = set()
+    for at in range(44):
+        how = ALL[at % len(ALL)]
+        tokens, nodes = rng.choice((None, rng.randint(1, 300))), rng.randint(13, 60)
+        options = small(search=how["search"], value=how["value"], seed=at, tokens=tokens, nodes=nodes)
+        before = await engine.stats()
+        end = ended(await grown(engine, Letters(engine, writes_on=how["writes_on"]), options))
+        after = await engine.stats()
+        assert end.nodes <= nodes
+        assert tokens is None or end.written + end.read <= tokens
+        assert after.generated_tokens - before.generated_tokens >= end.written
+        ends.add(end.ended)
+    assert {"tokens", "nodes", "exhausted"} <= ends
+
+
+async def test_a_right_answer_ends_the_search_at_once(engine: Engine) -> None:
+    words = [
+        event
+        for event in await grown(engine, Letters(engine, length=2), small(depth=2, value="check"))
+        if isinstance(event, NodeAdded) and event.depth == 2
+    ]
+    for order in ("bfs", "dfs", "mcts"):
+        problem = Letters(engine, length=2)
+        problem.check = lambda state: 1.0 if len(state) == 2 else None  # type: ignore[method-assign]  # any will do
+        end = ended(await grown(engine, problem, small(depth=5, search=order, value="check")))
+        assert end.solved and end.ended == "found" and len(end.answer) == 2
+    assert words
+
+
+async def test_a_branch_too_long_for_the_context_is_pruned(model: Path) -> None:
+    config = EngineConfig(str(model), dtype="float32", kv_blocks=64, max_model_len=40)
+    async with await Engine.start(config) as engine:
+        events = await grown(engine, Letters(engine, length=50), small(depth=20, nodes=100, step_tokens=20))
+        assert NodePruned(0, "context") in events or any(
+            isinstance(event, NodePruned) and event.why == "context" for event in events
+        )
+        assert ended(events).ended == "exhausted"
+        await assert_clean(engine)
+
+
+async def test_an_error_of_the_problem_comes_through_and_leaves_nothing(engine: Engine) -> None:
+    problem = Letters(engine)
+    problem.read = lambda state, reply: 1 // 0  # type: ignore[assignment,method-assign,return-value]  # it raises
+    with pytest.raises(ZeroDivisionError):
+        await grown(engine, problem, small())
+    await assert_clean(engine)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"beam": 0}, {"beam": 65}, {"depth": 0}, {"nodes": 1}, {"threshold": 1.0}, {"seconds": 0}, {"tokens": 0},
+        {"search": "best"}, {"value": "guess"}, {"labels": {"sure": 1.0}}, {"labels": {"sure": 2.0, "no": 0.0}},
+        {"value": "votes", "temperature": 0.0}, {"search": "dfs", "value": "likelihood"}, {"beam": 10, "depth": 20},
+        {"width": 3},
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TreeOptions(**fields)
+
+
+async def test_samples_that_are_all_the_same_are_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidParameter, match="temperature"):
+        await grown(engine, Letters(engine, writes_on=True), small(temperature=0.0))
+    await assert_clean(engine)
