@@ -88,9 +88,11 @@ def serving(model: Path, data: Path, embedder: GatedEmbedder | None = None) -> I
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
     assert ready.wait(60), "the server did not start"
-    yield started[0]
-    stop.set()
-    thread.join(20)
+    try:
+        yield started[0]
+    finally:  # a test that fails would else leave threads that Python waits for at its end
+        stop.set()
+        thread.join(20)
 
 
 @pytest.fixture(scope="session")

@@ -180,9 +180,7 @@ def test_a_template_that_takes_no_calls_gets_the_answers_alone(tmp_path: Path) -
     copy = write_checkpoint(tmp_path / "model")
     path = copy / "tokenizer_config.json"
     config = json.loads(path.read_text())
-    refusing = (
-        "{% for m in messages %}{% if m.tool_calls %}{{ raise_exception('No calls here.') }}{% endif %}{% endfor %}"
-    )
+    refusing = "{% for m in messages if m.tool_calls %}{{ raise_exception('No calls here.') }}{% endfor %}"
     path.write_text(json.dumps({**config, "chat_template": refusing + config["chat_template"]}))
     with serving(copy, tmp_path / "data") as server, httpx.Client(base_url=server.url, timeout=30) as http:
         one = message("0", None, "user", "What is 23 * 17?")
