@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 HERE = Path(__file__).parent
 PLACES = (HERE / "page", HERE.parent / "web" / "dist")  # in a wheel; in a checkout
-RESERVED = frozenset({"api", "v1"})
+RESERVED = frozenset({"api", "v1", "mcp"})
 
 SECURITY = {
     "Content-Security-Policy": "; ".join(

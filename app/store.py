@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.data.chats import Chats
-from app.data.database import Database, Row
+from app.data.database import Database
 from app.data.exchange import Exchange
 from app.data.folders import Folders
 from app.data.run_keys import RunKeys
@@ -41,8 +41,3 @@ class Store:
     async def close(self) -> None:
         """Finish every write, then let go of the directory. Idempotent."""
         await self.database.close()
-
-    async def chat(self, chat_id: str) -> Row | None:
-        """Whether there is such a chat, whoever's it is."""
-        found = await self.database.rows("SELECT id FROM chats WHERE id = ?", chat_id)
-        return found[0] if found else None

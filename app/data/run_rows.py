@@ -49,11 +49,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The answer's message, and the branch that it ends: all down to the question. `imported`: the chat was."""
+    """The answer's message, and the branch that it ends: all down to the question. `imported`: the chat was.
+
+    `grounded`: one of its answers was made from documents.
+    """
 
     message_id: str
     branch: list[Row]
     imported: bool
+    grounded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,13 @@ def _begin(
     )
     if key is not None:
         remember(db, user, key, run_id, answer)
-    return Begun(answer, branch, bool(chat["imported"]))
+    return Begun(answer, branch, bool(chat["imported"]), _grounded(db, branch))
+
+
+def _grounded(db: sqlite3.Connection, branch: Sequence[Row]) -> bool:
+    made = [message["run_id"] for message in branch if message["run_id"] is not None]
+    read = "SELECT 1 FROM events WHERE type = 'citation.sources' AND run_id = ? LIMIT 1"
+    return any(db.execute(read, [run_id]).fetchone() for run_id in made)
 
 
 def _question(tree: Tree, id: str) -> str:

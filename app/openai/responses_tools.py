@@ -32,7 +32,7 @@ class ServedTools:
         self.outcomes: dict[str, Outcome] = {}
         self._executor = executor
         self._offered = {tool.name: tool for tool in offered}
-        self._session = Session(user, response, tainted_by=set(read_from))
+        self._session = Session(user, response, tainted_by=set(read_from), offered=tuple(offered))
         self._alone = alone
 
     def only_reads(self, call: Call) -> bool:

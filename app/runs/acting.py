@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.errors import invalid
@@ -21,8 +22,10 @@ async def agent_of(
     span: Span,
     limits: Limits,
     variables: Mapping[str, Any],  # Any: a model's authors name their template's variables
+    clock: Callable[[], float] = time.monotonic,
 ) -> Agent:
-    """
+    """`clock` gives the seconds that `limits` are held to.
+
     Raises:
         ApiError, InvalidParameter: the tools cannot be offered to this model.
     """
@@ -38,4 +41,4 @@ async def agent_of(
         served.opens_thinking,
         served.closes_thinking,
     )
-    return Agent(style, tools, span, limits)
+    return Agent(style, tools, span, limits, clock=clock)

@@ -16,6 +16,7 @@ from app.data.steps import Step
 
 Messages = list[dict[str, Any]]  # as chat templates take them: role and content, and a call's JSON
 IMPORTED = "an imported chat"  # whose words may be anybody's
+DOCUMENTS = "documents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,11 @@ class History:
     read_from: frozenset[str]
 
     @classmethod
-    def of(cls, branch: Sequence[Row], *, imported: bool = False) -> History:
+    def of(cls, branch: Sequence[Row], *, imported: bool = False, grounded: bool = False) -> History:
         """`branch` ends with the question. A turn without an answer (it failed, or was stopped at once) is left out."""
         *turns, question = branch
         messages, plain = Messages(), Messages()
-        read_from = {IMPORTED} if imported else set[str]()
+        read_from = {name for name, read in ((IMPORTED, imported), (DOCUMENTS, grounded)) if read}
         for asked, answer in zip(turns[::2], turns[1::2], strict=True):
             if not answer["content"]:
                 continue

@@ -33,7 +33,7 @@ from app.runs.events import (
     Usage,
 )
 from app.runs.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
-from app.runs.history import History, Messages
+from app.runs.history import DOCUMENTS, History, Messages
 from app.runs.log import Deltas, RunLog
 from app.runs.recorder import StepRecorder
 from app.runs.trace import Trace, recorded_sampling
@@ -155,6 +155,8 @@ class Run:
                 self._answer(REFUSAL)
                 return "stop"
             self._checked = CheckedAnswer(found)
+            if self.tools is not None:
+                self.tools.has_read(DOCUMENTS)
         variables: dict[str, Any] = {} if ask.thinking is None else {"enable_thinking": ask.thinking}
         prompt = await self._prompt(history, found, variables)
         room = served.engine.max_tokens - len(prompt)
@@ -176,7 +178,7 @@ class Run:
         agent = None
         if self.tools is not None:
             limits = replace(self.tools.limits, tokens=min(limit, self.tools.limits.tokens))
-            agent = await agent_of(served, self.tools.specs, self.tools, span, limits, variables)
+            agent = await agent_of(served, self.tools.specs, self.tools, span, limits, variables, self.tools.clock)
         async with await served.engine.open(prompt, tenant=ask.user) as seq:
             self.started = True
             self.log.append(RunStarted(model=served.name, started_at=time.time(), max_tokens=limit))

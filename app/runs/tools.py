@@ -73,6 +73,8 @@ class RunTools:
         self._wait_s = wait_s
         self._waiting: dict[str, _Waiting] = {}
         self._numbers = 0
+        self._waited_s = 0.0
+        self._waits_since: float | None = None
         self._session = Session(
             user, run, chat, approve=self._approve, ask=self._ask, offered=tuple(offered), tainted_by=set(tainted_by)
         )  # fmt: skip
@@ -81,6 +83,15 @@ class RunTools:
     def tainted_by(self) -> Collection[str]:
         """The tools whose untrusted output the run has read by now, or its conversation before."""
         return self._session.tainted_by
+
+    def clock(self) -> float:
+        """Seconds that pass, except while a person is asked: a run is not to end because they think."""
+        now = time.monotonic()
+        return now - self._waited_s - (0.0 if self._waits_since is None else now - self._waits_since)
+
+    def has_read(self, what: str) -> None:
+        """The model is shown text that somebody else may have written, beside what its tools give."""
+        self._session.tainted_by.add(what)
 
     # -- what the agent needs
 
@@ -163,6 +174,8 @@ class RunTools:
 
     async def _decided(self, number: str, asked: ApprovalRequested | QuestionAsked) -> Any:
         """What was decided, None where it became too late."""
+        if not self._waiting:
+            self._waits_since = time.monotonic()
         waiting = self._waiting[number] = _Waiting(asked, asyncio.get_running_loop().create_future())
         self._log.append(asked)
         try:
@@ -171,6 +184,9 @@ class RunTools:
             return None
         finally:
             del self._waiting[number]
+            if not self._waiting and self._waits_since is not None:
+                self._waited_s += time.monotonic() - self._waits_since
+                self._waits_since = None
 
     def _next(self, what: str) -> str:
         self._numbers += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from reasoning.agent import Limits
 from tests.app.conftest import Server
 from tests.app.library import error
 from tests.app.test_runs import events
+from tools.context import Question
 from tools.outcome import Call
 
 CALCULATOR = '''
@@ -187,6 +189,46 @@ async def test_a_question_that_nobody_answers_in_time_is_told_to_the_model(pebbl
     assert [event.type for event in log if event.type.startswith("question")] == [
         "question.asked", "question.answered",
     ]  # fmt: skip
+
+
+async def test_the_time_that_a_person_takes_is_not_the_runs(pebble: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("app.runs.tools.time.monotonic", lambda: now[0])
+    shed = pebble.app.state.ponder.toolshed
+    log: Any = []  # all that is needed of a run's log is that it takes events
+    tools = RunTools(shed.executor, [], log, run="r", chat="c", user="local", limits=Limits())
+    both = [asyncio.create_task(tools._ask(Question(call, "ask_user", "Which?"))) for call in ("c1", "c2")]
+    await asyncio.sleep(0)
+    now[0] += 600
+    assert tools.clock() == 1000
+    tools.answer("question_1", "this one")
+    await both[0]
+    now[0] += 60
+    tools.answer("question_2", "that one")
+    await both[1]
+    assert tools.clock() == 1000
+    now[0] += 5
+    assert tools.clock() == 1005
+
+
+def test_what_writes_asks_first_once_documents_were_read(pebble: Server, http: httpx.Client, plugin: Any) -> None:
+    plugin(CALCULATOR.replace('"none"', '"write", approval="never"'), there)
+    assert of_type(log_of(http, start(http)), "approval.requested") == [], "nothing was read"
+    job = http.post("/api/documents", files={"file": ("a.txt", b"What is 23 * 17? It is asked at school.")}).json()[
+        "job"
+    ]
+    pebble.until(lambda _: http.get(f"/api/jobs/{job['id']}").json()["status"] == "done")
+    chat = http.post("/api/chats", json={}).json()["id"]
+    body = {"content": QUESTION, "tools": ["calculate"], "temperature": 0, "max_tokens": 300}
+    for collections in ("all", None):  # the second answer has the first one, which was made from documents, before it
+        reply = http.post(f"/api/chats/{chat}/runs", json={**body, "collections": collections})
+        asked = []
+        for _, _, event in events(http, reply.json()["run_id"]):
+            if event["type"] == "approval.requested":
+                asked.append(event["reason"])
+                address = f"/api/runs/{reply.json()['run_id']}/approvals/{event['approval_id']}"
+                http.post(address, json={"decision": "no"})
+        assert asked and "documents" in asked[0], collections
 
 
 def test_only_whose_run_it_is_can_approve(pebble: Server, http: httpx.Client, plugin: Any) -> None:

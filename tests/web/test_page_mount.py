@@ -66,7 +66,7 @@ def test_every_answer_carries_the_security_headers(client: TestClient, path: str
     assert headers["referrer-policy"] == "no-referrer"
 
 
-@pytest.mark.parametrize("path", ["/api", "/api/nothing", "/api/nothing.html", "/v1/nothing", "/v1"])
+@pytest.mark.parametrize("path", ["/api", "/api/nothing", "/api/nothing.html", "/v1/nothing", "/v1", "/mcp/x"])
 def test_unknown_api_paths_are_never_the_page(client: TestClient, path: str) -> None:
     response = client.get(path)
     assert response.status_code == 404
