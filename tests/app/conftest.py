@@ -60,9 +60,11 @@ class Server:
 
 
 @contextmanager
-def serving(model: Path, data: Path, embedder: GatedEmbedder | None = None) -> Iterator[Server]:
+def serving(
+    model: Path, data: Path, embedder: GatedEmbedder | None = None, databases: dict[str, Path] | None = None
+) -> Iterator[Server]:
     """With an `embedder`, documents need no weights, and users say who they are with X-User."""
-    settings = Settings(model=str(model), data_dir=data)
+    settings = Settings(model=str(model), data_dir=data, databases=databases or {})
     started: list[Server] = []
     ready, stop = threading.Event(), threading.Event()
 
