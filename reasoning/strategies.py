@@ -8,6 +8,7 @@ has its whole turn, and every fork is closed. What blocks the event loop itself 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import re
 import time
@@ -205,7 +206,12 @@ async def _pump(
 ) -> None:
     """Runs a strategy in a task of its own: one that resists being cancelled is left behind with it."""
     try:
-        async with aclosing(chosen.run(work, context, options)) as yielded:
+        running = chosen.run(work, context, options)
+        if not isinstance(running, AsyncGenerator):
+            if inspect.iscoroutine(running):
+                running.close()
+            raise TypeError("its function is no async generator: it must yield pieces")
+        async with aclosing(running) as yielded:
             async for item in yielded:
                 await items.put(item)
         await items.put(_END)
