@@ -186,6 +186,12 @@ class _Held:
         return bool(_DENIAL.search(claim)) == bool(denied)
 
 
+def is_refusal(text: str) -> bool:
+    """Whether an answer begins with saying that it does not know, and goes on with no "but"."""
+    first = next((text[start:end] for start, end in sentences(text)), "")
+    return _REFUSAL.search(first) is not None and re.search(r"\bbut\b|\bhowever\b", first, re.IGNORECASE) is None
+
+
 def _may_begin_label(text: str) -> bool:
     """Whether what has come so far could still become a label."""
     return bool(re.fullmatch(r"[\[(]\s*(?:S[\d\s,;&Sand]*)?", text)) if len(text) < 24 else False

@@ -147,9 +147,9 @@ async def trace(request: Request, user: User, run_id: str) -> Response:
     state = State.of(request)
     log = await state.runs.log(user, run_id)
     recipe = await state.store.runs.trace(run_id)
-    if recipe is None:
-        when = "asked no model, or its server crashed" if log.ended else "is still being made"
-        raise ApiError(404, f"There is no trace of run {run_id!r:.60}: it {when}.", code="no_trace")
+    if log.status == "running":
+        message = f"There is no trace of run {run_id!r:.60} yet: it is still being made."
+        raise ApiError(404, message, code="no_trace")
     body = "".join(f"{line}\n" for line in lines(recipe, log.events))
     headers = {"Content-Disposition": f'attachment; filename="{run_id}.jsonl"'}
     return Response(body, media_type="application/x-ndjson", headers=headers)

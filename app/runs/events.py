@@ -65,6 +65,7 @@ class AnswerDone(BaseModel):
     type: Literal["answer.done"] = "answer.done"
     text: str
     finish_reason: Literal["stop", "length"]
+    outcome: Literal["answered", "unknown"] = "answered"  # unknown: it says that it does not know, in so many words
 
 
 class SourceShown(BaseModel):

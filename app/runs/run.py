@@ -43,6 +43,7 @@ from engine.params import Span
 from reasoning.agent import Agent, Called, Limited, Returned, Wrote
 from reasoning.thinking import Piece, Tally, think_and_answer
 from reasoning.turn import Content, Delta, Reasoning, Turn
+from retrieval.citations import is_refusal
 
 if TYPE_CHECKING:
     from app.runs.tools import RunTools
@@ -132,7 +133,9 @@ class Run:
             finish = await self._generate(history, ask)
             self._deltas.flush()
             self._close_thinking()
-            self.log.append(AnswerDone(text="".join(self._content), finish_reason=finish))
+            text = "".join(self._content)
+            outcome: Literal["answered", "unknown"] = "unknown" if is_refusal(text) else "answered"
+            self.log.append(AnswerDone(text=text, finish_reason=finish, outcome=outcome))
             if metrics := self._metrics():
                 self.log.append(metrics)
             self._end(RunCompleted(usage=Usage.of(self._tally)))

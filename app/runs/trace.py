@@ -64,6 +64,10 @@ class Trace:
             value = json.loads(text)
         except ValueError:
             value = None
+        if isinstance(value, dict) and "seq" in value:
+            raise BadTrace(
+                "The run has its events alone: it asked no model, or its server crashed. It can't be made again."
+            )
         names = {each.name for each in dataclasses.fields(cls)}
         if not isinstance(value, dict) or value.get("type") != "trace" or value.keys() != names:
             raise BadTrace("Its first line is not a trace of Ponder's; accepted: what GET /api/runs/{id}/trace gives.")
@@ -73,9 +77,10 @@ class Trace:
         return cls(**value)
 
 
-def lines(recipe: str, events: Iterable[LoggedEvent]) -> Iterable[str]:
-    """A trace as its file has it."""
-    yield recipe
+def lines(recipe: str | None, events: Iterable[LoggedEvent]) -> Iterable[str]:
+    """A trace as its file has it. A run that asked no model, or whose server crashed, has its events alone."""
+    if recipe is not None:
+        yield recipe
     for event in events:
         yield json.dumps({"seq": event.seq, **json.loads(event.data)}, ensure_ascii=False)
 

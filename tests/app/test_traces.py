@@ -71,10 +71,15 @@ def test_a_trace_has_the_events_behind_its_recipe(http: httpx.Client) -> None:
     assert [json.loads(line) for line in trace_of(http, run).splitlines()[1:]] == logged
 
 
-def test_a_run_without_a_model_has_no_trace(http: httpx.Client) -> None:
+def test_a_run_that_asked_no_model_has_its_events_alone(http: httpx.Client) -> None:
     run = made(http, {"content": "zebras?", "collections": "all"})
-    log_of(http, run)
-    error(http.get(f"/api/runs/{run}/trace"), 404, "no_trace")
+    logged = log_of(http, run)
+    assert [{"type": line["type"]} for line in map(json.loads, trace_of(http, run).splitlines())] == [
+        {"type": event["type"]} for event in logged
+    ]
+    assert next(event["outcome"] for event in logged if event["type"] == "answer.done") == "unknown"
+    with pytest.raises(BadTrace, match="asked no model"):
+        Trace.loads(trace_of(http, run).splitlines()[0])
     error(http.get("/api/runs/run_x/trace"), 404, "run_not_found")
 
 

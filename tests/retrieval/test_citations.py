@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Source
-from retrieval.citations import Checked, CitationChecker, as_text
+from retrieval.citations import Checked, CitationChecker, as_text, is_refusal
 from retrieval.parsing.parsed import Page
 
 BEGUN = "The dam of Orsk was begun in 1925. It was planned by A. Lindqvist, an engineer of the railway."
@@ -163,3 +163,18 @@ def test_unsupported_sentences_are_marked_or_dropped() -> None:
     wrong, right = checked("The dam has nine towers [S1]. The dam of Orsk was begun in 1925 [S1].")
     assert as_text(wrong) == "The dam has nine towers. [unsupported] " and as_text(wrong, "drop") == ""
     assert as_text(right) == "The dam of Orsk was begun in 1925. [S1]"
+
+
+@pytest.mark.parametrize(
+    ("text", "refuses"),
+    [
+        ("I don't know. The sources do not say.", True),
+        ("The text does not mention when it was built.", True),
+        ("I do not know that. A larger model may.", True),
+        ("I don't know the day, but the year was 1931.", False),
+        ("It was built in 1931. I don't know by whom.", False),
+        ("", False),
+    ],
+)
+def test_an_answer_that_says_it_does_not_know_is_told_from_others(text: str, refuses: bool) -> None:
+    assert is_refusal(text) is refuses

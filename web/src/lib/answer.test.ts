@@ -13,7 +13,7 @@ const LOG: RunEvent[] = [
   { type: "answer.delta", text: "Fo" },
   { type: "metrics", ttft_s: 0.1, tokens_per_s: 20, completion_tokens: 3 },
   { type: "answer.delta", text: "ur" },
-  { type: "answer.done", text: "Four", finish_reason: "stop" },
+  { type: "answer.done", text: "Four", finish_reason: "stop", outcome: "answered" },
   { type: "run.completed", usage },
 ];
 const fold = (answer: Answer, from: number, to: number): Answer =>

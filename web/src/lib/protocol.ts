@@ -67,6 +67,7 @@ export interface AnswerDone {
   type: "answer.done";
   text: string;
   finish_reason: "stop" | "length";
+  outcome: "answered" | "unknown";
 }
 
 /** What was found for the question, before the answer begins. `none`: the model was not asked. */
