@@ -25,7 +25,7 @@ import uvicorn
 
 from app.cli.serve import bind
 from app.config import load_settings
-from app.openai.constraints import plan_of
+from app.plans import plan_of
 from app.served import Served
 from app.server import create_app
 from bench import hardware

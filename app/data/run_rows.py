@@ -20,7 +20,7 @@ from app.data.messages import add_message, messages_of
 from app.data.run_keys import RunKey, remember
 from app.data.steps import Step, dump_steps
 from app.data.tree import Tree
-from app.runs.events import Usage
+from app.usage import Usage
 
 RESTART_GAP = 1000  # more events than a crash can take from the disk: numbers a reader may have seen are not reused
 

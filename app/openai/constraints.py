@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from app.body import json_value
-from app.errors import ApiError, invalid
+from app.errors import invalid
+from app.plans import plan_of, refused
 from app.served import Served
 from engine.constrain.layout import Constrained, Layout
-from engine.constrain.matcher import CompileTimeout, ConstraintRefused
+from engine.constrain.matcher import ConstraintRefused
 from engine.constrain.spec import JSON_OBJECT, Constraint, Grammar, JsonSchema, Regex, choice
-from engine.dialects import Named, Tool, ToolChoice, ToolPlan, read_choice, read_tools
+from engine.dialects import Tool, ToolPlan, read_choice, read_tools
 from engine.dialects.shape import check_schema
 from engine.errors import InvalidParameter
 from engine.params import Sampling
@@ -125,12 +126,6 @@ async def constrain_text(request: SamplingRequest, served: Served) -> Constraine
     return Constrained(body, Layout(breaks=served.line_breaks))
 
 
-def refused(field: str, refusal: ConstraintRefused) -> ApiError:
-    """A constraint that cannot be held, as a 400 that names the field."""
-    accepted = "something simpler" if isinstance(refusal, CompileTimeout) else "what docs/constraints.md lists"
-    return invalid(field, f"{field} cannot be held exactly: {refusal}; accepted: {accepted}.", refusal.code)
-
-
 class Calling:
     """The tools of a chat request, and how its answer may call them; `plan` is None where it may not."""
 
@@ -200,35 +195,3 @@ def _beginning(served: Served) -> int | None:
         return None if served.dialect is None else served.dialect.plan([Tool("any")], "auto").layout.begin
     except InvalidParameter:  # the model writes calls in a form that cannot be held
         return None
-
-
-async def plan_of(served: Served, tools: Sequence[Tool], chosen: ToolChoice, parallel: bool) -> ToolPlan:
-    """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object; one that
-    takes too long to compile is refused, as what an answer is held to must not depend on what else the server does."""
-    assert served.dialect is not None
-    try:
-        plan = served.dialect.plan(tools, chosen, parallel)
-        await served.engine.compile(plan.body)
-        return plan
-    except CompileTimeout as late:
-        raise refused("tools", late) from None
-    except ConstraintRefused as refusal:
-        whole = refusal
-    loose = set()
-    for at, tool in enumerate(tools):
-        if isinstance(chosen, Named) and tool.name != chosen.name:
-            continue
-        try:
-            await served.engine.compile(served.dialect.plan([tool], Named(tool.name)).body)
-        except ConstraintRefused as refusal:
-            if tool.strict or isinstance(refusal, CompileTimeout):
-                raise refused(f"tools[{at}].function.parameters", refusal) from None
-            loose.add(tool.name)
-    if not loose:
-        raise refused("tools", whole) from None
-    plan = served.dialect.plan(tools, chosen, parallel, frozenset(loose))
-    try:
-        await served.engine.compile(plan.body)
-    except ConstraintRefused as refusal:
-        raise refused("tools", refusal) from None
-    return plan

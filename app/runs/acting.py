@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.errors import invalid
-from app.openai.constraints import plan_of
+from app.plans import plan_of
 from app.served import Served
 from engine.dialects import read_tools
 from engine.params import Span

@@ -7,25 +7,11 @@ of `run.completed`, `run.failed`, `run.cancelled`.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from reasoning.thinking import Tally
-
-
-class Usage(BaseModel):
-    """Token counts of one run. `cached_tokens` of the prompt needed no computing."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    reasoning_tokens: int
-    cached_tokens: int
-
-    @classmethod
-    def of(cls, tally: Tally) -> Usage:
-        return cls(**asdict(tally))
+from app.usage import Usage
 
 
 class RunQueued(BaseModel):

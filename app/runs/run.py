@@ -30,7 +30,6 @@ from app.runs.events import (
     RunStarted,
     ThinkingDone,
     ThinkingStarted,
-    Usage,
 )
 from app.runs.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
 from app.runs.history import DOCUMENTS, History, Messages
@@ -38,6 +37,7 @@ from app.runs.log import Deltas, RunLog
 from app.runs.recorder import StepRecorder
 from app.runs.trace import Trace, recorded_sampling
 from app.served import Served
+from app.usage import Usage
 from engine.errors import ChatTemplateError
 from engine.params import Span
 from reasoning.agent import Agent, Called, Limited, Returned, Wrote

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from app.config import LOCAL_USER, BadSetting
 from app.data.migrations import STEPS
 from app.data.run_rows import RESTART_GAP, Place
-from app.runs.events import AnswerDelta, RunCancelled, RunQueued, Usage
+from app.runs.events import AnswerDelta, RunCancelled, RunQueued
 from app.runs.live import RESTARTED
 from app.runs.log import Deltas, RunLog
 from app.runs.remains import remains
 from app.store import LoggedEvent, Store
+from app.usage import Usage
 
 NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, reasoning_tokens=0, cached_tokens=0)
 

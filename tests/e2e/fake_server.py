@@ -32,8 +32,8 @@ from app.runs.events import (
     ThinkingDelta,
     ThinkingDone,
     ThinkingStarted,
-    Usage,
 )
+from app.usage import Usage
 
 ABOUT = "A small model for tests. It answers what the script says and nothing else."
 STARTERS = ["What is 12 × 34?", "Write a haiku about rain", "Explain a hash table"]
