@@ -73,6 +73,11 @@ class Settings(BaseSettings):
     sandbox: bool = Field(True, description="true or false: whether a tool may run Python in a jail")
     tool_steps: int = Field(8, ge=1, le=100, description="turns of an answer that may call tools, 1 to 100")
     tool_seconds: float = Field(300.0, gt=0, le=86_400, description="seconds of an answer with tools, up to 86400")
+    sequences_per_user: int = Field(256, ge=1, description="open sequences of one user, 1 or more")
+    sequence_tokens_per_user: int = Field(
+        262_144, ge=1, description="tokens of a user's open sequences together, 1 or more"
+    )
+    sequence_lease_s: float = Field(600.0, gt=0, le=86_400, description="seconds of the longest lease, up to 86400")
     embedder: str = Field(
         "all-MiniLM-L6-v2", min_length=1, description="a sentence-transformers model, by name or directory"
     )

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
 from app import errors, openai
-from app.api import chats, collections, documents, exchange, folders, jobs, permissions, runs, search, tools
+from app.api import chats, collections, documents, exchange, folders, jobs, permissions, runs, search, sequences, tools
 from app.config import Settings
 from app.guard import Guard
 from app.library import open_library
@@ -25,6 +25,7 @@ from app.metrics import Meter
 from app.openai import responses
 from app.page import mount_page
 from app.runs.live import Runs
+from app.sequences.sequences import Sequences
 from app.served import Served
 from app.state import State
 from app.store import Store
@@ -62,6 +63,7 @@ def create_app(
             )
             closing.push_async_callback(runs.stop)
             await runs.recover()
+            state.sequences = closing.enter_context(Sequences.of_settings(engine, settings))
             state.opened(opened, runs, shelf, toolshed)
             closing.push_async_callback(mcp.close)
             yield
@@ -72,7 +74,7 @@ def create_app(
     app.include_router(openai.router)
     app.include_router(responses.router)
     # Before chats: their addresses would be those of a chat's id.
-    for part in (exchange, chats, runs, folders, documents, jobs, collections, search, tools, permissions):
+    for part in (exchange, chats, runs, folders, documents, jobs, collections, search, tools, permissions, sequences):
         app.include_router(part.router)
     app.router.routes.append(mcp.route())
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])

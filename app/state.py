@@ -14,6 +14,7 @@ from app.served import Served
 
 if TYPE_CHECKING:
     from app.runs.live import Runs
+    from app.sequences.sequences import Sequences
     from app.store import Store
     from app.toolshed import Toolshed
     from retrieval import Library
@@ -25,6 +26,7 @@ class State:
     served: Served
     meter: Meter
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
+    sequences: Sequences = field(init=False)  # while the app's lifespan lasts
     _store: Store | None = None  # open while the app's lifespan lasts
     _runs: Runs | None = None
     _library: Library | None = None

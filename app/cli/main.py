@@ -117,6 +117,15 @@ def serve(
     tool_seconds: Annotated[
         str | None, _option(r"Seconds of an answer with tools. \[300]", "SECONDS", _SERVER)
     ] = None,
+    sequences_per_user: Annotated[
+        str | None, _option(r"Sequences that one user may hold open. \[256]", "N", _SERVER)
+    ] = None,
+    sequence_tokens_per_user: Annotated[
+        str | None, _option(r"Tokens of a user's open sequences together. \[262144]", "TOKENS", _SERVER)
+    ] = None,
+    sequence_lease_s: Annotated[
+        str | None, _option(r"Longest lease of an open sequence. \[600]", "SECONDS", _SERVER)
+    ] = None,
     log_level: Annotated[
         str | None, _option(r"debug, info, warning or error. \[warning]", "LEVEL", _SERVER)
     ] = None,
@@ -152,6 +161,8 @@ def serve(
         config, model=model, host=host, port=port, data_dir=data_dir, served_model_name=served_model_name,
         tool_dialect=tool_dialect, embedder=embedder, max_upload=max_upload, plugins=plugins, searxng=searxng, web=web,
         sandbox=sandbox, tool_steps=tool_steps, tool_seconds=tool_seconds,
+        sequences_per_user=sequences_per_user, sequence_tokens_per_user=sequence_tokens_per_user,
+        sequence_lease_s=sequence_lease_s,
         cors_origins=_joined(cors_origin), allowed_hosts=_joined(allowed_host), log_level=log_level, device=device,
         dtype=dtype, max_model_len=max_model_len, kv_bytes=kv_bytes, kv_blocks=kv_blocks, block_size=block_size,
         max_batch_tokens=max_batch_tokens, max_running=max_running, max_waiting=max_waiting,

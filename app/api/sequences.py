@@ -1,0 +1,212 @@
+"""The routes of sequences: the engine's handle for programs elsewhere, to do what strategies do in the server.
+
+Each call renews the lease of its sequence; one that changes something is alone on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from app.api.query import parameters
+from app.body import json_object
+from app.disconnect import while_connected
+from app.errors import ApiError, from_exception, invalid
+from app.openai.fields import parse
+from app.openai.generation import check_model
+from app.openai.schemas import ChatRequest
+from app.openai.stream import EventStream
+from app.sequences.leased import LeasedSequence
+from app.sequences.requests import (
+    AppendRequest,
+    ForkRequest,
+    OpenRequest,
+    ScoreRequest,
+    TruncateRequest,
+    generate_request,
+)
+from app.sequences.sequences import Sequences
+from app.sequences.writing import finite, written
+from app.served import Served
+from app.state import State
+from app.users import User
+from engine.errors import EngineError
+
+router = APIRouter(prefix="/api/sequences", tags=["Sequences"])
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_LONG_TEXT = 4_000  # characters, or tokens; working on more than this would be felt by running streams
+
+
+@router.post("")
+async def open_sequence(request: Request, user: User) -> Response:
+    parameters(request)
+    state = State.of(request)
+    wanted = parse(await json_object(request), OpenRequest, no_effect=frozenset())
+    check_model(state.served, wanted.model)
+    tokens = await _prompt(wanted, state.served)
+    try:
+        leased = await state.sequences.open(user, tokens, wanted.lease_s)
+    except EngineError as error:
+        raise from_exception(error, param="messages" if wanted.prompt is None else "prompt") from error
+    return JSONResponse(_shown(leased, state.served), 201)
+
+
+@router.get("")
+async def sequences(request: Request, user: User) -> dict[str, Any]:
+    parameters(request)
+    state = State.of(request)
+    held = state.sequences.of(user)
+    return {
+        "sequences": [_shown(leased, state.served) for leased in held],
+        "tokens": sum(leased.held_tokens for leased in held),
+        "limits": {
+            "sequences": state.sequences.most, "tokens": state.sequences.most_tokens,
+            "lease_s": state.sequences.longest_lease_s,
+        },
+    }  # fmt: skip
+
+
+@router.get("/{sequence_id}")
+async def sequence(request: Request, user: User, sequence_id: str) -> dict[str, Any]:
+    parameters(request)
+    state = State.of(request)
+    leased = state.sequences.get(user, sequence_id)
+    tokens = leased.tokens
+    text = await _threaded(len(tokens), state.served.engine.tokenizer.decode, tokens, skip_special=False)
+    return {**_shown(leased, state.served), "tokens": tokens, "text": text}
+
+
+@router.post("/{sequence_id}/append")
+async def append(request: Request, user: User, sequence_id: str) -> dict[str, Any]:
+    parameters(request)
+    state = State.of(request)
+    leased = state.sequences.get(user, sequence_id)
+    wanted = parse(await json_object(request), AppendRequest, no_effect=frozenset())
+    given, field = (wanted.tokens, "tokens") if wanted.text is None else (wanted.text, "text")
+    try:
+        with leased.call() as seq:
+            tokens = await _ids(given or [], wanted.special, state.served, field)
+            state.sequences.check(user, 0, len(tokens))
+            seq.append(tokens)
+    except EngineError as error:
+        raise from_exception(error, param=field) from error
+    return {**_shown(leased, state.served), "tokens": tokens}
+
+
+@router.post("/{sequence_id}/generate")
+async def generate(request: Request, user: User, sequence_id: str) -> Response:
+    parameters(request)
+    state = State.of(request)
+    leased = state.sequences.get(user, sequence_id)
+    wanted = generate_request(await json_object(request))
+
+    def explain(error: BaseException) -> ApiError:
+        return from_exception(error, param="max_tokens")
+
+    return EventStream(written(leased, wanted, state.sequences, state.served, state.meter), explain=explain)
+
+
+@router.post("/{sequence_id}/fork")
+async def fork(request: Request, user: User, sequence_id: str) -> Response:
+    parameters(request)
+    state = State.of(request)
+    leased = state.sequences.get(user, sequence_id)
+    wanted = parse(await json_object(request), ForkRequest, no_effect=frozenset())
+    scope = None if wanted.scope is None else state.sequences.get(user, wanted.scope, param="scope")
+    forks = state.sequences.fork(leased, wanted.n, scope=scope, lease_s=wanted.lease_s)
+    return JSONResponse({"sequences": [_shown(each, state.served) for each in forks]}, 201)
+
+
+@router.post("/{sequence_id}/score")
+async def score(request: Request, user: User, sequence_id: str) -> dict[str, Any]:
+    parameters(request)
+    state = State.of(request)
+    leased = state.sequences.get(user, sequence_id)
+    wanted = parse(await json_object(request), ScoreRequest, no_effect=frozenset())
+    try:
+        return await while_connected(request, _scores(leased, wanted, state.sequences, state.served))
+    except EngineError as error:
+        raise from_exception(error, param="candidates") from error
+
+
+@router.post("/{sequence_id}/truncate")
+async def truncate(request: Request, user: User, sequence_id: str) -> dict[str, Any]:
+    parameters(request)
+    state = State.of(request)
+    leased = state.sequences.get(user, sequence_id)
+    wanted = parse(await json_object(request), TruncateRequest, no_effect=frozenset())
+    with leased.call() as seq:
+        if wanted.length > len(seq):
+            raise invalid("length", f"length is {wanted.length}; accepted: 0 to {len(seq)}, the sequence's length.")
+        seq.truncate(wanted.length)
+    return _shown(leased, state.served)
+
+
+@router.delete("/{sequence_id}")
+async def close(request: Request, user: User, sequence_id: str) -> Response:
+    parameters(request)
+    held = State.of(request).sequences
+    held.close(held.get(user, sequence_id))
+    return Response(status_code=204)
+
+
+async def _prompt(wanted: OpenRequest, served: Served) -> list[int]:
+    if wanted.messages is None:
+        return await _ids(wanted.prompt or "", wanted.special, served, "prompt", bos=isinstance(wanted.prompt, str))
+    variables = wanted.chat_template_kwargs or {}
+    chat = parse({"model": wanted.model, "messages": wanted.messages, "chat_template_kwargs": variables}, ChatRequest)
+    return await served.chat_tokens(chat.template_messages(), chat.chat_template_kwargs)
+
+
+async def _ids(
+    given: str | list[int], special: bool | None, served: Served, field: str, *, bos: bool = False
+) -> list[int]:
+    """A text's token ids, or those that were given.
+
+    Raises:
+        ApiError: 400: an id is not in the vocabulary.
+    """
+    if isinstance(given, str):
+        return await _threaded(len(given), served.engine.tokenizer.encode, given, special=special is not False, bos=bos)
+    if (worst := max(given, default=0)) >= served.engine.vocab_size:
+        raise invalid(
+            field, f"{field} has token {worst}; accepted: token ids from 0 to {served.engine.vocab_size - 1}."
+        )
+    return given
+
+
+async def _threaded(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`work` on something of `size`, off the event loop where it is long."""
+    return await asyncio.to_thread(work, *args, **kwargs) if size > _LONG_TEXT else work(*args, **kwargs)
+
+
+async def _scores(leased: LeasedSequence, wanted: ScoreRequest, held: Sequences, served: Served) -> dict[str, Any]:
+    with leased.call() as seq:
+        candidates = [
+            await _ids(given, wanted.special, served, f"candidates[{at}]") for at, given in enumerate(wanted.candidates)
+        ]
+        most = sum(map(len, candidates))
+        held.check(leased.user, 0, most)
+        with leased.growing(most):
+            scored = [[finite(value) for value in logprobs] for logprobs in await seq.score(candidates)]
+    return {
+        "scores": [
+            {"tokens": tokens, "logprobs": logprobs, "logprob": sum(logprobs)}
+            for tokens, logprobs in zip(candidates, scored, strict=True)
+        ]
+    }
+
+
+def _shown(leased: LeasedSequence, served: Served) -> dict[str, Any]:
+    """What every answer says of a sequence."""
+    return {
+        "id": leased.id, "model": served.name, "length": len(leased), "busy": leased.busy,
+        "scope": None if leased.scope is None else leased.scope.id, "created_at": leased.created_at,
+        "lease_s": leased.lease.length_s, "expires_at": leased.lease.expires_at,
+    }  # fmt: skip

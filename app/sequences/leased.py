@@ -1,0 +1,127 @@
+"""One sequence that a user holds: the engine's handle, its lease, and what runs on it.
+
+What is forked from a sequence closes with it, or with another one of its line that the fork names as its scope. So
+whoever uses a fork also renews the leases of those whose end would be its own. Knows nothing of HTTP bodies.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from app.errors import ApiError
+from app.sequences.lease import Lease
+from engine.errors import SequenceClosed
+
+if TYPE_CHECKING:
+    from engine import Sequence
+
+
+class LeasedSequence:
+    """A live sequence with an owner and an end. `call` is the only way to what changes it."""
+
+    def __init__(
+        self,
+        user: str,
+        seq: Sequence,
+        lease_s: float,
+        run_out: Callable[[LeasedSequence], None],
+        scope: LeasedSequence | None = None,
+    ) -> None:
+        self.id = f"seq-{uuid.uuid4().hex}"
+        self.user = user
+        self.created_at = time.time()
+        self.lease = Lease(lease_s, lambda: run_out(self))
+        self.scope = scope
+        self.forks: set[LeasedSequence] = set()  # those that close with this one
+        self.busy = False
+        self.closed = False  # by its user, or because its lease ran out
+        self._seq = seq
+        self._most = 0  # tokens that it may come to by what runs on it
+        if scope is not None:
+            scope.forks.add(self)
+
+    @property
+    def tokens(self) -> list[int]:
+        """A copy of its tokens, those of a span that runs included."""
+        return self._seq.tokens
+
+    @property
+    def handle(self) -> Sequence:
+        """The engine's handle, to name it as a scope; for anything else `call`."""
+        return self._seq
+
+    def __len__(self) -> int:
+        return len(self._seq)
+
+    @property
+    def held_tokens(self) -> int:
+        """What counts towards its user's quota: its tokens, and those that what runs on it may add."""
+        return max(len(self._seq), self._most)
+
+    def line(self) -> Iterator[LeasedSequence]:
+        """It and all whose closing closes it."""
+        at: LeasedSequence | None = self
+        while at is not None:
+            yield at
+            at = at.scope
+
+    def touch(self) -> None:
+        """Somebody asked for it: the leases of its line begin anew."""
+        for each in self.line():
+            each.lease.renew()
+
+    @contextmanager
+    def call(self) -> Iterator[Sequence]:
+        """The engine's handle, for one call at a time; no lease of its line runs out meanwhile.
+
+        Raises:
+            ApiError: 409: another call is under way, or the sequence was closed during this one.
+        """
+        if self.busy:
+            raise ApiError(
+                409, f"A call is under way on the sequence {self.id}; accepted: one at a time. Wait for its end, or "
+                "fork the sequence first.", code="sequence_busy",
+            )  # fmt: skip
+        if self.closed:  # since it was looked up
+            raise self._gone()
+        with ExitStack() as holding:
+            for each in self.line():
+                holding.enter_context(each.lease.held())
+            self.busy = True
+            try:
+                yield self._seq
+            except SequenceClosed:
+                if self.closed:
+                    raise self._gone() from None
+                raise  # the engine's end
+            finally:
+                self.busy = False
+
+    @contextmanager
+    def growing(self, tokens: int) -> Iterator[None]:
+        """Count so many more tokens as held while a call lasts. The quota was asked before."""
+        self._most = len(self._seq) + tokens
+        try:
+            yield
+        finally:
+            self._most = 0
+
+    def end(self) -> list[LeasedSequence]:
+        """Close it and all that closes with it, which are returned. What runs on them ends."""
+        ended = [self]
+        for each in ended:
+            ended += each.forks
+            each.closed = True
+            each.lease.end()
+        if self.scope is not None:
+            self.scope.forks.discard(self)
+        self._seq.close()
+        return ended
+
+    def _gone(self) -> ApiError:
+        message = f"The sequence {self.id} was closed while this call was under way."
+        return ApiError(409, message, code="sequence_closed")
