@@ -157,7 +157,11 @@ class Trial:
         if len(ends) != 1 or events[-1]["type"] != ends[0]:
             self.fault(f"{asked.run} ends with {ends}")
         gaps = [b - a for a, b in itertools.pairwise(numbers) if b - a != 1]
-        if numbers[:1] != [1] or (gaps and (len(gaps) > 1 or ends != ["run.failed"] or numbers[-1] - numbers[-2] < 2)):
+        if not asked.seen and len(log) == 1:
+            self.counts["killed before its first event"] += 1
+        elif numbers[:1] != [1] or (
+            gaps and (len(gaps) > 1 or ends != ["run.failed"] or numbers[-1] - numbers[-2] < 2)
+        ):
             self.fault(f"{asked.run} has the numbers {numbers}")
         if log[: len(asked.seen)] != asked.seen:
             self.fault(f"{asked.run}: a reader saw {len(asked.seen)} events, of which the log has not all")
