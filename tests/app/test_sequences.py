@@ -18,6 +18,7 @@ from engine import Engine, EngineConfig, Sampling, Span
 from retrieval import Library
 from tests.app.conftest import Server, all_is_back
 from tests.app.gate import GatedEmbedder
+from tests.app.test_runs import BusyEngine
 
 ENDLESS = {"max_tokens": 1500, "ignore_eos": True}
 
@@ -268,7 +269,7 @@ def test_every_call_renews_the_lease_of_the_whole_line(ana: httpx.Client) -> Non
 
 
 def test_a_lease_does_not_run_out_while_something_runs(ana: httpx.Client) -> None:
-    root = opened(ana, "0", lease_s=0.02)
+    root = opened(ana, "0", lease_s=0.15)
     made = ana.post(f"{root}/fork", json={"lease_s": 60})
     if made.status_code == 404:
         pytest.skip("the machine was too slow to fork within the lease")
@@ -338,6 +339,19 @@ def test_a_client_that_goes_away_stops_the_span_and_keeps_the_sequence(ana: http
     assert 2 <= shown["length"] < 1501 and shown["text"] == ("0123456789" * 200)[: shown["length"]]
     follows = text_of(generated(ana, at, max_tokens=2))
     assert ("0123456789" * 200).startswith(shown["text"] + follows)
+
+
+@pytest.mark.parametrize(("call", "body"), [("generate", ENDLESS), ("score", {"candidates": ["12", "3"]})])
+def test_a_client_that_goes_away_before_it_is_its_turn_leaves_nothing_behind(
+    ana: httpx.Client, shelf: Server, call: str, body: dict[str, Any]
+) -> None:
+    at = opened(ana, "0")
+    with BusyEngine(shelf):
+        with pytest.raises(httpx.ReadTimeout):
+            ana.post(f"{at}/{call}", json=body, timeout=0.3)
+        shelf.until(lambda stats: stats.waiting == 0 and not state(ana, at)["busy"])
+    assert state(ana, at)["text"] == "0"
+    assert text_of(generated(ana, at, max_tokens=2)) == "12"
 
 
 def test_a_client_that_goes_away_while_a_form_compiles_leaves_nothing_behind(ana: httpx.Client, shelf: Server) -> None:
