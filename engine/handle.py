@@ -114,7 +114,7 @@ class Sequence:
             SequenceBusy, SequenceClosed: see there; also when the scope is closed.
         """
         self._check_free()
-        owner = scope or self
+        owner = self if scope is None else scope
         if owner._closed:
             raise SequenceClosed("The scope of the fork is closed.")
         if n < 1:

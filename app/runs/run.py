@@ -143,7 +143,7 @@ class Run:
             self._cut_short()
         except Exception as error:
             explained = from_exception(error)
-            retryable = explained.status in (429, 500, 503)
+            retryable = explained.status in (429, 500, 503) or explained.code == "constraint_timeout"
             self._end(RunFailed(code=explained.code or "error", message=explained.message, retryable=retryable))
 
     async def _generate(self, history: History, ask: Ask) -> Finish:

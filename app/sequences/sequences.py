@@ -98,8 +98,6 @@ class Sequences:
                 "scope", f"scope is {scope.id!r}; accepted: the sequence itself, or one that it was forked from and "
                 "closes with.",
             )  # fmt: skip
-        if scope is not leased and not len(scope):  # the engine's handle takes an empty scope for none
-            raise invalid("scope", f"scope is {scope.id!r}, which has no tokens; accepted: a sequence with some.")
         with leased.call() as seq:
             self.check(leased.user, n, n * len(leased))
             children = seq.fork(n, scope=scope.handle)

@@ -24,6 +24,7 @@ from statistics import median
 from types import ModuleType
 from typing import Any
 
+CROWDED = 1.5  # processes for each core, of late
 STACK_BYTES = 4 << 20  # half of what a thread of the engine has: what fits here fits there
 WALKS, STEPS = 3, 12  # of random tokens
 
@@ -57,18 +58,27 @@ def serve() -> None:
         pickle.dump("ready", stream)
     limit(resource.RLIMIT_AS, memory_bytes)
     limit(resource.RLIMIT_CORE, 0)
-    os.nice(19)  # the engine's steps come first
-    if hasattr(os, "SCHED_IDLE"):  # niceness alone would still let a slice of some milliseconds run to its end
-        with contextlib.suppress(OSError):  # a container may forbid it
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(10)  # the engine's steps come first
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
     while (job := received(control)) is not None:
         if os.fork() == 0:
             control.close()
+            step_aside()
             watch(job, backend, deadline_s, load_s, mask_s)
             os._exit(0)
         job.close()
+
+
+def step_aside() -> None:
+    """Run in what others leave. Where they leave nothing, a tenth of a processor is kept: at none, nothing would ever
+    compile on a machine that is busy with something else."""
+    if os.getloadavg()[0] > CROWDED * (os.cpu_count() or 1):
+        return
+    os.nice(9)
+    if hasattr(os, "SCHED_IDLE"):  # niceness alone would still let a slice of some milliseconds run to its end
+        with contextlib.suppress(OSError):  # a container may forbid it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def received(control: socket.socket) -> socket.socket | None:

@@ -16,7 +16,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from app import library
-from app.cli.main import cli, evaluation
+from app.cli import evaluation
+from app.cli.main import cli
 from app.cli.shelves import LibraryShelf
 from retrieval import Library
 from tests.app.conftest import Server, serving

@@ -231,8 +231,7 @@ class Histories(RuleBasedStateMachine):
     @rule(target=sequences, id=sequences, n=st.integers(1, 3), up=st.booleans())
     def fork(self, id: str, n: int, up: bool) -> Any:
         scope = self.scopes.get(id) if up else None
-        empty = scope is not None and not self.tokens.get(scope)
-        reply = self.call(id, "fork", {"n": n} | ({"scope": scope} if scope else {}), empty=empty)
+        reply = self.call(id, "fork", {"n": n} | ({"scope": scope} if scope else {}))
         made = [] if reply is None else [str(each["id"]) for each in reply.json()["sequences"]]
         for each in made:
             self.tokens[each], self.scopes[each] = self.tokens[id], scope or id

@@ -81,6 +81,17 @@ async def test_forks_draw_differently_and_repeatably(engine: Engine) -> None:
     assert len(set(runs[0])) == 4
 
 
+async def test_a_fork_lives_as_long_as_its_scope_which_may_be_empty(engine: Engine) -> None:
+    async with await engine.open([]) as root:
+        (child,) = root.fork()
+        child.append(PROMPT)
+        (grandchild,) = child.fork(scope=root)
+        child.close()
+        assert (await grandchild.generate_all(Span(GREEDY, max_tokens=2, ignore_eos=True))).token_ids
+    with pytest.raises(SequenceClosed):
+        grandchild.append([5])
+
+
 async def test_a_seed_gives_the_same_output_in_any_company(engine: Engine) -> None:
     span = Span(Sampling(temperature=1.0, top_p=0.9, seed=5), max_tokens=12, ignore_eos=True)
     async with await engine.open(PROMPT) as alone:
