@@ -57,7 +57,7 @@ async def test_what_is_printed_comes_back(pure: Pure) -> None:
         ("def f(): return f()\nf()", "error", "RecursionError"),
         ("print('a' * 2000)", "output", "1000 bytes"),
         ("while True: print('a')", "output", "1000 bytes"),
-        ("x = 10**100000\nwhile True: x = x * x", "timeout", "0.3 s"),
+        ("x = 10**1000\nwhile True: x * x", "timeout", "0.3 s"),
         ("def f():\n    while True:\n        try: f()\n        except BaseException: pass\nf()", "timeout", "0.3 s"),
         ("x = []\nwhile True:\n    try: x.append('a' * 10**5)\n    except BaseException: pass", "memory", "bytes"),
         ("f'{1:1000000000d}'", "memory", "16777216 bytes"),
