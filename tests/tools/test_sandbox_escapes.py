@@ -159,7 +159,7 @@ ATTACKS: list[tuple[str, str, set[str], str]] = [  # name, code, how it may end,
     (
         "a file without end",
         "try:\n"
-        "    with open('/tmp/work/x', 'wb') as file:\n"
+        "    with open('x', 'wb') as file:\n"
         "        while True: file.write(bytes(1 << 20))\n"
         "except OSError as error: print(error.errno in (27, 28))",
         {"ok"},
@@ -208,7 +208,7 @@ ATTACKS: list[tuple[str, str, set[str], str]] = [  # name, code, how it may end,
         "/etc/shadow by other ways",
         "import os\n"
         "found = []\n"
-        "for way in ('/etc/shadow', '/proc/1/root/etc/shadow', '/proc/self/root/etc/shadow', '/tmp/../etc/shadow',\n"
+        "for way in ('/etc/shadow', '/proc/1/root/etc/shadow', '/proc/self/root/etc/shadow', '/usr/../etc/shadow',\n"
         "            '/dev/fd/../../../etc/shadow', '/usr/../etc/shadow', '/proc/1/cwd/../../etc/shadow'):\n"
         "    try: found.append(open(way).read())\n"
         "    except OSError: pass\n"
