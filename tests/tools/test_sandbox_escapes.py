@@ -208,7 +208,7 @@ ATTACKS: list[tuple[str, str, set[str], str]] = [  # name, code, how it may end,
         "/etc/shadow by other ways",
         "import os\n"
         "found = []\n"
-        "for way in ('/etc/shadow', '/proc/1/root/etc/shadow', '/proc/self/root/etc/shadow', '/usr/../etc/shadow',\n"
+        "for way in ('/etc/shadow', '/proc/1/root/etc/shadow', '/proc/self/root/etc/shadow', '/proc/../etc/shadow',\n"
         "            '/dev/fd/../../../etc/shadow', '/usr/../etc/shadow', '/proc/1/cwd/../../etc/shadow'):\n"
         "    try: found.append(open(way).read())\n"
         "    except OSError: pass\n"
