@@ -182,10 +182,11 @@ async def stops(model: Path, repeats: int) -> Json:
                 await asyncio.sleep(0.01)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             async with httpx.AsyncClient(base_url=url) as reader, httpx.AsyncClient(base_url=url) as other:
-                for _ in range(repeats):
+                while len(idle) < repeats:
                     spent = await _stop(engine, reader, other)
-                    idle.append(spent[0])
-                    ended.append(spent[1])
+                    if spent is not None:
+                        idle.append(spent[0])
+                        ended.append(spent[1])
             web.should_exit = True
             await serving
     return {
@@ -195,7 +196,8 @@ async def stops(model: Path, repeats: int) -> Json:
     }
 
 
-async def _stop(engine: Engine, reader: httpx.AsyncClient, other: httpx.AsyncClient) -> tuple[float, float]:
+async def _stop(engine: Engine, reader: httpx.AsyncClient, other: httpx.AsyncClient) -> tuple[float, float] | None:
+    """None where the answer was done before Stop came."""
     chat = (await reader.post("/api/chats", json={})).json()["id"]
     body = {"content": "Use 3, 5, 7 and 9 to make 24.", "thinking": True, "temperature": 1.2}
     run = (await reader.post(f"/api/chats/{chat}/runs", json=body)).json()["run_id"]
@@ -207,16 +209,16 @@ async def _stop(engine: Engine, reader: httpx.AsyncClient, other: httpx.AsyncCli
         while (await engine.stats()).running:
             await asyncio.sleep(0.0005)
         idle = time.perf_counter() - began
-        await _until(lines, lambda line: line.startswith(("event: run.cancelled", "event: run.completed")))
+        last = await _until(lines, lambda line: line.startswith(("event: run.cancelled", "event: run.completed")))
         ended = time.perf_counter() - began
         await cancelling
-    return idle, ended
+    return (idle, ended) if last == "event: run.cancelled" else None
 
 
-async def _until(lines: Any, wanted: Callable[[str], bool]) -> None:
+async def _until(lines: Any, wanted: Callable[[str], bool]) -> str:
     async for line in lines:
         if wanted(line):
-            return
+            return str(line)
     raise RuntimeError("the stream ended first")
 
 

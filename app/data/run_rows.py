@@ -22,7 +22,7 @@ from app.data.steps import Step, dump_steps
 from app.data.tree import Tree
 from app.usage import Usage
 
-RESTART_GAP = 1000  # more events than a crash can take from the disk: numbers a reader may have seen are not reused
+RESTART_GAP = 1000  # where the disk failed before a crash, readers saw numbers it has not: they are not used again
 
 
 @dataclass(frozen=True, slots=True)

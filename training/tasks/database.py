@@ -162,26 +162,21 @@ class Tables:
     name: str
     held: tuple[Table, ...]
     framed: float  # the share of results between marks
-    query: Tool = field(default_factory=lambda: QUERY)
-    schema: Tool = field(default_factory=lambda: SCHEMA)
     _db: sqlite3.Connection = field(default_factory=lambda: sqlite3.connect(":memory:"))
 
     def __post_init__(self) -> None:
         for each in self.held:
             each.create(self._db)
 
-    def parameter(self) -> str:
-        return str(next(iter(self.query["function"]["parameters"]["properties"])))
-
     def call(self, sql: str) -> ToolCall:
-        return ToolCall(self.query["function"]["name"], {self.parameter(): sql})
+        return ToolCall(QUERY["function"]["name"], {"sql": sql})
 
     def describe(self) -> ToolCall:
-        return ToolCall(self.schema["function"]["name"], {})
+        return ToolCall(SCHEMA["function"]["name"], {})
 
     def described(self, rng: Random) -> str:
         listed = "\n".join(each.described() for each in self.held)
-        return often_framed(rng, f"-- database {self.name}\n{listed}", self.schema["function"]["name"], self.framed)
+        return often_framed(rng, f"-- database {self.name}\n{listed}", SCHEMA["function"]["name"], self.framed)
 
     def run(self, rng: Random, sql: str) -> tuple[str, list[tuple[Any, ...]]]:
         """The tool message for a query, and its rows.
@@ -192,7 +187,7 @@ class Tables:
         found = self._db.execute(sql)
         rows = [tuple(round(v, 2) if isinstance(v, float) else v for v in row) for row in found]
         content = json.dumps({"columns": [each[0] for each in found.description], "rows": rows}, ensure_ascii=False)
-        return often_framed(rng, content, self.query["function"]["name"], self.framed), rows
+        return often_framed(rng, content, QUERY["function"]["name"], self.framed), rows
 
 
 def tables(rng: Random, phrasing: Phrasing, progress: float) -> Tables:
@@ -303,7 +298,7 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
             messages += _turn(rng, db, asked, known or given)
             known |= not given
     beside = calculator.others(rng, phrasing, rng.randint(0, 2) if progress > 0.3 and rng.random() < 0.5 else 0)
-    offered = [db.query, db.schema, *beside, *([calculator.CANONICAL.tool()] if rng.random() < 0.3 else [])]
+    offered = [QUERY, SCHEMA, *beside, *([calculator.CANONICAL.tool()] if rng.random() < 0.3 else [])]
     rng.shuffle(offered)
     return Conversation(tuple(messages), tuple(offered), rng.random() < 0.9)
 
@@ -318,28 +313,28 @@ def case(rng: Random) -> Case:
     told = _told(asked, rows)
 
     def answer_call(call: ToolCall) -> str:
-        if call.name == db.schema["function"]["name"]:
+        if call.name == SCHEMA["function"]["name"]:
             return described
         try:
-            return db.run(rng, str(call.arguments.get(db.parameter(), "")))[0]
+            return db.run(rng, str(call.arguments.get("sql", "")))[0]
         except sqlite3.Error as error:
             return f"SQLite says: {error}."
 
     called = (Reply("", "", (db.call(asked.sql),)), Reply("", told, ()))
     wanted = called if kind == "statement" else (Reply("", "", (db.describe(),)), *called)
-    prompt = Conversation((Message("user", asked.question),), (db.query, db.schema))
+    prompt = Conversation((Message("user", asked.question),), (QUERY, SCHEMA))
     return Case(prompt, _judge(db, asked, rows), wanted, answer_call)
 
 
 def _judge(db: Tables, asked: Asked, rows: list[tuple[Any, ...]]) -> Callable[[Sequence[Reply]], Verdict]:
     def same_rows(call: ToolCall) -> bool:
         try:
-            return db.run(Random(0), str(call.arguments.get(db.parameter(), "")))[1] == rows
+            return db.run(Random(0), str(call.arguments.get("sql", "")))[1] == rows
         except sqlite3.Error:
             return False
 
     def judged(replies: Sequence[Reply]) -> Verdict:
-        queries = [call for reply in replies for call in reply.calls if call.name == db.query["function"]["name"]]
+        queries = [call for reply in replies for call in reply.calls if call.name == QUERY["function"]["name"]]
         last = replies[-1] if replies else Reply("", "", (), broken=True)
         whole = not last.broken and not last.calls
         values = [_written(value) for row in rows[:SHOWN] for value in row]
