@@ -2,7 +2,8 @@
 
 Tokenizer, data, training, export and evaluation, first of `pebble`, then of its draft, which shares the tokenizer. Stop
 it at any time; `--resume` goes on from the last checkpoint, which lies with the log in the work folder (`--work`, not
-committed). `--extend` goes on from the last state before the learning rate fell, for a longer run.
+committed). `--extend` goes on from the last state before the learning rate fell, for a longer run. `--from` begins with
+the weights of a model that was published, where its checkpoint is gone.
 """
 
 from __future__ import annotations
@@ -57,9 +58,13 @@ def make(name: plans.Name, arguments: argparse.Namespace) -> None:
         steps=arguments.steps,
         seed=arguments.seed,
         compiled=compiles(arguments.device),
+        start=arguments.start,
         processes=arguments.processes or min(MOST_PROCESSES, torch.get_num_threads()),
     )
     work, out = arguments.work / name, arguments.out / name
+    if arguments.start is not None:
+        arguments.work.mkdir(parents=True, exist_ok=True)
+        shutil.copy(arguments.start / "tokenizer.json", arguments.work / "tokenizer.json")
     trained = make_tokenizer(arguments.work / "tokenizer.json", plan)
     team.start(plan.members, train, plan, arguments.work / "tokenizer.json", work, arguments.begin)
     trainer = Trainer(plan, trained, work)
@@ -100,6 +105,9 @@ def main() -> None:
         dest="begin",
         const="extend",
         help="go on from before the learning rate fell",
+    )
+    parser.add_argument(
+        "--from", type=Path, dest="start", metavar="MODEL", help="begin with a published model's weights and tokenizer"
     )
     parser.add_argument("--questions", type=int, default=100, help="asked of each ability in the evaluation")
     parser.add_argument("--work", type=Path, default=Path("build/training"), help="checkpoints, tokenizer and logs")

@@ -7,7 +7,10 @@ weights stay under 40 MB.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
+
+import torch
 
 from training.model import ModelConfig
 from training.trainer import Plan
@@ -47,11 +50,18 @@ def plan(
     seed: int = 1,
     compiled: bool = True,
     processes: int = 1,
+    start: Path | None = None,
 ) -> Plan:
-    """The recipe for a model on a device. Fewer steps shorten the curriculum; more leave it as it is."""
+    """The recipe for a model on a device. Fewer steps shorten the curriculum; more leave it as it is.
+
+    A run that begins with the weights of a published model (`start`) is past the curriculum; it takes half the peak
+    rates, and they fall over half of the run.
+    """
     kind = "cuda" if device == "cuda" else "cpu"
     shape = _SHAPES.get((name, kind), _SHAPES[name, "cpu"])
     made = _PLANS[name, kind]
+    if start is not None:
+        made = replace(made, ramp_steps=1, fall=0.5, matrix_lr=made.matrix_lr / 2, adam_lr=made.adam_lr / 2)
     shortened = min(1.0, (steps or made.steps) / made.steps)
     return replace(
         made,
@@ -60,7 +70,14 @@ def plan(
         ramp_steps=max(1, int(made.ramp_steps * shortened)),
         seed=seed,
         device=device,
+        start=None if start is None else str(start),
+        bfloat16=computes_bfloat16(device),
         compile=compiled,
         workers=12 if kind == "cuda" else 0,
         members=1 if kind == "cuda" else processes,
     )
+
+
+def computes_bfloat16(device: str) -> bool:
+    """Whether products in bfloat16 are faster there: on a CPU that takes tile units (AMX)."""
+    return device == "cuda" or torch.cpu._is_amx_tile_supported()

@@ -1,8 +1,9 @@
 """The training loop: batches in, checkpoints and a log of losses out.
 
 A run is a function of its `Plan`: the data of a step depend on (seed, step) alone, so a run that is killed and resumed
-from its checkpoint ends with the same bits as one that never stopped. On a CPU it computes in float32; on CUDA under
-bfloat16 autocast. The last checkpoint before the learning rate falls is kept: a longer run can go on from there.
+from its checkpoint ends with the same bits as one that never stopped. It computes in float32, or under bfloat16
+autocast where the device has units for that. The last checkpoint before the learning rate falls is kept: a longer run
+can go on from there.
 Knows nothing of tasks: it asks `training.mixture` for batches.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from training.mixture import Batch, Reader
@@ -41,6 +43,8 @@ class Plan:
     seed: int = 1
     checkpoint_every_s: float = 120.0
     device: str = "cpu"
+    bfloat16: bool = False  # products in bfloat16, sums and weights in float32
+    start: str | None = None  # the folder of a published model whose weights the run begins with
     compile: bool = False  # takes a C++ compiler and two minutes; gives about a quarter more tokens a second on a CPU
     workers: int = 0  # processes that write batches ahead
     members: int = 1  # processes that train together
@@ -58,7 +62,11 @@ class Trainer:
         self.tokenizer = tokenizer
         self.work = work
         self.team = team
-        self.model = Model(plan.model).to(plan.device)
+        self.model = Model(plan.model)
+        if plan.start is not None:
+            published = load_file(Path(plan.start) / "model.safetensors")
+            self.model.load_state_dict({name: weight.float() for name, weight in published.items()})
+        self.model.to(plan.device)
         self.optimizer = Optimizer(self.model, plan.matrix_lr, plan.adam_lr, team)
         self.reader = Reader(
             plan.seed, plan.batch_tokens, plan.largest_batch, plan.ramp_steps, tokenizer, plan.workers, team
@@ -108,7 +116,7 @@ class Trainer:
         """One step on this member's batches; returns the team's mean loss of a token, weighted as it was trained."""
         sums = torch.zeros(3, dtype=torch.float64)  # loss, weight, tokens
         for batch in batches:
-            with torch.autocast(self.plan.device, torch.bfloat16, enabled=self.plan.device == "cuda"):
+            with torch.autocast(self.plan.device, torch.bfloat16, enabled=self.plan.bfloat16):
                 loss = self.model.loss(batch.tokens.to(self.plan.device), batch.weights.to(self.plan.device))
             loss.backward()
             sums += torch.tensor([float(loss.detach()), float(batch.weights[:, 1:].sum()), batch.tokens.numel()])

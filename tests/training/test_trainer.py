@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from tests.training.conftest import TINY
-from training import mixture, team
+from training import mixture, plans, team
 from training.tokenizer import END_OF_TEXT
 from training.trainer import Plan, Trainer, train
 
+WEIGHTS = "model.safetensors"
 PLAN = Plan(model=TINY, steps=6, ramp_steps=4, batch_tokens=600, largest_batch=400)
 
 
@@ -35,6 +38,28 @@ def test_a_resumed_run_ends_with_the_same_bits(tiny_tokenizer: Tokenizer, tmp_pa
     resumed.run()
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True))
     assert whole.tokens == resumed.tokens
+
+
+def test_a_run_can_begin_with_published_weights(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    first = Trainer(PLAN, tiny_tokenizer, tmp_path / "first")
+    first.run(until=2)
+    save_file({name: weight.bfloat16() for name, weight in first.model.state_dict().items()}, tmp_path / WEIGHTS)
+    second = Trainer(replace(PLAN, start=str(tmp_path)), tiny_tokenizer, tmp_path / "second")
+    assert second.done == 0
+    assert all(torch.equal(a.bfloat16().float(), b) for a, b in zip(weights(first), weights(second), strict=True))
+    plan = plans.plan("pebble", "cpu", start=tmp_path)
+    assert (plan.start, plan.ramp_steps) == (str(tmp_path), 1)
+    assert plan.matrix_lr < plans.plan("pebble", "cpu").matrix_lr
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_the_precision_changes_the_loss_a_little(tiny_tokenizer: Tokenizer, tmp_path: Path, bfloat16: bool) -> None:
+    trainer = Trainer(PLAN, tiny_tokenizer, tmp_path)
+    exact = trainer.step(trainer.reader.at(0))
+    other = Trainer(replace(PLAN, bfloat16=bfloat16), tiny_tokenizer, tmp_path)
+    loss = other.step(other.reader.at(0))
+    assert (loss != exact) == bfloat16
+    assert loss == pytest.approx(exact, rel=0.01)
 
 
 def test_steps_lower_the_loss(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
