@@ -22,6 +22,7 @@ from app.guard import Guard
 from app.library import open_library
 from app.mcp import McpEndpoint
 from app.metrics import Meter
+from app.models import Models
 from app.openai import responses
 from app.page import mount_page
 from app.runs.live import Runs
@@ -47,7 +48,7 @@ def create_app(
         CheckpointError: a file beside the model's weights cannot be read.
     """
     served = Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)
-    state = State(settings, served, Meter(engine))
+    state = State(settings, Models([served]), Meter(engine))
     mcp = McpEndpoint(state, chats.version())
 
     @asynccontextmanager

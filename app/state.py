@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 
 from app.config import Settings
 from app.metrics import Meter
+from app.models import Models
 from app.served import Served
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class State:
     settings: Settings
-    served: Served
+    models: Models
     meter: Meter
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
     sequences: Sequences = field(init=False)  # while the app's lifespan lasts
@@ -43,6 +44,11 @@ class State:
 
     def opened(self, store: Store, runs: Runs, library: Library, toolshed: Toolshed) -> None:
         self._store, self._runs, self._library, self._toolshed = store, runs, library, toolshed
+
+    @property
+    def served(self) -> Served:
+        """The default model."""
+        return self.models.default
 
     @property
     def store(self) -> Store:
