@@ -17,13 +17,20 @@ from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import InvalidParameter
-from engine.linear import default_dtype
+from engine.memory import (
+    LONGEST_BY_DEFAULT,
+    block_bytes,
+    find_device,
+    find_dtype,
+    free_bytes,
+    useful_blocks,
+    weight_bytes,
+)
 from engine.models.decoder import Decoder, load_decoder
 from engine.models.spec import ModelSpec
 from engine.runner import ModelRunner
 from engine.tokenizer import Tokenizer
 
-_LONGEST_BY_DEFAULT = 32_768
 # Below this, weights live in the processor's cache and a step is bound by calls. A second thread saved a tenth of a
 # step of one row and a quarter of one of sixteen; but served over HTTP on two cores, one thread gave 1.4 times the
 # tokens of two (docs/performance.md).
@@ -52,12 +59,12 @@ def assemble(config: EngineConfig) -> Parts:
         CheckpointError, UnsupportedArchitecture: see there.
         InvalidParameter: the device is not there, or the pool cannot hold a sequence.
     """
-    device = _device(config.device)
-    dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
+    device = find_device(config.device)
+    dtype = find_dtype(config.dtype, device)
     path = resolve(config.model)
-    small = device.type == "cpu" and _weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
+    small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
     threads = config.threads or (1 if small else _TORCH_THREADS)
-    torch.set_num_threads(threads)
+    use_threads(threads)
     decoder = load_decoder(path, dtype=dtype, device=device, max_model_len=config.max_model_len)
     spec = decoder.spec
     declared = spec.max_position_embeddings
@@ -66,7 +73,7 @@ def assemble(config: EngineConfig) -> Parts:
             "max_model_len",
             f"max_model_len is {config.max_model_len}; accepted: 1 to {declared}, the model's positions.",
         )
-    max_model_len = config.max_model_len or min(declared, _LONGEST_BY_DEFAULT)
+    max_model_len = config.max_model_len or min(declared, LONGEST_BY_DEFAULT)
     blocks = _kv_blocks(config, spec, dtype, device, max_model_len)
     kv = KVCache(
         spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim, dtype, device
@@ -100,6 +107,12 @@ def assemble(config: EngineConfig) -> Parts:
     )
 
 
+def use_threads(count: int) -> None:
+    """Let the calling thread compute on `count` CPU threads, whatever other engines of the process use."""
+    torch.get_num_threads()  # a thread's first call takes the process's number over: later it would undo ours
+    torch.set_num_threads(count)
+
+
 def _warm_up(decoder: Decoder, kv: KVCache, device: torch.device) -> None:
     """Run a prefill and a decode on the null block, so that the first request does not pay for first calls."""
     table = torch.full((1, 1), NULL_BLOCK, device=device)
@@ -109,31 +122,13 @@ def _warm_up(decoder: Decoder, kv: KVCache, device: torch.device) -> None:
         decoder.forward(Batch(order * 0, order, order, (0, tokens), (tokens,), table, last), kv)
 
 
-def _weight_bytes(path: Path, dtype: torch.dtype) -> int:
-    """About how many bytes the weights take in memory: checkpoints are kept in 16 bits as a rule."""
-    return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidParameter(
-            "device", f"device {name!r} cannot be used here ({error}); accepted: auto, cpu, cuda."
-        ) from None
-    return device
-
-
 def _kv_blocks(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int
 ) -> int:
     """Blocks in the pool: what was asked for, or a quarter of the free memory, up to what could ever be used."""
     if config.kv_blocks is not None:
         return config.kv_blocks
-    per_block = 2 * spec.layers * spec.kv_heads * spec.head_dim * config.block_size * dtype.itemsize
+    per_block = block_bytes(spec, config.block_size, dtype)
     if config.kv_bytes is not None:
         blocks = config.kv_bytes // per_block
         if blocks < 1:
@@ -141,14 +136,4 @@ def _kv_blocks(
                 "kv_bytes", f"kv_bytes is {config.kv_bytes}; accepted: at least {per_block}, one block of this model."
             )
         return blocks
-    useful = config.max_running * -(-max_model_len // config.block_size)
-    return max(1, min(useful, _free_bytes(device) // 4 // per_block))
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 4 << 30  # systems without /proc: assume that 4 GiB are free
+    return max(1, min(useful_blocks(config, max_model_len), free_bytes(device) // 4 // per_block))

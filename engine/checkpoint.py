@@ -8,6 +8,7 @@ beyond what its caller keeps.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,11 @@ class Weights:
     def names(self) -> Iterable[str]:
         """Every tensor's name."""
         return self._file_of.keys()
+
+    def parameters(self) -> int:
+        """How many numbers all tensors have together."""
+        slices = (self._files[file].get_slice(name) for name, file in self._file_of.items())
+        return sum(math.prod(each.get_shape()) for each in slices)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read one tensor, in the dtype of the file, on the CPU.

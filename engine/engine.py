@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from engine import messages as m
-from engine.assemble import assemble
+from engine.assemble import assemble, use_threads
 from engine.client import Request
 from engine.config import EngineConfig
 from engine.constrain.compiler import Compiler, Outcome
@@ -231,6 +231,7 @@ class Engine:
     def _run(self) -> None:
         error = EngineStopped("The engine was stopped.")
         try:
+            use_threads(self.threads)
             while self._serve():
                 self._core.step()
                 self._send()

@@ -1,0 +1,125 @@
+"""How much memory weights and K/V pools take, and how one device's is divided among the engines that share it.
+
+Everything is told from files and configurations, before any tensor is made. Knows nothing of how the memory is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint import read_json, resolve
+from engine.config import EngineConfig
+from engine.errors import InvalidParameter
+from engine.families import family_of
+from engine.linear import default_dtype
+from engine.models.spec import ModelSpec
+
+LONGEST_BY_DEFAULT = 32_768  # tokens of context
+
+
+def weight_bytes(path: Path, dtype: torch.dtype) -> int:
+    """About how many bytes the weights take in memory: checkpoints are kept in 16 bits as a rule."""
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
+
+
+def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one K/V block, of `block_size` tokens in all layers."""
+    return 2 * spec.layers * spec.kv_heads * spec.head_dim * block_size * dtype.itemsize
+
+
+def useful_blocks(config: EngineConfig, max_model_len: int) -> int:
+    """Blocks of all sequences of a step at their longest: a pool has no use for more."""
+    return config.max_running * -(-max_model_len // config.block_size)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What the device has left, now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 4 << 30  # systems without /proc: assume that 4 GiB are free
+
+
+def find_device(name: str) -> torch.device:
+    """
+    Raises:
+        InvalidParameter: the device is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidParameter(
+            "device", f"device {name!r} cannot be used here ({error}); accepted: auto, cpu, cuda."
+        ) from None
+    return device
+
+
+def find_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of a configuration; `auto` is the device's."""
+    found: torch.dtype = default_dtype(device) if name == "auto" else getattr(torch, name)
+    return found
+
+
+def divided(configs: Sequence[EngineConfig]) -> list[EngineConfig]:
+    """The configurations of engines that share a device, with one K/V pool's memory divided among them.
+
+    What the first says of device, dtype, blocks and K/V holds for all of them together: `kv_blocks` or `kv_bytes`, or
+    else a quarter of what is free once all weights are loaded. Every pool gets the same number of blocks, and so the
+    same number of tokens, as the models are asked the same questions; what a pool has no use for is left to the others.
+    One configuration is given back as it is.
+
+    Raises:
+        CheckpointError, UnsupportedArchitecture: a model's files cannot be read.
+        InvalidParameter: the device is not there, or the memory is not enough for one block each.
+    """
+    if len(configs) < 2:
+        return list(configs)
+    first, count = configs[0], len(configs)
+    if first.kv_blocks is not None:
+        if first.kv_blocks < count:
+            message = f"kv_blocks is {first.kv_blocks}; accepted: at least {count}, one block for each of the models."
+            raise InvalidParameter("kv_blocks", message)
+        return [replace(config, kv_blocks=first.kv_blocks // count) for config in configs]
+    device = find_device(first.device)
+    dtype = find_dtype(first.dtype, device)
+    paths = [resolve(config.model) for config in configs]
+    specs = [family_of(json := read_json(path / "config.json")).spec(json) for path in paths]
+    sizes = [block_bytes(spec, first.block_size, dtype) for spec in specs]
+    if first.kv_bytes is not None:
+        blocks = first.kv_bytes // sum(sizes)
+        if blocks < 1:
+            message = (
+                f"kv_bytes is {first.kv_bytes}; accepted: at least {sum(sizes)}, one block for each of the models."
+            )
+            raise InvalidParameter("kv_bytes", message)
+        return [replace(config, kv_bytes=None, kv_blocks=blocks) for config in configs]
+    lengths = [first.max_model_len or min(spec.max_position_embeddings, LONGEST_BY_DEFAULT) for spec in specs]
+    most = [useful_blocks(first, length) for length in lengths]
+    free = free_bytes(device) - sum(weight_bytes(path, dtype) for path in paths)
+    levels = level(max(0, free) // 4, sizes, most)
+    return [replace(config, kv_blocks=max(1, blocks)) for config, blocks in zip(configs, levels, strict=True)]
+
+
+def level(total: int, sizes: Sequence[int], most: Sequence[int]) -> list[int]:
+    """`total` bytes as numbers of blocks of `sizes` bytes: as many of each, but for those that want at most `most`."""
+    blocks, left, rest = [0] * len(sizes), total, sum(sizes)
+    order = sorted(range(len(sizes)), key=lambda each: most[each])
+    for done, at in enumerate(order):
+        share = left // rest
+        if share < most[at]:
+            for each in order[done:]:
+                blocks[each] = share
+            break
+        blocks[at] = most[at]
+        left -= most[at] * sizes[at]
+        rest -= sizes[at]
+    return blocks

@@ -1,0 +1,103 @@
+"""Engines that share a device: how its K/V memory is divided among them, and that each keeps its own CPU threads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Span, memory
+from engine.checkpoint import read_json
+from engine.families import family_of
+from engine.memory import block_bytes, divided, level
+from engine.runner import ModelRunner
+from engine.scheduler import Step
+from tests.tiny import write_checkpoint
+
+TINY_BLOCK = 2 * 1 * 1 * 16 * 16 * 4  # keys and values x layers x heads x numbers x tokens x bytes
+_Sizes = st.lists(st.integers(1, 100), min_size=1, max_size=6)
+
+
+@pytest.fixture(scope="module")
+def larger(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose blocks are three times as large, with a quarter of the context. Nobody loads it."""
+    path = write_checkpoint(tmp_path_factory.mktemp("larger") / "larger")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3, "max_position_embeddings": 512}))
+    return path
+
+
+def configs(*models: Path, **common: Any) -> list[EngineConfig]:
+    return [EngineConfig(str(model), dtype="float32", device="cpu", **common) for model in models]
+
+
+def test_one_engine_keeps_all_of_it(model: Path) -> None:
+    (alone,) = divided(configs(model, kv_bytes=1 << 20))
+    assert alone.kv_bytes == 1 << 20 and alone.kv_blocks is None
+
+
+def test_blocks_are_divided_equally(model: Path, larger: Path) -> None:
+    assert [each.kv_blocks for each in divided(configs(model, larger, kv_blocks=101))] == [50, 50]
+
+
+def test_bytes_are_divided_so_that_each_pool_holds_as_many_tokens(model: Path, larger: Path) -> None:
+    shared = divided(configs(model, larger, kv_bytes=40 * TINY_BLOCK + 1))
+    assert [each.kv_blocks for each in shared] == [10, 10]  # of 1 and 3 times the size
+    assert all(each.kv_bytes is None for each in shared)
+
+
+def test_free_memory_is_divided_once_the_weights_have_their_part(
+    model: Path, larger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = sum(memory.weight_bytes(path, torch.float32) for path in (model, larger))
+    monkeypatch.setattr(memory, "free_bytes", lambda device: weights + 4 * 400 * TINY_BLOCK)
+    assert [each.kv_blocks for each in divided(configs(model, larger))] == [100, 100]
+    # Four sequences of 512 tokens are 128 blocks: beyond them the one with the long context gets the rest.
+    monkeypatch.setattr(memory, "free_bytes", lambda device: weights + 4 * 700 * TINY_BLOCK)
+    assert [each.kv_blocks for each in divided(configs(model, larger, max_running=4))] == [316, 128]
+
+
+@pytest.mark.parametrize(("field", "value"), [("kv_blocks", 1), ("kv_bytes", 4 * TINY_BLOCK - 1)])
+def test_too_little_for_all_is_refused_with_what_would_do(model: Path, larger: Path, field: str, value: int) -> None:
+    with pytest.raises(InvalidParameter, match=rf"{field} is {value}; accepted: at least"):
+        divided(configs(model, larger, **{field: value}))
+    divided(configs(model, larger, **{field: value + 1}))
+
+
+@given(data=st.data(), total=st.integers(0, 10_000), sizes=_Sizes)
+def test_nothing_is_given_twice_and_nothing_useful_is_left(data: st.DataObject, total: int, sizes: list[int]) -> None:
+    most = data.draw(st.lists(st.integers(1, 100), min_size=len(sizes), max_size=len(sizes)))
+    blocks = level(total, sizes, most)
+    assert all(0 <= got <= wanted for got, wanted in zip(blocks, most, strict=True))
+    left = total - sum(got * size for got, size in zip(blocks, sizes, strict=True))
+    wanting = [at for at in range(len(sizes)) if blocks[at] < most[at]]
+    assert left >= 0 and (not wanting or left < sum(sizes[at] for at in wanting))
+    assert len({blocks[at] for at in wanting}) <= 1  # who wants more has as much as anyone
+    assert not wanting or max(blocks) == blocks[wanting[0]]
+
+
+async def test_each_engine_computes_on_its_own_threads(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: dict[int, int] = {}
+    run = ModelRunner.run
+
+    def noted(self: ModelRunner, step: Step) -> torch.Tensor:
+        used[self._kv.data.shape[2]] = torch.get_num_threads()
+        return run(self, step)
+
+    monkeypatch.setattr(ModelRunner, "run", noted)
+    pools = {30: 1, 40: 2, 50: 3}  # blocks -> threads
+    engines = [await Engine.start(*configs(model, kv_blocks=each, threads=n)) for each, n in pools.items()]
+    for engine in engines:  # only now: what was loaded last must not decide for all
+        async with engine, await engine.open([1]) as seq:
+            await seq.generate_all(Span(GREEDY, 1))
+    assert used == {blocks + 1: threads for blocks, threads in pools.items()}
+
+
+def test_a_block_is_keys_and_values_of_all_layers(model: Path) -> None:
+    config = read_json(model / "config.json")
+    assert block_bytes(family_of(config).spec(config), 16, torch.float32) == TINY_BLOCK
