@@ -282,6 +282,48 @@ def eval_retrieval(
     _or_explain(evaluate, beir, split, rerank, as_json, settings)
 
 
+@evaluations.command("reasoning")
+def eval_reasoning(
+    tasks: Annotated[
+        Path, typer.Argument(metavar="TASKS.jsonl", help='A task a line: {"question": "6 times 7?", "answer": 42}.')
+    ],
+    model: Annotated[
+        str | None, typer.Option(metavar="DIR|NAME", help=r"Whom to ask. \[as for `serve`]", show_default=False)
+    ] = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:JSON]",
+            help="How to answer, such as plain or 'best_of_n:{\"n\": [1, 4]}'; lists are tried one by one. Repeatable.",
+        ),
+    ] = None,
+    effort: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="EFFORT|TOKENS", help="none, minimal … xhigh, or the most tokens of thinking. Repeatable."
+        ),
+    ] = None,
+    n: Annotated[
+        int | None, typer.Option("-n", metavar="N", min=1, help=r"The first N tasks. \[all]", show_default=False)
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="TOKENS", min=2, help="Most tokens of an answer, thinking included.")
+    ] = 2048,
+    as_json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Keep the rows here; those that are there are not measured again."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw accuracy over tokens, with 95% bands.")
+    ] = None,
+) -> None:  # fmt: skip
+    """Accuracy against tokens spent, for strategies and budgets, on tasks of your own."""
+    settings = _settings(None, model=model)
+    from app.cli.reasoning import evaluate
+
+    _or_explain(evaluate, tasks, strategy or [], effort or [], n, max_tokens, as_json, plot, settings)
+
+
 tools = typer.Typer(name="tools", help="The tools that models may call: list them, run one, write one.")
 cli.add_typer(tools, no_args_is_help=True)
 

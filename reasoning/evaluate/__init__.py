@@ -1,0 +1,18 @@
+"""How good answers are for what they cost: ways of answering, measured on tasks; `judging` says what is right."""
+
+from reasoning.evaluate.judging import BadAnswer, Choices, Judge, Puzzle, judge_of
+from reasoning.evaluate.measure import BadWay, Row, Task, Way, measure, wilson
+
+__all__ = [
+    "BadAnswer",
+    "BadWay",
+    "Choices",
+    "Judge",
+    "Puzzle",
+    "Row",
+    "Task",
+    "Way",
+    "judge_of",
+    "measure",
+    "wilson",
+]
