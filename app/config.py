@@ -7,16 +7,17 @@ environment: the engine gets an `EngineConfig` made from this. Knows nothing of 
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_origin
 
-from pydantic import ByteSize, Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from tools.mcp.config import McpSettings
 
@@ -27,6 +28,8 @@ ENV_PREFIX = "PONDER_"
 CONFIG_VARIABLE = "PONDER_CONFIG"
 DEFAULT_FILE = "ponder.toml"
 BUNDLED_MODEL = "models/pebble"
+DEFAULT_NAME = "default"  # what clients may call the first of the models
+AUTO_NAME = "auto"  # what they ask for where the server is to choose among several
 LOCAL_USER = "local"  # whose documents are whose, while there are no accounts
 
 _NO_FILE: Mapping[str, Any] = MappingProxyType({})
@@ -47,7 +50,8 @@ class _FileSource(PydanticBaseSettingsSource):
         return dict(_file_values.get())
 
 
-_REPEATED = frozenset({"cors_origins", "allowed_hosts"})  # given one by one on the command line
+# Settings of several values, which are given one by one on the command line.
+_FLAGS = {"cors_origins": "--cors-origin", "allowed_hosts": "--allowed-host", "models": "--also"}
 
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]
 
@@ -61,6 +65,19 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="0 (any free port) to 65535")
     model: str = Field(BUNDLED_MODEL, min_length=1, description="a model directory, or a Hugging Face Hub name")
     served_model_name: str | None = Field(None, min_length=1, description="the name that clients ask for")
+    models: dict[str, str] = Field(
+        {},
+        description="NAME=DIR or NAME=HUB-NAME, or a table of them: further models by the names that clients ask for",
+    )
+    router: CommaSeparated = Field(
+        (), description="names of two or more served models, comma-separated, in the order they are asked"
+    )
+    router_gate: Literal["confidence", "entropy", "whole"] = Field(
+        "confidence", description="confidence, entropy or whole"
+    )
+    router_bar: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="0 to 1 for confidence, 0 or more nats for entropy, none for whole"
+    )
     tool_dialect: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "mistral"] = Field(
         "auto", description="auto, hermes, llama3_json, qwen3_coder or mistral"
     )
@@ -103,7 +120,19 @@ class Settings(BaseSettings):
         "warning", description="debug, info, warning or error"
     )
 
-    @field_validator("cors_origins", "allowed_hosts", mode="before")
+    @field_validator("models", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        if not isinstance(value, list):
+            return value
+        pairs = [str(each).partition("=") for each in value]
+        if bad := [name + sign + model for name, sign, model in pairs if not (name and model)]:
+            raise ValueError(f"{bad[0]!r} is no pair")
+        if twice := [name for at, (name, _, _) in enumerate(pairs) if name in {each[0] for each in pairs[:at]}]:
+            raise ValueError(f"{twice[0]!r} is there twice")
+        return {name: model for name, _, model in pairs}
+
+    @field_validator("cors_origins", "allowed_hosts", "router", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -116,6 +145,36 @@ class Settings(BaseSettings):
         if bad := [o for o in value if o != "*" and (not o.startswith(("http://", "https://")) or o.count("/") != 2)]:
             raise ValueError(f"{bad[0]!r} is not an origin")
         return value
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Self:
+        taken = {self.model_name: "the name of model", DEFAULT_NAME: "the first model", AUTO_NAME: "the router"}
+        for name, model in self.models.items():
+            if not (name and model):
+                raise ValueError(f"models has {name!r} = {model!r}; accepted: a name and a directory or Hub name.")
+            if name in taken:
+                raise ValueError(f"models has {name!r}, which is {taken[name]}; accepted: another name.")
+        if self.models and self.model_name == AUTO_NAME:
+            raise ValueError("model is called 'auto', which is the router; accepted: another served_model_name.")
+        return self
+
+    @model_validator(mode="after")
+    def _router_fits(self) -> Self:
+        given = [name for name in ("router", "router_gate", "router_bar") if name in self.model_fields_set]
+        if given and not self.models:
+            raise ValueError(f"{given[0]} is set, and one model alone is served; accepted: {given[0]} not set, or more "
+                             "models (--also NAME=DIR).")  # fmt: skip
+        served = (self.model_name, *self.models)
+        if bad := [name for name in self.router if name not in served]:
+            raise ValueError(f"router has {bad[0]!r}, which is not served; accepted: {', '.join(served)}.")
+        if self.router and len(set(self.router)) != max(2, len(self.router)):
+            raise ValueError(f"router is {', '.join(self.router)}; accepted: two or more models, each once.")
+        if self.router_bar is not None:
+            if self.router_gate == "whole":
+                raise ValueError("router_bar is set, and the gate 'whole' has none; accepted: router_bar not set.")
+            if self.router_gate == "confidence" and self.router_bar > 1:
+                raise ValueError(f"router_bar is {self.router_bar:g}; accepted: a probability, 0 to 1.")
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -130,19 +189,22 @@ class Settings(BaseSettings):
 
     @property
     def model_name(self) -> str:
-        """The name that clients ask for: the given one, or the last part of the model's path."""
-        return self.served_model_name or self.model.rstrip("/").rpartition("/")[2] or self.model
+        """The first model's name: the given one, or its directory's, or its whole name on the Hub."""
+        if self.served_model_name:
+            return self.served_model_name
+        directory = Path(find_model(self.model)).expanduser()
+        return directory.name if directory.is_dir() else self.model
 
     @property
     def resolved_data_dir(self) -> Path:
         return (self.data_dir or default_data_dir()).expanduser()
 
-    def engine_config(self) -> EngineConfig:
-        """The engine's part of the settings. Imports the engine, and so torch."""
+    def engine_config(self, model: str | None = None) -> EngineConfig:
+        """The engine's part of the settings, for the first model or another. Imports the engine, and so torch."""
         from engine import EngineConfig
 
         return EngineConfig(
-            model=find_model(self.model),
+            model=find_model(model or self.model),
             dtype=self.dtype,
             device=self.device,
             max_model_len=self.max_model_len,
@@ -198,6 +260,8 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         raise BadSetting("\n".join(_explain(e, given, file) for e in error.errors())) from None
+    except SettingsError:
+        raise BadSetting(_not_json()) from None
     finally:
         _file_values.reset(token)
 
@@ -216,16 +280,30 @@ def _read_file(config: Path | None) -> tuple[dict[str, Any], Path | None]:
     return {name.replace("-", "_"): value for name, value in values.items()}, path
 
 
+def _not_json() -> str:
+    """Which variable of a table cannot be read: pydantic-settings says it in words of its own."""
+    for name, field in Settings.model_fields.items():
+        variable = f"{ENV_PREFIX}{name}".upper()
+        if get_origin(field.annotation) is dict and variable in os.environ:
+            try:
+                json.loads(os.environ[variable])
+            except ValueError:
+                return f"{variable} is not JSON; accepted: a JSON object, of {field.description}."
+    return "A variable of the environment cannot be read."
+
+
 def _explain(error: Any, given: Mapping[str, Any], file: Path | None) -> str:
     """One validation error as a sentence. `error` is pydantic's ErrorDetails."""
-    name = str(error["loc"][0]) if error["loc"] else "?"
+    if not error["loc"]:  # of settings that do not go together
+        return str(error["ctx"]["error"])
+    name = str(error["loc"][0])
     # pydantic-settings names a field by its environment variable when that is where the value came from.
     field = name.lower().removeprefix(ENV_PREFIX.lower())
     if field not in Settings.model_fields:
         accepted = ", ".join(sorted(Settings.model_fields))
         return f"{file}: {name!r} is not a setting; accepted: {accepted}."
     if field in given:
-        source = f"--{field.removesuffix('s') if field in _REPEATED else field}".replace("_", "-")
+        source = _FLAGS.get(field, f"--{field}".replace("_", "-"))
     elif any(n.upper() == f"{ENV_PREFIX}{field}".upper() for n in os.environ):
         source = f"{ENV_PREFIX}{field.upper()}"
     else:

@@ -15,7 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from engine import Engine
+    from app.auto import Auto
+    from app.models import Models
     from engine.outputs import Stats
 
 _TTFT = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
@@ -26,10 +27,10 @@ _DURATION = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 class Meter:
     """Counts what passes. `watch()` one of these per answer."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, models: Models) -> None:
+        self._models = models
         self.registry = CollectorRegistry()
-        self._snapshot = _EngineCounters()
+        self._snapshot = _EngineCounters(models)
         self.registry.register(self._snapshot)
         self.ttft = Histogram(
             "ponder_time_to_first_token_seconds", "From a request's arrival to its first token.",
@@ -58,9 +59,9 @@ class Meter:
         """The text of a scrape.
 
         Raises:
-            EngineStopped: there is no engine to ask.
+            EngineStopped: an engine is not there to be asked.
         """
-        self._snapshot.stats = await self.engine.stats()
+        self._snapshot.stats = {served.name: await served.engine.stats() for served in self._models}
         return generate_latest(self.registry)
 
 
@@ -95,32 +96,61 @@ class Watch:
         self._meter.outcomes.labels(self._endpoint, outcome).inc()
 
 
-class _EngineCounters(Collector):
-    """The engine's newest statistics as metrics."""
+_GAUGES = {
+    "requests_running": ("Sequences in the engine's batch.", "running"),
+    "requests_waiting": ("Sequences waiting for the engine.", "waiting"),
+    "sequences_open": ("Open sequence handles, idle ones included.", "sequences"),
+}
+_BLOCKS = {"used": "blocks_used", "cached": "blocks_cached", "free": "blocks_free"}
+_COUNTERS = {
+    "prompt_tokens": ("Prompt tokens computed (prefix cache hits excluded).", "prompt_tokens"),
+    "generation_tokens": ("Tokens generated.", "generated_tokens"),
+    "recomputed_tokens": ("Tokens computed again after a preemption.", "recomputed_tokens"),
+    "prefix_cache_query_tokens": ("Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
+    "prefix_cache_hit_tokens": ("Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+    "preemptions": ("Sequences that lost their KV to others.", "preemptions"),
+    "engine_steps": ("Steps of the engine.", "steps"),
+    "engine_step_tokens": ("Tokens through the model, all steps together.", "step_tokens"),
+    "engine_step_seconds": ("Seconds spent in steps.", "step_seconds"),
+}
 
-    stats: Stats | None = None
+
+class _EngineCounters(Collector):
+    """The engines' newest statistics as metrics, labelled by model where there are several."""
+
+    def __init__(self, models: Models) -> None:
+        self.stats: dict[str, Stats] = {}  # by model
+        self._auto = models.auto
+        self._labels = ["model"] if len(models) > 1 else []
 
     def collect(self) -> Iterator[Metric]:
-        s = self.stats
-        if s is None:
+        if not self.stats:
             return
-        yield GaugeMetricFamily("ponder_requests_running", "Sequences in the engine's batch.", s.running)
-        yield GaugeMetricFamily("ponder_requests_waiting", "Sequences waiting for the engine.", s.waiting)
-        yield GaugeMetricFamily("ponder_sequences_open", "Open sequence handles, idle ones included.", s.sequences)
-        blocks = GaugeMetricFamily("ponder_kv_blocks", "KV blocks by state.", labels=["state"])
-        for state, count in (("used", s.blocks_used), ("cached", s.blocks_cached), ("free", s.blocks_free)):
-            blocks.add_metric([state], count)
+        told = [([model] if self._labels else [], stats) for model, stats in self.stats.items()]
+        for name, (text, field) in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"ponder_{name}", text, labels=self._labels)
+            for model, stats in told:
+                gauge.add_metric(model, getattr(stats, field))
+            yield gauge
+        blocks = GaugeMetricFamily("ponder_kv_blocks", "KV blocks by state.", labels=[*self._labels, "state"])
+        for model, stats in told:
+            for state, field in _BLOCKS.items():
+                blocks.add_metric([*model, state], getattr(stats, field))
         yield blocks
-        counters = (
-            ("prompt_tokens", "Prompt tokens computed (prefix cache hits excluded).", s.prompt_tokens),
-            ("generation_tokens", "Tokens generated.", s.generated_tokens),
-            ("recomputed_tokens", "Tokens computed again after a preemption.", s.recomputed_tokens),
-            ("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.", s.prefix_query_tokens),
-            ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", s.prefix_hit_tokens),
-            ("preemptions", "Sequences that lost their KV to others.", s.preemptions),
-            ("engine_steps", "Steps of the engine.", s.steps),
-            ("engine_step_tokens", "Tokens through the model, all steps together.", s.step_tokens),
-            ("engine_step_seconds", "Seconds spent in steps.", s.step_seconds),
-        )
-        for name, text, value in counters:
-            yield CounterMetricFamily(f"ponder_{name}", text, value)
+        for name, (text, field) in _COUNTERS.items():
+            counter = CounterMetricFamily(f"ponder_{name}", text, labels=self._labels)
+            for model, stats in told:
+                counter.add_metric(model, getattr(stats, field))
+            yield counter
+        if self._auto is not None:
+            yield self._answers(self._auto)
+
+    def _answers(self, auto: Auto) -> Metric:
+        answers = CounterMetricFamily(
+            "ponder_auto_answers", "Answers written for the model `auto`: given, or escalated to the next model.",
+            labels=["model", "outcome"],
+        )  # fmt: skip
+        for served in auto.rungs:
+            for outcome, passed in (("given", True), ("escalated", False)):
+                answers.add_metric([served.name, outcome], auto.counts[served.name, passed])
+        return answers

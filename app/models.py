@@ -1,37 +1,106 @@
 """The models that one server serves, by name. The first is the default.
 
-Each has an engine of its own. Knows nothing of requests, nor of how one model is chosen among several.
+Each has an engine of its own, in this process. Knows nothing of requests, nor of how an answer is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
 
-from app.config import BadSetting
+from app.auto import Auto, gate_of
+from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting, Settings
 from app.errors import ApiError
-from app.served import DEFAULT_NAME, Served
-
-AUTO_NAME = "auto"
+from app.served import Served
+from engine import Engine
+from engine.errors import EngineError
+from engine.memory import divided
 
 
 class Models:
-    """At least one model. What is found by its path is also found by its name, and the first by `default`."""
+    """At least one model. Each is found by its name and its path, and the first also as `default`.
 
-    def __init__(self, served: Sequence[Served]) -> None:
+    `auto` chooses among several; there is none where one model alone is served.
+    """
+
+    def __init__(self, served: Sequence[Served], auto: Auto | None = None) -> None:
         """
         Raises:
             BadSetting: two have one name.
         """
+        self.auto = auto
         self._served = tuple(served)
         self._by_name: dict[str, Served] = {}
         for each in self._served:
             if each.name in self._by_name:
                 raise BadSetting(f"Two models are called {each.name!r}; accepted: a name for each of its own.")
             self._by_name[each.name] = each
-        self._by_name.setdefault(DEFAULT_NAME, self.default)
-        for each in self._served:
-            for path in each.names:
-                self._by_name.setdefault(path, each)
+        for each in self._served:  # the first one's names have `default` too
+            for name in each.names:
+                self._by_name.setdefault(name, each)
+
+    @classmethod
+    def of(cls, engines: Mapping[str, Engine], settings: Settings) -> Models:
+        """Engines that run already, by the names of `settings`: the first model's, and its further `models`.
+
+        Raises:
+            CheckpointError: a file beside a model's weights cannot be read.
+            BadSetting: two have one name.
+        """
+        served = []
+        for name, engine in engines.items():
+            first = name == settings.model_name
+            path = settings.model if first else settings.models[name]
+            served.append(Served(engine, path, name, settings.tool_dialect if first else "auto"))
+        if len(served) < 2:
+            return cls(served)
+        by_name = {each.name: each for each in served}
+        rungs = [by_name[name] for name in settings.router] or sorted(served, key=lambda each: each.parameters)
+        return cls(served, Auto(rungs, gate_of(settings.router_gate, settings.router_bar)))
+
+    @classmethod
+    async def start(cls, settings: Settings, begin: Callable[[str], None] = lambda model: None) -> Models:
+        """Load them one after another; `begin` hears each one's path first.
+
+        The engines share the device. The K/V memory that the settings give, or else find, is all of theirs together
+        and divided by `engine.memory.divided`: each pool holds the same number of tokens. All other limits are each
+        one's own. CPU threads are those that each model would have alone, and the system shares the cores among them.
+
+        Raises:
+            BadSetting: one of several cannot be loaded; the message says which. No engine is left running.
+            EngineError: the only one cannot be loaded, or the memory cannot be divided.
+        """
+        paths = {settings.model_name: settings.model, **settings.models}
+        configs = [settings.engine_config(path) for path in paths.values()]
+        engines: dict[str, Engine] = {}
+        try:
+            for (name, path), config in zip(paths.items(), await asyncio.to_thread(divided, configs), strict=True):
+                begin(path)
+                try:
+                    engines[name] = await Engine.start(config)
+                except EngineError as error:
+                    if len(paths) < 2:
+                        raise
+                    raise BadSetting(f"The model {name!r} cannot be loaded: {error}") from error
+            return cls.of(engines, settings)
+        except BaseException:
+            for engine in engines.values():
+                await engine.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop every engine. Idempotent."""
+        await asyncio.gather(*(each.engine.stop() for each in self._served))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
 
     def __iter__(self) -> Iterator[Served]:
         return iter(self._served)
@@ -45,17 +114,25 @@ class Models:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What `get` takes, paths left out: each model's own name, and `default`."""
-        return tuple(dict.fromkeys((*(each.name for each in self._served), DEFAULT_NAME)))
+        """What clients may ask for, paths left out: each model's own name, `default`, and `auto` where it is."""
+        auto = () if self.auto is None else (AUTO_NAME,)
+        return tuple(dict.fromkeys((*(each.name for each in self._served), DEFAULT_NAME, *auto)))
 
     def get(self, name: str) -> Served:
         """
         Raises:
-            ApiError: 404 `model_not_found`.
+            ApiError: 404 `model_not_found`. So is `auto`, which is no model: who can take it asks for `auto` before.
         """
         if (found := self._by_name.get(name)) is not None:
             return found
-        *others, last = map(repr, self.names)
-        accepted = f"{', '.join(others)} or {last}" if others else last
-        message = f"The model {name!r:.200} is not served here; accepted: {accepted}."
+        if name == AUTO_NAME and self.auto is not None:
+            named = _listed([each for each in self.names if each != AUTO_NAME])
+            message = f"The model 'auto' chooses among models, and one must be named here; accepted: {named}."
+        else:
+            message = f"The model {name!r:.200} is not served here; accepted: {_listed(self.names)}."
         raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def _listed(names: Sequence[str]) -> str:
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} or {last}" if others else last

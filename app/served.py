@@ -11,9 +11,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.config import DEFAULT_NAME as DEFAULT_NAME
+from engine.checkpoint import Weights
 from engine.dialects import ToolPlan, choose
 from engine.dialects.dialect import line_breaks
 from engine.params import Sampling
@@ -22,7 +25,6 @@ from reasoning.thinking import Markers
 if TYPE_CHECKING:
     from engine import Engine
 
-DEFAULT_NAME = "default"
 _STARTERS = (
     "What can you do?",
     "Explain step by step how to add 27 and 58.",
@@ -58,6 +60,11 @@ class Served:
         self.plans: dict[bytes, ToolPlan] = {}  # of requests with tools, by what they say of them; the oldest first
         self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
         self.about = _about(_read_json(directory / "ponder.json"))
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many weights the model has."""
+        return Weights(self.engine.model_path).parameters()
 
     async def chat_tokens(
         self, messages: list[dict[str, Any]], variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()

@@ -40,15 +40,19 @@ if TYPE_CHECKING:
 
 
 def create_app(
-    engine: Engine, settings: Settings, *, store: Store | None = None, library: Library | None = None
+    engine: Engine | Models, settings: Settings, *, store: Store | None = None, library: Library | None = None
 ) -> FastAPI:
-    """A server of `engine`. A `store` and a `library` that are given, open, become the app's, which closes them.
+    """A server of one model's engine, or of several models. A `store` and a `library` that are given, open, become the
+    app's, which closes them.
 
     Raises:
         CheckpointError: a file beside the model's weights cannot be read.
     """
-    served = Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)
-    state = State(settings, Models([served]), Meter(engine))
+    if isinstance(engine, Models):
+        models = engine
+    else:
+        models = Models([Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)])
+    state = State(settings, models, Meter(models))
     mcp = McpEndpoint(state, chats.version())
 
     @asynccontextmanager
@@ -60,11 +64,16 @@ def create_app(
             closing.push_async_callback(asyncio.to_thread, shelf.close)
             toolshed = await closing.enter_async_context(Toolshed(settings, shelf))
             runs = Runs(
-                served, state.meter, opened, shelf, toolshed, Limits(settings.tool_steps, seconds=settings.tool_seconds)
+                models.default,
+                state.meter,
+                opened,
+                shelf,
+                toolshed,
+                Limits(settings.tool_steps, seconds=settings.tool_seconds),
             )
             closing.push_async_callback(runs.stop)
             await runs.recover()
-            state.sequences = closing.enter_context(Sequences.of_settings(engine, settings))
+            state.sequences = closing.enter_context(Sequences.of_settings(models.default.engine, settings))
             state.opened(opened, runs, shelf, toolshed)
             closing.push_async_callback(mcp.close)
             yield
@@ -92,11 +101,19 @@ def create_app(
 
 
 async def _health(request: Request) -> Response:
-    try:
-        await State.of(request).served.engine.stats()
-    except EngineStopped as error:
-        return JSONResponse({"status": "stopped", "reason": str(error)}, 503)
-    return JSONResponse({"status": "ok"})
+    models = State.of(request).models
+    stopped: dict[str, str] = {}
+    for served in models:
+        try:
+            await served.engine.stats()
+        except EngineStopped as error:
+            stopped[served.name] = str(error)
+    told: dict[str, object] = {"status": "ok"}
+    if stopped:
+        told = {"status": "stopped", "reason": next(iter(stopped.values()))}
+    if len(models) > 1:
+        told["models"] = {served.name: "stopped" if served.name in stopped else "ok" for served in models}
+    return JSONResponse(told, 503 if stopped else 200)
 
 
 async def _metrics(request: Request) -> Response:

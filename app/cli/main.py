@@ -76,6 +76,20 @@ def serve(
     served_model_name: Annotated[
         str | None, _option("The model's name for clients. [its directory's]".replace("[", r"\["), "NAME", _SERVER)
     ] = None,
+    also: Annotated[
+        list[str] | None, _option("A further model to serve under this name. Repeatable.", "NAME=DIR|NAME", _SERVER)
+    ] = None,
+    router: Annotated[
+        str | None,
+        _option(r"The models that `auto` asks, in order. \[all, the smallest first]", "NAME,NAME", _SERVER),
+    ] = None,
+    router_gate: Annotated[
+        str | None,
+        _option(r"What an answer is judged by: confidence, entropy or whole. \[confidence]", "GATE", _SERVER),
+    ] = None,
+    router_bar: Annotated[
+        str | None, _option("What it must measure to be given. [by the gate]".replace("[", r"\["), "NUMBER", _SERVER)
+    ] = None,
     tool_dialect: Annotated[
         str | None,
         _option(r"How the model writes tool calls: auto, hermes, llama3_json, qwen3_coder or mistral. \[auto]",
@@ -159,6 +173,7 @@ def serve(
     """Serve a model: the chat page, its API, and OpenAI's API under /v1."""
     settings = _settings(
         config, model=model, host=host, port=port, data_dir=data_dir, served_model_name=served_model_name,
+        models=also, router=router, router_gate=router_gate, router_bar=router_bar,
         tool_dialect=tool_dialect, embedder=embedder, max_upload=max_upload, plugins=plugins, searxng=searxng, web=web,
         sandbox=sandbox, tool_steps=tool_steps, tool_seconds=tool_seconds,
         sequences_per_user=sequences_per_user, sequence_tokens_per_user=sequence_tokens_per_user,

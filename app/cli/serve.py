@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import signal
@@ -27,7 +28,7 @@ from app.loopback import is_loopback
 from app.store import Store
 
 if TYPE_CHECKING:
-    from engine import Engine
+    from app.models import Models
     from retrieval import Library
 
 T = TypeVar("T")
@@ -141,12 +142,12 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         closing.push_async_callback(store.close)
         library = await _or_leave(_open_library(settings), stop)
         closing.push_async_callback(asyncio.to_thread, library.close)
-        with _progress(f"Loading {settings.model}"):
-            engine = await _or_leave(_start_engine(settings), stop)
-        closing.push_async_callback(engine.stop)
+        with _progress() as tell:
+            models = await _or_leave(_start_models(settings, tell), stop)
+        closing.push_async_callback(models.stop)
         from app.server import create_app
 
-        app = create_app(engine, settings, store=store, library=library)
+        app = create_app(models, settings, store=store, library=library)
         await closing.enter_async_context(app.router.lifespan_context(app))
         config = uvicorn.Config(
             _dated(app), lifespan="off", log_config=None, access_log=settings.log_level in ("debug", "info"),
@@ -161,7 +162,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         except OSError as error:
             raise _explain_bind(error, settings.host, port) from None
         state = app.state.ponder
-        await _until(server, listener, stop, state.ending.set, end_work=[state.runs.stop, engine.stop])
+        await _until(server, listener, stop, state.ending.set, end_work=[state.runs.stop, models.stop])
 
 
 async def _open_library(settings: Settings) -> Library:
@@ -175,10 +176,16 @@ async def _open_library(settings: Settings) -> Library:
         raise BadSetting(f"{error} Stop that one, or give another --data-dir.") from None
 
 
-async def _start_engine(settings: Settings) -> Engine:
-    from engine import Engine  # torch comes with it: not before port and data directory are ours
+async def _start_models(settings: Settings, tell: Callable[[str], None]) -> Models:
+    from app.models import Models  # torch comes with it: not before port and data directory are ours
 
-    return await Engine.start(settings.engine_config())
+    count = 1 + len(settings.models)
+    numbers = itertools.count(1)
+
+    def begin(model: str) -> None:
+        tell(f"Loading {model}" if count == 1 else f"Loading {model} ({next(numbers)} of {count})")
+
+    return await Models.start(settings, begin)
 
 
 async def _or_leave(starting: Coroutine[Any, Any, T], stop: asyncio.Task[bool]) -> T:
@@ -236,10 +243,11 @@ def _say_ready(settings: Settings, port: int) -> None:
 
 
 @contextlib.contextmanager
-def _progress(text: str) -> Iterator[None]:
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Says what is going on, to whoever watches in a terminal."""
     console = Console(stderr=True)
     if console.is_terminal:
-        with console.status(f"{text} …"):
-            yield
+        with console.status("Starting …") as status:
+            yield lambda text: status.update(f"{text} …")
     else:
-        yield
+        yield lambda text: None

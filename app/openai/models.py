@@ -1,32 +1,29 @@
-"""`GET /v1/models`: what this server serves, under its own name and as `default`."""
+"""`GET /v1/models`: what this server serves, each under its own name, the first also as `default`, and `auto`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from app.openai.generation import check_model
-from app.served import DEFAULT_NAME, Served
+from app.config import AUTO_NAME
+from app.models import Models
 
 
-def model_list(served: Served) -> dict[str, Any]:
-    names = dict.fromkeys((served.name, DEFAULT_NAME))
-    return {"object": "list", "data": [_entry(served, name) for name in names]}
+def model_list(models: Models) -> dict[str, Any]:
+    return {"object": "list", "data": [model_entry(models, name) for name in models.names]}
 
 
-def model_entry(served: Served, name: str) -> dict[str, Any]:
+def model_entry(models: Models, name: str) -> dict[str, Any]:
     """
+    `auto` takes what the roomiest of its models takes.
+
     Raises:
         ApiError: 404 `model_not_found`.
     """
-    check_model(served, name)
-    return _entry(served, name)
-
-
-def _entry(served: Served, name: str) -> dict[str, Any]:
+    asked = models.auto.rungs if name == AUTO_NAME and models.auto is not None else (models.get(name),)
     return {
         "id": name,
         "object": "model",
-        "created": served.created,
+        "created": max(served.created for served in asked),
         "owned_by": "ponder",
-        "max_model_len": served.engine.max_model_len,
+        "max_model_len": max(served.engine.max_model_len for served in asked),
     }

@@ -44,12 +44,12 @@ async def embed(request: Request) -> Response:
 
 @router.get("/models")
 async def models(request: Request) -> dict[str, Any]:
-    return model_list(State.of(request).served)
+    return model_list(State.of(request).models)
 
 
 @router.get("/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
-    return model_entry(State.of(request).served, name)
+    return model_entry(State.of(request).models, name)
 
 
 async def _reply(request: Request, job: ChatJob | CompletionJob, prompt_field: str) -> Response:

@@ -22,6 +22,7 @@ from fastapi import FastAPI, Request
 
 from app.cli.serve import bind
 from app.config import LOCAL_USER, Settings
+from app.models import Models
 from app.server import create_app
 from app.users import user_of
 from engine import Engine, EngineConfig, Stats
@@ -61,19 +62,25 @@ class Server:
 
 @contextmanager
 def serving(
-    model: Path, data: Path, embedder: GatedEmbedder | None = None, databases: dict[str, Path] | None = None
+    model: Path,
+    data: Path,
+    embedder: GatedEmbedder | None = None,
+    databases: dict[str, Path] | None = None,
+    also: dict[str, str] | None = None,
 ) -> Iterator[Server]:
-    """With an `embedder`, documents need no weights, and users say who they are with X-User."""
-    settings = Settings(model=str(model), data_dir=data, databases=databases or {})
+    """With an `embedder`, documents need no weights, and users say who they are with X-User. `also`: further models."""
+    settings = Settings(model=str(model), data_dir=data, databases=databases or {}, models=also or {})
     started: list[Server] = []
     ready, stop = threading.Event(), threading.Event()
 
     async def main() -> None:
         listener = bind("127.0.0.1", 0)
         config = EngineConfig(model=str(model), device="cpu", kv_blocks=600, max_running=16, threads=1)
-        async with await Engine.start(config) as engine:
+        several = settings.model_copy(update={"device": "cpu", "kv_blocks": 1200, "max_running": 16, "threads": 1})
+        async with await (Models.start(several) if also else Engine.start(config)) as running:
+            engine = running.default.engine if isinstance(running, Models) else running
             library = None if embedder is None else Library.open(data / "documents", embedder)
-            app = create_app(engine, settings, library=library)
+            app = create_app(running, settings, library=library)
             if embedder is not None:
                 app.dependency_overrides[user_of] = _who_it_says
             web = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_keep_alive=60))
@@ -115,6 +122,15 @@ def pebble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config["chat_template"] += OPEN_THINKING
     (copy / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     with serving(copy, tmp_path_factory.mktemp("data")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of the two bundled models: `pebble`, the default, and `small`."""
+    with serving(
+        PEBBLE, tmp_path_factory.mktemp("both"), also={"small": str(PEBBLE.parent / "pebble-draft")}
+    ) as server:
         yield server
 
 

@@ -1,0 +1,219 @@
+"""`model: auto` on two real models: who answers, what is told of it, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.auto import Auto, Prompted, Speaks, gate_of
+from app.errors import ApiError, invalid
+from app.models import Models
+from app.served import Served
+from engine import GREEDY, InvalidParameter, Span
+from reasoning.route import Confident, Gate, Routed, Tried, Whole
+from reasoning.strategy import Event, Spent
+from reasoning.thinking import Piece, think_and_answer
+from tests.app.conftest import Server
+
+QUESTION = [{"role": "user", "content": "Use 2, 3 and 4 to make 24."}]
+SPAN = Span(GREEDY, 60)
+LONG = Span(GREEDY, 1000, ignore_eos=True)
+Items = list[Piece | Event]
+
+
+def auto_of(server: Server, gate: Gate) -> Auto:
+    models: Models = server.app.state.ponder.models
+    return Auto([models.get("small"), models.get("pebble")], gate)
+
+
+async def prompted(served: Served, span: Span = SPAN, *, thinking: bool = True) -> Prompted:
+    return Prompted(served, await served.chat_tokens(QUESTION, {"enable_thinking": thinking}), span)
+
+
+async def all_of(auto: Auto, span: Span = SPAN, *, thinking: bool = True, **changes: Any) -> Items:
+    asked = await auto.prompted(lambda served: prompted(served, span, thinking=thinking))
+    asked = [replace(each, **changes) for each in asked]
+    async with aclosing(auto.answer(asked, "tenant")) as items:
+        return [item async for item in items]
+
+
+def kinds(items: Sequence[Piece | Event]) -> list[str]:
+    """The names of the items' types, runs of one name once."""
+    names = [type(item).__name__ for item in items]
+    return [name for at, name in enumerate(names) if at == 0 or names[at - 1] != name]
+
+
+def pieces(items: Items) -> list[Piece]:
+    return [item for item in items if isinstance(item, Piece)]
+
+
+def only(items: Items, kind: type[Any]) -> Any:
+    (found,) = [item for item in items if isinstance(item, kind)]
+    return found
+
+
+async def alone(served: Served) -> list[Piece]:
+    prompt = await served.chat_tokens(QUESTION, {})
+    async with await served.engine.open(prompt) as seq:
+        opened = served.opens_thinking(prompt)
+        return [piece async for piece in think_and_answer(seq, SPAN, served.markers, opened=opened)]
+
+
+def text(written: Sequence[Piece]) -> list[tuple[str, str]]:
+    return [(part, "".join(p.text for p in written if p.part == part)) for part in ("thinking", "answer")]
+
+
+async def free(server: Server) -> None:
+    """Both engines hold nothing any more: closing a sequence is a command that they take between two steps."""
+    for served in server.app.state.ponder.models:
+        stats = await served.engine.stats()
+        assert stats.sequences == stats.blocks_used == stats.running == stats.waiting == 0, served.name
+
+
+def test_a_bar_that_nothing_reaches_gives_the_last_ones_answer_as_it_is_written(both: Server) -> None:
+    auto = auto_of(both, Confident(1.0))
+    items = both.on_loop(all_of(auto))
+    assert kinds(items) == ["Tried", "Spent", "Speaks", "Piece", "Tried", "Routed"]
+    small, large = [item for item in items if isinstance(item, Tried)]
+    assert (small.model, small.passed, large.model, large.passed) == ("small", False, "pebble", True)
+    assert small.why.startswith("confidence is 0.") and "accepted: at least 1" in small.why
+    assert 0 < small.verdicts[0].measured < 1
+    spent: Spent = only(items, Spent)
+    assert spent.written == small.tokens > 0
+    report: Routed = only(items, Routed)
+    assert report.escalated and report.model == "pebble" and report.tried == (small, large)
+    assert only(items, Speaks).asked.served is auto.rungs[1]
+    assert text(pieces(items)) == text(both.on_loop(alone(auto.rungs[1])))
+    assert pieces(items)[-1].finish_reason is not None
+    both.on_loop(free(both))
+
+
+def test_a_bar_that_everything_reaches_gives_the_first_ones_answer_when_it_is_whole(both: Server) -> None:
+    auto = auto_of(both, Confident(0.0))
+    items = both.on_loop(all_of(auto))
+    assert kinds(items) == ["Tried", "Routed", "Speaks", "Piece"]
+    report: Routed = only(items, Routed)
+    assert not report.escalated and report.model == "small" and report.tried[0].why == ""
+    assert only(items, Speaks).asked.served is auto.rungs[0]
+    assert text(pieces(items)) == text(both.on_loop(alone(auto.rungs[0])))
+    both.on_loop(free(both))
+
+
+def test_a_cost_is_in_tokens_of_the_largest_model(both: Server) -> None:
+    auto = auto_of(both, Confident(1.0))
+    small, large = [item for item in both.on_loop(all_of(auto)) if isinstance(item, Tried)]
+    ratio = auto.rungs[0].parameters / auto.rungs[1].parameters
+    assert 0 < ratio < 1
+    assert large.cost == large.tokens and small.cost == pytest.approx(small.tokens * ratio)
+
+
+def test_what_was_given_and_escalated_is_counted(both: Server) -> None:
+    auto = auto_of(both, Confident(1.0))
+    both.on_loop(all_of(auto))
+    auto.gate = Confident(0.0)
+    both.on_loop(all_of(auto))
+    assert auto.counts == {("small", False): 1, ("pebble", True): 1, ("small", True): 1}
+
+
+def test_an_answer_that_a_limit_cut_is_escalated_by_the_gate_whole(both: Server) -> None:
+    items = both.on_loop(all_of(auto_of(both, Whole()), Span(GREEDY, 1)))
+    first = next(item for item in items if isinstance(item, Tried))
+    assert not first.passed and "an answer that ends by itself" in first.why
+    assert pieces(items)[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("bar", [0.0, 1.0])
+@pytest.mark.parametrize("wanted", [None, 2])
+def test_log_probabilities_are_for_who_asked_for_them(both: Server, bar: float, wanted: int | None) -> None:
+    items = both.on_loop(all_of(auto_of(both, Confident(bar)), replace(SPAN, logprobs=wanted), thinking=False))
+    assert any(piece.logprobs for piece in pieces(items)) is (wanted is not None)
+
+
+def test_a_writer_of_its_own_writes(both: Server) -> None:
+    said: list[str] = []
+
+    async def write(*arguments: Any, **prompt: Any) -> AsyncGenerator[Piece, None]:
+        said.append("asked")
+        async with aclosing(think_and_answer(*arguments, **prompt)) as written:
+            async for piece in written:
+                yield piece
+
+    items = both.on_loop(all_of(auto_of(both, Confident(1.0)), write=write))
+    assert said == ["asked", "asked"] and only(items, Routed).escalated
+
+
+def test_a_model_that_has_no_room_is_not_asked(both: Server) -> None:
+    auto = auto_of(both, Confident(1.0))
+
+    async def make(served: Served) -> Prompted:
+        if served.name == "small":
+            raise invalid("messages", "Too long.", "context_length_exceeded")
+        return await prompted(served)
+
+    async def nowhere(served: Served) -> Prompted:
+        raise invalid("messages", f"Too long for {served.name}.", "context_length_exceeded")
+
+    async def wrong(served: Served) -> Prompted:
+        raise invalid("messages", "Wrong.")
+
+    async def answered() -> Items:
+        async with aclosing(auto.answer(await auto.prompted(make))) as items:
+            return [item async for item in items]
+
+    items = both.on_loop(answered())
+    assert kinds(items) == ["Speaks", "Piece", "Tried", "Routed"] and only(items, Routed).model == "pebble"
+    with pytest.raises(ApiError, match="Too long for pebble"):
+        both.on_loop(auto.prompted(nowhere))
+    with pytest.raises(ApiError, match="Wrong"):
+        both.on_loop(auto.prompted(wrong))
+
+
+def test_what_an_engine_refuses_is_raised_and_leaves_nothing(both: Server) -> None:
+    with pytest.raises(InvalidParameter, match="token id -1"):
+        both.on_loop(all_of(auto_of(both, Confident(1.0)), prompt=[-1]))
+    both.on_loop(free(both))
+
+
+def test_closing_it_while_the_first_writes_frees_both_engines(both: Server) -> None:
+    auto = auto_of(both, Confident(1.0))
+
+    async def closed() -> None:
+        answering = auto.answer(await auto.prompted(lambda served: prompted(served, LONG)))
+        first = asyncio.ensure_future(anext(answering))
+        while not (await auto.rungs[0].engine.stats()).running:
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await answering.aclose()
+        await free(both)
+
+    both.on_loop(closed())
+
+
+def test_closing_it_while_the_last_writes_frees_both_engines(both: Server) -> None:
+    auto = auto_of(both, gate_of("entropy", 0.0))
+
+    async def closed() -> None:
+        asked = await auto.prompted(prompted)
+        asked[-1] = replace(asked[-1], span=LONG)
+        async with aclosing(auto.answer(asked)) as items:
+            async for item in items:
+                if isinstance(item, Piece):
+                    assert (await auto.rungs[1].engine.stats()).sequences == 1
+                    break
+        await free(both)
+
+    both.on_loop(closed())
+
+
+def test_a_gate_has_a_bar_of_its_own_and_refuses_one_that_makes_no_sense() -> None:
+    assert gate_of("confidence", 0.25) == Confident(0.25)
+    for name in ("confidence", "entropy", "whole"):
+        assert gate_of(name).judge  # type: ignore[arg-type]  # one of them
+    with pytest.raises(ValueError, match="accepted"):
+        gate_of("confidence", 2.0)
