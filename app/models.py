@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +17,7 @@ from app.errors import ApiError
 from app.served import Served
 from engine import Engine
 from engine.errors import EngineError
-from engine.memory import divided
+from engine.memory import divided, needs_of
 
 
 class Models:
@@ -70,20 +71,22 @@ class Models:
 
         Raises:
             BadSetting: one of several cannot be loaded; the message says which. No engine is left running.
-            EngineError: the only one cannot be loaded, or the memory cannot be divided.
+            EngineError: the only one cannot be loaded, or the memory is not enough for all.
         """
         paths = {settings.model_name: settings.model, **settings.models}
         configs = [settings.engine_config(path) for path in paths.values()]
         engines: dict[str, Engine] = {}
         try:
-            for (name, path), config in zip(paths.items(), await asyncio.to_thread(divided, configs), strict=True):
+            if len(configs) > 1:
+                needs = []
+                for name, config in zip(paths, configs, strict=True):
+                    with _named(name):
+                        needs.append(await asyncio.to_thread(needs_of, config))
+                configs = divided(configs, needs)
+            for (name, path), config in zip(paths.items(), configs, strict=True):
                 begin(path)
-                try:
+                with _named(name) if len(configs) > 1 else nullcontext():
                     engines[name] = await Engine.start(config)
-                except EngineError as error:
-                    if len(paths) < 2:
-                        raise
-                    raise BadSetting(f"The model {name!r} cannot be loaded: {error}") from error
             return cls.of(engines, settings)
         except BaseException:
             for engine in engines.values():
@@ -131,6 +134,15 @@ class Models:
         else:
             message = f"The model {name!r:.200} is not served here; accepted: {_listed(self.names)}."
         raise ApiError(404, message, param="model", code="model_not_found")
+
+
+@contextmanager
+def _named(model: str) -> Iterator[None]:
+    """Of several models, says which one cannot be loaded."""
+    try:
+        yield
+    except EngineError as error:
+        raise BadSetting(f"The model {model!r} cannot be loaded: {error}") from error
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ Everything is told from files and configurations, before any tensor is made. Kno
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -69,44 +69,62 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
     return found
 
 
-def divided(configs: Sequence[EngineConfig]) -> list[EngineConfig]:
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one model takes of a device's memory: bytes of its weights and of a K/V block, and useful blocks."""
+
+    weights: int
+    block: int
+    blocks: int
+
+
+def needs_of(config: EngineConfig) -> Needs:
+    """Told from the model's files, which are downloaded first where they are not here.
+
+    Raises:
+        CheckpointError, UnsupportedArchitecture: they cannot be read, or no family here runs the model.
+        InvalidParameter: the device is not there.
+    """
+    device = find_device(config.device)
+    dtype = find_dtype(config.dtype, device)
+    path = resolve(config.model)
+    json = read_json(path / "config.json")
+    spec = family_of(json).spec(json)
+    length = config.max_model_len or min(spec.max_position_embeddings, LONGEST_BY_DEFAULT)
+    return Needs(weight_bytes(path, dtype), block_bytes(spec, config.block_size, dtype), useful_blocks(config, length))
+
+
+def divided(configs: Sequence[EngineConfig], needs: Sequence[Needs]) -> list[EngineConfig]:
     """The configurations of engines that share a device, with one K/V pool's memory divided among them.
 
-    What the first says of device, dtype, blocks and K/V holds for all of them together: `kv_blocks` or `kv_bytes`, or
-    else a quarter of what is free once all weights are loaded. Every pool gets the same number of blocks, and so the
+    What the first says of the device and of K/V holds for all of them together: `kv_blocks` or `kv_bytes`, or else a
+    quarter of what will be free once all weights are loaded. Every pool gets the same number of blocks, and so the
     same number of tokens, as the models are asked the same questions; what a pool has no use for is left to the others.
     One configuration is given back as it is.
 
     Raises:
-        CheckpointError, UnsupportedArchitecture: a model's files cannot be read.
-        InvalidParameter: the device is not there, or the memory is not enough for one block each.
+        InvalidParameter: the memory is not enough for one block each.
     """
     if len(configs) < 2:
         return list(configs)
     first, count = configs[0], len(configs)
+    sizes = [each.block for each in needs]
     if first.kv_blocks is not None:
-        if first.kv_blocks < count:
-            message = f"kv_blocks is {first.kv_blocks}; accepted: at least {count}, one block for each of the models."
-            raise InvalidParameter("kv_blocks", message)
-        return [replace(config, kv_blocks=first.kv_blocks // count) for config in configs]
-    device = find_device(first.device)
-    dtype = find_dtype(first.dtype, device)
-    paths = [resolve(config.model) for config in configs]
-    specs = [family_of(json := read_json(path / "config.json")).spec(json) for path in paths]
-    sizes = [block_bytes(spec, first.block_size, dtype) for spec in specs]
-    if first.kv_bytes is not None:
-        blocks = first.kv_bytes // sum(sizes)
-        if blocks < 1:
-            message = (
-                f"kv_bytes is {first.kv_bytes}; accepted: at least {sum(sizes)}, one block for each of the models."
-            )
-            raise InvalidParameter("kv_bytes", message)
-        return [replace(config, kv_bytes=None, kv_blocks=blocks) for config in configs]
-    lengths = [first.max_model_len or min(spec.max_position_embeddings, LONGEST_BY_DEFAULT) for spec in specs]
-    most = [useful_blocks(first, length) for length in lengths]
-    free = free_bytes(device) - sum(weight_bytes(path, dtype) for path in paths)
-    levels = level(max(0, free) // 4, sizes, most)
-    return [replace(config, kv_blocks=max(1, blocks)) for config, blocks in zip(configs, levels, strict=True)]
+        _check("kv_blocks", first.kv_blocks, count)
+        blocks = [first.kv_blocks // count] * count
+    elif first.kv_bytes is not None:
+        _check("kv_bytes", first.kv_bytes, sum(sizes))
+        blocks = [first.kv_bytes // sum(sizes)] * count
+    else:
+        free = free_bytes(find_device(first.device)) - sum(each.weights for each in needs)
+        blocks = level(max(0, free) // 4, sizes, [each.blocks for each in needs])
+    return [replace(each, kv_bytes=None, kv_blocks=max(1, n)) for each, n in zip(configs, blocks, strict=True)]
+
+
+def _check(name: str, value: int, least: int) -> None:
+    if value < least:
+        message = f"{name} is {value}; accepted: at least {least}, one block for each of the models."
+        raise InvalidParameter(name, message)
 
 
 def level(total: int, sizes: Sequence[int], most: Sequence[int]) -> list[int]:

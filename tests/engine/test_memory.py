@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Span, memory
 from engine.checkpoint import read_json
 from engine.families import family_of
-from engine.memory import block_bytes, divided, level
+from engine.memory import block_bytes, level, needs_of
 from engine.runner import ModelRunner
 from engine.scheduler import Step
 from tests.tiny import write_checkpoint
@@ -30,6 +30,10 @@ def larger(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3, "max_position_embeddings": 512}))
     return path
+
+
+def divided(configs: list[EngineConfig]) -> list[EngineConfig]:
+    return memory.divided(configs, [needs_of(each) for each in configs])
 
 
 def configs(*models: Path, **common: Any) -> list[EngineConfig]:
