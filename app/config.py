@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_origin
 from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from app.efforts import BudgetFields, Thinking
 from tools.mcp.config import McpSettings
 
 if TYPE_CHECKING:
@@ -90,6 +91,18 @@ class Settings(BaseSettings):
     sandbox: bool = Field(True, description="true or false: whether a tool may run Python in a jail")
     tool_steps: int = Field(8, ge=1, le=100, description="turns of an answer that may call tools, 1 to 100")
     tool_seconds: float = Field(300.0, gt=0, le=86_400, description="seconds of an answer with tools, up to 86400")
+    efforts: dict[Thinking, BudgetFields] = Field(
+        {}, description="budgets of thinking by effort (minimal, low, medium, high, xhigh), each a table"
+    )
+    thinking_text: Literal["shown", "summarised", "hidden"] = Field(
+        "shown", description="shown, summarised or hidden: what people see of the thinking"
+    )
+    summary_model: str | None = Field(
+        None, min_length=1, description="the name of a served model that writes the summaries; the first, by default"
+    )
+    strategy_branches: int = Field(64, ge=1, le=4096, description="sequences side by side of a strategy, 1 to 4096")
+    strategy_nodes: int = Field(2_000, ge=2, le=100_000, description="nodes of a strategy's search, 2 to 100000")
+    strategy_seconds: float = Field(600.0, gt=0, le=86_400, description="seconds of an answer's strategy, up to 86400")
     sequences_per_user: int = Field(256, ge=1, description="open sequences of one user, 1 or more")
     sequence_tokens_per_user: int = Field(
         262_144, ge=1, description="tokens of a user's open sequences together, 1 or more"

@@ -16,10 +16,24 @@ from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
 from app import errors, openai
-from app.api import chats, collections, documents, exchange, folders, jobs, permissions, runs, search, sequences, tools
-from app.config import Settings
+from app.api import (
+    chats,
+    collections,
+    documents,
+    exchange,
+    folders,
+    jobs,
+    permissions,
+    runs,
+    search,
+    sequences,
+    strategies,
+    tools,
+)
+from app.config import BadSetting, Settings
 from app.guard import Guard
 from app.library import open_library
+from app.manner import Manners
 from app.mcp import McpEndpoint
 from app.metrics import Meter
 from app.models import Models
@@ -52,7 +66,10 @@ def create_app(
         models = engine
     else:
         models = Models([Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)])
-    state = State(settings, models, Meter(models))
+    state = State(settings, models, Meter(models), Manners.of_settings(settings))
+    if settings.summary_model is not None and settings.summary_model not in models.names:
+        accepted = ", ".join(models.names)
+        raise BadSetting(f"summary_model is {settings.summary_model!r}; accepted: a served model: {accepted}.")
     mcp = McpEndpoint(state, chats.version())
 
     @asynccontextmanager
@@ -65,6 +82,7 @@ def create_app(
             toolshed = await closing.enter_async_context(Toolshed(settings, shelf))
             runs = Runs(
                 models.default,
+                state.thoughts,
                 state.meter,
                 opened,
                 shelf,
@@ -84,7 +102,10 @@ def create_app(
     app.include_router(openai.router)
     app.include_router(responses.router)
     # Before chats: their addresses would be those of a chat's id.
-    for part in (exchange, chats, runs, folders, documents, jobs, collections, search, tools, permissions, sequences):
+    parts = (
+        exchange, chats, runs, folders, documents, jobs, collections, search, tools, permissions, sequences, strategies
+    )  # fmt: skip
+    for part in parts:
         app.include_router(part.router)
     app.router.routes.append(mcp.route())
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])

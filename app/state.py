@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 
 from app.config import Settings
+from app.manner import Manners
 from app.metrics import Meter
 from app.models import Models
 from app.served import Served
+from app.thoughts import Summariser, Thoughts
 
 if TYPE_CHECKING:
     from app.runs.live import Runs
@@ -26,6 +28,7 @@ class State:
     settings: Settings
     models: Models
     meter: Meter
+    manners: Manners = field(default_factory=Manners)
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
     sequences: Sequences = field(init=False)  # while the app's lifespan lasts
     _store: Store | None = None  # open while the app's lifespan lasts
@@ -49,6 +52,16 @@ class State:
     def served(self) -> Served:
         """The default model."""
         return self.models.default
+
+    def thoughts(self) -> Thoughts:
+        """What is to be seen of one answer's thinking.
+
+        Raises:
+            ApiError: there is no model of the name that is to write summaries.
+        """
+        policy, name = self.settings.thinking_text, self.settings.summary_model
+        served = self.models.default if name is None else self.models.get(name)
+        return Thoughts(policy, Summariser(served) if policy == "summarised" else None)
 
     @property
     def store(self) -> Store:

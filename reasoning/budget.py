@@ -83,7 +83,7 @@ class BudgetForcing:
         markers = Markers.of(tokenizer)
         if markers is None:
             raise InvalidParameter("thinking", "thinking has a budget; this model does not think; accepted: None.")
-        self._budget = budget
+        self.budget = budget
         self._markers = markers
         self._wait = tokenizer.encode(budget.wait_text) if budget.waits else []
         self._closing = tokenizer.encode(budget.closing_text)
@@ -119,7 +119,7 @@ class BudgetForcing:
                 each other.
             What `generate` raises.
         """
-        demanded = self._budget.demands_thinking and not self.thinking_tokens
+        demanded = self.budget.demands_thinking and not self.thinking_tokens
         if demanded:
             self._check(span, closed)
         if closed and span.constraint is not None and not span.constraint.layout.free:
@@ -158,10 +158,10 @@ class BudgetForcing:
                 "thinking", "thinking has a minimum or waits, and the prompt has closed the thinking; accepted: a "
                 "prompt that leaves it open."
             )  # fmt: skip
-        if self._budget.min_tokens > span.max_tokens:
-            raise _refused("min_tokens", self._budget.min_tokens, f"at most max_tokens of all, {span.max_tokens}")
+        if self.budget.min_tokens > span.max_tokens:
+            raise _refused("min_tokens", self.budget.min_tokens, f"at most max_tokens of all, {span.max_tokens}")
         if self._least > span.max_tokens:
-            raise _refused("waits", self._budget.waits, f"what fits into max_tokens of all, {span.max_tokens}")
+            raise _refused("waits", self.budget.waits, f"what fits into max_tokens of all, {span.max_tokens}")
 
     def _counted(self, piece: Piece) -> Piece:
         self.thinking_tokens += piece.spent if piece.part == "thinking" else 0
@@ -169,9 +169,9 @@ class BudgetForcing:
 
     def _room(self, answer: Answering) -> int:
         """Tokens that the thinking may still grow by before its end must be written."""
-        if self._budget.max_tokens is None:
+        if self.budget.max_tokens is None:
             return sys.maxsize
-        room = self._budget.max_tokens - self.thinking_tokens - 1
+        room = self.budget.max_tokens - self.thinking_tokens - 1
         return room - len(self._closing) if answer.left > room + 1 else room  # else an answer has no place
 
     def _may_open(self, answer: Answering) -> bool:
@@ -218,9 +218,9 @@ class BudgetForcing:
                 return
             waited = True
             self.waits += 1
-            yield answer.append(self._wait, self._budget.wait_text)
+            yield answer.append(self._wait, self.budget.wait_text)
         if self._closing and answer.left > len(self._closing) + 1:
-            yield answer.append(self._closing, self._budget.closing_text)
+            yield answer.append(self._closing, self.budget.closing_text)
         self._close(answer, "maximum")
 
     def _close(self, answer: Answering, why: Ended) -> None:
@@ -230,24 +230,24 @@ class BudgetForcing:
     def _thinking_span(self, answer: Answering, room: int, waited: bool) -> Span:
         """After a Wait the end is not drawn at once; below the minimum it is not, where no Wait can take its place."""
         limit, least = room, 1 if waited else 0
-        below, wait_room = self._budget.min_tokens - self.thinking_tokens - 1, self._wait_room(answer)
+        below, wait_room = self.budget.min_tokens - self.thinking_tokens - 1, self._wait_room(answer)
         if wait_room <= 0:
             least = max(least, below)
         elif below > wait_room:
             limit = wait_room
-        logprobs = None if self._budget.margin is None else MAX_LOGPROBS
+        logprobs = None if self.budget.margin is None else MAX_LOGPROBS
         return replace(answer.next_span(), max_tokens=limit, min_tokens=min(least, limit), logprobs=logprobs)
 
     def _wait_room(self, answer: Answering) -> int:
         """Tokens before the last place where the next Wait, and one token after it, would fit; negative: nowhere."""
-        if self.waits == self._budget.waits:
+        if self.waits == self.budget.waits:
             return -1
         return min(self._room(answer), answer.left) - len(self._wait) - 1
 
     def _brakes(self, piece: Piece) -> bool:
         """Whether the thinking should have ended before this piece, which is one token."""
-        margin = self._budget.margin
-        if margin is None or not piece.logprobs or self.thinking_tokens + 1 < self._budget.min_tokens:
+        margin = self.budget.margin
+        if margin is None or not piece.logprobs or self.thinking_tokens + 1 < self.budget.min_tokens:
             return False
         if not self._tail.rstrip(" ").endswith(SENTENCE_ENDS):
             return False

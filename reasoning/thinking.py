@@ -87,6 +87,12 @@ class Tally:
         if piece.part == "thinking":
             self.reasoning_tokens += piece.spent
 
+    def add_unseen(self, written: int, read: int) -> None:
+        """Tokens of a strategy's that are no part of the answer: nobody sees them, and they were computed."""
+        self.prompt_tokens += read
+        self.completion_tokens += written
+        self.reasoning_tokens += written
+
 
 async def plain(seq: EngineSequence, span: Span, *, calls: bool = False) -> AsyncGenerator[Piece, None]:
     """One span as pieces of an answer, for text that is nobody's chat turn. `calls`: constrained bodies are calls."""

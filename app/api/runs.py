@@ -20,13 +20,16 @@ from app.api.query import parameters, texts
 from app.body import json_object
 from app.data.run_keys import RunKey
 from app.data.run_rows import Place
+from app.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.errors import ApiError, invalid
-from app.openai.fields import explain
+from app.manner import Asked
+from app.openai.fields import explain, parse
 from app.openai.stream import PING_S, STREAM_HEADERS
 from app.runs.live import ChatBusy
 from app.runs.log import RunLog
 from app.runs.run import Ask
 from app.runs.trace import lines
+from app.served import DEFAULT_NAME
 from app.state import State
 from app.toolshed import UnknownTool
 from app.users import User
@@ -34,6 +37,12 @@ from app.users import User
 router = APIRouter(prefix="/api", tags=["Runs"])
 
 _KEY_CHARACTERS = 255
+
+
+class _Budgeted(BaseModel):
+    """`thinking` of a run, where it is an object."""
+
+    thinking: BudgetFields = Field(description=THINKING)
 
 
 class RunRequest(BaseModel):
@@ -48,13 +57,29 @@ class RunRequest(BaseModel):
     regenerate: str | None = Field(None, description="the id of a question, to answer it once more")
     temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
     max_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
-    thinking: bool | None = Field(None, description="true or false")
+    model: str | None = Field(None, description="a served model's name; GET /v1/models lists them")
+    thinking: bool | dict[str, Any] | None = Field(None, description=f"true, false, or {THINKING}")
+    reasoning_effort: Effort | None = Field(None, description=EFFORTS)
+    strategy: str | None = Field(None, description="the name of a strategy, such as tree; GET /api/strategies")
+    strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
     collections: Literal["all"] | list[int] | None = Field(
         None, description='"all", or a list of your collections\' ids: answer from their documents'
     )
     tools: Literal["all"] | Annotated[list[str], Field(min_length=1, max_length=128)] | None = Field(
         None, description='"all", or a list of 1 to 128 tools\' names: what the model may call'
     )
+
+    def asked(self) -> Asked:
+        """How the answer is to come about.
+
+        Raises:
+            ApiError: the budget of thinking is not as accepted.
+        """
+        thinks = self.thinking if isinstance(self.thinking, bool) else None
+        budget = None
+        if isinstance(self.thinking, dict):
+            budget = parse({"thinking": self.thinking}, _Budgeted).thinking
+        return Asked(self.reasoning_effort, budget, self.strategy, self.strategy_options, thinks)
 
     def place(self) -> Place:
         """Where the answer goes.
@@ -90,12 +115,14 @@ async def start_run(request: Request, user: User, chat_id: str) -> Response:
         wanted = RunRequest.model_validate(body)
     except ValidationError as error:
         raise explain(error, RunRequest) from None
+    state = State.of(request)
+    served = state.models.get(wanted.model or DEFAULT_NAME)
     ask = Ask(
-        wanted.place(), temperature=wanted.temperature, max_tokens=wanted.max_tokens, thinking=wanted.thinking,
-        collections=wanted.collections, tools=wanted.tools, user=user,
+        wanted.place(), temperature=wanted.temperature, max_tokens=wanted.max_tokens, collections=wanted.collections,
+        tools=wanted.tools, served=served, manner=state.manners.of(wanted.asked(), served), user=user,
     )  # fmt: skip
     try:
-        run_id, message_id = await State.of(request).runs.start(chat_id, ask, _key(request, chat_id, body))
+        run_id, message_id = await state.runs.start(chat_id, ask, _key(request, chat_id, body))
     except UnknownTool as error:
         raise invalid("tools", str(error), "unknown_tool") from None
     except ChatBusy:
@@ -146,6 +173,9 @@ async def trace(request: Request, user: User, run_id: str) -> Response:
     parameters(request)
     state = State.of(request)
     log = await state.runs.log(user, run_id)
+    if state.settings.thinking_text != "shown":
+        message = "A trace has the tokens of the thinking, and this server does not show them."
+        raise ApiError(403, message, code="thinking_not_shown", kind="permission_error")
     recipe = await state.store.runs.trace(run_id)
     if log.status == "running":
         message = f"There is no trace of run {run_id!r:.60} yet: it is still being made."

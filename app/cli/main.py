@@ -131,6 +131,21 @@ def serve(
     tool_seconds: Annotated[
         str | None, _option(r"Seconds of an answer with tools. \[300]", "SECONDS", _SERVER)
     ] = None,
+    thinking_text: Annotated[
+        str | None, _option(r"What is seen of thinking: shown, summarised or hidden. \[shown]", "HOW", _SERVER)
+    ] = None,
+    summary_model: Annotated[
+        str | None, _option("The served model that writes summaries. [the first]".replace("[", r"\["), "NAME", _SERVER)
+    ] = None,
+    strategy_branches: Annotated[
+        str | None, _option(r"Sequences of a strategy side by side. \[64]", "N", _SERVER)
+    ] = None,
+    strategy_nodes: Annotated[
+        str | None, _option(r"Nodes of a strategy's search. \[2000]", "N", _SERVER)
+    ] = None,
+    strategy_seconds: Annotated[
+        str | None, _option(r"Seconds of an answer's strategy. \[600]", "SECONDS", _SERVER)
+    ] = None,
     sequences_per_user: Annotated[
         str | None, _option(r"Sequences that one user may hold open. \[256]", "N", _SERVER)
     ] = None,
@@ -175,7 +190,9 @@ def serve(
         config, model=model, host=host, port=port, data_dir=data_dir, served_model_name=served_model_name,
         models=also, router=router, router_gate=router_gate, router_bar=router_bar,
         tool_dialect=tool_dialect, embedder=embedder, max_upload=max_upload, plugins=plugins, searxng=searxng, web=web,
-        sandbox=sandbox, tool_steps=tool_steps, tool_seconds=tool_seconds,
+        sandbox=sandbox, tool_steps=tool_steps, tool_seconds=tool_seconds, thinking_text=thinking_text,
+        summary_model=summary_model, strategy_branches=strategy_branches, strategy_nodes=strategy_nodes,
+        strategy_seconds=strategy_seconds,
         sequences_per_user=sequences_per_user, sequence_tokens_per_user=sequence_tokens_per_user,
         sequence_lease_s=sequence_lease_s,
         cors_origins=_joined(cors_origin), allowed_hosts=_joined(allowed_host), log_level=log_level, device=device,

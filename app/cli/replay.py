@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from app.config import BadSetting, Settings
+from app.manner import Manners
 from app.runs.trace import BadTrace, Replayed, Trace, replay
 from app.served import Served
 from engine import Engine
@@ -16,6 +17,7 @@ def run(file: Path, settings: Settings) -> int:
 
     Raises:
         BadSetting: the file is no trace, or the model cannot be loaded.
+        ApiError: the run's strategy is not there.
     """
     try:
         with file.open(encoding="utf-8") as opened:
@@ -32,7 +34,7 @@ async def _replayed(trace: Trace, settings: Settings) -> int:
         served = Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)
         if served.name != trace.model:
             print(f"The trace is of {trace.model}, this is {served.name}: other tokens are to be expected.")
-        made = await replay(served, trace)
+        made = await replay(served, trace, Manners.of_settings(settings))
         print(_told(made, served))
     return 0 if made.differs_at is None else 1
 

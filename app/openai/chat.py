@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.metrics import Meter
 from app.openai.constraints import Calling, constrain_text
 from app.openai.fields import CHAT_REFUSED, parse
-from app.openai.generation import Generation, check_model, room_for
+from app.openai.generation import Generation, room_for
 from app.openai.logprobs import chat_logprobs
 from app.openai.schemas import ChatRequest
 from app.openai.stream import event, text_json
 from app.served import Served
+from app.state import State
+from app.thoughts import Thoughts
 from engine.outputs import TokenLogprob
 from reasoning.thinking import Tally
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
@@ -34,20 +35,24 @@ class ChatJob:
     served: Served
     generation: Generation
     calling: Calling
+    thoughts: Callable[[], Thoughts]
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    async def of(cls, body: Mapping[str, Any], served: Served, meter: Meter) -> ChatJob:
+    async def of(cls, body: Mapping[str, Any], state: State) -> ChatJob:
         """
         Raises:
             ApiError: 400 or 404, naming the field.
         """
         request = parse(body, ChatRequest, CHAT_REFUSED)
-        check_model(served, request.model)
+        served = state.models.get(request.model)
+        manner = state.manners.of(request.asked, served)
+        manner.check(answers=request.n)
+        variables = {**manner.variables, **request.chat_template_kwargs}
         calling = await Calling.of(request, served)
         constraint = await constrain_text(request, served) if calling.plan is None else calling.plan.constrained
-        prompt = await served.chat_tokens(request.template_messages(), request.chat_template_kwargs, calling.shown)
+        prompt = manner.prompt(await served.chat_tokens(request.template_messages(), variables, calling.shown), served)
         room = room_for(served, prompt, request.token_limit, "messages")
         vocab_size = served.engine.vocab_size
         span = request.span(served.sampling, room=room, vocab_size=vocab_size, default_limit=None)
@@ -55,9 +60,18 @@ class ChatJob:
             span, sampling=calling.without_calls(span.sampling), logprobs=request.engine_logprobs, constraint=constraint
         )
         generation = Generation(
-            served, meter, "chat", [prompt], request.n, [span], chat=True, calls=calling.plan is not None
+            served,
+            state.meter,
+            "chat",
+            [prompt],
+            request.n,
+            [span],
+            chat=True,
+            calls=calling.plan is not None,
+            manner=manner,
+            variables=variables,
         )
-        return cls(request, served, generation, calling)
+        return cls(request, served, generation, calling, state.thoughts)
 
     def _turns(self) -> list[Turn]:
         parser = None if self.calling.plan is None else self.calling.plan.parser
@@ -65,11 +79,12 @@ class ChatJob:
 
     async def whole(self) -> dict[str, Any]:
         """The reply, when all of it is there."""
-        turns = self._turns()
+        turns, thoughts = self._turns(), [self.thoughts() for _ in range(self.request.n)]
         wholes = [WholeTurn(may_call=self.calling.plan is not None) for _ in turns]
         async with aclosing(self.generation.pieces()) as pieces:
             async for index, piece in pieces:
-                for delta in turns[index].take(piece):
+                ended = piece.finish_reason is not None
+                for delta in await thoughts[index].seen(turns[index].take(piece), ended=ended):
                     wholes[index].add(delta)
         return {
             "id": self.id,
@@ -94,6 +109,7 @@ class ChatJob:
         start = b"data: " + head + text_json(self.served.name)
         end = b',"usage":null}\n\n' if self.request.include_usage else b"}\n\n"
         turns, begun = self._turns(), set[int]()
+        thoughts = [self.thoughts() for _ in turns]
         empty = b'""' if self.calling.plan is None else b"null"  # there may be no content at all
 
         def chunk(index: int, delta: bytes, logprobs: bytes = b"null", finish: str | None = None) -> bytes:
@@ -109,7 +125,7 @@ class ChatJob:
                     begun.add(index)
                     data = chunk(index, b'"role":"assistant","content":%b,"refusal":null' % empty)
                 turn = turns[index]
-                for delta in turn.take(piece):
+                for delta in await thoughts[index].seen(turn.take(piece), ended=piece.finish_reason is not None):
                     logprobs = b"null"
                     if self.request.logprobs and isinstance(delta, Content) and delta.logprobs:
                         logprobs = event(self._logprobs(delta.logprobs))[len(b"data: ") : -2]

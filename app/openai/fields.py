@@ -49,7 +49,6 @@ CHAT_REFUSED: Mapping[str, Refusal] = {
     "audio": Refusal("no audio: this model reads and writes text"),
     "prediction": Refusal("no prediction"),
     "web_search_options": Refusal("no web search"),
-    "reasoning_effort": Refusal('chat_template_kwargs, such as {"enable_thinking": false}'),
     "verbosity": Refusal('"medium"; say in a message how long the answer should be', lambda v: v == "medium"),
     "moderation": Refusal("no moderation"),
     "prompt_logprobs": Refusal("logprobs; for the prompt's: /v1/completions with echo", lambda v: v is False),
@@ -65,6 +64,10 @@ COMPLETION_REFUSED: Mapping[str, Refusal] = {
     "prompt_logprobs": Refusal("echo together with logprobs", lambda v: v is False),
     "messages": Refusal("prompt; messages go to /v1/chat/completions"),
     "chat_template_kwargs": Refusal("no chat template here; it belongs to /v1/chat/completions", _empty),
+    **{
+        name: Refusal("no thinking here; it belongs to /v1/chat/completions", _empty)
+        for name in ("reasoning_effort", "thinking", "strategy", "strategy_options")
+    },
     "tools": Refusal("no tools here; they belong to /v1/chat/completions", _empty),
 }
 

@@ -7,17 +7,19 @@ the reply's shape.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.disconnect import finish
 from app.errors import ApiError, from_exception, invalid
+from app.manner import Manner, Writer
 from app.metrics import Meter
 from app.served import Served
 from engine.params import Span
-from reasoning.thinking import Piece, Tally, plain, think_and_answer
+from reasoning.strategy import Event, Spent
+from reasoning.thinking import Piece, Tally, plain
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
@@ -37,6 +39,8 @@ class Generation:
     spans: list[Span]  # one for each prompt
     chat: bool  # tell thinking apart
     calls: bool = False  # what the spans' constraints hold are tool calls
+    manner: Manner = field(default_factory=Manner)  # of a chat's answers
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of its template
     tally: Tally = field(default_factory=Tally)
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
@@ -75,7 +79,12 @@ class Generation:
         if not self.chat:
             return plain(seq, span)
         opened, closed = self.served.opens_thinking(prompt), self.served.closes_thinking(prompt)
-        return think_and_answer(seq, span, self.served.markers, opened=opened, closed=closed, calls=self.calls)
+        write = Writer(self.manner, self.served, self.variables, self._hear)
+        return write(seq, span, self.served.markers, opened=opened, closed=closed, calls=self.calls)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Spent):
+            self.tally.add_unseen(event.written, event.read)
 
 
 def room_for(served: Served, prompt: Sequence[int], limit: int | None, param: str) -> int:

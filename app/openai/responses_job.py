@@ -15,19 +15,23 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from app.errors import ApiError, from_exception, invalid
+from app.manner import Manner, Writer
 from app.openai.constraints import Calling, constrain_text
-from app.openai.generation import Generation, check_model, room_for
+from app.openai.generation import Generation, room_for
 from app.openai.logprobs import chat_logprobs
 from app.openai.responses_items import Json, Placed, conversation
 from app.openai.responses_output import Output, Status
 from app.openai.responses_request import Offer, ResponseRequest
 from app.openai.responses_store import StoredResponses, with_ids
 from app.openai.responses_tools import HandedOver, ServedTools
+from app.served import Served
+from app.thoughts import Thoughts
 from app.toolshed import UnknownTool
 from engine.outputs import TokenLogprob
 from engine.params import Span
 from reasoning.agent import Agent, Happened, Limits, Returned, Style, Wrote
 from reasoning.dialogue import after_calls
+from reasoning.strategy import Event, Spent
 from reasoning.thinking import Tally
 from reasoning.turn import Turn
 
@@ -43,6 +47,8 @@ class ResponseJob:
 
     request: ResponseRequest
     state: State
+    served: Served
+    manner: Manner
     user: str
     stored: StoredResponses
     items: list[Json]  # of this request
@@ -53,6 +59,7 @@ class ResponseJob:
     tools: ServedTools | None  # None where no call of this response is the server's
     variables: Json
     output: Output
+    thoughts: Thoughts
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     tally: Tally = field(default_factory=Tally)
@@ -66,19 +73,18 @@ class ResponseJob:
             ApiError: 400 or 404, naming the field.
         """
         request = ResponseRequest.of(body)
-        check_model(state.served, request.model)
+        served = state.models.get(request.model)
         offer = Offer.of(request)
         stored = StoredResponses(state.store, user)
         try:
-            return await cls._of(request, offer, state, user, stored)
+            return await cls._of(request, offer, state, served, user, stored)
         except Exception as error:
             raise offer.reworded(from_exception(error, param="input")) from error
 
     @classmethod
     async def _of(
-        cls, request: ResponseRequest, offer: Offer, state: State, user: str, stored: StoredResponses
+        cls, request: ResponseRequest, offer: Offer, state: State, served: Served, user: str, stored: StoredResponses
     ) -> ResponseJob:
-        served = state.served
         given = request.input
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         placed: list[Placed] = [(f"input[{at}]", item) for at, item in enumerate(items)]
@@ -94,9 +100,12 @@ class ResponseJob:
         wanted = [] if offer.served is None or offer.choice == "none" else _offered(state, offer)
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
         chat = request.chat(messages, offer, shown)
+        manner = state.manners.of(chat.asked, served)
+        variables = {**manner.variables, **chat.chat_template_kwargs}
         calling = await Calling.of(chat, served)
         constraint = await constrain_text(chat, served) if calling.plan is None else None
-        prompt = await served.chat_tokens(chat.template_messages(), chat.chat_template_kwargs, calling.shown)
+        prompt = await served.chat_tokens(chat.template_messages(), variables, calling.shown)
+        prompt = manner.prompt(prompt, served)
         room = room_for(served, prompt, request.max_output_tokens, "input")
         span = chat.span(served.sampling, room=room, vocab_size=served.engine.vocab_size, default_limit=None)
         span = replace(
@@ -109,8 +118,8 @@ class ResponseJob:
 
         output = Output({tool.name for tool in wanted}, logprobs if request.include else None)
         job = cls(
-            request, state, user, stored, with_ids(items), prompt, room, span, calling, None,
-            chat.chat_template_kwargs, output,
+            request, state, served, manner, user, stored, with_ids(items), prompt, room, span, calling, None,
+            variables, output, state.thoughts(),
         )  # fmt: skip
         if wanted and calling.plan is not None:
             job.tools = ServedTools(
@@ -154,7 +163,8 @@ class ResponseJob:
                 match each:
                     case Wrote(piece, deltas):
                         finish = piece.finish_reason or finish
-                        for delta in deltas:
+                        ended = piece.finish_reason is not None
+                        for delta in await self.thoughts.seen(deltas, ended=ended):
                             events += self.output.take(delta)
                         if piece.finish_reason is not None:  # of a turn: calls may take a while from here
                             events += self.output.end_item(_status(finish))
@@ -179,8 +189,8 @@ class ResponseJob:
             return
         plan = self.calling.plan
         generation = Generation(
-            self.state.served, self.state.meter, "responses", [self.prompt], 1, [self.span], chat=True,
-            calls=plan is not None, tally=self.tally,
+            self.served, self.state.meter, "responses", [self.prompt], 1, [self.span], chat=True,
+            calls=plan is not None, manner=self.manner, variables=self.variables, tally=self.tally,
         )  # fmt: skip
         turn = Turn(None if plan is None else plan.parser)
         async with aclosing(generation.pieces()) as pieces:
@@ -193,7 +203,7 @@ class ResponseJob:
         watch, outcome = self.state.meter.watch("responses"), "cancelled"
         try:
             async with (
-                await self.state.served.engine.open(self.prompt, tenant=self.user) as seq,
+                await self.served.engine.open(self.prompt, tenant=self.user) as seq,
                 aclosing(agent.run(seq, self.room)) as happening,
             ):
                 async for each in happening:
@@ -216,7 +226,7 @@ class ResponseJob:
             watch.end(outcome)
 
     def _agent(self, tools: ServedTools) -> Agent:
-        served, settings = self.state.served, self.state.settings
+        served, settings = self.served, self.state.settings
         assert self.calling.plan is not None and self.span.max_tokens is not None
 
         def appended(calls: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[int]:
@@ -229,7 +239,12 @@ class ResponseJob:
         )  # fmt: skip
         most = Limits(settings.tool_steps, seconds=settings.tool_seconds)
         limits = replace(most, tokens=self.request.max_output_tokens or min(self.span.max_tokens, most.tokens))
-        return Agent(style, tools, self.span, limits)
+        answers = Writer(self.manner, served, self.variables, self._hear)
+        return Agent(style, tools, self.span, limits, answers=answers)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Spent):
+            self.tally.add_unseen(event.written, event.read)
 
     def _numbered(self, event: Json) -> Json:
         number, self._numbers = self._numbers, self._numbers + 1
@@ -250,7 +265,7 @@ class ResponseJob:
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata,
-            "model": self.state.served.name,
+            "model": self.served.name,
             "output": [dict(item) for item in self.output.items],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from app.efforts import EFFORTS, THINKING
 from app.errors import ApiError, invalid
 from app.openai.fields import NO_EFFECT, Refusal, parse
 from app.openai.responses_items import SERVER_LABEL, Json
@@ -68,7 +69,10 @@ class ResponseRequest(BaseModel):
     top_p: float | None = Field(None, gt=0, le=1, description="a number greater than 0, at most 1")
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")
     text: dict[str, Any] | None = Field(None, description=f'{{"format": …}}, where a format is {_FORMATS}')
-    reasoning: dict[str, Any] | None = Field(None, description='{"effort": "none"}, or nothing')
+    reasoning: dict[str, Any] | None = Field(None, description=f'{{"effort": {EFFORTS}}}')
+    thinking: dict[str, Any] | None = Field(None, description=THINKING)  # checked as a chat request's
+    strategy: str | None = Field(None, description="the name of a strategy, such as best_of_n; GET /api/strategies")
+    strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
     include: list[str] = Field(default_factory=list, description=f'a list that may have "{LOGPROBS}"')
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description=f"an integer from 0 to {MAX_TOP_LOGPROBS}, with include"
@@ -125,7 +129,8 @@ class ResponseRequest(BaseModel):
             "response_format": _response_format(self.text), "tools": list(shown),
             "tool_choice": offer.choice, "parallel_tool_calls": self.parallel_tool_calls,
             "logprobs": bool(self.include), "top_logprobs": self.top_logprobs,
-            "chat_template_kwargs": {**_thinking(self.reasoning), **self.chat_template_kwargs},
+            "reasoning_effort": _effort(self.reasoning), "thinking": self.thinking, "strategy": self.strategy,
+            "strategy_options": self.strategy_options, "chat_template_kwargs": self.chat_template_kwargs,
         }  # fmt: skip
         return parse(body, ChatRequest)
 
@@ -195,7 +200,8 @@ class Offer:
 _WORDS = (
     (r"\bresponse_format(\.json_schema)?\b", "text.format"),
     (r"\btool_choice\.function\b", "tool_choice"),
-    (r"\bmax_(completion_)?tokens\b", "max_output_tokens"),
+    (r"(?<!thinking\.)\bmax_(completion_)?tokens\b", "max_output_tokens"),
+    (r"\breasoning_effort\b", "reasoning.effort"),
     (r"^messages\b", "input"),
 )
 
@@ -259,15 +265,12 @@ def _response_format(text: Mapping[str, Any] | None) -> Any:
             raise invalid("text.format", f"text.format is {other!r:.60}; accepted: {_FORMATS}.")
 
 
-def _thinking(reasoning: Mapping[str, Any] | None) -> Json:
-    """What it asks for, as variables of the chat template."""
+def _effort(reasoning: Mapping[str, Any] | None) -> Any:  # checked as a chat request's
     asked = {key: value for key, value in (reasoning or {}).items() if value is not None}
-    if not asked:
-        return {}
-    if asked == {"effort": "none"}:
-        return {"enable_thinking": False}
-    key = next((key for key in asked if key != "effort"), "effort")
-    raise invalid(
-        f"reasoning.{key}", f"reasoning.{key:.60} is {asked[key]!r:.60}; accepted: effort 'none', or no reasoning: "
-        "then the model thinks as it does, and its thinking comes as it is.", "unsupported_parameter",
-    )  # fmt: skip
+    for key, value in asked.items():
+        if key != "effort":
+            raise invalid(
+                f"reasoning.{key}", f"reasoning.{key:.60} is {value!r:.60}; accepted: effort, as the thinking comes as "
+                "it is, or as this server shows it.", "unsupported_parameter",
+            )  # fmt: skip
+    return asked.get("effort")

@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"])
 async def chat_completions(request: Request) -> Response:
     state = State.of(request)
     body = await json_object(request)
-    return await _reply(request, await ChatJob.of(body, state.served, state.meter), "messages")
+    return await _reply(request, await ChatJob.of(body, state), "messages")
 
 
 @router.post("/completions")

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from app.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.errors import invalid
+from app.manner import Asked
 from app.openai.turns import turns
 from engine.params import Sampling, Span
 
@@ -191,6 +193,10 @@ class ChatRequest(SamplingRequest):
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description='an object of template variables, such as {"enable_thinking": false}'
     )
+    reasoning_effort: Effort | None = Field(None, description=EFFORTS)
+    thinking: BudgetFields | None = Field(None, description=THINKING)
+    strategy: str | None = Field(None, description="the name of a strategy, such as best_of_n; GET /api/strategies")
+    strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -223,6 +229,15 @@ class ChatRequest(SamplingRequest):
     @property
     def engine_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def asked(self) -> Asked:
+        """How the answer is to come about."""
+        thinks = self.chat_template_kwargs.get("enable_thinking")
+        return Asked(
+            self.reasoning_effort, self.thinking, self.strategy, self.strategy_options,
+            thinks if isinstance(thinks, bool) else None,
+        )  # fmt: skip
 
     def template_messages(self) -> list[dict[str, Any]]:
         """The messages as a chat template takes them."""

@@ -13,6 +13,7 @@ from engine.dialects import read_tools
 from engine.params import Span
 from reasoning.agent import Agent, Limits, Style, Tools
 from reasoning.dialogue import after_calls
+from reasoning.thinking import Answers, think_and_answer
 
 
 async def agent_of(
@@ -22,9 +23,10 @@ async def agent_of(
     span: Span,
     limits: Limits,
     variables: Mapping[str, Any],  # Any: a model's authors name their template's variables
+    answers: Answers = think_and_answer,
     clock: Callable[[], float] = time.monotonic,
 ) -> Agent:
-    """`clock` gives the seconds that `limits` are held to.
+    """`answers` writes its turns. `clock` gives the seconds that `limits` are held to.
 
     Raises:
         ApiError, InvalidParameter: the tools cannot be offered to this model.
@@ -41,4 +43,4 @@ async def agent_of(
         served.opens_thinking,
         served.closes_thinking,
     )
-    return Agent(style, tools, span, limits, clock=clock)
+    return Agent(style, tools, span, limits, answers=answers, clock=clock)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 
 from app.usage import Usage
 
@@ -27,13 +27,32 @@ class RunStarted(BaseModel):
 
 
 class ThinkingStarted(BaseModel):
+    """`max_tokens` and `waits` are the budget's; null and 0 where there is none."""
+
     type: Literal["thinking.started"] = "thinking.started"
     started_at: float
+    max_tokens: int | None = None
+    waits: int = 0
 
 
 class ThinkingDelta(BaseModel):
     type: Literal["thinking.delta"] = "thinking.delta"
     text: str
+
+
+class ThinkingProgress(BaseModel):
+    """Tokens that this answer has thought so far: at most four times a second, also where the text is not shown."""
+
+    type: Literal["thinking.progress"] = "thinking.progress"
+    tokens: int
+
+
+class ThinkingWait(BaseModel):
+    """The model would have ended its thinking, and was made to go on, for the `number`th time of `of` at most."""
+
+    type: Literal["thinking.wait"] = "thinking.wait"
+    number: int
+    of: int
 
 
 class ThinkingDone(BaseModel):
@@ -189,6 +208,87 @@ class QuestionAnswered(BaseModel):
     text: str | None
 
 
+class SearchNode(BaseModel):
+    """A state of a search. The root has the number 0 and no parent."""
+
+    type: Literal["search.node"] = "search.node"
+    node: int
+    parent: int | None
+    depth: int
+    text: str
+
+
+class SearchMerge(BaseModel):
+    """A step led to a state that is there already."""
+
+    type: Literal["search.merge"] = "search.merge"
+    node: int
+    parent: int
+    text: str
+
+
+class SearchScore(BaseModel):
+    type: Literal["search.score"] = "search.score"
+    node: int
+    value: float  # 0 to 1
+
+
+class SearchPrune(BaseModel):
+    type: Literal["search.prune"] = "search.prune"
+    node: int
+    why: Literal["beam", "threshold", "hopeless", "context"]
+
+
+class SearchSelect(BaseModel):
+    """A state on the way to the answer, from the root on."""
+
+    type: Literal["search.select"] = "search.select"
+    node: int
+
+
+class SearchDone(BaseModel):
+    """`solved`: the task's checker says so or, where it says nothing, the answer is a finished one."""
+
+    type: Literal["search.done"] = "search.done"
+    node: int
+    solved: bool
+    ended: Literal["found", "exhausted", "depth", "tokens", "nodes", "seconds"]
+    value: float
+    nodes: int
+    written: int
+    read: int
+    seconds: float
+
+
+class CandidateDone(BaseModel):
+    """One of several answers is whole. `score` is a verifier's, or its weight in a vote; `vote` what it votes for."""
+
+    type: Literal["candidate.done"] = "candidate.done"
+    index: int
+    text: str
+    tokens: int
+    score: float | None
+    vote: str | None
+
+
+class CandidateChosen(BaseModel):
+    """The answer that is given, of `of` that were whole; `cancelled` were not written to their end."""
+
+    type: Literal["candidate.chosen"] = "candidate.chosen"
+    index: int
+    of: int
+    score: float | None
+    cancelled: int
+
+
+class StrategyEvent(BaseModel):
+    """Something that a plugin's strategy tells, in its own words."""
+
+    type: Literal["strategy.event"] = "strategy.event"
+    name: str
+    fields: dict[str, JsonValue]
+
+
 class LimitReached(BaseModel):
     """Calling is over: the model answers with what it has."""
 
@@ -227,6 +327,8 @@ Event = Annotated[
     | RunStarted
     | ThinkingStarted
     | ThinkingDelta
+    | ThinkingProgress
+    | ThinkingWait
     | ThinkingDone
     | AnswerDelta
     | AnswerDone
@@ -241,6 +343,15 @@ Event = Annotated[
     | ApprovalResolved
     | QuestionAsked
     | QuestionAnswered
+    | SearchNode
+    | SearchMerge
+    | SearchScore
+    | SearchPrune
+    | SearchSelect
+    | SearchDone
+    | CandidateDone
+    | CandidateChosen
+    | StrategyEvent
     | LimitReached
     | Metrics
     | RunCompleted

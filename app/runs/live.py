@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from app.data.errors import NotThere
@@ -22,6 +23,7 @@ from app.runs.run import Ask, Run
 from app.runs.tools import RunTools
 from app.served import Served
 from app.store import LoggedEvent, Store
+from app.thoughts import Thoughts
 from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
@@ -45,9 +47,18 @@ class Runs:
     """Starts runs, finds them, and ends them with the server."""
 
     def __init__(
-        self, served: Served, meter: Meter, store: Store, library: Library, toolshed: Toolshed, limits: Limits
+        self,
+        served: Served,
+        thoughts: Callable[[], Thoughts],
+        meter: Meter,
+        store: Store,
+        library: Library,
+        toolshed: Toolshed,
+        limits: Limits,
     ) -> None:
+        """`served` is the default model; `thoughts` says what is seen of an answer's thinking."""
         self._served = served
+        self._thoughts = thoughts
         self._toolshed = toolshed
         self._limits = limits
         self._library = library
@@ -92,8 +103,8 @@ class Runs:
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
         run = Run(
-            run_id, chat_id, ask.user, self._served, self._library, RunLog(run_id, self._store.runs),
-            self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
+            run_id, chat_id, ask.user, ask.served or self._served, self._thoughts(), self._library,
+            RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
         )  # fmt: skip
         # Known before the store knows it: whoever finds its id there finds it here.
         self._live[run_id], self._busy_chats[chat_id] = run, run_id

@@ -11,12 +11,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.config import LOCAL_USER
 from app.data.run_rows import Answer, Place
 from app.errors import from_exception, invalid
+from app.manner import Manner, Writer
 from app.metrics import Watch
 from app.runs.acting import agent_of
 from app.runs.events import (
@@ -29,19 +30,23 @@ from app.runs.events import (
     RunFailed,
     RunStarted,
     ThinkingDone,
+    ThinkingProgress,
     ThinkingStarted,
 )
 from app.runs.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
 from app.runs.history import DOCUMENTS, History, Messages
 from app.runs.log import Deltas, RunLog
 from app.runs.recorder import StepRecorder
+from app.runs.told import told
 from app.runs.trace import Trace, recorded_sampling
 from app.served import Served
+from app.thoughts import Thoughts
 from app.usage import Usage
 from engine.errors import ChatTemplateError
 from engine.params import Span
 from reasoning.agent import Agent, Called, Limited, Returned, Wrote
-from reasoning.thinking import Piece, Tally, think_and_answer
+from reasoning.strategy import Event, Spent
+from reasoning.thinking import Piece, Tally
 from reasoning.turn import Content, Delta, Reasoning, Turn
 from retrieval.citations import is_refusal
 
@@ -63,14 +68,18 @@ class Ask:
     place: Place
     temperature: float | None = None
     max_tokens: int | None = None
-    thinking: bool | None = None
     collections: Literal["all"] | list[int] | None = None  # of the user's documents, to answer from
     tools: Literal["all"] | list[str] | None = None  # that the model may call
+    served: Served | None = None  # None: the default model
+    manner: Manner = field(default_factory=Manner)
     user: str = LOCAL_USER
 
     def params(self) -> Mapping[str, Any]:
         """All but what is answered and who asks it."""
-        return {name: value for name, value in asdict(self).items() if name not in ("place", "user")}
+        names = ("temperature", "max_tokens", "collections", "tools")
+        said = {name: getattr(self, name) for name in names}
+        model = None if self.served is None else self.served.name
+        return {**said, "thinking": self.manner.thinks, "model": model, **self.manner.recorded()}
 
 
 class Run:
@@ -82,6 +91,7 @@ class Run:
         chat_id: str,
         user: str,
         served: Served,
+        thoughts: Thoughts,
         library: Library,
         log: RunLog,
         watch: Watch,
@@ -95,6 +105,7 @@ class Run:
         self.tools: RunTools | None = None  # once it begins
         self.trace: Trace | None = None  # once the model is asked
         self._served = served
+        self._thoughts = thoughts
         self._library = library
         self._checked: CheckedAnswer | None = None  # where the answer rests on documents
         self.watch = watch
@@ -105,6 +116,7 @@ class Run:
         self._tally = Tally()
         self._content: list[str] = []
         self._steps = StepRecorder()
+        self._manner = Manner()
         self._thinking: list[str] = []
         self._thinking_began: float | None = None
         self._thinking_tokens = 0
@@ -160,8 +172,9 @@ class Run:
             self._checked = CheckedAnswer(found)
             if self.tools is not None:
                 self.tools.has_read(DOCUMENTS)
-        variables: dict[str, Any] = {} if ask.thinking is None else {"enable_thinking": ask.thinking}
-        prompt = await self._prompt(history, found, variables)
+        manner = self._manner = ask.manner
+        variables = manner.variables
+        prompt = manner.prompt(await self._prompt(history, found, variables), served)
         room = served.engine.max_tokens - len(prompt)
         if room < 1:
             raise invalid(
@@ -175,13 +188,16 @@ class Run:
         span = Span(sampling=sampling, max_tokens=limit)
         self.trace = Trace(
             served.name, recorded_sampling(sampling), limit, room, variables,
-            [] if self.tools is None else self.tools.specs, len(prompt), prompt,
+            [] if self.tools is None else self.tools.specs, len(prompt), prompt, manner=manner.recorded(),
         )  # fmt: skip
         self._tally.prompt_tokens = len(prompt)
+        writer = Writer(manner, served, variables, self._hear)
         agent = None
         if self.tools is not None:
             limits = replace(self.tools.limits, tokens=min(limit, self.tools.limits.tokens))
-            agent = await agent_of(served, self.tools.specs, self.tools, span, limits, variables, self.tools.clock)
+            agent = await agent_of(
+                served, self.tools.specs, self.tools, span, limits, variables, writer, self.tools.clock
+            )
         async with await served.engine.open(prompt, tenant=ask.user) as seq:
             self.started = True
             self.log.append(RunStarted(model=served.name, started_at=time.time(), max_tokens=limit))
@@ -189,7 +205,7 @@ class Run:
                 if agent is not None:
                     finish = await self._act(agent, seq, room)
                 else:
-                    finish = await self._write(seq, span, opened=served.opens_thinking(prompt))
+                    finish = await self._write(seq, span, prompt, writer)
             finally:
                 self.trace.tokens = seq.tokens
         if self._checked is not None:
@@ -211,12 +227,13 @@ class Run:
                     return prompt
         return await tokens(history.plain)
 
-    async def _write(self, seq: EngineSequence, span: Span, *, opened: bool) -> Finish:
+    async def _write(self, seq: EngineSequence, span: Span, prompt: list[int], writer: Writer) -> Finish:
         """An answer without tools."""
-        turn = Turn()
-        async with aclosing(think_and_answer(seq, span, self._served.markers, opened=opened)) as pieces:
+        turn, served = Turn(), self._served
+        opened, closed = served.opens_thinking(prompt), served.closes_thinking(prompt)
+        async with aclosing(writer(seq, span, served.markers, opened=opened, closed=closed)) as pieces:
             async for piece in pieces:
-                self._take(piece, turn.take(piece))
+                await self._take(piece, turn.take(piece))
         return "stop" if turn.finish_reason == "stop" else "length"
 
     async def _act(self, agent: Agent, seq: EngineSequence, room: int) -> Finish:
@@ -226,7 +243,7 @@ class Run:
             async for each in happening:
                 match each:
                     case Wrote(piece, deltas):
-                        self._take(piece, deltas)
+                        await self._take(piece, deltas)
                         finish = "stop" if piece.finish_reason == "stop" else "length"
                     case Called():
                         self._steps.next()
@@ -245,7 +262,7 @@ class Run:
                         self.log.append(LimitReached(limit=limit))
         return finish
 
-    def _take(self, piece: Piece, deltas: Iterable[Delta]) -> None:
+    async def _take(self, piece: Piece, deltas: Iterable[Delta]) -> None:
         now = time.perf_counter()
         if self._first_token_at is None:
             self._tally.cached_tokens = piece.cached_tokens
@@ -254,13 +271,11 @@ class Run:
         self.watch.tokens(0, piece.spent)
         self._tally.add(piece)
         self._thinking_tokens += piece.spent if piece.part == "thinking" else 0
-        for delta in deltas:
+        if any(isinstance(delta, Reasoning) for delta in deltas):
+            self._open_thinking(now)
+        for delta in await self._thoughts.seen(list(deltas), ended=piece.finish_reason is not None):
             match delta:
                 case Reasoning(text):
-                    if self._thinking_began is None:
-                        self._deltas.flush()
-                        self._thinking_began = now
-                        self.log.append(ThinkingStarted(started_at=time.time()))
                     self._thinking.append(text)
                     self._deltas.add("thinking", text)
                 case Content(text) if text:
@@ -273,6 +288,24 @@ class Run:
         if now - self._metrics_at >= _METRICS_S and (metrics := self._metrics()):
             self._metrics_at = now
             self.log.append(metrics)
+            if self._thinking_began is not None:
+                self.log.append(ThinkingProgress(tokens=self._tally.reasoning_tokens))
+
+    def _open_thinking(self, now: float) -> None:
+        if self._thinking_began is None:
+            self._deltas.flush()
+            self._thinking_began = now
+            budget = self._manner.budget
+            most, waits = (None, 0) if budget is None else (budget.max_tokens, budget.waits)
+            self.log.append(ThinkingStarted(started_at=time.time(), max_tokens=most, waits=waits))
+
+    def _hear(self, event: Event) -> None:
+        """What a strategy tells."""
+        if isinstance(event, Spent):
+            self._tally.add_unseen(event.written, event.read)
+        elif (shown := told(event)) is not None:
+            self._deltas.flush()
+            self.log.append(shown)
 
     def _answer(self, text: str) -> None:
         self._steps.wrote(text)

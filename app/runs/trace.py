@@ -13,10 +13,10 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from app.manner import Manners, Writer, restored
 from app.runs.acting import agent_of
 from engine.params import Sampling, Span
 from reasoning.agent import Agent, Limit, Limits
-from reasoning.thinking import think_and_answer
 from tools.outcome import Call
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Trace:
     """The recipe. `tokens` is the whole sequence at the end, the first `prompt_tokens` of which were given.
 
     `results`: the texts of each step's calls, as the model read them. `limit`: which ended the calling, after how many
-    steps. Any: JSON.
+    steps. `manner`: how the answer came about, see `app.manner`. Any: JSON.
     """
 
     model: str
@@ -48,6 +48,7 @@ class Trace:
     tokens: list[int] = field(default_factory=list)
     results: list[list[str]] = field(default_factory=list)
     limit: tuple[int, Limit] | None = None
+    manner: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
     type: Literal["trace"] = "trace"
 
@@ -69,6 +70,7 @@ class Trace:
                 "The run has its events alone: it asked no model, or its server crashed. It can't be made again."
             )
         names = {each.name for each in dataclasses.fields(cls)}
+        value = {"manner": {}, **value} if isinstance(value, dict) else value  # those of old have none
         if not isinstance(value, dict) or value.get("type") != "trace" or value.keys() != names:
             raise BadTrace("Its first line is not a trace of Ponder's; accepted: what GET /api/runs/{id}/trace gives.")
         if value["format"] != FORMAT:
@@ -119,25 +121,26 @@ class _SameLimits(Agent):
         return self.ended[1] if self.ended is not None and self.steps == self.ended[0] else None
 
 
-async def replay(served: Served, trace: Trace) -> Replayed:
-    """Make the run again with its recorded results.
+async def replay(served: Served, trace: Trace, manners: Manners) -> Replayed:
+    """Make the run again with its recorded results. A strategy that ended by the clock may end elsewhere.
 
     Raises:
         ApiError, EngineError: this model cannot make it.
     """
+    writer = Writer(restored(trace.manner, served, manners), served, trace.variables)
     prompt, span = trace.tokens[: trace.prompt_tokens], Span(sampling=_sampling(trace), max_tokens=trace.max_tokens)
     async with await served.engine.open(prompt, tenant="replay") as seq:
         if trace.tools:
             limits = Limits(steps=10**6, tokens=trace.max_tokens, seconds=float("inf"))
-            made = await agent_of(served, trace.tools, _Recorded(trace.results), span, limits, trace.variables)
-            agent = _SameLimits(made.style, made.tools, made.span, made.limits)
+            made = await agent_of(served, trace.tools, _Recorded(trace.results), span, limits, trace.variables, writer)
+            agent = _SameLimits(made.style, made.tools, made.span, made.limits, answers=writer)
             agent.ended = trace.limit
             async with aclosing(agent.run(seq, trace.room)) as happening:
                 async for _ in happening:
                     pass
         else:
-            opened = served.opens_thinking(prompt)
-            async with aclosing(think_and_answer(seq, span, served.markers, opened=opened)) as pieces:
+            opened, closed = served.opens_thinking(prompt), served.closes_thinking(prompt)
+            async with aclosing(writer(seq, span, served.markers, opened=opened, closed=closed)) as pieces:
                 async for _ in pieces:
                     pass
         now = seq.tokens

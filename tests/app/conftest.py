@@ -67,9 +67,13 @@ def serving(
     embedder: GatedEmbedder | None = None,
     databases: dict[str, Path] | None = None,
     also: dict[str, str] | None = None,
+    **changed: Any,
 ) -> Iterator[Server]:
-    """With an `embedder`, documents need no weights, and users say who they are with X-User. `also`: further models."""
-    settings = Settings(model=str(model), data_dir=data, databases=databases or {}, models=also or {})
+    """With an `embedder`, documents need no weights, and users say who they are with X-User. `also`: further models.
+
+    `changed` are other settings.
+    """
+    settings = Settings(model=str(model), data_dir=data, databases=databases or {}, models=also or {}, **changed)
     started: list[Server] = []
     ready, stop = threading.Event(), threading.Event()
 

@@ -207,6 +207,7 @@ def trial(folder: Path, kills: int, seed: int) -> dict[str, Any]:
 
 
 async def _replayed(files: list[Path]) -> dict[str, int]:
+    from app.manner import Manners
     from app.runs.trace import Trace, replay
     from app.served import Served
     from engine import Engine
@@ -216,7 +217,7 @@ async def _replayed(files: list[Path]) -> dict[str, int]:
         served = Served(engine, str(ROOT / "models/pebble"), None, "auto")
         for file in files:
             recipe = Trace.loads(file.read_text("utf-8").splitlines()[0])
-            made = await replay(served, recipe)
+            made = await replay(served, recipe, Manners())
             counts["the same" if made.differs_at is None else "differ"] += 1
             counts["with a call"] += bool(recipe.results)
     return dict(counts)

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic import ByteSize, TypeAdapter
 
 from app import openai
-from app.api import chats, collections, documents, exchange, folders, jobs, permissions, runs, search, tools
+from app.api import chats, collections, documents, exchange, folders, jobs, permissions, runs, search, strategies, tools
 from app.api.documents import FIELDS
 from app.api.search import SearchRequest
 from app.config import Settings
@@ -76,6 +76,7 @@ def test_every_route_of_the_api_is_listed() -> None:
         permissions.router,
         runs.router,
         search.router,
+        strategies.router,
         tools.router,
         openai.router,
     ):

@@ -188,7 +188,11 @@ def test_chats_are_listed_newest_first_and_deleted_with_their_runs(http: httpx.C
     [
         ({}, "content"), ({"content": ""}, "content"), ({"content": "  "}, "content"), ({"content": 3}, "content"),
         ({"content": "x", "temperature": 9}, "temperature"), ({"content": "x", "max_tokens": 0}, "max_tokens"),
-        ({"content": "x", "thinking": "yes"}, "thinking"), ({"content": "x", "model": "y"}, "model"),
+        ({"content": "x", "thinking": "yes"}, "thinking"), ({"content": "x", "moddel": "y"}, "moddel"),
+        ({"content": "x", "thinking": {"max_tokens": 1}}, "thinking.max_tokens"),
+        ({"content": "x", "thinking": False, "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"content": "x", "strategy": "guess"}, "strategy"),
+        ({"content": "x", "strategy_options": {}}, "strategy_options"),
     ],
     ids=str,
 )  # fmt: skip

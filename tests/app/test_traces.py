@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.manner import Manners
 from app.runs.trace import BadTrace, Replayed, Trace, lines, replay
 from app.served import Served
 from engine import Engine
@@ -35,7 +36,7 @@ def trace_of(http: httpx.Client, run: str) -> str:
 
 def again(pebble: Server, text: str) -> Replayed:
     engine: Engine = pebble.engine
-    return pebble.on_loop(replay(Served(engine, "pebble"), Trace.loads(text.partition("\n")[0])))
+    return pebble.on_loop(replay(Served(engine, "pebble"), Trace.loads(text.partition("\n")[0]), Manners()))
 
 
 @pytest.mark.parametrize("body", [{"temperature": 0}, {"temperature": 1.5}, {}, {"thinking": False, "temperature": 1}])

@@ -1,5 +1,8 @@
 // Generated from app/runs/events.py by `python -m app.protocol`. Change it there.
 
+export interface JsonValue {
+}
+
 /** Characters `start` to `end` of a document, which are `text`. */
 export interface SourceShown {
   label: string;
@@ -42,14 +45,30 @@ export interface RunStarted {
   max_tokens: number;
 }
 
+/** `max_tokens` and `waits` are the budget's; null and 0 where there is none. */
 export interface ThinkingStarted {
   type: "thinking.started";
   started_at: number;
+  max_tokens: number | null;
+  waits: number;
 }
 
 export interface ThinkingDelta {
   type: "thinking.delta";
   text: string;
+}
+
+/** Tokens that this answer has thought so far: at most four times a second, also where the text is not shown. */
+export interface ThinkingProgress {
+  type: "thinking.progress";
+  tokens: number;
+}
+
+/** The model would have ended its thinking, and was made to go on, for the `number`th time of `of` at most. */
+export interface ThinkingWait {
+  type: "thinking.wait";
+  number: number;
+  of: number;
 }
 
 export interface ThinkingDone {
@@ -174,6 +193,80 @@ export interface QuestionAnswered {
   text: string | null;
 }
 
+/** A state of a search. The root has the number 0 and no parent. */
+export interface SearchNode {
+  type: "search.node";
+  node: number;
+  parent: number | null;
+  depth: number;
+  text: string;
+}
+
+/** A step led to a state that is there already. */
+export interface SearchMerge {
+  type: "search.merge";
+  node: number;
+  parent: number;
+  text: string;
+}
+
+export interface SearchScore {
+  type: "search.score";
+  node: number;
+  value: number;
+}
+
+export interface SearchPrune {
+  type: "search.prune";
+  node: number;
+  why: "beam" | "threshold" | "hopeless" | "context";
+}
+
+/** A state on the way to the answer, from the root on. */
+export interface SearchSelect {
+  type: "search.select";
+  node: number;
+}
+
+/** `solved`: the task's checker says so or, where it says nothing, the answer is a finished one. */
+export interface SearchDone {
+  type: "search.done";
+  node: number;
+  solved: boolean;
+  ended: "found" | "exhausted" | "depth" | "tokens" | "nodes" | "seconds";
+  value: number;
+  nodes: number;
+  written: number;
+  read: number;
+  seconds: number;
+}
+
+/** One of several answers is whole. `score` is a verifier's, or its weight in a vote; `vote` what it votes for. */
+export interface CandidateDone {
+  type: "candidate.done";
+  index: number;
+  text: string;
+  tokens: number;
+  score: number | null;
+  vote: string | null;
+}
+
+/** The answer that is given, of `of` that were whole; `cancelled` were not written to their end. */
+export interface CandidateChosen {
+  type: "candidate.chosen";
+  index: number;
+  of: number;
+  score: number | null;
+  cancelled: number;
+}
+
+/** Something that a plugin's strategy tells, in its own words. */
+export interface StrategyEvent {
+  type: "strategy.event";
+  name: string;
+  fields: Record<string, JsonValue>;
+}
+
 /** Calling is over: the model answers with what it has. */
 export interface LimitReached {
   type: "limit.reached";
@@ -211,6 +304,8 @@ export type RunEvent =
   | RunStarted
   | ThinkingStarted
   | ThinkingDelta
+  | ThinkingProgress
+  | ThinkingWait
   | ThinkingDone
   | AnswerDelta
   | AnswerDone
@@ -225,6 +320,15 @@ export type RunEvent =
   | ApprovalResolved
   | QuestionAsked
   | QuestionAnswered
+  | SearchNode
+  | SearchMerge
+  | SearchScore
+  | SearchPrune
+  | SearchSelect
+  | SearchDone
+  | CandidateDone
+  | CandidateChosen
+  | StrategyEvent
   | LimitReached
   | Metrics
   | RunCompleted

@@ -1,0 +1,278 @@
+"""How an answer is to come about: with how much thinking, or by which strategy. What a request says becomes a `Writer`.
+
+One meaning of `reasoning_effort`, `thinking`, `strategy` and `strategy_options` for every API of this server. Knows
+nothing of HTTP, nor of how an answer is shown.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from app.config import Settings
+from app.efforts import BUDGETS, BudgetFields, Effort, Thinking
+from app.errors import invalid
+from app.served import Served
+from engine.errors import InvalidParameter
+from engine.params import Span
+from reasoning.budget import BudgetForcing, ThinkingBudget
+from reasoning.strategies import TIMEOUT_S, Strategies, run_strategy
+from reasoning.strategy import Context, Event, Options, Quota, Strategy, Yields
+from reasoning.thinking import Markers, Piece, think_and_answer
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+
+log = logging.getLogger("ponder")
+
+
+@dataclass(frozen=True, slots=True)
+class Waited(Event):
+    """The thinking was made to go on for the `number`th time, of `of` at most."""
+
+    number: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request says, each None where it says nothing. Any: JSON."""
+
+    effort: Effort | None = None
+    thinking: BudgetFields | None = None
+    strategy: str | None = None
+    strategy_options: Mapping[str, Any] | None = None
+    thinks: bool | None = None  # whether there is to be thinking, as the chat template's `enable_thinking`
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """What this server knows of thinking: what efforts stand for, which strategies there are, and their limits."""
+
+    strategies: Strategies = field(default_factory=Strategies)
+    efforts: Mapping[Thinking, BudgetFields] = field(default_factory=lambda: BUDGETS)
+    quota: Quota = field(default_factory=Quota)
+    seconds: float = TIMEOUT_S  # of a strategy
+
+    def of(self, asked: Asked, served: Served) -> Manner:
+        """
+        Raises:
+            ApiError, InvalidParameter: something is out of range, contradicts something else, or asks for thinking of a
+                model that does not think.
+        """
+        if asked.strategy is None and asked.strategy_options is not None:
+            known = ", ".join(sorted(each.name for each in self.strategies))
+            message = f"strategy_options are given without a strategy; accepted: strategy, one of {known}."
+            raise invalid("strategy_options", message)
+        if asked.effort is not None and asked.thinking is not None:
+            raise invalid("thinking", "thinking and reasoning_effort are both given; accepted: one of them.")
+        budget = None if asked.thinking is None else _budget(asked.thinking)
+        field = "thinking" if budget is not None else "reasoning_effort"
+        if asked.effort is not None and asked.effort != "none":
+            budget = _budget(self.efforts[asked.effort])
+        if asked.thinks is False and budget is not None:
+            message = f"{field} asks for thinking, and enable_thinking is false; accepted: one of them."
+            raise invalid(field, message)
+        if asked.thinks and asked.effort == "none":
+            message = 'reasoning_effort is "none", and thinking is asked for elsewhere; accepted: one of them.'
+            raise invalid("reasoning_effort", message)
+        chosen: Strategy[Any] | None = None
+        options: Options | None = None
+        if asked.strategy is not None:
+            chosen, options = self._chosen(asked, budget is not None)
+            if chosen.name == "budget":
+                budget, field = ThinkingBudget(**dict(options)), "strategy"
+                chosen = options = None
+        if budget is not None:
+            if served.markers is None:
+                message = f"{field} asks for thinking, and the model {served.name!r} does not think; accepted: "
+                raise invalid(field, message + ('"none".' if field == "reasoning_effort" else f"no {field}."))
+            BudgetForcing(budget, served.engine.tokenizer)  # refuses what cannot be kept to
+        none = asked.effort == "none" or asked.thinks is False
+        return Manner(chosen, options, budget, asked.effort == "none", none, asked.thinks, self.quota, self.seconds)
+
+    @classmethod
+    def of_settings(cls, settings: Settings) -> Manners:
+        """With the strategies of installed packages; those that cannot be loaded are told in the log."""
+        strategies = Strategies()
+        strategies.load_entry_points()
+        for origin, why in strategies.faults.items():
+            log.warning("The strategies of %s were not loaded: %s", origin, why)
+        quota = Quota(settings.strategy_branches, settings.strategy_nodes)
+        return cls(strategies, {**BUDGETS, **settings.efforts}, quota, settings.strategy_seconds)
+
+    def _chosen(self, asked: Asked, budgeted: bool) -> tuple[Strategy[Any], Options]:
+        assert asked.strategy is not None
+        chosen = self.strategies.get(asked.strategy)
+        options = self.strategies.options(asked.strategy, asked.strategy_options or {})
+        if budgeted:
+            message = (
+                f"a budget of thinking and the strategy {chosen.name!r} are both given; accepted: one of them, or the "
+                "strategy 'budget' with its options."
+            )
+            raise invalid("strategy", message)
+        if chosen.name == "budget" and (asked.effort == "none" or asked.thinks is False):
+            message = "the strategy 'budget' needs thinking, which is turned off; accepted: one of them."
+            raise invalid("strategy", message)
+        return chosen, options
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """What was asked for, checked. `unthinking`: there must be no thinking, whatever the chat template makes of it."""
+
+    strategy: Strategy[Any] | None = None  # Any: each has its own options
+    options: Options | None = None
+    budget: ThinkingBudget | None = None
+    unthinking: bool = False
+    quiet: bool = False  # no thinking is expected
+    thinks: bool | None = None
+    quota: Quota = field(default_factory=Quota)
+    seconds: float = TIMEOUT_S
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        if self.quiet:
+            return {"enable_thinking": False}
+        return {"enable_thinking": True} if self.thinks or self.budget is not None else {}
+
+    def prompt(self, tokens: list[int], served: Served) -> list[int]:
+        """A chat's prompt, with its thinking closed where there must be none and the template has not done so."""
+        if not self.unthinking or served.markers is None or served.closes_thinking(tokens):
+            return tokens
+        opening = [] if served.opens_thinking(tokens) else [served.markers.opening]
+        breaks = served.engine.tokenizer.encode("\n\n")
+        return [*tokens, *opening, *breaks, served.markers.closing, *breaks]
+
+    def check(self, *, answers: int = 1) -> None:
+        """
+        Raises:
+            ApiError: several answers are asked for of a strategy that makes several itself.
+        """
+        if self.strategy is not None and answers > 1:
+            message = f"n is {answers}; accepted: 1 together with the strategy {self.strategy.name!r}."
+            raise invalid("n", message)
+
+    def recorded(self) -> dict[str, Any]:
+        """As JSON, for `restored`."""
+        if self.strategy is not None and self.options is not None:
+            return {"strategy": self.strategy.name, "strategy_options": self.options.model_dump(mode="json")}
+        if self.budget is not None:
+            return {"strategy": "budget", "strategy_options": _fields(self.budget)}
+        return {"reasoning_effort": "none"} if self.unthinking else {}
+
+
+def restored(recorded: Mapping[str, Any], served: Served, manners: Manners) -> Manner:
+    """
+    Raises:
+        ApiError, InvalidParameter: it cannot be had on this server.
+    """
+    asked = Asked(
+        recorded.get("reasoning_effort"), None, recorded.get("strategy"), recorded.get("strategy_options")
+    )  # fmt: skip
+    return manners.of(asked, served)
+
+
+def _budget(fields: BudgetFields) -> ThinkingBudget:
+    return ThinkingBudget(fields.min_tokens, fields.max_tokens, fields.waits, fields.wait_text)
+
+
+def _fields(budget: ThinkingBudget) -> dict[str, Any]:
+    names = ("min_tokens", "max_tokens", "waits", "wait_text", "closing_text", "margin")
+    return {name: getattr(budget, name) for name in names}
+
+
+class Writer:
+    """Writes an answer's turns in a manner; stands in for `think_and_answer`. One for each answer: a budget covers all
+    its turns.
+
+    `on_event` hears what a strategy tells, in order with the pieces.
+    """
+
+    def __init__(
+        self,
+        manner: Manner,
+        served: Served,
+        variables: Mapping[str, Any],  # Any: a model's authors name them
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self._manner = manner
+        self._served = served
+        self._variables = variables
+        self._on_event = on_event
+        budget = manner.budget
+        self.forcing = None if budget is None else BudgetForcing(budget, served.engine.tokenizer)
+
+    async def __call__(
+        self,
+        seq: EngineSequence,
+        span: Span,
+        markers: Markers | None,
+        *,
+        opened: bool,
+        closed: bool = False,
+        calls: bool = False,
+    ) -> AsyncGenerator[Piece, None]:
+        """
+        Raises:
+            StrategyError: a strategy of a plugin fails.
+            What `generate` raises.
+        """
+        if self.forcing is not None:
+            happening: Yields | AsyncGenerator[Piece, None] = self._forced(
+                self.forcing, seq, span, markers, opened=opened, closed=closed, calls=calls
+            )
+        elif (chosen := self._manner.strategy) is not None:
+            happening = self._by(chosen, seq, span, markers, opened=opened, closed=closed, calls=calls)
+        else:
+            happening = think_and_answer(seq, span, markers, opened=opened, closed=closed, calls=calls)
+        async with aclosing(happening) as each_happening:
+            async for each in each_happening:
+                if isinstance(each, Event):
+                    self._on_event(each)
+                else:
+                    yield each
+
+    async def _forced(
+        self, forcing: BudgetForcing, seq: EngineSequence, span: Span, markers: Markers | None, **prompt: bool
+    ) -> Yields:
+        """Within the budget; each Wait is told just before its piece."""
+        waits = forcing.waits
+        async with aclosing(forcing.answer(seq, span, markers, **prompt)) as pieces:
+            async for piece in pieces:
+                if forcing.waits > waits:
+                    waits = forcing.waits
+                    yield Waited(waits, forcing.budget.waits)
+                yield piece
+
+    async def _by(
+        self, chosen: Strategy[Any], seq: EngineSequence, span: Span, markers: Markers | None, **prompt: bool
+    ) -> Yields:
+        """By the strategy."""
+        manner, tokenizer = self._manner, self._served.engine.tokenizer
+        context = Context(
+            tokenizer, span, markers, opened=prompt["opened"], closed=prompt["closed"], calls=prompt["calls"],
+            variables=self._variables, quota=manner.quota,
+        )  # fmt: skip
+        running = run_strategy(chosen, seq, context, manner.options, timeout_s=manner.seconds)
+        try:
+            async with aclosing(running) as happening:
+                async for each in happening:
+                    yield each
+        except InvalidParameter as error:
+            raise _reworded(error, chosen, prompt["calls"]) from error
+
+
+def _reworded(error: InvalidParameter, chosen: Strategy[Any], calls: bool) -> InvalidParameter:
+    """A strategy's refusal in the words of a request."""
+    if error.name == "constraint":
+        what = "tools" if calls else "response_format"
+        message = f"{what}: the strategy {chosen.name!r} cannot hold an answer to a form; accepted: no {what}."
+        return InvalidParameter(what, message)
+    if error.name in chosen.options.model_fields:
+        return InvalidParameter(f"strategy_options.{error.name}", f"strategy_options.{error}")
+    return error

@@ -1,0 +1,45 @@
+"""What strategies tell of themselves, as events of a run. Knows nothing of how a run is made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import BaseModel
+
+from app.manner import Waited
+from app.runs import events
+from reasoning.candidate import CandidateChosen, CandidateDone
+from reasoning.strategy import Event, Spent
+from reasoning.tree import NodeAdded, NodeChosen, NodeMerged, NodePruned, NodeScored, SearchEnded
+
+_KINDS: dict[type[Event], type[BaseModel]] = {
+    Waited: events.ThinkingWait,
+    NodeAdded: events.SearchNode,
+    NodeMerged: events.SearchMerge,
+    NodeScored: events.SearchScore,
+    NodePruned: events.SearchPrune,
+    NodeChosen: events.SearchSelect,
+    CandidateDone: events.CandidateDone,
+    CandidateChosen: events.CandidateChosen,
+}
+LONGEST = 10_000  # characters of what a plugin tells at once
+
+
+def told(event: Event) -> BaseModel | None:
+    """The run's event; None for what usage tells, or what a plugin tells that is too long or no JSON."""
+    if isinstance(event, Spent):
+        return None
+    fields: dict[str, Any] = asdict(event)
+    if isinstance(event, SearchEnded):
+        fields.pop("answer")
+        return events.SearchDone(**fields)
+    if (kind := _KINDS.get(type(event))) is not None:
+        return kind(**fields)
+    try:
+        if len(json.dumps(fields, allow_nan=False)) > LONGEST:
+            return None
+        return events.StrategyEvent(name=type(event).__name__, fields=fields)
+    except (ValueError, TypeError):
+        return None
