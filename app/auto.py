@@ -25,8 +25,8 @@ from reasoning.strategy import Event, Spent
 from reasoning.thinking import Answers, Piece, think_and_answer
 
 GateName = Literal["confidence", "entropy", "whole"]
-CONFIDENCE = 0.9
-ENTROPY = 0.3  # nats
+CONFIDENCE = 0.97
+ENTROPY = 0.1  # nats
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
-from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from app.efforts import BudgetFields, Thinking
@@ -159,36 +159,6 @@ class Settings(BaseSettings):
             raise ValueError(f"{bad[0]!r} is not an origin")
         return value
 
-    @model_validator(mode="after")
-    def _names_agree(self) -> Self:
-        taken = {self.model_name: "the name of model", DEFAULT_NAME: "the first model", AUTO_NAME: "the router"}
-        for name, model in self.models.items():
-            if not (name and model):
-                raise ValueError(f"models has {name!r} = {model!r}; accepted: a name and a directory or Hub name.")
-            if name in taken:
-                raise ValueError(f"models has {name!r}, which is {taken[name]}; accepted: another name.")
-        if self.models and self.model_name == AUTO_NAME:
-            raise ValueError("model is called 'auto', which is the router; accepted: another served_model_name.")
-        return self
-
-    @model_validator(mode="after")
-    def _router_fits(self) -> Self:
-        given = [name for name in ("router", "router_gate", "router_bar") if name in self.model_fields_set]
-        if given and not self.models:
-            raise ValueError(f"{given[0]} is set, and one model alone is served; accepted: {given[0]} not set, or more "
-                             "models (--also NAME=DIR).")  # fmt: skip
-        served = (self.model_name, *self.models)
-        if bad := [name for name in self.router if name not in served]:
-            raise ValueError(f"router has {bad[0]!r}, which is not served; accepted: {', '.join(served)}.")
-        if self.router and len(set(self.router)) != max(2, len(self.router)):
-            raise ValueError(f"router is {', '.join(self.router)}; accepted: two or more models, each once.")
-        if self.router_bar is not None:
-            if self.router_gate == "whole":
-                raise ValueError("router_bar is set, and the gate 'whole' has none; accepted: router_bar not set.")
-            if self.router_gate == "confidence" and self.router_bar > 1:
-                raise ValueError(f"router_bar is {self.router_bar:g}; accepted: a probability, 0 to 1.")
-        return self
-
     @classmethod
     def settings_customise_sources(
         cls,
@@ -207,6 +177,40 @@ class Settings(BaseSettings):
             return self.served_model_name
         directory = Path(find_model(self.model)).expanduser()
         return directory.name if directory.is_dir() else self.model
+
+    def check_models(self) -> None:
+        """Whether the models have a name each, and the router's settings fit them. For who serves them.
+
+        Raises:
+            BadSetting: which do not go together, and what is accepted.
+        """
+        taken = {self.model_name: "the name of model", DEFAULT_NAME: "the first model", AUTO_NAME: "the router"}
+        for name, model in self.models.items():
+            if not (name and model):
+                raise BadSetting(f"models has {name!r} = {model!r}; accepted: a name and a directory or Hub name.")
+            if name in taken:
+                raise BadSetting(f"models has {name!r}, which is {taken[name]}; accepted: another name.")
+        if self.models and self.model_name == AUTO_NAME:
+            raise BadSetting("model is called 'auto', which is the router; accepted: another served_model_name.")
+        self._check_router()
+
+    def _check_router(self) -> None:
+        given = [name for name in ("router", "router_gate", "router_bar") if name in self.model_fields_set]
+        if given and not self.models:
+            raise BadSetting(
+                f"{given[0]} is set, and one model alone is served; accepted: {given[0]} not set, or more models "
+                "(--also NAME=DIR)."
+            )
+        served = (self.model_name, *self.models)
+        if bad := [name for name in self.router if name not in served]:
+            raise BadSetting(f"router has {bad[0]!r}, which is not served; accepted: {', '.join(served)}.")
+        if self.router and len(set(self.router)) != max(2, len(self.router)):
+            raise BadSetting(f"router is {', '.join(self.router)}; accepted: two or more models, each once.")
+        if self.router_bar is not None:
+            if self.router_gate == "whole":
+                raise BadSetting("router_bar is set, and the gate 'whole' has none; accepted: router_bar not set.")
+            if self.router_gate == "confidence" and self.router_bar > 1:
+                raise BadSetting(f"router_bar is {self.router_bar:g}; accepted: a probability, 0 to 1.")
 
     @property
     def resolved_data_dir(self) -> Path:
@@ -307,9 +311,7 @@ def _not_json() -> str:
 
 def _explain(error: Any, given: Mapping[str, Any], file: Path | None) -> str:
     """One validation error as a sentence. `error` is pydantic's ErrorDetails."""
-    if not error["loc"]:  # of settings that do not go together
-        return str(error["ctx"]["error"])
-    name = str(error["loc"][0])
+    name = str(error["loc"][0]) if error["loc"] else "?"
     # pydantic-settings names a field by its environment variable when that is where the value came from.
     field = name.lower().removeprefix(ENV_PREFIX.lower())
     if field not in Settings.model_fields:

@@ -70,9 +70,11 @@ class Models:
         one's own. CPU threads are those that each model would have alone, and the system shares the cores among them.
 
         Raises:
-            BadSetting: one of several cannot be loaded; the message says which. No engine is left running.
+            BadSetting: the settings do not go together, or one of several models cannot be loaded; the message says
+                which. No engine is left running.
             EngineError: the only one cannot be loaded, or the memory is not enough for all.
         """
+        settings.check_models()
         paths = {settings.model_name: settings.model, **settings.models}
         configs = [settings.engine_config(path) for path in paths.values()]
         engines: dict[str, Engine] = {}

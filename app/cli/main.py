@@ -187,7 +187,7 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve a model: the chat page, its API, and OpenAI's API under /v1."""
     settings = _settings(
-        config, model=model, host=host, port=port, data_dir=data_dir, served_model_name=served_model_name,
+        config, serving=True, model=model, host=host, port=port, data_dir=data_dir, served_model_name=served_model_name,
         models=also, router=router, router_gate=router_gate, router_bar=router_bar,
         tool_dialect=tool_dialect, embedder=embedder, max_upload=max_upload, plugins=plugins, searxng=searxng, web=web,
         sandbox=sandbox, tool_steps=tool_steps, tool_seconds=tool_seconds, thinking_text=thinking_text,
@@ -438,11 +438,15 @@ def _joined(values: list[str] | None) -> str | None:
     return ",".join(values) if values else None
 
 
-def _settings(config: Path | None, **flags: Any) -> Settings:
+def _settings(config: Path | None, *, serving: bool = False, **flags: Any) -> Settings:
+    """`serving`: what only a server minds is checked, too."""
     from app.config import BadSetting, load_settings
 
     try:
-        return load_settings(config, **flags)
+        settings = load_settings(config, **flags)
+        if serving:
+            settings.check_models()
+        return settings
     except BadSetting as error:
         _fail(str(error), 2)
 

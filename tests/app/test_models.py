@@ -193,8 +193,16 @@ def test_settings_that_do_not_go_together_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadSetting) as refused:
-        load_settings(**given)
+        load_settings(**given).check_models()
     assert all(word in str(refused.value) for word in [*words, "accepted"]), refused.value
+
+
+def test_a_command_that_asks_one_model_does_not_mind_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ponder.toml").write_text('router = ["m", "tiny"]\nserved-model-name = "m"\n[models]\ntiny = "x/tiny"\n')
+    assert load_settings(model="x/tiny", served_model_name="tiny").model_name == "tiny"
 
 
 def test_models_come_from_flags_from_variables_and_from_the_file(
