@@ -19,7 +19,7 @@ from engine.errors import (
     UnsupportedArchitecture,
 )
 from engine.handle import Sequence, SpanStream
-from engine.outputs import FinishReason, SpanOutput, SpanResult, Stats, TokenLogprob
+from engine.outputs import FinishReason, Prefill, SpanOutput, SpanResult, Stats, TokenLogprob
 from engine.params import GREEDY, MAX_LOGPROBS, Sampling, Span
 from engine.tokenizer import Tokenizer
 
@@ -35,6 +35,7 @@ __all__ = [
     "EngineStopped",
     "FinishReason",
     "InvalidParameter",
+    "Prefill",
     "QueueFull",
     "Sampling",
     "Sequence",

@@ -22,7 +22,7 @@ from engine.constrain.matcher import CompileTimeout, ConstraintFailed, Constrain
 from engine.constrain.modes import Modes
 from engine.jobs import ScoreJob, SpanJob
 from engine.masking import Masking
-from engine.outputs import FinishReason, SpanOutput, Stats
+from engine.outputs import FinishReason, Prefill, SpanOutput, Stats
 from engine.runner import Runner
 from engine.sampler import Drawn, logprob_of, row_logprobs, sample
 from engine.scheduler import Row, Scheduler
@@ -284,6 +284,8 @@ class EngineCore:
                         self._read_prompt(seq, job, first, logits[at : at + wanted])
                     if row.end == len(seq):
                         drawing.append((seq, job, at + wanted - 1))
+                    elif not job.announced:
+                        self._replies.append(m.Reading(job.id, Prefill(row.end, len(seq), seq.cached_tokens)))
             at += wanted
         if drawing:
             index = [row for _, _, row in drawing]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +16,7 @@ from engine import messages as m
 from engine.client import Client, Request
 from engine.constrain.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 from engine.errors import ContextLengthExceeded, InvalidParameter, SequenceBusy, SequenceClosed
-from engine.outputs import Kind, SpanOutput, SpanResult
+from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
 from engine.params import Span
 
 
@@ -24,6 +24,7 @@ class Sequence:
     """A sequence of tokens that can be extended, generated from, forked, scored and cut back.
 
     Get one from `Engine.open` or `fork`. Closing it, or leaving `async with`, closes everything forked from it.
+    `on_prefill` hears how far a span's reading has come, where that takes several steps; forks have none.
     """
 
     def __init__(self, engine: Client, id: int, tokens: list[int], parent: Sequence | None = None) -> None:
@@ -34,6 +35,7 @@ class Sequence:
         self._children: set[Sequence] = set()
         self._busy = False
         self._closed = False
+        self.on_prefill: Callable[[Prefill], None] | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -274,9 +276,11 @@ class SpanStream:
         """
         if self._over:
             raise StopAsyncIteration
-        if not self._replies:
-            self._replies.extend(await self._request.replies())
-        reply = self._replies.popleft()
+        reply = await self._next()
+        while isinstance(reply, m.Reading):
+            if self._sequence.on_prefill is not None:
+                self._sequence.on_prefill(reply.prefill)
+            reply = await self._next()
         if isinstance(reply, m.Closed):
             self._end()
             self._sequence._mark_closed()
@@ -298,6 +302,11 @@ class SpanStream:
         if output.finish_reason == "deadline":
             self._sequence._mark_closed()
         return output
+
+    async def _next(self) -> m.Reply:
+        if not self._replies:
+            self._replies.extend(await self._request.replies())
+        return self._replies.popleft()
 
     def close(self) -> None:
         """Cancel the span if it still runs. Idempotent."""

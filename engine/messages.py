@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.constrain.compiler import Outcome
-from engine.outputs import SpanOutput, Stats
+from engine.outputs import Prefill, SpanOutput, Stats
 from engine.params import Span
 
 
@@ -100,6 +100,14 @@ Command = Open | Append | Generate | Score | Fork | Truncate | Hold | Cancel | C
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """A span whose sequence takes several steps to read has come so far."""
+
+    request: int
+    prefill: Prefill
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Progress of a span. The request is over when the output has a finish reason."""
 
@@ -144,4 +152,4 @@ class StatsReply:
     stats: Stats
 
 
-Reply = Piece | Scored | Refused | Failed | Closed | StatsReply
+Reply = Reading | Piece | Scored | Refused | Failed | Closed | StatsReply

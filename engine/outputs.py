@@ -43,6 +43,15 @@ class SpanOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefill:
+    """How far a sequence has been read, in tokens: `processed` of `total`, of which `cached` needed no computing."""
+
+    processed: int
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpanResult:
     """A finished span, whole. `sections` are its texts in order with their kinds; `text` is all of them joined."""
 

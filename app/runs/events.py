@@ -26,6 +26,15 @@ class RunStarted(BaseModel):
     max_tokens: int
 
 
+class PrefillProgress(BaseModel):
+    """How much of what the model reads it has read, where that takes a while: at most ten a second."""
+
+    type: Literal["prefill.progress"] = "prefill.progress"
+    processed: int
+    total: int
+    cached: int
+
+
 class ThinkingStarted(BaseModel):
     """`max_tokens` and `waits` are the budget's; null and 0 where there is none."""
 
@@ -325,6 +334,7 @@ class RunCancelled(BaseModel):
 Event = Annotated[
     RunQueued
     | RunStarted
+    | PrefillProgress
     | ThinkingStarted
     | ThinkingDelta
     | ThinkingProgress

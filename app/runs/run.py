@@ -25,6 +25,7 @@ from app.runs.events import (
     CitationRef,
     LimitReached,
     Metrics,
+    PrefillProgress,
     RunCancelled,
     RunCompleted,
     RunFailed,
@@ -43,6 +44,7 @@ from app.served import Served
 from app.thoughts import Thoughts
 from app.usage import Usage
 from engine.errors import ChatTemplateError
+from engine.outputs import Prefill
 from engine.params import Span
 from reasoning.agent import Agent, Called, Limited, Returned, Wrote
 from reasoning.strategy import Event, Spent
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from retrieval import Library
 
 _METRICS_S = 0.25
+_PREFILL_S = 0.1
 _LEAST_ROOM = 256  # tokens for an answer; with fewer, what earlier answers called is left out of the prompt
 
 Finish = Literal["stop", "length"]
@@ -122,7 +125,7 @@ class Run:
         self._thinking_tokens = 0
         self._thinking_s: float | None = None
         self._first_token_at: float | None = None
-        self._metrics_at = 0.0
+        self._metrics_at = self._read_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, history: History, ask: Ask, tools: RunTools | None) -> asyncio.Task[None]:
@@ -200,6 +203,7 @@ class Run:
             )
         async with await served.engine.open(prompt, tenant=ask.user) as seq:
             self.started = True
+            seq.on_prefill = self._read
             self.log.append(RunStarted(model=served.name, started_at=time.time(), max_tokens=limit))
             try:
                 if agent is not None:
@@ -290,6 +294,12 @@ class Run:
             self.log.append(metrics)
             if self._thinking_began is not None:
                 self.log.append(ThinkingProgress(tokens=self._tally.reasoning_tokens))
+
+    def _read(self, prefill: Prefill) -> None:
+        now = time.perf_counter()
+        if now - self._read_at >= _PREFILL_S:
+            self._read_at = now
+            self.log.append(PrefillProgress(processed=prefill.processed, total=prefill.total, cached=prefill.cached))
 
     def _open_thinking(self, now: float) -> None:
         if self._thinking_began is None:

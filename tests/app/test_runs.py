@@ -92,6 +92,14 @@ def test_a_run_tells_its_story_in_order(http: httpx.Client, chat: str, nothing_l
     assert stored["active_run_id"] is None and stored["title"] == "hello"
 
 
+def test_a_long_prompt_tells_how_far_it_is_read(http: httpx.Client, chat: str) -> None:
+    told = [data for _, _, data in events(http, start(http, chat, "x" * 1500, max_tokens=20))]
+    read = [data for data in told if data["type"] == "prefill.progress"]
+    assert read and all(0 <= data["cached"] < data["processed"] < data["total"] for data in read)
+    kinds = [data["type"] for data in told]
+    assert kinds.index("run.started") < kinds.index("prefill.progress") < kinds.index("answer.delta")
+
+
 def test_a_reader_may_come_back_anywhere(http: httpx.Client, chat: str) -> None:
     run = start(http, chat, thinking=True)
     whole = list(events(http, run))

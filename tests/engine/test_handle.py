@@ -16,6 +16,7 @@ from engine import (
     EngineConfig,
     EngineStopped,
     InvalidParameter,
+    Prefill,
     QueueFull,
     Sampling,
     SequenceBusy,
@@ -50,6 +51,23 @@ async def test_spans_continue_the_same_sequence(engine: Engine) -> None:
         assert first.token_ids + second.token_ids == expected
         assert parts.tokens == PROMPT + list(expected)
         assert second.prompt_tokens == len(PROMPT) + 5
+
+
+async def test_a_long_sequence_tells_how_far_it_is_read(engine: Engine) -> None:
+    prompt = [5 + at % 20 for at in range(100)]
+    told: list[Prefill] = []
+    async with await engine.open(prompt) as seq:
+        seq.on_prefill = told.append
+        result = await seq.generate_all(greedy(4))
+        assert told == [Prefill(n, 100, 0) for n in (32, 64, 96)]
+        seq.append(prompt[:50])
+        await seq.generate_all(greedy(1))
+        assert [each.processed for each in told[3:]] == [103 + 32] and told[-1].total == 154
+        assert len(result.token_ids) == 4
+    async with await engine.open([*prompt, 4]) as again:
+        again.on_prefill = told.append
+        await again.generate_all(greedy(1))
+    assert len(told) == 4  # what is in the cache is not read again
 
 
 async def test_append_then_generate_equals_opening_with_all_of_it(engine: Engine) -> None:

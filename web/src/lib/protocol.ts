@@ -45,6 +45,14 @@ export interface RunStarted {
   max_tokens: number;
 }
 
+/** How much of what the model reads it has read, where that takes a while: at most ten a second. */
+export interface PrefillProgress {
+  type: "prefill.progress";
+  processed: number;
+  total: number;
+  cached: number;
+}
+
 /** `max_tokens` and `waits` are the budget's; null and 0 where there is none. */
 export interface ThinkingStarted {
   type: "thinking.started";
@@ -302,6 +310,7 @@ export interface RunCancelled {
 export type RunEvent =
   | RunQueued
   | RunStarted
+  | PrefillProgress
   | ThinkingStarted
   | ThinkingDelta
   | ThinkingProgress
