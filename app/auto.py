@@ -33,8 +33,8 @@ ENTROPY = 0.1  # nats
 class Prompted:
     """A request as one model reads it. `span.max_tokens` must be set.
 
-    `write` writes the answer in place of `think_and_answer`. Then thinking counts in what a gate measures only as far
-    as its pieces have log-probabilities.
+    `write` writes the answer in place of `think_and_answer`, also one that nobody sees in the end. Then thinking counts
+    in what a gate measures only as far as its pieces have log-probabilities.
     """
 
     served: Served
@@ -76,7 +76,7 @@ class Auto:
         out, unless all are.
 
         Raises:
-            What `make` raises, first of all of the models' that are asked first.
+            What `make` raises otherwise.
         """
         made: list[Prompted] = []
         too_long: Exception | None = None

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from app.auto import Auto, Prompted, Speaks, gate_of
+from app.auto import CONFIDENCE, ENTROPY, Auto, Prompted, Speaks, gate_of
 from app.errors import ApiError, invalid
 from app.models import Models
 from app.served import Served
 from engine import GREEDY, InvalidParameter, Span
-from reasoning.route import Confident, Gate, Routed, Tried, Whole
+from reasoning.route import Confident, Decided, Gate, Routed, Tried, Whole
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, think_and_answer
 from tests.app.conftest import Server
@@ -35,10 +35,10 @@ async def prompted(served: Served, span: Span = SPAN, *, thinking: bool = True) 
     return Prompted(served, await served.chat_tokens(QUESTION, {"enable_thinking": thinking}), span)
 
 
-async def all_of(auto: Auto, span: Span = SPAN, *, thinking: bool = True, **changes: Any) -> Items:
+async def all_of(auto: Auto, span: Span = SPAN, *, thinking: bool = True, tenant: str = "", **changes: Any) -> Items:
     asked = await auto.prompted(lambda served: prompted(served, span, thinking=thinking))
     asked = [replace(each, **changes) for each in asked]
-    async with aclosing(auto.answer(asked, "tenant")) as items:
+    async with aclosing(auto.answer(asked, tenant)) as items:
         return [item async for item in items]
 
 
@@ -77,7 +77,7 @@ async def free(server: Server) -> None:
 
 def test_a_bar_that_nothing_reaches_gives_the_last_ones_answer_as_it_is_written(both: Server) -> None:
     auto = auto_of(both, Confident(1.0))
-    items = both.on_loop(all_of(auto))
+    items = both.on_loop(all_of(auto, tenant="someone"))
     assert kinds(items) == ["Tried", "Spent", "Speaks", "Piece", "Tried", "Routed"]
     small, large = [item for item in items if isinstance(item, Tried)]
     assert (small.model, small.passed, large.model, large.passed) == ("small", False, "pebble", True)
@@ -85,6 +85,9 @@ def test_a_bar_that_nothing_reaches_gives_the_last_ones_answer_as_it_is_written(
     assert 0 < small.verdicts[0].measured < 1
     spent: Spent = only(items, Spent)
     assert spent.written == small.tokens > 0
+    assert spent.read == len(both.on_loop(prompted(auto.rungs[0])).prompt)
+    again: Spent = only(both.on_loop(all_of(auto, tenant="someone")), Spent)
+    assert again.read < spent.read  # what the model still knows was not read again
     report: Routed = only(items, Routed)
     assert report.escalated and report.model == "pebble" and report.tried == (small, large)
     assert only(items, Speaks).asked.served is auto.rungs[1]
@@ -212,8 +215,8 @@ def test_closing_it_while_the_last_writes_frees_both_engines(both: Server) -> No
 
 
 def test_a_gate_has_a_bar_of_its_own_and_refuses_one_that_makes_no_sense() -> None:
-    assert gate_of("confidence", 0.25) == Confident(0.25)
-    for name in ("confidence", "entropy", "whole"):
-        assert gate_of(name).judge  # type: ignore[arg-type]  # one of them
+    assert gate_of("confidence", 0.25) == Confident(0.25) and gate_of("entropy", 0.25) == Decided(0.25)
+    assert gate_of("confidence") == Confident(CONFIDENCE) and gate_of("entropy") == Decided(ENTROPY)
+    assert gate_of("whole") == Whole()
     with pytest.raises(ValueError, match="accepted"):
         gate_of("confidence", 2.0)
