@@ -63,7 +63,8 @@ class Library:
         (folder / "files").mkdir(exist_ok=True)
         embedder = embedder or SentenceEmbedder()
         with ExitStack() as parts:
-            parts.enter_context(_locked(folder))
+            lock = parts.enter_context(_locked(folder))
+            parts.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # closing is not enough: a starting child may have a copy
             store = parts.enter_context(closing(DocumentStore(folder / "documents.db")))
             views = parts.enter_context(closing(Views(store.chunks, embedder, folder / "index")))
             made = cls(folder, store, views, embedder, parts)

@@ -56,6 +56,7 @@ class Database:
             return
         await asyncio.wrap_future(self._thread.submit(self._db.close))
         self._thread.shutdown()
+        fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: a starting child may have a copy
         self._lock.close()
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:

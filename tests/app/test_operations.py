@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from app.openai.stream import EventStream
 from app.server import create_app
 from app.store import Store
 from engine import Engine, EngineConfig, Span
+from retrieval import Library
 from tests.app.conftest import Server
+from tests.retrieval.words import WordEmbedder
 
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
@@ -168,6 +171,31 @@ async def test_a_start_ends_the_runs_that_an_earlier_server_left(model: Path, tm
             assert stored["active_run_id"] is None and stored["messages"][1]["status"] == "failed"
             again = await http.post(f"/api/chats/{chat['id']}/runs", json={"content": "again"})
             assert again.status_code == 202
+
+
+async def test_a_closed_data_directory_is_free_though_a_child_has_copies_of_its_locks(tmp_path: Path) -> None:
+    """A child that another thread starts has them between its fork and its exec."""
+    store = await Store.open(tmp_path)
+    library = Library.open(tmp_path / "documents", WordEmbedder())
+    locks = [int(each.name) for each in list(Path("/proc/self/fd").iterdir()) if _is_lock(each, tmp_path)]
+    assert len(locks) == 2
+    copies = [os.dup(lock) for lock in locks]
+    try:
+        library.close()
+        await store.close()
+        Library.open(tmp_path / "documents", WordEmbedder()).close()
+        await (await Store.open(tmp_path)).close()
+    finally:
+        for copy in copies:
+            os.close(copy)
+
+
+def _is_lock(descriptor: Path, folder: Path) -> bool:
+    try:
+        target = descriptor.readlink()
+    except OSError:  # that of the listing itself
+        return False
+    return target.name == "lock" and target.is_relative_to(folder)
 
 
 def test_bound_to_the_network_any_name_will_do_unless_names_are_listed() -> None:
