@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from app.auto import Prompted
 from app.config import Settings
 from app.efforts import BUDGETS, BudgetFields, Effort, Thinking
 from app.errors import invalid
@@ -157,6 +158,18 @@ class Manner:
             message = f"n is {answers}; accepted: 1 together with the strategy {self.strategy.name!r}."
             raise invalid("n", message)
 
+    def check_routed(self) -> None:
+        """
+        Raises:
+            ApiError: a strategy is asked for of several models together.
+        """
+        if self.strategy is not None:
+            message = (
+                f"the strategy {self.strategy.name!r} is asked for of 'auto'; accepted: the name of one model, or the "
+                "strategy 'budget'."
+            )
+            raise invalid("strategy", message)
+
     def recorded(self) -> dict[str, Any]:
         """As JSON, for `restored`."""
         if self.strategy is not None and self.options is not None:
@@ -276,3 +289,17 @@ def _reworded(error: InvalidParameter, chosen: Strategy[Any], calls: bool) -> In
     if error.name in chosen.options.model_fields:
         return InvalidParameter(f"strategy_options.{error.name}", f"strategy_options.{error}")
     return error
+
+
+def prompted(
+    served: Served,
+    prompt: list[int],
+    span: Span,
+    manner: Manner,
+    variables: Mapping[str, Any],  # Any: a model's authors name them
+    *,
+    calls: bool = False,
+) -> Prompted:
+    """A request as one model reads it. A budget writes the answer itself, so a gate then measures the answer alone."""
+    write = None if manner.budget is None else Writer(manner, served, variables)
+    return Prompted(served, prompt, span, calls, write)

@@ -18,6 +18,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from app.api.query import parameters, texts
 from app.body import json_object
+from app.config import AUTO_NAME, DEFAULT_NAME
 from app.data.run_keys import RunKey
 from app.data.run_rows import Place
 from app.efforts import EFFORTS, THINKING, BudgetFields, Effort
@@ -29,7 +30,6 @@ from app.runs.live import ChatBusy
 from app.runs.log import RunLog
 from app.runs.run import Ask
 from app.runs.trace import lines
-from app.served import DEFAULT_NAME
 from app.state import State
 from app.toolshed import UnknownTool
 from app.users import User
@@ -116,10 +116,16 @@ async def start_run(request: Request, user: User, chat_id: str) -> Response:
     except ValidationError as error:
         raise explain(error, RunRequest) from None
     state = State.of(request)
-    served = state.models.get(wanted.model or DEFAULT_NAME)
+    auto = state.models.auto if wanted.model == AUTO_NAME else None
+    served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
+    manner = state.manners.of(wanted.asked(), served)
+    if auto is not None:
+        manner.check_routed()
+        if wanted.tools is not None:
+            raise invalid("tools", "tools are asked for of 'auto'; accepted: the name of one model beside tools.")
     ask = Ask(
         wanted.place(), temperature=wanted.temperature, max_tokens=wanted.max_tokens, collections=wanted.collections,
-        tools=wanted.tools, served=served, manner=state.manners.of(wanted.asked(), served), user=user,
+        tools=wanted.tools, served=served, auto=auto, manner=manner, user=user,
     )  # fmt: skip
     try:
         run_id, message_id = await state.runs.start(chat_id, ask, _key(request, chat_id, body))

@@ -13,46 +13,79 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from app.auto import Prompted
+from app.config import AUTO_NAME
+from app.errors import invalid
+from app.manner import Manner, prompted
 from app.openai.constraints import Calling, constrain_text
 from app.openai.fields import CHAT_REFUSED, parse
-from app.openai.generation import Generation, room_for
+from app.openai.generation import Answering, Generation, room_for
 from app.openai.logprobs import chat_logprobs
+from app.openai.routed import Routing
 from app.openai.schemas import ChatRequest
 from app.openai.stream import event, text_json
 from app.served import Served
 from app.state import State
 from app.thoughts import Thoughts
 from engine.outputs import TokenLogprob
+from engine.params import Span
 from reasoning.thinking import Tally
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
 
 
+async def chat_job(body: Mapping[str, Any], state: State) -> ChatJob | RoutedChat:
+    """A request, checked.
+
+    Raises:
+        ApiError: 400 or 404, naming the field.
+    """
+    request = parse(body, ChatRequest, CHAT_REFUSED)
+    auto = state.models.auto
+    if request.model != AUTO_NAME or auto is None:
+        return await ChatJob.of(request, state.models.get(request.model), state)
+    if request.n > 1:
+        raise invalid("n", f"n is {request.n}; accepted: 1 together with the model 'auto'.")
+    jobs: list[ChatJob] = []
+
+    async def prompt_of(served: Served) -> Prompted:
+        job = await ChatJob.of(request, served, state)
+        job.manner.check_routed()
+        jobs.append(job)
+        return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=job.calling.plan is not None)
+
+    asked = await auto.prompted(prompt_of)
+    return RoutedChat(request, jobs, Routing(auto, asked, state.meter.watch("chat")))
+
+
 @dataclass(slots=True)
 class ChatJob:
-    """A checked chat request, ready to run."""
+    """A checked chat request, ready to run on one model."""
 
     request: ChatRequest
     served: Served
-    generation: Generation
+    manner: Manner
+    variables: dict[str, Any]
+    prompt: list[int]
+    span: Span
     calling: Calling
     thoughts: Callable[[], Thoughts]
+    generation: Answering
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    async def of(cls, body: Mapping[str, Any], state: State) -> ChatJob:
+    async def of(cls, request: ChatRequest, served: Served, state: State) -> ChatJob:
         """
         Raises:
-            ApiError: 400 or 404, naming the field.
+            ApiError: 400, naming the field.
         """
-        request = parse(body, ChatRequest, CHAT_REFUSED)
-        served = state.models.get(request.model)
         manner = state.manners.of(request.asked, served)
         manner.check(answers=request.n)
         variables = {**manner.variables, **request.chat_template_kwargs}
         calling = await Calling.of(request, served)
         constraint = await constrain_text(request, served) if calling.plan is None else calling.plan.constrained
-        prompt = manner.prompt(await served.chat_tokens(request.template_messages(), variables, calling.shown), served)
+        prompt = await served.chat_tokens(request.template_messages(), variables, calling.shown)
+        prompt = manner.prompt(prompt, served)
         room = room_for(served, prompt, request.token_limit, "messages")
         vocab_size = served.engine.vocab_size
         span = request.span(served.sampling, room=room, vocab_size=vocab_size, default_limit=None)
@@ -60,18 +93,10 @@ class ChatJob:
             span, sampling=calling.without_calls(span.sampling), logprobs=request.engine_logprobs, constraint=constraint
         )
         generation = Generation(
-            served,
-            state.meter,
-            "chat",
-            [prompt],
-            request.n,
-            [span],
-            chat=True,
-            calls=calling.plan is not None,
-            manner=manner,
-            variables=variables,
-        )
-        return cls(request, served, generation, calling, state.thoughts)
+            served, state.meter, "chat", [prompt], request.n, [span], chat=True, calls=calling.plan is not None,
+            manner=manner, variables=variables,
+        )  # fmt: skip
+        return cls(request, served, manner, variables, prompt, span, calling, state.thoughts, generation)
 
     def _turns(self) -> list[Turn]:
         parser = None if self.calling.plan is None else self.calling.plan.parser
@@ -142,6 +167,40 @@ class ChatJob:
 
     def _logprobs(self, entries: tuple[TokenLogprob, ...] | list[TokenLogprob]) -> dict[str, Any]:
         return chat_logprobs(self.served.engine.tokenizer, entries, self.request.top_logprobs or 0)
+
+
+@dataclass(slots=True)
+class RoutedChat:
+    """A checked request that several models may answer: the job of the one that does replies."""
+
+    request: ChatRequest
+    jobs: list[ChatJob]
+    routing: Routing
+
+    async def whole(self) -> dict[str, Any]:
+        """The reply, when all of it is there."""
+        async with aclosing(self.routing):
+            return {**await (await self._chosen()).whole(), "routing": self.routing.report}
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The reply as events, `[DONE]` excepted; the last of them has the report."""
+        async with aclosing(self.routing):
+            job = await self._chosen()
+            async with aclosing(job.chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            end = {"usage": None} if self.request.include_usage else {}
+            yield event(
+                {
+                    "id": job.id, "object": "chat.completion.chunk", "created": job.created, "model": job.served.name,
+                    "choices": [], **end, "routing": self.routing.report,
+                }
+            )  # fmt: skip
+
+    async def _chosen(self) -> ChatJob:
+        job = self.jobs[await self.routing.begin()]
+        job.generation = self.routing
+        return job
 
 
 def _delta_json(delta: Delta) -> bytes:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from app.disconnect import finish
 from app.errors import ApiError, from_exception, invalid
@@ -25,6 +25,17 @@ if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
 
 T = TypeVar("T")
+
+
+class Answering(Protocol):
+    """Answers to one request, however they are made."""
+
+    @property
+    def tally(self) -> Tally: ...
+
+    def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Pieces of all answers as they come, each with its answer's index."""
+        ...
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from starlette.types import Send
 from app.body import json_object
 from app.disconnect import while_connected
 from app.errors import ApiError, from_exception, invalid
-from app.openai.responses_job import ResponseJob
+from app.openai.responses_job import response_job
 from app.openai.responses_store import StoredResponses
 from app.openai.stream import DONE, EventStream
 from app.state import State
@@ -32,7 +32,7 @@ class TypedEvents(EventStream):
 
 @router.post("/responses")
 async def create_response(request: Request, user: User) -> Response:
-    job = await ResponseJob.of(await json_object(request), State.of(request), user)
+    job = await response_job(await json_object(request), State.of(request), user)
     if job.request.stream:
         return TypedEvents(job.chunks(), explain=_explain)
     try:

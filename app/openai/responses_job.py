@@ -14,16 +14,19 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from app.auto import Prompted
+from app.config import AUTO_NAME
 from app.errors import ApiError, from_exception, invalid
-from app.manner import Manner, Writer
+from app.manner import Manner, Writer, prompted
 from app.openai.constraints import Calling, constrain_text
-from app.openai.generation import Generation, room_for
+from app.openai.generation import Answering, Generation, room_for
 from app.openai.logprobs import chat_logprobs
 from app.openai.responses_items import Json, Placed, conversation
 from app.openai.responses_output import Output, Status
 from app.openai.responses_request import Offer, ResponseRequest
 from app.openai.responses_store import StoredResponses, with_ids
 from app.openai.responses_tools import HandedOver, ServedTools
+from app.openai.routed import Routing
 from app.served import Served
 from app.thoughts import Thoughts
 from app.toolshed import UnknownTool
@@ -39,6 +42,62 @@ if TYPE_CHECKING:
     from app.state import State
 
 _FIRST = ("response.created", "response.in_progress")
+
+
+async def response_job(body: Json, state: State, user: str) -> ResponseJob | RoutedResponse:
+    """A request, checked.
+
+    Raises:
+        ApiError: 400 or 404, naming the field.
+    """
+    request = ResponseRequest.of(body)
+    auto = state.models.auto if request.model == AUTO_NAME else None
+    served = state.models.default if auto is not None else state.models.get(request.model)
+    offer = Offer.of(request)
+    stored = StoredResponses(state.store, user)
+    try:
+        if auto is None:
+            return await ResponseJob.of(request, offer, state, served, user, stored)
+        if offer.served is not None:
+            raise invalid("model", "model is 'auto'; accepted: one model's name together with tools of the server.")
+        jobs: list[ResponseJob] = []
+
+        async def prompt_of(served: Served) -> Prompted:
+            job = await ResponseJob.of(request, offer, state, served, user, stored)
+            job.manner.check_routed()
+            jobs.append(job)
+            calls = job.calling.plan is not None
+            return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=calls)
+
+        asked = await auto.prompted(prompt_of)
+        return RoutedResponse(request, jobs, Routing(auto, asked, state.meter.watch("responses")))
+    except Exception as error:
+        raise offer.reworded(from_exception(error, param="input")) from error
+
+
+@dataclass(slots=True)
+class RoutedResponse:
+    """A checked request that several models may answer: the job of the one that does replies."""
+
+    request: ResponseRequest
+    jobs: list[ResponseJob]
+    routing: Routing
+
+    async def whole(self) -> Json:
+        """The response, when all of it is there."""
+        async with aclosing(self.routing):
+            return await (await self._chosen()).whole()
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. What goes wrong before the first is raised."""
+        async with aclosing(self.routing), aclosing((await self._chosen()).chunks()) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _chosen(self) -> ResponseJob:
+        job = self.jobs[await self.routing.begin()]
+        job.routing, job.tally = self.routing, self.routing.tally
+        return job
 
 
 @dataclass(slots=True)
@@ -63,28 +122,18 @@ class ResponseJob:
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     tally: Tally = field(default_factory=Tally)
+    routing: Routing | None = None  # where several models may answer, and this one does
     _results: int = 0  # tokens of results that the model has not read yet
     _numbers: int = 0
 
     @classmethod
-    async def of(cls, body: Json, state: State, user: str) -> ResponseJob:
-        """
-        Raises:
-            ApiError: 400 or 404, naming the field.
-        """
-        request = ResponseRequest.of(body)
-        served = state.models.get(request.model)
-        offer = Offer.of(request)
-        stored = StoredResponses(state.store, user)
-        try:
-            return await cls._of(request, offer, state, served, user, stored)
-        except Exception as error:
-            raise offer.reworded(from_exception(error, param="input")) from error
-
-    @classmethod
-    async def _of(
+    async def of(
         cls, request: ResponseRequest, offer: Offer, state: State, served: Served, user: str, stored: StoredResponses
     ) -> ResponseJob:
+        """
+        Raises:
+            ApiError: 400, in a chat request's words.
+        """
         given = request.input
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         placed: list[Placed] = [(f"input[{at}]", item) for at, item in enumerate(items)]
@@ -188,7 +237,7 @@ class ResponseJob:
                     yield each
             return
         plan = self.calling.plan
-        generation = Generation(
+        generation: Answering = self.routing or Generation(
             self.served, self.state.meter, "responses", [self.prompt], 1, [self.span], chat=True,
             calls=plan is not None, manner=self.manner, variables=self.variables, tally=self.tally,
         )  # fmt: skip
@@ -280,6 +329,7 @@ class ResponseJob:
             "truncation": request.truncation,
             "usage": _usage(self.tally) if ended else None,
             "user": request.user,
+            **({} if self.routing is None else {"routing": self.routing.report}),
         }
 
 

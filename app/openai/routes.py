@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from app.body import json_object
 from app.disconnect import while_connected
 from app.errors import ApiError, from_exception
-from app.openai.chat import ChatJob
+from app.openai.chat import ChatJob, RoutedChat, chat_job
 from app.openai.completions import CompletionJob
 from app.openai.embeddings import embeddings
 from app.openai.models import model_entry, model_list
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"])
 async def chat_completions(request: Request) -> Response:
     state = State.of(request)
     body = await json_object(request)
-    return await _reply(request, await ChatJob.of(body, state), "messages")
+    return await _reply(request, await chat_job(body, state), "messages")
 
 
 @router.post("/completions")
@@ -52,7 +52,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     return model_entry(State.of(request).models, name)
 
 
-async def _reply(request: Request, job: ChatJob | CompletionJob, prompt_field: str) -> Response:
+async def _reply(request: Request, job: ChatJob | RoutedChat | CompletionJob, prompt_field: str) -> Response:
     def explain(error: BaseException) -> ApiError:
         return from_exception(error, param=prompt_field)
 

@@ -217,6 +217,25 @@ class QuestionAnswered(BaseModel):
     text: str | None
 
 
+class RouteTried(BaseModel):
+    """One of several models answered. `why` it was not enough is empty where it `passed`; its answer then follows."""
+
+    type: Literal["route.tried"] = "route.tried"
+    model: str
+    passed: bool
+    why: str
+    tokens: int
+    cost: float  # in tokens of the largest model
+    seconds: float
+
+
+class RouteAnswering(BaseModel):
+    """Whose answer follows."""
+
+    type: Literal["route.answering"] = "route.answering"
+    model: str
+
+
 class SearchNode(BaseModel):
     """A state of a search. The root has the number 0 and no parent."""
 
@@ -353,6 +372,8 @@ Event = Annotated[
     | ApprovalResolved
     | QuestionAsked
     | QuestionAnswered
+    | RouteTried
+    | RouteAnswering
     | SearchNode
     | SearchMerge
     | SearchScore

@@ -7,17 +7,17 @@ nothing of other runs, nor of HTTP.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.config import LOCAL_USER
+from app.auto import Auto, Prompted, Speaks
+from app.config import AUTO_NAME, LOCAL_USER
 from app.data.run_rows import Answer, Place
-from app.errors import from_exception, invalid
-from app.manner import Manner, Writer
+from app.errors import from_exception
+from app.manner import Manner, Writer, prompted
 from app.metrics import Watch
 from app.runs.acting import agent_of
 from app.runs.events import (
@@ -35,17 +35,16 @@ from app.runs.events import (
     ThinkingStarted,
 )
 from app.runs.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
-from app.runs.history import DOCUMENTS, History, Messages
+from app.runs.history import DOCUMENTS, History
 from app.runs.log import Deltas, RunLog
+from app.runs.prepared import Prepared, prepare
 from app.runs.recorder import StepRecorder
 from app.runs.told import told
 from app.runs.trace import Trace, recorded_sampling
 from app.served import Served
 from app.thoughts import Thoughts
 from app.usage import Usage
-from engine.errors import ChatTemplateError
 from engine.outputs import Prefill
-from engine.params import Span
 from reasoning.agent import Agent, Called, Limited, Returned, Wrote
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, Tally
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
 
 _METRICS_S = 0.25
 _PREFILL_S = 0.1
-_LEAST_ROOM = 256  # tokens for an answer; with fewer, what earlier answers called is left out of the prompt
 
 Finish = Literal["stop", "length"]
 
@@ -74,6 +72,7 @@ class Ask:
     collections: Literal["all"] | list[int] | None = None  # of the user's documents, to answer from
     tools: Literal["all"] | list[str] | None = None  # that the model may call
     served: Served | None = None  # None: the default model
+    auto: Auto | None = None  # where several models may answer
     manner: Manner = field(default_factory=Manner)
     user: str = LOCAL_USER
 
@@ -81,7 +80,7 @@ class Ask:
         """All but what is answered and who asks it."""
         names = ("temperature", "max_tokens", "collections", "tools")
         said = {name: getattr(self, name) for name in names}
-        model = None if self.served is None else self.served.name
+        model = AUTO_NAME if self.auto is not None else None if self.served is None else self.served.name
         return {**said, "thinking": self.manner.thinks, "model": model, **self.manner.recorded()}
 
 
@@ -163,11 +162,10 @@ class Run:
 
     async def _generate(self, history: History, ask: Ask) -> Finish:
         """Make the answer; how it finished."""
-        served = self._served
         found: Grounds | None = None
         if ask.collections is not None:
             among = None if ask.collections == "all" else frozenset(ask.collections)
-            found = await grounds(self._library, served, ask.user, history.question, among)
+            found = await grounds(self._library, self._served, ask.user, history.question, among)
             self.log.append(found.event())
             if found.verdict == "none":
                 self._answer(REFUSAL)
@@ -176,66 +174,76 @@ class Run:
             if self.tools is not None:
                 self.tools.has_read(DOCUMENTS)
         manner = self._manner = ask.manner
-        variables = manner.variables
-        prompt = manner.prompt(await self._prompt(history, found, variables), served)
-        room = served.engine.max_tokens - len(prompt)
-        if room < 1:
-            raise invalid(
-                "content", f"This conversation has {len(prompt)} tokens and the model's context "
-                f"{served.engine.max_tokens}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
-            )  # fmt: skip
-        limit = min(ask.max_tokens or room, room)
-        sampling = served.sampling if ask.temperature is None else replace(served.sampling, temperature=ask.temperature)
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=secrets.randbits(53))  # so that it can be made again
-        span = Span(sampling=sampling, max_tokens=limit)
-        self.trace = Trace(
-            served.name, recorded_sampling(sampling), limit, room, variables,
-            [] if self.tools is None else self.tools.specs, len(prompt), prompt, manner=manner.recorded(),
-        )  # fmt: skip
-        self._tally.prompt_tokens = len(prompt)
-        writer = Writer(manner, served, variables, self._hear)
-        agent = None
-        if self.tools is not None:
-            limits = replace(self.tools.limits, tokens=min(limit, self.tools.limits.tokens))
-            agent = await agent_of(
-                served, self.tools.specs, self.tools, span, limits, variables, writer, self.tools.clock
+        specs = [] if self.tools is None else self.tools.specs
+
+        async def prepared(served: Served) -> Prepared:
+            return await prepare(
+                served, manner, history, found, specs, temperature=ask.temperature, max_tokens=ask.max_tokens
             )
-        async with await served.engine.open(prompt, tenant=ask.user) as seq:
-            self.started = True
-            seq.on_prefill = self._read
-            self.log.append(RunStarted(model=served.name, started_at=time.time(), max_tokens=limit))
-            try:
-                if agent is not None:
-                    finish = await self._act(agent, seq, room)
-                else:
-                    finish = await self._write(seq, span, prompt, writer)
-            finally:
-                self.trace.tokens = seq.tokens
+
+        if ask.auto is not None:
+            finish = await self._route(ask.auto, prepared)
+        else:
+            finish = await self._write(await prepared(self._served), ask.user)
         if self._checked is not None:
             self._show(self._checked.finish())
         return finish
 
-    async def _prompt(self, history: History, found: Grounds | None, variables: Mapping[str, Any]) -> list[int]:
-        """The conversation's tokens. Any: a model's authors name their template's variables."""
+    async def _write(self, asked: Prepared, user: str) -> Finish:
+        """An answer by one model, with tools or without."""
+        served, prompt, span = asked.served, asked.prompt, asked.span
         specs = [] if self.tools is None else self.tools.specs
+        self.trace = Trace(
+            served.name, recorded_sampling(span.sampling), asked.limit, asked.room, asked.variables, specs,
+            len(prompt), prompt, manner=self._manner.recorded(),
+        )  # fmt: skip
+        self._tally.prompt_tokens = len(prompt)
+        writer = Writer(self._manner, served, asked.variables, self._hear)
+        agent = None
+        if self.tools is not None:
+            limits = replace(self.tools.limits, tokens=min(asked.limit, self.tools.limits.tokens))
+            agent = await agent_of(served, specs, self.tools, span, limits, asked.variables, writer, self.tools.clock)
+        async with await served.engine.open(prompt, tenant=user) as seq:
+            self._start(served.name, asked.limit)
+            seq.on_prefill = self._read
+            try:
+                if agent is not None:
+                    return await self._act(agent, seq, asked.room)
+                opened, closed = served.opens_thinking(prompt), served.closes_thinking(prompt)
+                return await self._take_all(writer(seq, span, served.markers, opened=opened, closed=closed))
+            finally:
+                self.trace.tokens = seq.tokens
 
-        async def tokens(messages: Messages) -> list[int]:
-            shown = messages if found is None else found.messages(messages)
-            return await self._served.chat_tokens(shown, variables, specs)
+    async def _route(self, auto: Auto, prepared: Callable[[Served], Awaitable[Prepared]]) -> Finish:
+        """An answer by one of several models. It has no trace: most of what was written is nobody's answer."""
 
-        if history.messages != history.plain:
-            with suppress(ChatTemplateError):  # not every template takes calls and results
-                prompt = await tokens(history.messages)
-                if self._served.engine.max_tokens - len(prompt) >= _LEAST_ROOM:
-                    return prompt
-        return await tokens(history.plain)
+        async def prompt_of(served: Served) -> Prompted:
+            asked = await prepared(served)
+            return prompted(served, asked.prompt, asked.span, self._manner, asked.variables)
 
-    async def _write(self, seq: EngineSequence, span: Span, prompt: list[int], writer: Writer) -> Finish:
+        asked = await auto.prompted(prompt_of)
+        self._start(AUTO_NAME, max(each.span.max_tokens or 0 for each in asked))
+
+        async def pieces() -> AsyncGenerator[Piece, None]:
+            async with aclosing(auto.answer(asked, tenant=self.user)) as items:
+                async for item in items:
+                    if isinstance(item, Piece):
+                        yield item
+                        continue
+                    if isinstance(item, Speaks):
+                        self._tally.prompt_tokens += len(item.asked.prompt)
+                    self._hear(item)
+
+        return await self._take_all(pieces())
+
+    def _start(self, model: str, limit: int) -> None:
+        self.started = True
+        self.log.append(RunStarted(model=model, started_at=time.time(), max_tokens=limit))
+
+    async def _take_all(self, written: AsyncGenerator[Piece, None]) -> Finish:
         """An answer without tools."""
-        turn, served = Turn(), self._served
-        opened, closed = served.opens_thinking(prompt), served.closes_thinking(prompt)
-        async with aclosing(writer(seq, span, served.markers, opened=opened, closed=closed)) as pieces:
+        turn = Turn()
+        async with aclosing(written) as pieces:
             async for piece in pieces:
                 await self._take(piece, turn.take(piece))
         return "stop" if turn.finish_reason == "stop" else "length"

@@ -8,9 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from app.auto import Speaks
 from app.manner import Waited
 from app.runs import events
 from reasoning.candidate import CandidateChosen, CandidateDone
+from reasoning.route import Routed, Tried
 from reasoning.strategy import Event, Spent
 from reasoning.tree import NodeAdded, NodeChosen, NodeMerged, NodePruned, NodeScored, SearchEnded
 
@@ -28,9 +30,16 @@ LONGEST = 10_000  # characters of what a plugin tells at once
 
 
 def told(event: Event) -> BaseModel | None:
-    """The run's event; None for what usage tells, or what a plugin tells that is too long or no JSON."""
-    if isinstance(event, Spent):
+    """The run's event; None for what usage or other events tell, or what a plugin tells that is too long or no JSON."""
+    if isinstance(event, Spent | Routed):
         return None
+    if isinstance(event, Speaks):
+        return events.RouteAnswering(model=event.asked.served.name)
+    if isinstance(event, Tried):
+        return events.RouteTried(
+            model=event.model, passed=event.passed, why=event.why, tokens=event.tokens, cost=event.cost,
+            seconds=event.seconds,
+        )  # fmt: skip
     fields: dict[str, Any] = asdict(event)
     if isinstance(event, SearchEnded):
         fields.pop("answer")

@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from app.openai.responses_job import ResponseJob
+from app.openai.responses_request import Offer, ResponseRequest
+from app.openai.responses_store import StoredResponses
 from app.openai.responses_tools import HandedOver, ServedTools
 from ponder import tool
 from reasoning.agent import Call, Happened, Wrote
@@ -132,7 +134,10 @@ def test_a_turn_with_both_kinds_shows_the_servers_result_and_ends(
     body = {"model": "default", "input": QUESTION, "tools": [CALCULATOR, served("calculate")]}
 
     async def made() -> Json:
-        return await (await BothCalled.of(body, pebble.app.state.ponder, "local")).whole()
+        state, request = pebble.app.state.ponder, ResponseRequest.of(body)
+        stored = StoredResponses(state.store, "local")
+        job = await BothCalled.of(request, Offer.of(request), state, state.served, "local", stored)
+        return await job.whole()
 
     answer = pebble.on_loop(made())
     ours, theirs = answer["output"]

@@ -201,6 +201,23 @@ export interface QuestionAnswered {
   text: string | null;
 }
 
+/** One of several models answered. `why` it was not enough is empty where it `passed`; its answer then follows. */
+export interface RouteTried {
+  type: "route.tried";
+  model: string;
+  passed: boolean;
+  why: string;
+  tokens: number;
+  cost: number;
+  seconds: number;
+}
+
+/** Whose answer follows. */
+export interface RouteAnswering {
+  type: "route.answering";
+  model: string;
+}
+
 /** A state of a search. The root has the number 0 and no parent. */
 export interface SearchNode {
   type: "search.node";
@@ -329,6 +346,8 @@ export type RunEvent =
   | ApprovalResolved
   | QuestionAsked
   | QuestionAnswered
+  | RouteTried
+  | RouteAnswering
   | SearchNode
   | SearchMerge
   | SearchScore
