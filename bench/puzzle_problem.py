@@ -28,7 +28,11 @@ class Left:
 
 
 class Puzzle:
-    """Make `target` of `numbers`, each used once."""
+    """Make `target` of `numbers`, each used once.
+
+    All its prompts begin alike, and the two of a state up to where they ask for this or for that. A search begins with
+    `head`, and a state's branch has its numbers besides, so that neither is computed twice.
+    """
 
     writes_on = False
     stop: tuple[str, ...] = ()
@@ -37,16 +41,35 @@ class Puzzle:
         self.start = Left.of(numbers)
         self._target = target
         self._asking = asking
+        some = [self.start, Left.of((1,)), Left.of((20, 3)), Left.of((999, 4, 56))]
+        self.head = _alike([whole for state in some for whole in self.wholes(state)])
+
+    def wholes(self, state: Left) -> tuple[list[int], list[int]]:
+        """The prompts that ask for steps from a state and for its value, from their first token on."""
+        head, texts = self._asking.head(), (puzzle.propose_prompt, puzzle.value_prompt)
+        propose, value = ([*head, *self._asking.question(ask(state.numbers, self._target))] for ask in texts)
+        return propose, value
 
     def propose_prompt(self, state: Left) -> Sequence[int]:
-        return self._asking.question(puzzle.propose_prompt(state.numbers, self._target))
+        propose, _ = self.wholes(state)
+        return propose[self._standing(state) :]
 
     def value_prompt(self, state: Left) -> Sequence[int]:
-        return self._asking.question(puzzle.value_prompt(state.numbers, self._target))
+        _, value = self.wholes(state)
+        return value[self._standing(state) :]
 
     def read(self, state: Left, reply: Reply) -> Sequence[Thought[Left]]:
         taken = (puzzle.read_step(line, state.numbers) for line in reply.text.splitlines())
-        return [Thought(str(step), Left.of(step.state, (*state.steps, step))) for step in taken if step is not None]
+        return [self._thought(step, (*state.steps, step)) for step in taken if step is not None]
+
+    def _thought(self, step: Step, steps: tuple[Step, ...]) -> Thought[Left]:
+        state = Left.of(step.state, steps)
+        kept = () if self.done(state) else tuple(_alike(self.wholes(state))[len(self.head) :])
+        return Thought(str(step), state, kept, afresh=True)
+
+    def _standing(self, state: Left) -> int:
+        """How many tokens of a state's prompts stand in its branch already: the first state's has the head alone."""
+        return len(_alike(self.wholes(state)) if state.steps else self.head)
 
     def check(self, state: Left) -> float | None:
         return None if len(state.numbers) > 1 else float(state.numbers[0] == self._target)
@@ -56,6 +79,13 @@ class Puzzle:
 
     def answer(self, state: Left) -> str:
         return "\n".join(map(str, state.steps))
+
+
+def _alike(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """What they all begin with."""
+    same = [tokens[0] for tokens in zip(*prompts, strict=False) if len(set(tokens)) == 1]
+    first = next((at for at, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1), len(same))
+    return same[:first]
 
 
 def leads_to(answer: str, numbers: Sequence[int], target: int) -> bool:

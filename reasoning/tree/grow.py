@@ -84,7 +84,7 @@ class Grower(Generic[S]):
         child.logprob = node.logprob + proposed.logprob
         child.seq = proposed.seq
         if proposed.seq is None and node.seq is not None and not child.done:
-            (child.seq,) = node.seq.fork(scope=self.scope)
+            (child.seq,) = (self.scope if thought.afresh else node.seq).fork(scope=self.scope)
             child.seq.append(thought.kept)
         return child
 

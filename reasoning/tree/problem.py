@@ -26,11 +26,15 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Thought(Generic[S]):
-    """A step to another state. `kept` are tokens that it leaves in the branch, for what comes after to read."""
+    """A step to another state. `kept` are tokens that it leaves in the branch, for what comes after to read.
+
+    With `afresh` they follow what all branches begin with, rather than what the step's own branch has kept so far.
+    """
 
     text: str
     state: S
     kept: tuple[int, ...] = ()
+    afresh: bool = False
 
 
 class Problem(Protocol[S]):
