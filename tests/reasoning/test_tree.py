@@ -1,6 +1,6 @@
 """Trees of thoughts: what they share, what they may cost, what they tell, and that nothing is left of one that is left.
 
-The scripted model grows trees of letters, which it can neither propose well nor judge; the bundled one solves puzzles.
+The scripted model grows trees of letters, which it can neither propose well nor judge.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from pydantic import ValidationError
 
 from engine import Engine, EngineConfig, InvalidParameter
@@ -29,8 +30,6 @@ from reasoning.tree import (
     search,
 )
 
-PEBBLE = Path(__file__).resolve().parents[2] / "models/pebble"
-SOLVABLE = ((1, 4, 8, 8), 24)
 LABELS = {"a": 1.0, "b": 0.5, "c": 0.0}
 
 
@@ -66,7 +65,10 @@ class Letters:
         return state
 
 
-@pytest.fixture
+together = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(model: Path) -> AsyncIterator[Engine]:
     async with await Engine.start(EngineConfig(str(model), dtype="float32", kv_blocks=1024)) as engine:
         yield engine
@@ -102,6 +104,7 @@ ALL = [
 ]
 
 
+@together
 @pytest.mark.parametrize("how", ALL, ids=lambda how: "-".join(map(str, how.values())))
 async def test_events_tell_the_whole_tree(engine: Engine, how: dict[str, Any]) -> None:
     writes_on = how["writes_on"]
@@ -134,26 +137,33 @@ async def test_events_tell_the_whole_tree(engine: Engine, how: dict[str, Any]) -
     await assert_clean(engine)
 
 
+@together
 async def test_a_thousand_cancels_leak_no_block(engine: Engine) -> None:
     rng = random.Random(5)
     most = interrupted = 0
-    for at in range(1000):
+
+    async def cancelled(at: int) -> None:
+        nonlocal most, interrupted
         how = ALL[at % len(ALL)]
-        options = small(search=how["search"], value=how["value"], seed=at, nodes=30, step_tokens=4)
-        problem = Letters(engine, writes_on=how["writes_on"])
+        options = small(search=how["search"], value=how["value"], seed=at, nodes=100, depth=12, step_tokens=4)
+        problem = Letters(engine, writes_on=how["writes_on"], length=12)
         task = asyncio.ensure_future(grown(engine, problem, options))
-        for _ in range(rng.randrange(12)):
-            most = max(most, (await engine.stats()).sequences)  # the engine gets on by a step
+        for _ in range(rng.randrange(8)):
+            sequences = (await engine.stats()).sequences  # the engine gets on by a step
+            most = max(most, sequences)
         for _ in range(rng.randrange(4)):
             await asyncio.sleep(0)
         task.cancel()
-        interrupted += (await asyncio.gather(task, return_exceptions=True))[0].__class__ is asyncio.CancelledError
-        if at % 20 == 0:
-            await assert_clean(engine)
-    assert interrupted > 800 and most > 20  # in the midst of things
-    await assert_clean(engine)
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        interrupted += outcome.__class__ is asyncio.CancelledError
+
+    for first in range(0, 1000, 20):
+        await asyncio.gather(*(cancelled(at) for at in range(first, first + 20)))
+        await assert_clean(engine)
+    assert interrupted > 800 and most > 60  # in the midst of things
 
 
+@together
 async def test_who_stops_listening_frees_every_block(engine: Engine) -> None:
     for stop in range(1, 40):
         async with await engine.open(engine.tokenizer.encode("Letters.\n")) as seq:
@@ -166,6 +176,7 @@ async def test_who_stops_listening_frees_every_block(engine: Engine) -> None:
     await assert_clean(engine)
 
 
+@together
 @pytest.mark.parametrize("order", ["bfs", "dfs", "mcts"])
 async def test_a_deadline_returns_the_best_so_far(engine: Engine, order: str) -> None:
     depths: set[int] = set()
@@ -181,6 +192,7 @@ async def test_a_deadline_returns_the_best_so_far(engine: Engine, order: str) ->
     await assert_clean(engine)
 
 
+@together
 async def test_no_search_goes_beyond_its_tokens_or_nodes(engine: Engine) -> None:
     rng = random.Random(9)
     ends: set[str] = set()
@@ -198,6 +210,7 @@ async def test_no_search_goes_beyond_its_tokens_or_nodes(engine: Engine) -> None
     assert {"tokens", "nodes", "exhausted"} <= ends
 
 
+@together
 async def test_a_right_answer_ends_the_search_at_once(engine: Engine) -> None:
     words = [
         event
@@ -223,6 +236,7 @@ async def test_a_branch_too_long_for_the_context_is_pruned(model: Path) -> None:
         await assert_clean(engine)
 
 
+@together
 async def test_an_error_of_the_problem_comes_through_and_leaves_nothing(engine: Engine) -> None:
     problem = Letters(engine)
     problem.read = lambda state, reply: 1 // 0  # type: ignore[assignment,method-assign,return-value]  # it raises
@@ -245,6 +259,7 @@ def test_options_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
         TreeOptions(**fields)
 
 
+@together
 async def test_samples_that_are_all_the_same_are_refused(engine: Engine) -> None:
     with pytest.raises(InvalidParameter, match="temperature"):
         await grown(engine, Letters(engine, writes_on=True), small(temperature=0.0))
