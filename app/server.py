@@ -91,7 +91,7 @@ def create_app(
             )
             closing.push_async_callback(runs.stop)
             await runs.recover()
-            state.sequences = closing.enter_context(Sequences.of_settings(models.default.engine, settings))
+            state.sequences = closing.enter_context(Sequences.of_settings(settings))
             state.opened(opened, runs, shelf, toolshed)
             closing.push_async_callback(mcp.close)
             yield

@@ -17,7 +17,6 @@ from app.body import json_object
 from app.disconnect import while_connected
 from app.errors import ApiError, from_exception, invalid
 from app.openai.fields import parse
-from app.openai.generation import check_model
 from app.openai.schemas import ChatRequest
 from app.openai.stream import EventStream
 from app.sequences.leased import LeasedSequence
@@ -48,13 +47,13 @@ async def open_sequence(request: Request, user: User) -> Response:
     parameters(request)
     state = State.of(request)
     wanted = parse(await json_object(request), OpenRequest, no_effect=frozenset())
-    check_model(state.served, wanted.model)
-    tokens = await _prompt(wanted, state.served)
+    served = state.models.get(wanted.model)
+    tokens = await _prompt(wanted, served)
     try:
-        leased = await state.sequences.open(user, tokens, wanted.lease_s)
+        leased = await state.sequences.open(user, served, tokens, wanted.lease_s)
     except EngineError as error:
         raise from_exception(error, param="messages" if wanted.prompt is None else "prompt") from error
-    return JSONResponse(_shown(leased, state.served), 201)
+    return JSONResponse(_shown(leased), 201)
 
 
 @router.get("")
@@ -63,7 +62,7 @@ async def sequences(request: Request, user: User) -> dict[str, Any]:
     state = State.of(request)
     held = state.sequences.of(user)
     return {
-        "sequences": [_shown(leased, state.served) for leased in held],
+        "sequences": [_shown(leased) for leased in held],
         "tokens": sum(leased.held_tokens for leased in held),
         "limits": {
             "sequences": state.sequences.most, "tokens": state.sequences.most_tokens,
@@ -78,8 +77,8 @@ async def sequence(request: Request, user: User, sequence_id: str) -> dict[str, 
     state = State.of(request)
     leased = state.sequences.get(user, sequence_id)
     tokens = leased.tokens
-    text = await _threaded(len(tokens), state.served.engine.tokenizer.decode, tokens, skip_special=False)
-    return {**_shown(leased, state.served), "tokens": tokens, "text": text}
+    text = await _threaded(len(tokens), leased.served.engine.tokenizer.decode, tokens, skip_special=False)
+    return {**_shown(leased), "tokens": tokens, "text": text}
 
 
 @router.post("/{sequence_id}/append")
@@ -91,12 +90,12 @@ async def append(request: Request, user: User, sequence_id: str) -> dict[str, An
     given, field = (wanted.tokens, "tokens") if wanted.text is None else (wanted.text, "text")
     try:
         with leased.call() as seq:
-            tokens = await _ids(given or [], wanted.special, state.served, field)
+            tokens = await _ids(given or [], wanted.special, leased.served, field)
             state.sequences.check(user, 0, len(tokens))
             seq.append(tokens)
     except EngineError as error:
         raise from_exception(error, param=field) from error
-    return {**_shown(leased, state.served), "tokens": tokens}
+    return {**_shown(leased), "tokens": tokens}
 
 
 @router.post("/{sequence_id}/generate")
@@ -109,7 +108,7 @@ async def generate(request: Request, user: User, sequence_id: str) -> Response:
     def explain(error: BaseException) -> ApiError:
         return from_exception(error, param="max_tokens")
 
-    return EventStream(written(leased, wanted, state.sequences, state.served, state.meter), explain=explain)
+    return EventStream(written(leased, wanted, state.sequences, state.meter), explain=explain)
 
 
 @router.post("/{sequence_id}/fork")
@@ -120,7 +119,7 @@ async def fork(request: Request, user: User, sequence_id: str) -> Response:
     wanted = parse(await json_object(request), ForkRequest, no_effect=frozenset())
     scope = None if wanted.scope is None else state.sequences.get(user, wanted.scope, param="scope")
     forks = state.sequences.fork(leased, wanted.n, scope=scope, lease_s=wanted.lease_s)
-    return JSONResponse({"sequences": [_shown(each, state.served) for each in forks]}, 201)
+    return JSONResponse({"sequences": [_shown(each) for each in forks]}, 201)
 
 
 @router.post("/{sequence_id}/score")
@@ -130,7 +129,7 @@ async def score(request: Request, user: User, sequence_id: str) -> dict[str, Any
     leased = state.sequences.get(user, sequence_id)
     wanted = parse(await json_object(request), ScoreRequest, no_effect=frozenset())
     try:
-        return await while_connected(request, _scores(leased, wanted, state.sequences, state.served))
+        return await while_connected(request, _scores(leased, wanted, state.sequences))
     except EngineError as error:
         raise from_exception(error, param="candidates") from error
 
@@ -145,7 +144,7 @@ async def truncate(request: Request, user: User, sequence_id: str) -> dict[str, 
         if wanted.length > len(seq):
             raise invalid("length", f"length is {wanted.length}; accepted: 0 to {len(seq)}, the sequence's length.")
         seq.truncate(wanted.length)
-    return _shown(leased, state.served)
+    return _shown(leased)
 
 
 @router.delete("/{sequence_id}")
@@ -186,10 +185,11 @@ async def _threaded(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.
     return await asyncio.to_thread(work, *args, **kwargs) if size > _LONG_TEXT else work(*args, **kwargs)
 
 
-async def _scores(leased: LeasedSequence, wanted: ScoreRequest, held: Sequences, served: Served) -> dict[str, Any]:
+async def _scores(leased: LeasedSequence, wanted: ScoreRequest, held: Sequences) -> dict[str, Any]:
     with leased.call() as seq:
         candidates = [
-            await _ids(given, wanted.special, served, f"candidates[{at}]") for at, given in enumerate(wanted.candidates)
+            await _ids(given, wanted.special, leased.served, f"candidates[{at}]")
+            for at, given in enumerate(wanted.candidates)
         ]
         most = sum(map(len, candidates))
         held.check(leased.user, 0, most)
@@ -203,10 +203,10 @@ async def _scores(leased: LeasedSequence, wanted: ScoreRequest, held: Sequences,
     }
 
 
-def _shown(leased: LeasedSequence, served: Served) -> dict[str, Any]:
+def _shown(leased: LeasedSequence) -> dict[str, Any]:
     """What every answer says of a sequence."""
     return {
-        "id": leased.id, "model": served.name, "length": len(leased), "busy": leased.busy,
+        "id": leased.id, "model": leased.served.name, "length": len(leased), "busy": leased.busy,
         "scope": None if leased.scope is None else leased.scope.id, "created_at": leased.created_at,
         "lease_s": leased.lease.length_s, "expires_at": leased.lease.expires_at,
     }  # fmt: skip

@@ -15,10 +15,11 @@ from typing import Any
 
 from app.errors import invalid
 from app.metrics import Meter
+from app.models import Models
 from app.openai.chat import usage_json
 from app.openai.constraints import constrain_text
 from app.openai.fields import COMPLETION_REFUSED, parse
-from app.openai.generation import Generation, check_model, room_for
+from app.openai.generation import Generation, room_for
 from app.openai.logprobs import CompletionLogprobs
 from app.openai.schemas import CompletionRequest
 from app.openai.stream import event
@@ -41,13 +42,13 @@ class CompletionJob:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    async def of(cls, body: Mapping[str, Any], served: Served, meter: Meter) -> CompletionJob:
+    async def of(cls, body: Mapping[str, Any], models: Models, meter: Meter) -> CompletionJob:
         """
         Raises:
             ApiError: 400 or 404, naming the field.
         """
         request = parse(body, CompletionRequest, COMPLETION_REFUSED)
-        check_model(served, request.model)
+        served = models.get(request.model)
         tokenizer = served.engine.tokenizer
         prompts: list[list[int]] = []
         texts: list[str] = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from app.disconnect import finish
-from app.errors import ApiError, from_exception, invalid
+from app.errors import from_exception, invalid
 from app.manner import Manner, Writer
 from app.metrics import Meter
 from app.served import Served
@@ -119,16 +119,6 @@ def room_for(served: Served, prompt: Sequence[int], limit: int | None, param: st
         )
         raise invalid("max_tokens", message, "context_length_exceeded")
     return room
-
-
-def check_model(served: Served, model: str) -> None:
-    """
-    Raises:
-        ApiError: 404 `model_not_found`.
-    """
-    if model not in served.names:
-        message = f"The model {model!r:.200} is not served here; accepted: {served.name!r} or 'default'."
-        raise ApiError(404, message, param="model", code="model_not_found")
 
 
 async def interleave(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -32,7 +32,7 @@ async def chat_completions(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     state = State.of(request)
     body = await json_object(request)
-    return await _reply(request, await CompletionJob.of(body, state.served, state.meter), "prompt")
+    return await _reply(request, await CompletionJob.of(body, state.models, state.meter), "prompt")
 
 
 @router.post("/embeddings")

@@ -17,15 +17,17 @@ from app.sequences.lease import Lease
 from engine.errors import SequenceClosed
 
 if TYPE_CHECKING:
+    from app.served import Served
     from engine import Sequence
 
 
 class LeasedSequence:
-    """A live sequence with an owner and an end. `call` is the only way to what changes it."""
+    """A live sequence of one model's, with an owner and an end. `call` is the only way to what changes it."""
 
     def __init__(
         self,
         user: str,
+        served: Served,
         seq: Sequence,
         lease_s: float,
         run_out: Callable[[LeasedSequence], None],
@@ -33,6 +35,7 @@ class LeasedSequence:
     ) -> None:
         self.id = f"seq-{uuid.uuid4().hex}"
         self.user = user
+        self.served = served
         self.created_at = time.time()
         self.lease = Lease(lease_s, lambda: run_out(self))
         self.scope = scope

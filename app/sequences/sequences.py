@@ -1,4 +1,4 @@
-"""All sequences that users hold of one engine, within each user's quota.
+"""All sequences that users hold of a server's engines, within each user's quota.
 
 Everything is found by its user and its id, so somebody else's is not there. Forks count like any other sequence, and
 whole: that they share blocks is the engine's luck, not their holder's right. Knows nothing of HTTP bodies.
@@ -14,7 +14,8 @@ from app.sequences.leased import LeasedSequence
 
 if TYPE_CHECKING:
     from app.config import Settings
-    from engine import Engine, Sequence
+    from app.served import Served
+    from engine import Sequence
 
 DEFAULT_LEASE_S = 60.0
 
@@ -22,19 +23,17 @@ DEFAULT_LEASE_S = 60.0
 class Sequences:
     """Leaving `with` closes every sequence."""
 
-    def __init__(self, engine: Engine, *, most: int, most_tokens: int, longest_lease_s: float) -> None:
+    def __init__(self, *, most: int, most_tokens: int, longest_lease_s: float) -> None:
         """A user holds at most `most` sequences with `most_tokens` tokens together, each for at most
         `longest_lease_s` seconds that nobody touches it."""
         self.most = most
         self.most_tokens = most_tokens
         self.longest_lease_s = longest_lease_s
-        self._engine = engine
         self._held: dict[str, LeasedSequence] = {}
 
     @classmethod
-    def of_settings(cls, engine: Engine, settings: Settings) -> Self:
+    def of_settings(cls, settings: Settings) -> Self:
         return cls(
-            engine,
             most=settings.sequences_per_user,
             most_tokens=settings.sequence_tokens_per_user,
             longest_lease_s=settings.sequence_lease_s,
@@ -67,20 +66,20 @@ class Sequences:
         leased.touch()
         return leased
 
-    async def open(self, user: str, tokens: list[int], lease_s: float | None = None) -> LeasedSequence:
+    async def open(self, user: str, served: Served, tokens: list[int], lease_s: float | None = None) -> LeasedSequence:
         """
         Raises:
             ApiError: 429: it is more than the user may hold; 400: the lease is too long.
             ContextLengthExceeded, InvalidParameter, QueueFull, EngineStopped: see `Engine.open`.
         """
         length_s = self._lease(lease_s, DEFAULT_LEASE_S)
-        seq = await self._engine.open(tokens)
+        seq = await served.engine.open(tokens)
         try:
             self.check(user, 1, len(tokens))
         except ApiError:
             seq.close()
             raise
-        return self._lend(user, seq, length_s)
+        return self._lend(user, served, seq, length_s)
 
     def fork(
         self, leased: LeasedSequence, n: int, *, scope: LeasedSequence | None = None, lease_s: float | None = None
@@ -101,7 +100,7 @@ class Sequences:
         with leased.call() as seq:
             self.check(leased.user, n, n * len(leased))
             children = seq.fork(n, scope=scope.handle)
-            return [self._lend(leased.user, child, length_s, scope) for child in children]
+            return [self._lend(leased.user, leased.served, child, length_s, scope) for child in children]
 
     def close(self, leased: LeasedSequence) -> None:
         """End a sequence and all that closes with it."""
@@ -129,8 +128,10 @@ class Sequences:
             )
         return min(default_s, self.longest_lease_s) if asked_s is None else asked_s
 
-    def _lend(self, user: str, seq: Sequence, length_s: float, scope: LeasedSequence | None = None) -> LeasedSequence:
-        leased = LeasedSequence(user, seq, length_s, self.close, scope)
+    def _lend(
+        self, user: str, served: Served, seq: Sequence, length_s: float, scope: LeasedSequence | None = None
+    ) -> LeasedSequence:
+        leased = LeasedSequence(user, served, seq, length_s, self.close, scope)
         self._held[leased.id] = leased
         return leased
 

@@ -30,7 +30,7 @@ LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 async def written(
-    leased: LeasedSequence, request: GenerateRequest, sequences: Sequences, served: Served, meter: Meter
+    leased: LeasedSequence, request: GenerateRequest, sequences: Sequences, meter: Meter
 ) -> AsyncGenerator[bytes, None]:
     """The events of `POST /api/sequences/{id}/generate`, `[DONE]` excepted.
 
@@ -38,6 +38,7 @@ async def written(
         ApiError: what is asked for cannot be had, now or at all.
         EngineError: see `engine.Sequence.generate`.
     """
+    served = leased.served
     watch, tally, outcome = meter.watch("sequences"), Tally(), "cancelled"
     end: dict[str, Any] = {}
     try:

@@ -241,3 +241,21 @@ def test_the_command_says_which_of_several_cannot_be_loaded(model: Path, tmp_pat
     shown = ponder("serve", "--port", "0", *several, cwd=tmp_path)
     assert shown.returncode == 1 and "'second'" in shown.stderr and "config.json" in shown.stderr, shown.stderr
     assert "Traceback" not in shown.stderr
+
+
+def test_completions_and_sequences_are_had_of_either_model(both_http: httpx.Client) -> None:
+    for name in MODELS:
+        reply = both_http.post(
+            "/v1/completions", json={"model": name, "prompt": "Hi", "max_tokens": 3, "temperature": 0}
+        )
+        assert reply.json()["model"] == name
+        made = both_http.post("/api/sequences", json={"model": name, "prompt": "Hi"}).json()
+        assert made["model"] == name
+        at = f"/api/sequences/{made['id']}"
+        (fork,) = both_http.post(f"{at}/fork", json={"n": 1}).json()["sequences"]
+        assert fork["model"] == name
+        written = both_http.post(f"/api/sequences/{fork['id']}/generate", json={"max_tokens": 3, "temperature": 0}).text
+        pieces = [json.loads(line[6:]) for line in written.splitlines() if line.startswith('data: {"type":"piece"')]
+        assert "".join(piece["text"] for piece in pieces) == reply.json()["choices"][0]["text"]
+        assert both_http.delete(at).status_code == 204
+    assert both_http.post("/api/sequences", json={"model": "auto", "prompt": "Hi"}).status_code == 404

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -37,11 +38,19 @@ def events(http: httpx.Client, run_id: str, after: int = 0, headers: dict[str, s
 
 
 class BusyEngine:
-    """Every place in the engine's batch taken while the `with` lasts: what comes then waits, and cannot end."""
+    """Every place in the engine's batch taken while the `with` lasts: what comes then waits, and cannot end.
+
+    Steps are slowed down too: else the batch may come to its end, or to the pool's, before a slow machine's test does.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._scope = AsyncExitStack()
+        self._step = server.engine._core.step
+
+    def _slow_step(self) -> None:
+        time.sleep(0.01)
+        self._step()
 
     async def _hold(self) -> None:
         engine = self._server.engine
@@ -51,9 +60,11 @@ class BusyEngine:
             self._scope.callback(seq.generate(Span(max_tokens=1500, ignore_eos=True)).close)
 
     def __enter__(self) -> None:
+        setattr(self._server.engine._core, "step", self._slow_step)  # noqa: B010  # a method, to mypy
         self._server.on_loop(self._hold())
 
     def __exit__(self, *_: object) -> None:
+        setattr(self._server.engine._core, "step", self._step)  # noqa: B010
         self._server.on_loop(self._scope.aclose())
 
 
