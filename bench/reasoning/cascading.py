@@ -17,17 +17,21 @@ from reasoning.thinking import Markers
 POINTS = 24  # of a frontier, about
 LEAST = 0.98  # of the large model's accuracy
 MOST = 0.6  # of its cost
+DRAFT_TOKENS = 384  # of the small model's answer at most: one that comes to no end is left to the large one
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`checked`: what a program says of a puzzle's answer, which needs no solution; None for a sum."""
+    """`checked`: what a program says of a puzzle's answer, which needs no solution; None for a sum. One that is not
+    `whole` did not end by itself, and passes no gate.
+    """
 
     right: bool
     tokens: int
     confidence: float
     entropy: float
     checked: bool | None
+    whole: bool = True
 
 
 GATES: dict[str, Callable[[Answer], float]] = {  # how sure a gate is of an answer; the larger, the surer
@@ -50,13 +54,16 @@ def parameters(model: Path) -> int:
     return total
 
 
-async def answered(engine: Engine, asked: Sequence[Question]) -> list[Answer]:
+async def answered(engine: Engine, asked: Sequence[Question], most: int = MAX_TOKENS) -> list[Answer]:
+    """Every question answered greedily, with at most so many tokens."""
+
     async def one(question: Question) -> Answer:
-        context = Context(engine.tokenizer, Span(GREEDY, MAX_TOKENS), Markers.of(engine.tokenizer))
+        context = Context(engine.tokenizer, Span(GREEDY, most), Markers.of(engine.tokenizer))
         async with await engine.open(question.prompt(engine)) as seq:
             made = await Draft(seq, context, measured=True).write()
         right = question.right(made.text, made.whole)
-        return Answer(right, made.spent, made.confidence, made.entropy, right if question.numbers else None)
+        checked = right if question.numbers else None
+        return Answer(right, made.spent, made.confidence, made.entropy, checked, made.whole)
 
     return await each(asked, one)
 
@@ -76,7 +83,7 @@ def frontier(small: Sequence[Answer], large: Sequence[Answer], ratio: float) -> 
         ),
     ]  # fmt: skip
     for gate, sure in GATES.items():
-        order = sorted(range(n), key=lambda at: sure(small[at]))  # the least sure first
+        order = sorted(range(n), key=lambda at: (small[at].whole, sure(small[at])))  # the least sure first
         for count in sorted({round(at * n / POINTS) for at in range(POINTS + 1)}):
             up = set(order[:count])
             right = [large[at].right if at in up else small[at].right for at in range(n)]

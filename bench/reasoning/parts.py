@@ -57,7 +57,8 @@ async def _trees(n: int) -> list[Row]:
 async def _cascade(n: int) -> list[Row]:
     asked = [*questions("game24", n // 2), *questions("arithmetic", n - n // 2)]
     async with _engine("pebble-draft") as small, _engine() as large:
-        first, second = await cascading.answered(small, asked), await cascading.answered(large, asked)
+        first = await cascading.answered(small, asked, cascading.DRAFT_TOKENS)
+        second = await cascading.answered(large, asked)
     ratio = cascading.parameters(MODELS / "pebble") / cascading.parameters(MODELS / "pebble-draft")
     return cascading.frontier(first, second, ratio)
 

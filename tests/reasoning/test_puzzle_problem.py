@@ -130,6 +130,9 @@ def test_a_cascades_frontier_goes_from_the_small_model_to_the_large_one() -> Non
         costs = [(each.more or {})["cost"] for each in (none, half, every)]
         assert costs == [pytest.approx(0.1), pytest.approx(0.6), pytest.approx(1.1)]
     assert rows["cascade/large alone"].tokens == 20
+    cut = Answer(False, 10, 0.99, 0.0, None, whole=False)
+    half = {each.name: each for each in frontier([sure, cut] * 24, large, 5.0)}["cascade/confidence/50% escalated"]
+    assert half.share == 1.0  # however sure the model was: it came to no end
 
 
 def test_a_models_parameters_are_those_of_its_file() -> None:
