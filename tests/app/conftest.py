@@ -79,8 +79,10 @@ def serving(
 
     async def main() -> None:
         listener = bind("127.0.0.1", 0)
-        config = EngineConfig(model=str(model), device="cpu", kv_blocks=600, max_running=16, threads=1)
-        several = settings.model_copy(update={"device": "cpu", "kv_blocks": 1200, "max_running": 16, "threads": 1})
+        # In float32: the company that a sequence has must not change what it draws.
+        limits: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_running": 16, "threads": 1}
+        config = EngineConfig(model=str(model), kv_blocks=600, **limits)
+        several = settings.model_copy(update={**limits, "kv_blocks": 1200})
         async with await (Models.start(several) if also else Engine.start(config)) as running:
             engine = running.default.engine if isinstance(running, Models) else running
             library = None if embedder is None else Library.open(data / "documents", embedder)

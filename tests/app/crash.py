@@ -226,7 +226,8 @@ async def _replayed(files: list[Path]) -> dict[str, int]:
 def _config() -> Any:
     from engine import EngineConfig
 
-    return EngineConfig(model=str(ROOT / "models/pebble"), device="cpu", kv_blocks=400, max_running=8, threads=1)
+    limits: dict[str, Any] = {"kv_blocks": 400, "max_running": 8, "threads": 1}
+    return EngineConfig(model=str(ROOT / "models/pebble"), device="cpu", dtype="float32", **limits)
 
 
 def nursery(folder: Path) -> None:

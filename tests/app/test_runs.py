@@ -62,6 +62,8 @@ class BusyEngine:
     def __enter__(self) -> None:
         setattr(self._server.engine._core, "step", self._slow_step)  # noqa: B010  # a method, to mypy
         self._server.on_loop(self._hold())
+        most = self._server.engine.config.max_running
+        self._server.until(lambda stats: stats.running == most)  # older sequences would still go before those that wait
 
     def __exit__(self, *_: object) -> None:
         setattr(self._server.engine._core, "step", self._step)  # noqa: B010

@@ -84,7 +84,8 @@ class World:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    async with await Engine.start(EngineConfig(model=str(PEBBLE), device="cpu", kv_blocks=600, threads=1)) as engine:
+    config = EngineConfig(model=str(PEBBLE), device="cpu", dtype="float32", kv_blocks=600, threads=1)
+    async with await Engine.start(config) as engine:
         yield World(engine)
 
 
