@@ -159,6 +159,7 @@ def test_everything_can_be_done_from_the_keyboard(page: Page, fake: FakeServer) 
     page.evaluate("document.activeElement.blur(); getSelection().removeAllRanges()")
     page.reload()
     expect(box(page)).to_be_focused()
+    expect(page.get_by_role("link", name="one two")).to_be_visible()
     page.get_by_role("link", name="Skip to the message box").focus()
     for _ in range(9):
         shown = page.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")

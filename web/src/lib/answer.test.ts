@@ -1,52 +1,235 @@
 import { expect, test } from "vitest";
-import { EMPTY, reduce, type Answer } from "./answer";
-import type { RunEvent, Usage } from "./protocol";
+import { doing, EMPTY, fromStored, reduce, shownParts, type Answer } from "./answer";
+import type { StoredMessage } from "./api";
+import type { RunEvent, SourceShown, Usage } from "./protocol";
 
 const usage: Usage = { prompt_tokens: 3, completion_tokens: 4, reasoning_tokens: 2, cached_tokens: 0 };
-const LOG: RunEvent[] = [
+const completed: RunEvent = { type: "run.completed", usage };
+const started: RunEvent = { type: "run.started", model: "m", started_at: 10, max_tokens: 64 };
+
+const PLAIN: RunEvent[] = [
   { type: "run.queued", position: 2 },
-  { type: "run.started", model: "m", started_at: 10, max_tokens: 64 },
-  { type: "thinking.started", started_at: 11 },
+  started,
+  { type: "prefill.progress", processed: 512, total: 2048, cached: 128 },
+  { type: "thinking.started", started_at: 11, max_tokens: 40, waits: 1 },
   { type: "thinking.delta", text: "hm" },
+  { type: "thinking.progress", tokens: 20 },
+  { type: "thinking.wait", number: 1, of: 1 },
   { type: "thinking.delta", text: "m" },
-  { type: "thinking.done", duration_s: 0.5, tokens: 2 },
+  { type: "thinking.done", duration_s: 0.5, tokens: 31 },
   { type: "answer.delta", text: "Fo" },
   { type: "metrics", ttft_s: 0.1, tokens_per_s: 20, completion_tokens: 3 },
   { type: "answer.delta", text: "ur" },
   { type: "answer.done", text: "Four", finish_reason: "stop", outcome: "answered" },
-  { type: "run.completed", usage },
+  completed,
 ];
-const fold = (answer: Answer, from: number, to: number): Answer =>
-  LOG.slice(from, to).reduce((state, event, i) => reduce(state, from + i + 1, event), answer);
+
+const call = { call_id: "c1", name: "write_file" };
+const asked: RunEvent = {
+  type: "approval.requested",
+  ...call,
+  approval_id: "approval_1",
+  reason: "it writes",
+  risk: "medium",
+  preview: 'write_file(path="a")',
+  arguments_hash: "x",
+  expires_at: 99,
+};
+const TOOLS: RunEvent[] = [
+  started,
+  { type: "thinking.started", started_at: 11, max_tokens: null, waits: 0 },
+  { type: "thinking.delta", text: "I need a file." },
+  { type: "thinking.done", duration_s: 0.5, tokens: 5 },
+  { type: "answer.delta", text: "Let me write it." },
+  { type: "tool.call", ...call, arguments: '{"path": "a"}' },
+  { type: "tool.call", call_id: "c2", name: "ask", arguments: "{}" },
+  asked,
+  { type: "approval.resolved", call_id: "c1", approval_id: "approval_1", decision: "once" },
+  { type: "tool.progress", ...call, text: "half", done: 1, total: 2 },
+  { type: "tool.output", ...call, text: "one " },
+  { type: "tool.output", ...call, text: "two" },
+  { type: "tool.result", ...call, text: "written", truncated: 0, untrusted: false, sources: [], ms: 12 },
+  { type: "question.asked", call_id: "c2", name: "ask", question_id: "q", text: "Which?", choices: ["a"], expires_at: 9 },
+  { type: "question.answered", call_id: "c2", question_id: "q", text: "a" },
+  { type: "tool.error", call_id: "c2", name: "ask", kind: "failed", message: "It broke.", ms: 3 },
+  { type: "answer.delta", text: "\n\n" },
+  { type: "thinking.started", started_at: 15, max_tokens: null, waits: 0 },
+  { type: "thinking.done", duration_s: 0.1, tokens: 3 },
+  { type: "limit.reached", limit: "steps" },
+  { type: "answer.delta", text: "Done." },
+  { type: "answer.done", text: "Let me write it.\n\nDone.", finish_reason: "stop", outcome: "answered" },
+  completed,
+];
+
+const source: SourceShown = {
+  label: "S1", document: 7, title: "Dams", page: 3, start: 100, end: 140, text: "Old. 🌊 Built in 1931. Then it held.", score: 0.9,
+};
+const GROUNDED: RunEvent[] = [
+  { type: "citation.sources", verdict: "answer", score: 0.8, questions: ["when?"], sources: [source] },
+  started,
+  { type: "answer.delta", text: "🌊 It was built in 1931. [S1] " },
+  {
+    type: "citation.ref", sentence: 1, start: 0, end: 28, support: "supported",
+    citations: [{ ...source, start: 107, end: 121, text: "Built in 1931." }],
+  },
+  { type: "answer.delta", text: "It is tall. [unsupported]" },
+  { type: "citation.ref", sentence: 2, start: 29, end: 54, support: "unsupported", citations: [] },
+  { type: "answer.done", text: "🌊 It was built in 1931. [S1] It is tall. [unsupported]", finish_reason: "stop", outcome: "answered" },
+  completed,
+];
+
+const SEARCHED: RunEvent[] = [
+  started,
+  { type: "route.tried", model: "small", passed: false, why: "confidence", tokens: 4, cost: 1, seconds: 0.1 },
+  { type: "route.answering", model: "large" },
+  { type: "search.node", node: 0, parent: null, depth: 0, text: "" },
+  { type: "search.node", node: 1, parent: 0, depth: 1, text: "left" },
+  { type: "search.node", node: 2, parent: 0, depth: 1, text: "right" },
+  { type: "search.score", node: 1, value: 0.2 },
+  { type: "search.score", node: 2, value: 0.9 },
+  { type: "search.prune", node: 1, why: "beam" },
+  { type: "search.merge", node: 2, parent: 1, text: "the same" },
+  { type: "search.select", node: 0 },
+  { type: "search.select", node: 2 },
+  { type: "search.done", node: 2, solved: true, ended: "found", value: 0.9, nodes: 3, written: 9, read: 9, seconds: 1 },
+  { type: "candidate.done", index: 1, text: "5", tokens: 1, score: 0.2, vote: null },
+  { type: "candidate.done", index: 0, text: "4", tokens: 1, score: 0.7, vote: null },
+  { type: "candidate.chosen", index: 0, of: 2, score: 0.7, cancelled: 1 },
+  { type: "strategy.event", name: "Looked", fields: {} },
+  { type: "answer.delta", text: "4" },
+  { type: "answer.done", text: "4", finish_reason: "stop", outcome: "answered" },
+  completed,
+];
+
+const fold = (log: RunEvent[], answer = EMPTY, from = 0, to = log.length): Answer =>
+  log.slice(from, to).reduce((state, event, i) => reduce(state, from + i + 1, event), answer);
 
 test("a whole log gives the whole answer", () => {
-  expect(fold(EMPTY, 0, LOG.length)).toEqual({
-    seq: 11,
+  expect(fold(PLAIN)).toEqual({
+    ...EMPTY,
+    seq: 14,
     status: "completed",
-    position: 0,
     startedAt: 10,
     maxTokens: 64,
-    thinkingStartedAt: 11,
-    thinking: "hmm",
-    thought: { duration_s: 0.5, tokens: 2 },
+    parts: [
+      {
+        kind: "thinking", open: false, startedAt: 11, text: "hmm",
+        waits: [{ at: 2, number: 1, of: 1 }], done: { duration_s: 0.5, tokens: 31 },
+      },
+      { kind: "text", start: 0 },
+    ],
+    budget: { tokens: 40, waits: 1 },
+    thoughtTokens: 31,
     text: "Four",
     finishReason: "stop",
     metrics: { ttft_s: 0.1, tokens_per_s: 20, completion_tokens: 3 },
     usage,
-    failure: null,
   });
 });
 
-test("resuming anywhere, with events repeated, ends in the same state", () => {
-  const expected = fold(EMPTY, 0, LOG.length);
-  for (let seen = 0; seen <= LOG.length; seen += 1) {
-    for (let again = 0; again <= seen; again += 1) {
-      expect(fold(fold(EMPTY, 0, seen), again, LOG.length)).toEqual(expected);
+test.each([["plain", PLAIN], ["tools", TOOLS], ["grounded", GROUNDED], ["searched", SEARCHED]])(
+  "resuming a log anywhere, with events repeated, ends in the same state: %s",
+  (_, log) => {
+    const expected = fold(log);
+    for (let seen = 0; seen <= log.length; seen += 1) {
+      for (let again = 0; again <= seen; again += 1) {
+        expect(fold(log, fold(log, EMPTY, 0, seen), again)).toEqual(expected);
+      }
     }
-  }
+  },
+);
+
+test("thinking, text and calls stand in the order in which they came", () => {
+  const answer = fold(TOOLS);
+  expect(shownParts(answer).map(({ part, text }) => [part.kind, text.trim()])).toEqual([
+    ["thinking", ""],
+    ["text", "Let me write it."],
+    ["calls", ""],
+    ["thinking", ""],
+    ["text", "Done."],
+  ]);
+  expect(answer.thoughtTokens).toBe(8);
+  expect(answer.limit).toBe("steps");
+});
+
+test("a call has what it was given, what it told on its way, and how it ended", () => {
+  const [first, second] = fold(TOOLS).calls;
+  expect(first).toMatchObject({
+    name: "write_file", arguments: '{"path": "a"}', state: "done", output: "one two", ms: 12,
+    progress: { text: "half", done: 1, total: 2 }, result: { text: "written" }, approval: { decision: "once" },
+  });
+  expect(second).toMatchObject({ state: "failed", error: { message: "It broke." }, questions: [{ state: "answered", answer: "a" }] });
+});
+
+test("whatever is open when a run ends is closed", () => {
+  const ask: RunEvent = { type: "question.asked", ...call, question_id: "q", text: "?", choices: null, expires_at: 9 };
+  const cut: RunEvent = { type: "run.failed", code: "server_restarted", message: "It restarted.", retryable: true };
+  const opened = fold([started, { type: "tool.call", ...call, arguments: "{}" }, asked, ask]);
+  const [ended] = reduce(opened, 5, cut).calls;
+  expect(ended).toMatchObject({ state: "cut", approval: { decision: "gone" }, questions: [{ state: "gone" }] });
+  const thinking = fold([started, { type: "thinking.started", started_at: 1, max_tokens: null, waits: 0 }]);
+  expect(reduce(thinking, 3, cut).parts[0]).toMatchObject({ open: false, done: null });
+});
+
+test("marks are where their labels are, whatever characters come before", () => {
+  const answer = fold(GROUNDED);
+  expect(answer.marks.map(({ from, end }) => answer.text.slice(from, end))).toEqual([" [S1]", " [unsupported]"]);
+  expect(answer.marks.map(({ start }) => answer.text.slice(start, start + 5))).toEqual(["🌊 It", "It is"]);
+});
+
+test("a search knows the states, their fate and the way to the answer", () => {
+  const { search, candidates } = fold(SEARCHED);
+  expect(search?.nodes.map(({ score, pruned, chosen }) => [score, pruned, chosen])).toEqual([
+    [null, null, true],
+    [0.2, "beam", false],
+    [0.9, null, true],
+  ]);
+  expect(search?.done?.ended).toBe("found");
+  expect(search?.merges).toHaveLength(1);
+  expect(candidates?.list.map(({ text }) => text)).toEqual(["5", "4"]);
+  expect(candidates?.chosen?.index).toBe(0);
+});
+
+test("an event changes only what it tells of: the other states of a search stay the same objects", () => {
+  const before = fold(SEARCHED, EMPTY, 0, 6);
+  const after = reduce(before, 7, { type: "search.score", node: 1, value: 0.4 });
+  expect(after.search?.nodes[2]).toBe(before.search?.nodes[2]);
+  expect(after.search?.nodes[1]).not.toBe(before.search?.nodes[1]);
+});
+
+test("what goes on is told from the first moment, and not when something else shows it", () => {
+  const now = (log: RunEvent[], length: number): string | null => doing(fold(log, EMPTY, 0, length));
+  expect([0, 1, 2, 3, 4, 9, 10, 14].map((length) => now(PLAIN, length))).toEqual([
+    "thinking", "queued", "thinking", "reading", null, null, null, null,
+  ]);
+  expect(now(TOOLS, 6)).toBe(null); // its card shows that it runs
+  expect(now(TOOLS, 16)).toBe("thinking"); // about the results
+  expect(now(SEARCHED, 5)).toBe("searching");
+  expect(now(SEARCHED, 14)).toBe("comparing");
 });
 
 test("an event of a newer server changes nothing but the place in the log", () => {
-  const strange = { type: "tool.call", call_id: "c" } as unknown as RunEvent;
+  const strange = { type: "picture.drawn" } as unknown as RunEvent;
   expect(reduce(EMPTY, 1, strange)).toEqual({ ...EMPTY, seq: 1 });
+});
+
+test("a stored answer has its steps in order, with calls and results", () => {
+  const stored: StoredMessage = {
+    id: "a", role: "assistant", content: "Let me see.\n\nIt is 85.", thinking: "hm", run_id: null, thinking_s: 1.5,
+    tokens_per_s: 20, ttft_s: null, usage, status: "completed", error: null,
+    steps: [
+      {
+        content: "Let me see.",
+        calls: [{ id: "c", name: "calculator", arguments: '{"expression": "27+58"}' }],
+        results: [{ call_id: "c", text: "85", untrusted: false }],
+      },
+      { content: "It is 85.", calls: [], results: [] },
+    ],
+  };
+  const answer = fromStored(stored);
+  expect(shownParts(answer).map(({ part, text }) => [part.kind, text.trim()])).toEqual([
+    ["thinking", ""], ["text", "Let me see."], ["calls", ""], ["text", "It is 85."],
+  ]);
+  expect(answer.calls[0]).toMatchObject({ name: "calculator", state: "done", result: { text: "85" } });
+  expect(fromStored({ ...stored, steps: [], thinking: "", thinking_s: null }).parts).toEqual([{ kind: "text", start: 0 }]);
 });

@@ -21,6 +21,13 @@ export interface ChatSummary {
 
 export type Status = "running" | "completed" | "failed" | "cancelled";
 
+/** What a step of an answer wrote, what it then called, and what came of it. */
+export interface StoredStep {
+  content: string;
+  calls: { id: string; name: string; arguments: string }[];
+  results: { call_id: string; text: string; untrusted: boolean }[];
+}
+
 export interface StoredMessage {
   id: string;
   role: "user" | "assistant";
@@ -30,6 +37,7 @@ export interface StoredMessage {
   thinking_s: number | null;
   tokens_per_s: number | null;
   ttft_s?: number | null;
+  steps?: StoredStep[];
   usage: Usage | null;
   status: Status;
   error: string | null;
@@ -113,4 +121,17 @@ export async function startRun(chatId: string, content: string): Promise<Started
 
 export async function cancelRun(id: string): Promise<void> {
   await post(`${runPath(id)}/cancel`, {});
+}
+
+export type Decision = "once" | "no" | "always";
+export type Scope = "arguments" | "tool";
+
+/** Answer an approval. `scope` is for what is to be remembered: that call alone, or every call of its tool. */
+export async function decide(runId: string, approvalId: string, decision: Decision, scope: Scope): Promise<void> {
+  const path = `${runPath(runId)}/approvals/${encodeURIComponent(approvalId)}`;
+  await post(path, decision === "always" ? { decision, scope } : { decision });
+}
+
+export async function answerQuestion(runId: string, questionId: string, text: string): Promise<void> {
+  await post(`${runPath(runId)}/questions/${encodeURIComponent(questionId)}`, { text });
 }

@@ -3,17 +3,22 @@
  * once an animation frame, so a replay of thousands costs one rendering.
  */
 import {
+  answerQuestion,
   ApiError,
   cancelRun,
   createChat,
+  decide,
   getChat,
   startRun,
   type Chat,
   type ChatSummary,
+  type Decision,
+  type Scope,
   type StoredMessage,
 } from "./api";
-import { EMPTY, fromStored, reduce, type Answer, type Failure } from "./answer";
+import { EMPTY, failed, fromStored, reduce, type Answer, type Failure } from "./answer";
 import { follow, type Link } from "./events";
+import type { RunEvent } from "./protocol";
 import { strings } from "./strings";
 
 export interface Question {
@@ -32,6 +37,8 @@ export class Reply {
   runId: string | null = null;
   #answer: Answer = EMPTY;
   #frame = 0;
+  #whole = false; // its log was read, or is being read
+  #signal: AbortSignal | null = null;
 
   constructor(
     readonly key: string,
@@ -41,20 +48,34 @@ export class Reply {
     this.#answer = this.shown = answer;
   }
 
+  /** An answer as the chat keeps it, with the run that made it, if that is known. */
+  static stored(key: string, question: string, message: StoredMessage, signal: AbortSignal): Reply {
+    // An answer still being made is built from its log alone, so nothing is shown twice.
+    const reply = new Reply(key, question, message.status === "running" ? EMPTY : fromStored(message));
+    reply.runId = message.run_id;
+    reply.#signal = signal;
+    return reply;
+  }
+
   /** Was it never taken in by the server, so that a retry replaces it rather than asks again? */
   get unsent(): boolean {
     return this.runId === null && this.shown.status === "failed";
   }
 
-  async follow(runId: string, signal: AbortSignal): Promise<void> {
+  /** Read the run's log as it grows, until its end. `heard` is told of each event. */
+  async follow(runId: string, signal: AbortSignal, heard: (event: RunEvent) => void): Promise<void> {
     this.runId = runId;
+    this.#whole = true;
     if (this.stopping) void this.stop();
     try {
       await follow(
         runId,
         this.#answer.seq,
         {
-          onEvent: (seq, event) => this.#show(reduce(this.#answer, seq, event)),
+          onEvent: (seq, event) => {
+            this.#show(reduce(this.#answer, seq, event));
+            heard(event);
+          },
           onLink: (link) => (this.link = link),
         },
         signal,
@@ -66,6 +87,36 @@ export class Reply {
     this.#flush();
   }
 
+  /**
+   * Read how a stored answer came about, which its log knows and the chat does not. It is shown when it is whole; where
+   * there is no log any more, what the chat keeps stays.
+   */
+  async recall(): Promise<void> {
+    const [runId, signal] = [this.runId, this.#signal];
+    if (this.#whole || runId === null || signal === null) return;
+    this.#whole = true;
+    let answer = EMPTY;
+    const onEvent = (seq: number, event: RunEvent): void => void (answer = reduce(answer, seq, event));
+    try {
+      await follow(runId, 0, { onEvent, onLink: () => undefined }, signal);
+    } catch {
+      return;
+    }
+    if (signal.aborted || answer.status === "running") return;
+    this.#answer = answer;
+    this.#flush();
+  }
+
+  /** Answer what a call asks approval for. Throws ApiError when that is not taken. */
+  async decide(approvalId: string, decision: Decision, scope: Scope): Promise<void> {
+    if (this.runId !== null) await decide(this.runId, approvalId, decision, scope);
+  }
+
+  /** Answer what a tool asks. Throws ApiError when that is not taken. */
+  async answerQuestion(questionId: string, text: string): Promise<void> {
+    if (this.runId !== null) await answerQuestion(this.runId, questionId, text);
+  }
+
   /** Ask the server to stop. Its log says when it has; asking before the run exists is remembered. */
   async stop(): Promise<void> {
     this.stopping = true;
@@ -73,7 +124,7 @@ export class Reply {
   }
 
   fail(failure: Failure): void {
-    this.#answer = { ...this.#answer, status: "failed", failure };
+    this.#answer = failed(this.#answer, failure);
     this.#flush();
   }
 
@@ -188,7 +239,10 @@ export class Conversation {
   }
 
   async #watch(reply: Reply, runId: string, signal: AbortSignal): Promise<void> {
-    await reply.follow(runId, signal);
+    await reply.follow(runId, signal, (event) => {
+      if (event.type === "approval.requested") this.announcement = strings.announceApproval(event.name);
+      else if (event.type === "question.asked") this.announcement = strings.announceQuestion(event.name, event.text);
+    });
     if (signal.aborted) return;
     this.#announce(reply);
     this.changed();
@@ -203,17 +257,10 @@ export class Conversation {
         question = message.content;
         return { role: "user", key: this.#key(), content: question };
       }
-      const reply = this.#stored(message, question);
+      const reply = Reply.stored(this.#key(), question, message, signal);
       if (message.run_id !== null && message.status === "running") void this.#watch(reply, message.run_id, signal);
       return reply;
     });
-  }
-
-  /** An answer still being made is built from its log alone, so nothing is shown twice. */
-  #stored(message: StoredMessage, question: string): Reply {
-    const reply = new Reply(this.#key(), question, message.status === "running" ? EMPTY : fromStored(message));
-    reply.runId = message.run_id;
-    return reply;
   }
 
   #announce(reply: Reply): void {

@@ -4,8 +4,19 @@
  * grow with the length of the answer.
  *
  * HTML in the text is shown, not run; images become links, as fetching one would tell its host about the chat.
+ *
+ * Marks are the page's own HTML in the place of characters of the text. They come later than the text, so they change
+ * blocks that are frozen, but never what is a block.
  */
 import { Marked, type Token, type Tokens, type TokensList } from "marked";
+import { hold, put } from "./marks";
+
+/** `html`, which is trusted, stands for the characters `from` to `to`; for none where the two are the same. */
+export interface Insert {
+  readonly from: number;
+  readonly to: number;
+  readonly html: string;
+}
 
 export interface Block {
   readonly html: string;
@@ -13,10 +24,16 @@ export interface Block {
   readonly source: string;
 }
 
+interface Rendered extends Block {
+  readonly token: Token;
+  readonly start: number; // of its source in the text
+  readonly inserts: readonly Insert[];
+}
+
 type Sanitise = (html: string) => string;
 
 const ESCAPES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
-const escape = (text: string): string => text.replace(/[&<>"']/g, (character) => ESCAPES[character] ?? character);
+export const escape = (text: string): string => text.replace(/[&<>"']/g, (character) => ESCAPES[character] ?? character);
 
 const SAFE_LINK = /^(https?:|mailto:|#|\/(?!\/))/i;
 
@@ -64,38 +81,52 @@ export class MarkdownStream {
   readonly #marked: Marked;
   readonly #sanitise: Sanitise;
   #text = "";
-  #frozen: Block[] = [];
-  #live: Block[] = [];
+  #frozen: Rendered[] = [];
+  #live: Rendered[] = [];
   #frozenEnd = 0; // characters of #text that the frozen blocks cover
-  #links: TokensList["links"] = {};
+  #links: TokensList["links"] = {}; // that frozen blocks define
+  #defined: TokensList["links"] = {}; // these, and the ones of the blocks that may still change
   #ended = false;
+  #inserts: readonly Insert[] = NONE; // as they were given
+  #places: readonly Insert[] = NONE; // in the text as it is here
 
   constructor(sanitise: Sanitise, copy = "Copy") {
     this.#sanitise = sanitise;
     this.#marked = parser(copy);
   }
 
-  /** The blocks of `text`, which is usually the last text and more. Ended text has no block that may still change. */
-  update(raw: string, ended = false): readonly Block[] {
+  /**
+   * The blocks of `text`, which is usually the last text and more. Ended text has no block that may still change.
+   * `inserts` are in the order of the text, and are in place of what was given before.
+   */
+  update(raw: string, ended = false, inserts: readonly Insert[] = NONE): readonly Block[] {
     const text = raw.replace(/\r\n?/g, "\n"); // as the lexer does: lengths must agree
-    if (this.#ended && text === this.#text) return this.#frozen;
-    if (this.#ended || !text.startsWith(this.#text)) this.#reset();
+    const marked = inserts !== this.#inserts;
+    this.#inserts = inserts;
+    if (this.#ended && text === this.#text && !marked) return this.#frozen;
+    if ((this.#ended && text !== this.#text) || !text.startsWith(this.#text)) this.#reset();
     // A link may be defined after its use, in a block that was frozen before the definition came: read it all again.
-    if (ended && text.includes("]:")) this.#reset();
+    if (ended && !this.#ended && text.includes("]:")) this.#reset();
+    this.#places = text.length === raw.length ? inserts : inserts.map((insert) => moved(insert, raw));
+    if (marked) this.#frozen = this.#frozen.map((block) => this.#block(block.token, block.start, true, block));
+    if (this.#ended) return this.#frozen;
     this.#ended = ended;
     return this.#advance(text, ended);
   }
 
   #advance(text: string, ended: boolean): readonly Block[] {
     this.#text = text;
-    const tail = this.#lex(text.slice(this.#frozenEnd));
+    const tail = this.#lex(text.slice(this.#frozenEnd), this.#links);
+    this.#defined = tail.links;
     const settled = ended ? tail.length : settledTokens(tail);
     this.#freeze(tail.slice(0, settled));
     const before = this.#live;
-    this.#live = tail
-      .slice(settled)
-      .filter(visible)
-      .map((token, i) => (before[i]?.source === token.raw ? before[i] : this.#block(token, false)));
+    let start = this.#frozenEnd;
+    this.#live = [];
+    for (const token of tail.slice(settled)) {
+      if (visible(token)) this.#live.push(this.#block(token, start, false, before[this.#live.length]));
+      start += token.raw.length;
+    }
     return [...this.#frozen, ...this.#live];
   }
 
@@ -104,28 +135,59 @@ export class MarkdownStream {
     this.#frozen = [];
     this.#live = [];
     this.#frozenEnd = 0;
-    this.#links = {};
+    this.#links = this.#defined = {};
     this.#ended = false;
   }
 
-  #lex(text: string): TokensList {
+  #lex(text: string, links: TokensList["links"]): TokensList {
     const lexer = new this.#marked.Lexer(this.#marked.defaults);
-    Object.assign(lexer.tokens.links, this.#links);
+    Object.assign(lexer.tokens.links, links);
     return lexer.lex(text);
   }
 
   #freeze(tokens: Token[]): void {
-    const blocks = tokens.filter(visible).map((token) => this.#block(token, true));
-    if (blocks.length > 0) this.#frozen = [...this.#frozen, ...blocks];
+    const blocks: Rendered[] = [];
     for (const token of tokens) {
+      if (visible(token)) blocks.push(this.#block(token, this.#frozenEnd, true, this.#live[blocks.length]));
       this.#frozenEnd += token.raw.length;
       if (token.type === "def") this.#links[token.tag] ??= { href: token.href, title: token.title };
     }
+    if (blocks.length > 0) this.#frozen = [...this.#frozen, ...blocks];
   }
 
-  #block(token: Token, frozen: boolean): Block {
-    return { html: this.#sanitise(this.#marked.parser([token])), frozen, source: token.raw };
+  /** `before` is what stood in its place, and stays if nothing of it changed. */
+  #block(token: Token, start: number, frozen: boolean, before: Rendered | undefined): Rendered {
+    const end = start + token.raw.length;
+    const inserts = this.#places.filter(({ to }) => start < to && to <= end);
+    const same = before?.source === token.raw && before.start === start && alike(before.inserts, inserts);
+    if (same && before.frozen === frozen) return before;
+    const html = same && !frozen ? before.html : this.#render(token, start, inserts);
+    return { html, frozen, source: token.raw, token, start, inserts };
   }
+
+  #render(token: Token, start: number, inserts: readonly Insert[]): string {
+    if (inserts.length === 0) return this.#html(token);
+    const local = inserts.map(({ from, to, html }) => ({ from: Math.max(0, from - start), to: to - start, html }));
+    const [held, ...more] = token.type === "code" ? [] : this.#lex(hold(token.raw, local), this.#defined).filter(visible);
+    const whole = held?.type === token.type && more.length === 0; // else they would change what the block is
+    return put(this.#html(whole ? held : token), local);
+  }
+
+  #html(token: Token): string {
+    return this.#sanitise(this.#marked.parser([token]));
+  }
+}
+
+const NONE: readonly Insert[] = [];
+
+const alike = (some: readonly Insert[], others: readonly Insert[]): boolean =>
+  some.length === others.length &&
+  some.every(({ from, to, html }, i) => from === others[i]?.from && to === others[i].to && html === others[i].html);
+
+/** The place of an insert once every line ends with one character. */
+function moved(insert: Insert, raw: string): Insert {
+  const at = (place: number): number => place - (raw.slice(0, place).match(/\r\n/g)?.length ?? 0);
+  return { ...insert, from: at(insert.from), to: at(insert.to) };
 }
 
 const visible = (token: Token): boolean => token.type !== "space" && token.type !== "def";
