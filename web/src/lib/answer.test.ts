@@ -49,7 +49,7 @@ const TOOLS: RunEvent[] = [
   { type: "tool.output", ...call, text: "one " },
   { type: "tool.output", ...call, text: "two" },
   { type: "tool.result", ...call, text: "written", truncated: 0, untrusted: false, sources: [], ms: 12 },
-  { type: "question.asked", call_id: "c2", name: "ask", question_id: "q", text: "Which?", choices: ["a"], expires_at: 9 },
+  { type: "question.asked", call_id: "c2", name: "ask", question_id: "q", text: "?", choices: ["a"], expires_at: 9 },
   { type: "question.answered", call_id: "c2", question_id: "q", text: "a" },
   { type: "tool.error", call_id: "c2", name: "ask", kind: "failed", message: "It broke.", ms: 3 },
   { type: "answer.delta", text: "\n\n" },
@@ -62,7 +62,8 @@ const TOOLS: RunEvent[] = [
 ];
 
 const source: SourceShown = {
-  label: "S1", document: 7, title: "Dams", page: 3, start: 100, end: 140, text: "Old. 🌊 Built in 1931. Then it held.", score: 0.9,
+  label: "S1", document: 7, title: "Dams", page: 3, start: 100, end: 135, score: 0.9,
+  text: "Old. 🌊 Built in 1931. Then it held.",
 };
 const GROUNDED: RunEvent[] = [
   { type: "citation.sources", verdict: "answer", score: 0.8, questions: ["when?"], sources: [source] },
@@ -74,7 +75,10 @@ const GROUNDED: RunEvent[] = [
   },
   { type: "answer.delta", text: "It is tall. [unsupported]" },
   { type: "citation.ref", sentence: 2, start: 29, end: 54, support: "unsupported", citations: [] },
-  { type: "answer.done", text: "🌊 It was built in 1931. [S1] It is tall. [unsupported]", finish_reason: "stop", outcome: "answered" },
+  {
+    type: "answer.done", text: "🌊 It was built in 1931. [S1] It is tall. [unsupported]", finish_reason: "stop",
+    outcome: "answered",
+  },
   completed,
 ];
 
@@ -158,7 +162,7 @@ test("a call has what it was given, what it told on its way, and how it ended", 
     name: "write_file", arguments: '{"path": "a"}', state: "done", output: "one two", ms: 12,
     progress: { text: "half", done: 1, total: 2 }, result: { text: "written" }, approval: { decision: "once" },
   });
-  expect(second).toMatchObject({ state: "failed", error: { message: "It broke." }, questions: [{ state: "answered", answer: "a" }] });
+  expect(second).toMatchObject({ state: "failed", error: { message: "It broke." }, questions: [{ answer: "a" }] });
 });
 
 test("whatever is open when a run ends is closed", () => {
@@ -231,5 +235,6 @@ test("a stored answer has its steps in order, with calls and results", () => {
     ["thinking", ""], ["text", "Let me see."], ["calls", ""], ["text", "It is 85."],
   ]);
   expect(answer.calls[0]).toMatchObject({ name: "calculator", state: "done", result: { text: "85" } });
-  expect(fromStored({ ...stored, steps: [], thinking: "", thinking_s: null }).parts).toEqual([{ kind: "text", start: 0 }]);
+  const plain = fromStored({ ...stored, steps: [], thinking: "", thinking_s: null });
+  expect(plain.parts).toEqual([{ kind: "text", start: 0 }]);
 });

@@ -10,13 +10,15 @@ const source = (label: string, text = "", start = 0, end = text.length): SourceS
 });
 const html = (blocks: readonly { html: string }[]): string => blocks.map((block) => block.html).join("");
 
-/** Where `|n|` stands in a text is a mark with the number n. */
+/** Where «n» stands in a text is a mark that says n, in place of a label before it. */
 function marked(text: string): { text: string; inserts: Insert[] } {
   const inserts: Insert[] = [];
   let plain = "";
   for (const piece of text.split(/(«[^»]*»)/)) {
-    if (!piece.startsWith("«")) plain += piece;
-    else inserts.push({ from: plain.length - (/ \[S\d\]$/.exec(plain)?.[0].length ?? 0), to: plain.length, html: `<i>${piece.slice(1, -1)}</i>` });
+    const label = / \[S\d\]$/.exec(plain)?.[0] ?? "";
+    const html = `<i>${piece.slice(1, -1)}</i>`;
+    if (piece.startsWith("«")) inserts.push({ from: plain.length - label.length, to: plain.length, html });
+    else plain += piece;
   }
   return { text: plain, inserts };
 }
@@ -30,7 +32,8 @@ test("marks stand where their labels stood", () => {
   expect(render("One. [S1]«a» Two *three. [S2]«b»* four.")).toBe(
     "<p>One.<i>a</i> Two <em>three.<i>b</i></em> four.</p>\n",
   );
-  expect(render("- One. [S1]«a»\n- Two.«b»\n\nEnd.")).toMatch(/<li>One\.<i>a<\/i><\/li>\s*<li>Two\.<i>b<\/i><\/li>/);
+  const list = render("- One. [S1]«a»\n- Two.«b»\n\nEnd.");
+  expect(list).toMatch(/<li>One\.<i>a<\/i><\/li>\s*<li>Two\.<i>b<\/i><\/li>/);
 });
 
 test("marks come after links and code, not into them", () => {

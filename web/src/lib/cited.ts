@@ -11,7 +11,8 @@ export function insertsOf(marks: readonly Mark[]): Insert[] {
   });
 }
 
-const UNSUPPORTED = `<span class="cite none" title="${escape(strings.unsupportedLong)}">${escape(strings.unsupported)}</span>`;
+const UNSUPPORTED =
+  `<span class="cite none" title="${escape(strings.unsupportedLong)}">${escape(strings.unsupported)}</span>`;
 
 function buttons({ citations, support }: Mark, mark: number): string {
   const elsewhere = support === "elsewhere";

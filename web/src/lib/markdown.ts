@@ -33,7 +33,7 @@ interface Rendered extends Block {
 type Sanitise = (html: string) => string;
 
 const ESCAPES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
-export const escape = (text: string): string => text.replace(/[&<>"']/g, (character) => ESCAPES[character] ?? character);
+export const escape = (text: string): string => text.replace(/[&<>"']/g, (each) => ESCAPES[each] ?? each);
 
 const SAFE_LINK = /^(https?:|mailto:|#|\/(?!\/))/i;
 
@@ -168,7 +168,8 @@ export class MarkdownStream {
   #render(token: Token, start: number, inserts: readonly Insert[]): string {
     if (inserts.length === 0) return this.#html(token);
     const local = inserts.map(({ from, to, html }) => ({ from: Math.max(0, from - start), to: to - start, html }));
-    const [held, ...more] = token.type === "code" ? [] : this.#lex(hold(token.raw, local), this.#defined).filter(visible);
+    const read = token.type === "code" ? [] : this.#lex(hold(token.raw, local), this.#defined);
+    const [held, ...more] = read.filter(visible);
     const whole = held?.type === token.type && more.length === 0; // else they would change what the block is
     return put(this.#html(whole ? held : token), local);
   }

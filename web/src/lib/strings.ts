@@ -37,23 +37,24 @@ export const strings = {
   you: "You",
   conversation: "Conversation",
   thinking: "Thinking…",
+  doing: {
+    reading: "Reading…",
+    searching: "Searching…",
+    comparing: "Comparing answers…",
+    thinking: "Thinking…",
+  },
   queued: (ahead: number) => `Waiting, ${count(ahead, "request", "requests")} ahead`,
-  answering: "Answering…",
   thought: (s: number | null, n: number | null) =>
     ["Thought", s === null ? "" : ` for ${seconds(s)}`, n === null ? "" : ` · ${tokens(n)}`].join(""),
   thoughtCut: "Thinking, cut short",
   trace: "What the model thought",
   budget: "Budget of thinking",
   spent: (n: number, of: number) => `${number.format(n)} of ${tokens(of)}`,
-  thoughtSoFar: tokens,
   wait: (n: number, of: number) => `made to think on, ${n} of ${of}`,
   waits: (n: number) => count(n, "wait", "waits"),
-  reading: "Reading…",
   readOf: (n: number, of: number, cached: number) =>
     `${number.format(n)} of ${tokens(of)}${cached > 0 ? `, ${number.format(cached)} from cache` : ""}`,
   readingBar: "Read of what was asked",
-  searching: "Searching…",
-  comparing: "Comparing answers…",
   seconds,
 
   call: {
@@ -87,7 +88,7 @@ export const strings = {
   deny: "Deny",
   covers: "“Always” covers",
   scope: { arguments: "exactly this call", tool: (name: string) => `every call of ${name}` },
-  left: (s: number) => `${s < 60 ? `${Math.ceil(s)} s` : `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`} left`,
+  left: (s: number) => `${s < 60 ? `${Math.ceil(s)} s` : seconds(s)} left`,
   tooLate: "The time to answer is over.",
   decided: {
     once: "You allowed this once.",
@@ -184,7 +185,6 @@ export const strings = {
 
   retry: "Retry",
   linkLost: "The connection was lost. Trying again…",
-  tryNow: "Try now",
   unreachable: "The server cannot be reached. Is it running?",
   busy: "This chat is already being answered, perhaps in another tab.",
   restarted: "The server restarted while this answer was being written.",

@@ -52,13 +52,26 @@ test("arrow keys go to the parent, the first child and the neighbours of a colum
   expect(step(layout, 0, "parent")).toBe(0);
 });
 
-test("a drawing fits its box, and a zoom keeps the point under the hand", () => {
-  const box = { width: 400, height: 300 };
-  const view = fit({ width: 1600, height: 400 }, box, 20);
-  expect(view.scale).toBeCloseTo(0.225);
-  expect(view.x).toBeCloseTo(20);
-  const near = zoom(view, 2, 100, 50);
-  expect((100 - near.x) / near.scale).toBeCloseTo((100 - view.x) / view.scale);
-  const shown = reveal(near, 1600, 400, box, 10);
-  expect(shown.x + 1600 * shown.scale).toBeLessThanOrEqual(391);
+const BOX = { width: 400, height: 300 };
+
+test("a drawing fits its box both ways, and is never larger than it is", () => {
+  const view = fit({ width: 1600, height: 100 }, BOX, 20);
+  expect([view.sx, view.sy]).toEqual([0.225, 1]);
+  expect([view.x, view.y]).toEqual([20, 100]);
+});
+
+test("a zoom keeps the point under the hand, and makes the scales equal before it goes on", () => {
+  const whole = fit({ width: 600, height: 2600 }, BOX, 20);
+  const near = zoom(whole, 2, 100, 50, whole);
+  expect((50 - near.y) / near.sy).toBeCloseTo((50 - whole.y) / whole.sy);
+  expect([near.sx, near.sy]).toEqual([whole.sx, whole.sy * 2]);
+  const nearer = zoom(near, 5, 100, 50, whole);
+  expect(nearer.sx).toBe(nearer.sy);
+  expect(zoom(nearer, 0.001, 100, 50, whole)).toMatchObject({ sx: whole.sx, sy: whole.sy });
+});
+
+test("a point out of sight is brought into it", () => {
+  const view = { sx: 1, sy: 1, x: 0, y: 0 };
+  expect(reveal(view, 1000, 50, BOX, 10)).toMatchObject({ x: -610, y: 0 });
+  expect(reveal(view, 200, 150, BOX, 10)).toEqual(view);
 });

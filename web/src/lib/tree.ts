@@ -1,11 +1,11 @@
 /**
- * Where the states of a search stand when they are drawn as a tree, root at the left: a column for each depth, a row for
- * each leaf, and a parent in the middle of its children. Linear in the states. Knows nothing of how they are drawn.
+ * Where the states of a search stand when they are drawn as a tree, root at the left: a column for each depth, a row
+ * for each leaf, and a parent in the middle of its children. Linear in the states. Knows nothing of how they are drawn.
  */
 import type { Node } from "./answer/search";
 
 export const COLUMN = 190;
-export const ROW = 34;
+export const ROW = 28;
 
 export interface Place {
   readonly node: Node;
@@ -67,7 +67,8 @@ export function step(layout: Layout, id: number, to: Direction): number {
   if (here === undefined) return layout.roots[0]?.id ?? id;
   if (to === "parent") return here.parent?.node.id ?? id;
   if (to === "child") return layout.children.get(id)?.[0]?.id ?? id;
-  const beside = layout.places.filter((place) => place.x === here.x && (to === "next" ? place.y > here.y : place.y < here.y));
+  const column = layout.places.filter((place) => place.x === here.x);
+  const beside = column.filter(({ y }) => (to === "next" ? y > here.y : y < here.y));
   beside.sort((a, b) => Math.abs(a.y - here.y) - Math.abs(b.y - here.y));
   return beside[0]?.node.id ?? id;
 }

@@ -1,6 +1,10 @@
-/** Where one looks at a drawing: it is scaled, then moved. Pure; sizes and places are in CSS pixels. */
+/**
+ * Where one looks at a drawing: it is scaled, each way by its own factor, then moved. So a tree of many leaves fits a
+ * box that is wider than high. Pure; sizes and places are in CSS pixels.
+ */
 export interface View {
-  readonly scale: number;
+  readonly sx: number;
+  readonly sy: number;
   readonly x: number;
   readonly y: number;
 }
@@ -10,25 +14,32 @@ export interface Size {
   readonly height: number;
 }
 
-const SMALLEST = 0.03;
-const LARGEST = 2;
+const LARGEST = 1.6;
 
 /** All of a drawing in a box, no larger than it is, with `margin` around it. */
 export function fit(drawing: Size, box: Size, margin: number): View {
-  const [width, height] = [Math.max(1, box.width - 2 * margin), Math.max(1, box.height - 2 * margin)];
-  const scale = Math.min(1, Math.max(SMALLEST, Math.min(width / drawing.width, height / drawing.height)));
-  return {
-    scale,
-    x: margin + (width - drawing.width * scale) / 2,
-    y: margin + (height - drawing.height * scale) / 2,
+  const along = (length: number, room: number): { scale: number; at: number } => {
+    const left = Math.max(1, room - 2 * margin);
+    const scale = Math.min(1, left / Math.max(1, length));
+    return { scale, at: margin + (left - length * scale) / 2 };
   };
+  const [across, down] = [along(drawing.width, box.width), along(drawing.height, box.height)];
+  return { sx: across.scale, sy: down.scale, x: across.at, y: down.at };
 }
 
-/** `factor` times as large, with the point (x, y) of the box staying where it is. */
-export function zoom(view: View, factor: number, x: number, y: number): View {
-  const scale = Math.min(LARGEST, Math.max(SMALLEST, view.scale * factor));
-  const by = scale / view.scale;
-  return { scale, x: x - (x - view.x) * by, y: y - (y - view.y) * by };
+/**
+ * `factor` times as large, with the point (x, y) of the box staying where it is. The smaller scale grows first, until
+ * both are the same; neither gets smaller than in `whole`, where all of the drawing fits.
+ */
+export function zoom(view: View, factor: number, x: number, y: number, whole: View): View {
+  let { sx, sy } = view;
+  if (factor > 1) {
+    const least = Math.min(LARGEST, Math.min(sx, sy) * factor);
+    [sx, sy] = [Math.max(sx, least), Math.max(sy, least)];
+  } else {
+    [sx, sy] = [Math.max(whole.sx, sx * factor), Math.max(whole.sy, sy * factor)];
+  }
+  return { sx, sy, x: x - ((x - view.x) * sx) / view.sx, y: y - ((y - view.y) * sy) / view.sy };
 }
 
 export const pan = (view: View, dx: number, dy: number): View => ({ ...view, x: view.x + dx, y: view.y + dy });
@@ -37,5 +48,5 @@ export const pan = (view: View, dx: number, dy: number): View => ({ ...view, x: 
 export function reveal(view: View, x: number, y: number, box: Size, margin: number): View {
   const missing = (at: number, size: number): number =>
     at < margin ? margin - at : at > size - margin ? size - margin - at : 0;
-  return pan(view, missing(view.x + x * view.scale, box.width), missing(view.y + y * view.scale, box.height));
+  return pan(view, missing(view.x + x * view.sx, box.width), missing(view.y + y * view.sy, box.height));
 }

@@ -1,6 +1,6 @@
 /**
- * The course of an answer: thinking, text and calls in the order in which they came. Knows nothing of what a call gives;
- * it only names calls by their ids, and text by where in the answer it begins.
+ * The course of an answer: thinking, text and calls in the order in which they came. Knows nothing of what a call
+ * gives; it only names calls by their ids, and text by where in the answer it begins.
  */
 import type { ThinkingDone } from "../protocol";
 

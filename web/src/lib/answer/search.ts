@@ -1,6 +1,4 @@
-/**
- * A search for an answer, as a tree of states, and answers of which one was chosen. Knows nothing of how they are drawn.
- */
+/** A search for an answer, as a tree of states, and answers of which one was chosen. Knows nothing of drawing. */
 import type {
   CandidateChosen,
   CandidateDone,

@@ -1,6 +1,6 @@
 /**
- * The calls of an answer, what became of them, and what they ask of a person. Whatever happens, a call of a run that has
- * ended is not running, and nothing of it waits. Knows nothing of how a call is shown.
+ * The calls of an answer, what became of them, and what they ask of a person. Whatever happens, a call of a run that
+ * has ended is not running, and nothing of it waits. Knows nothing of how a call is shown.
  */
 import type { StoredStep } from "../api";
 import type {
@@ -129,8 +129,7 @@ export function ended(calls: readonly Call[]): readonly Call[] {
   return calls.map((call) => ({
     ...call,
     state: call.state === "running" ? "cut" : call.state,
-    approval:
-      call.approval === null || call.approval.decision !== null ? call.approval : { ...call.approval, decision: "gone" },
+    approval: call.approval?.decision === null ? { ...call.approval, decision: "gone" } : call.approval,
     questions: call.questions.map((question) =>
       question.state === "waits" ? { ...question, state: "gone" } : question,
     ),
