@@ -24,14 +24,20 @@ from app.runs.events import (
     TERMINAL,
     AnswerDelta,
     AnswerDone,
+    ApprovalRequested,
+    ApprovalResolved,
     Event,
     Metrics,
+    QuestionAnswered,
+    QuestionAsked,
     RunCancelled,
     RunCompleted,
     RunStarted,
     ThinkingDelta,
     ThinkingDone,
     ThinkingStarted,
+    ToolCall,
+    ToolResult,
 )
 from app.usage import Usage
 
@@ -88,6 +94,31 @@ class Run:
         self.grown.set()
         self.grown = asyncio.Event()
 
+    def waiting(self, kind: type[ApprovalRequested] | type[QuestionAsked], number: str) -> Event | None:
+        """What was asked under a number and not answered yet."""
+        decided = {getattr(event, "approval_id", None) for event in self.log if isinstance(event, ApprovalResolved)}
+        decided |= {getattr(event, "question_id", None) for event in self.log if isinstance(event, QuestionAnswered)}
+        asked = (event for event in self.log if isinstance(event, kind))
+        numbered = {
+            getattr(event, "approval_id", None) or getattr(event, "question_id", None): event for event in asked
+        }
+        return None if number in decided else numbered.get(number)
+
+    def steps(self) -> list[dict[str, Any]]:
+        """What the chat keeps of its calls: one step for all of them, and what was written in the end."""
+        calls = [event for event in self.log if isinstance(event, ToolCall)]
+        results = {event.call_id: event for event in self.log if isinstance(event, ToolResult)}
+        if not results:
+            return []
+        kept = [
+            {"call_id": call.call_id, "text": results[call.call_id].text, "untrusted": False}
+            for call in calls
+            if call.call_id in results
+        ]
+        made = [{"id": call.call_id, "name": call.name, "arguments": call.arguments} for call in calls]
+        last = {"content": self.text(AnswerDelta), "calls": [], "results": []}
+        return [{"content": "", "calls": made, "results": kept}, last]
+
     def text(self, kind: type[AnswerDelta] | type[ThinkingDelta]) -> str:
         return "".join(event.text for event in self.log if isinstance(event, kind))
 
@@ -117,7 +148,10 @@ class World:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     streams: set[asyncio.Event] = field(default_factory=set)  # setting one drops its connection
     streams_refused: bool = False
+    logs_lost: bool = False
     runs_refused: bool = False
+    decisions_refused: str = ""  # and why
+    decisions: list[dict[str, Any]] = field(default_factory=list)  # bodies of approvals and answers, as they came
     cancels: int = 0
 
     def gate(self, name: str) -> asyncio.Event:
@@ -178,6 +212,7 @@ def build_app(world: World) -> FastAPI:
             "thinking_s": 1.2 if done else None,
             "tokens_per_s": 38.4 if done else None,
             "usage": USAGE.model_dump() if done else None,
+            "steps": run.steps(),
             "status": run.status,
         }
 
@@ -210,7 +245,7 @@ def build_app(world: World) -> FastAPI:
     async def events(run_id: str, after: int = 0) -> Response:
         if world.streams_refused:
             return error(503, "Not now.")
-        if run_id not in world.runs:
+        if run_id not in world.runs or world.logs_lost:
             return error(404, "No such run.")
         stream = follow(world.runs[run_id], after)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -239,6 +274,31 @@ def build_app(world: World) -> FastAPI:
         world.cancels += 1
         world.runs[run_id].stop.set()
         return {}
+
+    @app.post("/api/runs/{run_id}/approvals/{number}", status_code=202)
+    async def approve(run_id: str, number: str, request: Request) -> Any:
+        body = await request.json()
+        world.decisions.append(body)
+        asked = world.runs[run_id].waiting(ApprovalRequested, number)
+        if world.decisions_refused:
+            return error(400, world.decisions_refused)
+        if not isinstance(asked, ApprovalRequested):
+            return error(404, "It waits for nothing.")
+        resolved = ApprovalResolved(approval_id=number, call_id=asked.call_id, decision=body["decision"])
+        world.runs[run_id].write(resolved)
+        world.gate(number).set()
+        return {"id": number}
+
+    @app.post("/api/runs/{run_id}/questions/{number}", status_code=202)
+    async def answer_question(run_id: str, number: str, request: Request) -> Any:
+        body = await request.json()
+        world.decisions.append(body)
+        asked = world.runs[run_id].waiting(QuestionAsked, number)
+        if not isinstance(asked, QuestionAsked):
+            return error(404, "It waits for nothing.")
+        world.runs[run_id].write(QuestionAnswered(question_id=number, call_id=asked.call_id, text=body["text"]))
+        world.gate(number).set()
+        return {"id": number}
 
     mount_page(app)
     return app
@@ -280,6 +340,13 @@ class FakeServer:
 
     def refuse_runs(self, refused: bool) -> None:
         self._do(lambda: setattr(self.world, "runs_refused", refused))
+
+    def refuse_decisions(self, why: str) -> None:
+        self._do(lambda: setattr(self.world, "decisions_refused", why))
+
+    def lose_logs(self) -> None:
+        """From now on runs have no events any more; the chats keep what they keep."""
+        self._do(lambda: setattr(self.world, "logs_lost", True))
 
     def lose_runs(self) -> None:
         """What a restart without a log on disk would do: the chats are there, the runs are not."""
