@@ -43,7 +43,7 @@ with `python -m training.evaluate --model models/{name} -n {asked}`.
 - **Shape**: Qwen3 ({layers} layers, width {hidden}, feed-forward {intermediate}, {heads} query and {kv_heads} key-value
   heads of {head_dim}, tied embedding), vocabulary {vocab} (byte-level BPE, digits single), rope base {theta:,.0f}.
 - **Recipe**: {steps:,} steps of about {batch:,} tokens, {tokens:.1f} million tokens in all (with padding). Each
-  conversation draws its own difficulty, up to one that grows over {ramp:,} steps. Muon at {matrix_lr} for the matrices
+  conversation draws its own difficulty, up to {hardest}. Muon at {matrix_lr} for the matrices
   and AdamW at {adam_lr} for the embedding and norms; warm-up, a constant stretch, a linear fall over the last
   {fall:.0%}. Loss on what the assistant writes, and a little on what it reads.
 - **Time**: {hours:.1f} hours on {hardware}.{remarks}
@@ -136,7 +136,7 @@ def write(trainer: Trainer, results: list[Result], out: Path, name: str, hardwar
         vocab=plan.model.vocab_size,
         theta=plan.model.rope_theta,
         steps=plan.steps,
-        ramp=plan.ramp_steps,
+        hardest=f"one that grows over {plan.ramp_steps:,} steps" if plan.ramp_steps > 1 else "the hardest",
         fall=plan.fall,
         batch=plan.batch_tokens,
         tokens=trainer.tokens / 1e6,
