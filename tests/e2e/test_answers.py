@@ -411,8 +411,8 @@ def test_a_tree_is_walked_zoomed_and_dragged(page: Page, fake: FakeServer) -> No
     expect(detail).to_contain_text("left: 1, 8")
     expect(search.locator("[data-node='1']")).to_have_class(re.compile("current"))
 
-    def at() -> str:
-        return search.locator("[data-node='1']").get_attribute("transform") or ""
+    def at() -> object:
+        return search.locator("[data-node='1'] circle").first.bounding_box()
 
     whole = at()
     for _ in range(3):

@@ -165,6 +165,19 @@ test("a call has what it was given, what it told on its way, and how it ended", 
   expect(second).toMatchObject({ state: "failed", error: { message: "It broke." }, questions: [{ answer: "a" }] });
 });
 
+test("a wait that is told before its thinking has started belongs to it", () => {
+  const log: RunEvent[] = [
+    started,
+    { type: "thinking.wait", number: 1, of: 1 },
+    { type: "thinking.started", started_at: 11, max_tokens: null, waits: 1 },
+    { type: "thinking.delta", text: "Wait, 8." },
+    { type: "thinking.done", duration_s: 1, tokens: 4 },
+  ];
+  expect(fold(log).parts).toMatchObject([
+    { startedAt: 11, text: "Wait, 8.", waits: [{ at: 0, number: 1, of: 1 }], done: { duration_s: 1 } },
+  ]);
+});
+
 test("whatever is open when a run ends is closed", () => {
   const ask: RunEvent = { type: "question.asked", ...call, question_id: "q", text: "?", choices: null, expires_at: 9 };
   const cut: RunEvent = { type: "run.failed", code: "server_restarted", message: "It restarted.", retryable: true };

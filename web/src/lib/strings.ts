@@ -109,6 +109,7 @@ export const strings = {
   announceQuestion: (name: string, text: string) => `${name} asks: ${text}`,
 
   sources: "Sources",
+  nearest: "The nearest passages",
   cite: (n: string, title: string, page: number | null) => `Source ${n}: ${place(title, page)}`,
   citeElsewhere: (n: string, title: string, page: number | null) =>
     `Source ${n}, though the answer named another: ${place(title, page)}`,
@@ -128,6 +129,7 @@ export const strings = {
   routed: "Which model answers",
 
   search: "Search",
+  nothingFound: "The search ended without an answer.",
   states: (n: number) => count(n, "state", "states"),
   ended: {
     found: "found",

@@ -46,8 +46,12 @@ function thinking(parts: Parts): { before: Parts; thought: Thought } {
     : { before: parts, thought: NEW };
 }
 
+/** A Wait may come first: it is of the thinking that starts now. */
 export function thinkingStarted(parts: Parts, startedAt: number): Parts {
-  return [...closed(parts), { ...NEW, startedAt }];
+  const { before, thought } = thinking(parts);
+  return thought.startedAt === null
+    ? [...closed(before), { ...thought, startedAt }]
+    : [...closed(parts), { ...NEW, startedAt }];
 }
 
 export function thinkingGrew(parts: Parts, text: string): Parts {
