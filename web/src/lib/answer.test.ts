@@ -240,14 +240,20 @@ test("a stored answer has its steps in order, with calls and results", () => {
         calls: [{ id: "c", name: "calculator", arguments: '{"expression": "27+58"}' }],
         results: [{ call_id: "c", text: "85", untrusted: false }],
       },
+      {
+        content: "",
+        calls: [{ id: "c", name: "calculator", arguments: '{"expression": "85"}' }],
+        results: [{ call_id: "c", text: "still 85", untrusted: false }],
+      },
       { content: "It is 85.", calls: [], results: [] },
     ],
   };
   const answer = fromStored(stored);
   expect(shownParts(answer).map(({ part, text }) => [part.kind, text.trim()])).toEqual([
-    ["thinking", ""], ["text", "Let me see."], ["calls", ""], ["text", "It is 85."],
+    ["thinking", ""], ["text", "Let me see."], ["calls", ""], ["calls", ""], ["text", "It is 85."],
   ]);
   expect(answer.calls[0]).toMatchObject({ name: "calculator", state: "done", result: { text: "85" } });
+  expect(new Set(answer.calls.map((call) => call.id)).size).toBe(2); // though both are "c" in their steps
   const plain = fromStored({ ...stored, steps: [], thinking: "", thinking_s: null });
   expect(plain.parts).toEqual([{ kind: "text", start: 0 }]);
 });

@@ -221,20 +221,21 @@ export function fromStored(message: StoredMessage): Answer {
   const steps = message.steps ?? [];
   const parts: Part[] = [];
   if (message.thinking !== "" || thinking_s !== null) parts.push(storedThought(message));
+  const calls = steps.map(storedCalls);
   let read = 0; // characters of the answer that earlier steps wrote
-  for (const { content, calls } of steps.length > 0 ? steps : [{ content: message.content, calls: [] }]) {
+  (steps.length > 0 ? steps : [message]).forEach(({ content }, i) => {
     const start = Math.max(read, message.content.indexOf(content, read));
     if (content !== "") parts.push({ kind: "text", start });
     read = start + content.length;
-    if (calls.length > 0) parts.push({ kind: "calls", ids: calls.map((call) => call.id) });
-  }
+    if (calls[i]?.length) parts.push({ kind: "calls", ids: calls[i].map((call) => call.id) });
+  });
   return {
     ...EMPTY,
     status: message.status,
     parts,
     thoughtTokens: usage?.reasoning_tokens ?? 0,
     text: message.content,
-    calls: steps.flatMap(storedCalls),
+    calls: calls.flat(),
     metrics:
       tokens_per_s === null ? null : { tokens_per_s, ...(typeof ttft_s === "number" ? { ttft_s } : {}) },
     usage,

@@ -141,12 +141,12 @@ export function asks(call: Call): boolean {
   return call.approval?.decision === null || call.questions.some((question) => question.state === "waits");
 }
 
-/** The calls of a step as the chat keeps them. */
-export function storedCalls(step: StoredStep): Call[] {
-  return step.calls.map((call) => {
-    const result = step.results.find((each) => each.call_id === call.id);
+/** The calls of a step as the chat keeps them; an id is one step's alone there, so `step` gets into it here. */
+export function storedCalls({ calls, results }: StoredStep, step: number): Call[] {
+  return calls.map((call) => {
+    const result = results.find((each) => each.call_id === call.id);
     return {
-      ...begun(call.id, call.name),
+      ...begun(`${step}/${call.id}`, call.name),
       arguments: call.arguments,
       state: "done",
       result: result ? { text: result.text, untrusted: result.untrusted, truncated: 0, sources: [] } : null,
