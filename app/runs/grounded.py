@@ -106,6 +106,10 @@ class CheckedAnswer:
         """More of the answer; what may be shown by now, each part with what supports it."""
         yield from map(self._shown, self._checker.feed(text))
 
+    def skip(self, characters: int) -> None:
+        """So many characters were shown that are no part of what is checked."""
+        self._written += characters
+
     def finish(self) -> Iterable[tuple[str, CitationRef]]:
         yield from map(self._shown, self._checker.finish())
 

@@ -125,6 +125,8 @@ class Run:
         self._thinking_s: float | None = None
         self._first_token_at: float | None = None
         self._metrics_at = self._read_at = 0.0
+        self._writing_at: float | None = None  # since when the model writes
+        self._unseen = False  # a strategy or a router writes what nobody sees before the answer comes
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, history: History, ask: Ask, tools: RunTools | None) -> asyncio.Task[None]:
@@ -181,6 +183,7 @@ class Run:
                 served, manner, history, found, specs, temperature=ask.temperature, max_tokens=ask.max_tokens
             )
 
+        self._unseen = manner.strategy is not None or ask.auto is not None
         if ask.auto is not None:
             finish = await self._route(ask.auto, prepared)
         else:
@@ -238,6 +241,7 @@ class Run:
 
     def _start(self, model: str, limit: int) -> None:
         self.started = True
+        self._writing_at = time.perf_counter()
         self.log.append(RunStarted(model=model, started_at=time.time(), max_tokens=limit))
 
     async def _take_all(self, written: AsyncGenerator[Piece, None]) -> Finish:
@@ -268,6 +272,8 @@ class Run:
                         self.trace.results[-1].append(text)
                         if self._content and not self._content[-1].endswith("\n"):
                             self._say("\n\n")  # what the model said before its call is a paragraph of its own
+                            if self._checked is not None:
+                                self._checked.skip(2)
                     case Limited(limit):
                         assert self.trace is not None
                         self.trace.limit = agent.steps, limit
@@ -312,10 +318,12 @@ class Run:
     def _open_thinking(self, now: float) -> None:
         if self._thinking_began is None:
             self._deltas.flush()
-            self._thinking_began = now
+            began = self._writing_at if self._unseen and self._thinking_s is None else None
+            self._thinking_began = now if began is None else began
             budget = self._manner.budget
             most, waits = (None, 0) if budget is None else (budget.max_tokens, budget.waits)
-            self.log.append(ThinkingStarted(started_at=time.time(), max_tokens=most, waits=waits))
+            started_at = time.time() - (now - self._thinking_began)
+            self.log.append(ThinkingStarted(started_at=started_at, max_tokens=most, waits=waits))
 
     def _hear(self, event: Event) -> None:
         """What a strategy tells."""
@@ -353,7 +361,9 @@ class Run:
         if self._first_token_at is None:
             return None
         made = self._tally.completion_tokens
-        elapsed_s = time.perf_counter() - self._first_token_at
+        # What nobody sees was written before the first token that is seen.
+        since = self._writing_at if self._unseen and self._writing_at is not None else self._first_token_at
+        elapsed_s = time.perf_counter() - since
         rate = (made - 1) / elapsed_s if made > 1 and elapsed_s > 0 else 0.0
         return Metrics(ttft_s=self._first_token_at - self._began, tokens_per_s=rate, completion_tokens=made)
 
