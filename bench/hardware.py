@@ -18,6 +18,7 @@ def describe() -> dict[str, Any]:  # Any: plain JSON
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "amx": torch.cpu._is_amx_tile_supported(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "python": platform.python_version(),
@@ -29,7 +30,8 @@ def slug() -> str:
     """A short name of the hardware for file names."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name().lower().replace(" ", "-")
-    return f"cpu-{os.cpu_count()}-cores-{torch.backends.cpu.get_cpu_capability().lower()}"
+    tiles = "-amx" if torch.cpu._is_amx_tile_supported() else ""
+    return f"cpu-{os.cpu_count()}-cores-{torch.backends.cpu.get_cpu_capability().lower()}{tiles}"
 
 
 def read_bandwidth(gib: float = 0.5, repeats: int = 7) -> float:
