@@ -15,8 +15,10 @@ MAXIMA = (32, 64, 128, 256, 512, 1024)
 MINIMA = {"game24": (128, 256, 512), "arithmetic": (64, 128, 256)}
 
 
-async def budgeted(engine: Engine, name: str, asked: Sequence[Question], budget: ThinkingBudget) -> Row:
-    """Answers within a budget, greedily."""
+async def answered(
+    engine: Engine, asked: Sequence[Question], budget: ThinkingBudget
+) -> list[tuple[bool, int, int, int]]:
+    """Answers within a budget, greedily: of each whether it is right, its tokens, those of thinking, and Waits."""
 
     async def one(question: Question) -> tuple[bool, int, int, int]:
         forcing = BudgetForcing(budget, engine.tokenizer)
@@ -26,7 +28,12 @@ async def budgeted(engine: Engine, name: str, asked: Sequence[Question], budget:
         whole = pieces[-1].finish_reason == "stop"
         return question.right(text, whole), sum(p.spent for p in pieces), forcing.thinking_tokens, forcing.waits
 
-    right, tokens, thinking, waits = zip(*await each(asked, one), strict=True)
+    return await each(asked, one)
+
+
+async def budgeted(engine: Engine, name: str, asked: Sequence[Question], budget: ThinkingBudget) -> Row:
+    """The row of `answered`."""
+    right, tokens, thinking, waits = zip(*await answered(engine, asked, budget), strict=True)
     return tell(row(name, right, tokens, thinking, {"waits": sum(waits) / len(waits)}))
 
 
@@ -40,3 +47,26 @@ async def waited(engine: Engine, kind: Kind, asked: Sequence[Question]) -> list[
 async def cut(engine: Engine, kind: Kind, asked: Sequence[Question]) -> list[Row]:
     """Thinking of at most so many tokens."""
     return [await budgeted(engine, f"{kind}/maximum={m}", asked, ThinkingBudget(max_tokens=m)) for m in MAXIMA]
+
+
+async def turned(engine: Engine, kind: Kind, asked: Sequence[Question]) -> list[Row]:
+    """What one Wait does to answers that were right, to those that were wrong, and where a checker asks for it.
+
+    Tells the mechanism from the model: if thinking on finds solutions, and loses others, it is the model that does not
+    know which it has.
+    """
+    before = await answered(engine, asked, ThinkingBudget())
+    after = await answered(engine, asked, ThinkingBudget(waits=1, wait_text=WAIT_TEXTS[kind]))
+    pairs = list(zip(before, after, strict=True))
+    groups = {
+        "a Wait where the answer was right": [then for first, then in pairs if first[0]],
+        "a Wait where the answer was wrong": [then for first, then in pairs if not first[0]],
+        "no Wait": list(before),
+        "a Wait in any case": list(after),
+        "a Wait where a checker refuses": [first if first[0] else then for first, then in pairs],
+    }
+    return [
+        tell(row(f"{kind}/{name}", [a[0] for a in group], [a[1] for a in group], [a[2] for a in group]))
+        for name, group in groups.items()
+        if group
+    ]

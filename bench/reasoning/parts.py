@@ -46,6 +46,14 @@ async def _maxima(n: int) -> list[Row]:
         return await forcing.cut(engine, "game24", questions("game24", n))
 
 
+def _turned(kind: Kind) -> Part:
+    async def part(n: int) -> list[Row]:
+        async with _engine() as engine:
+            return await forcing.turned(engine, kind, questions(kind, n))
+
+    return part
+
+
 async def _trees(n: int) -> list[Row]:
     async with _engine() as engine:
         way, rows = await trees.chosen(engine, questions("game24", min(n, trees.CHOOSING), choosing=True))
@@ -77,6 +85,8 @@ PARTS: dict[str, Part] = {  # the longest first, so that processes end together
     "game24 maxima": _maxima,
     "arithmetic samples": _samples("arithmetic"),
     "cascade": _cascade,
+    "game24 one wait": _turned("game24"),
+    "arithmetic one wait": _turned("arithmetic"),
     ALONE: _over_http,
 }
 
