@@ -11,6 +11,6 @@ export default defineConfig({
     modulePreload: { polyfill: false },
   },
   // `npm run dev` shows the page with hot reload in front of a server that `make serve` started.
-  server: { proxy: { "/api": "http://127.0.0.1:8000" } },
+  server: { proxy: { "/api": "http://127.0.0.1:8000", "/v1": "http://127.0.0.1:8000" } },
   test: { include: ["src/**/*.test.ts"], environment: "node" },
 });

@@ -14,7 +14,8 @@ def model_list(models: Models) -> dict[str, Any]:
 
 def model_entry(models: Models, name: str) -> dict[str, Any]:
     """
-    `auto` takes what the roomiest of its models takes.
+    `thinks` and `tools` say whether it thinks and takes tools. `auto` takes what the roomiest of its models takes,
+    thinks where all of them do, and takes no tools.
 
     Raises:
         ApiError: 404 `model_not_found`.
@@ -26,4 +27,6 @@ def model_entry(models: Models, name: str) -> dict[str, Any]:
         "created": max(served.created for served in asked),
         "owned_by": "ponder",
         "max_model_len": max(served.engine.max_model_len for served in asked),
+        "thinks": all(served.markers is not None for served in asked),
+        "tools": name != AUTO_NAME and all(served.dialect is not None for served in asked),
     }

@@ -139,6 +139,11 @@ async def test_two_of_one_name_are_refused(model: Path, second: Path, tmp_path: 
             Models([*models, models.get("second")])
 
 
+def test_the_list_says_who_thinks_and_takes_tools(both_http: httpx.Client) -> None:
+    listed = {each["id"]: (each["thinks"], each["tools"]) for each in both_http.get("/v1/models").json()["data"]}
+    assert listed == {"pebble": (True, True), "small": (True, True), "default": (True, True), "auto": (True, False)}
+
+
 @pytest.mark.parametrize(
     ("router", "gate", "order", "chosen"),
     [

@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from app.efforts import BUDGETS
 from app.page import mount_page
 from app.runs.events import (
     TERMINAL,
@@ -138,6 +139,17 @@ class Run:
 
 
 @dataclass
+class Offer:
+    """What there is to choose from, as the real server's routes tell it. Any: JSON."""
+
+    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "fake"}, {"id": "default"}])
+    strategies: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    off: dict[str, str] = field(default_factory=dict)
+    collections: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
 class World:
     """All that the fake knows. A test reads and changes it through FakeServer."""
 
@@ -150,6 +162,9 @@ class World:
     streams_refused: bool = False
     logs_lost: bool = False
     runs_refused: bool = False
+    refusal: dict[str, str | None] | None = None  # of the next run's request: its status is 400
+    asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of runs, as they came
+    offer: Offer = field(default_factory=Offer)
     decisions_refused: str = ""  # and why
     decisions: list[dict[str, Any]] = field(default_factory=list)  # bodies of approvals and answers, as they came
     cancels: int = 0
@@ -177,6 +192,23 @@ def build_app(world: World) -> FastAPI:
             "about": ABOUT,
             "starters": STARTERS,
         }
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": world.offer.models}
+
+    @app.get("/api/strategies")
+    async def strategies() -> dict[str, Any]:
+        efforts = {name: budget.model_dump() for name, budget in BUDGETS.items()}
+        return {"strategies": world.offer.strategies, "faults": [], "efforts": efforts}
+
+    @app.get("/api/tools")
+    async def tools() -> dict[str, Any]:
+        return {"tools": world.offer.tools, "faults": [], "off": world.offer.off}
+
+    @app.get("/api/collections")
+    async def collections() -> dict[str, Any]:
+        return {"collections": world.offer.collections}
 
     @app.get("/api/chats")
     async def chats() -> dict[str, Any]:
@@ -224,7 +256,12 @@ def build_app(world: World) -> FastAPI:
     async def start(chat_id: str, request: Request) -> Any:
         if world.runs_refused:
             return error(503, "The server is starting.")
-        content = (await request.json())["content"]
+        body = await request.json()
+        world.asked.append(body)
+        if world.refusal is not None:
+            refusal, world.refusal = world.refusal, None
+            return JSONResponse({"error": refusal}, status_code=400)
+        content = body["content"]
         chat = world.chats[chat_id]
         if any(run.chat_id == chat_id and run.status == "running" for run in world.runs.values()):
             return error(409, "This chat already has a run.")
@@ -340,6 +377,16 @@ class FakeServer:
 
     def refuse_runs(self, refused: bool) -> None:
         self._do(lambda: setattr(self.world, "runs_refused", refused))
+
+    def refuse_next(self, param: str, message: str) -> None:
+        """The next run's request is refused, blaming a field of it."""
+        kind = "invalid_request_error"
+        refusal = {"message": message, "type": kind, "param": param, "code": "invalid_value"}
+        self._do(lambda: setattr(self.world, "refusal", refusal))
+
+    def asked(self) -> dict[str, Any]:
+        """The body of the last run's request."""
+        return self.world.asked[-1]
 
     def refuse_decisions(self, why: str) -> None:
         self._do(lambda: setattr(self.world, "decisions_refused", why))

@@ -1,6 +1,8 @@
 /** The server's HTTP interface, typed. Knows nothing of the page. */
 import { clock } from "./clock";
+import type { Schema } from "./options";
 import type { Usage } from "./protocol";
+import type { Wishes } from "./settings";
 
 export interface ServerInfo {
   version: string;
@@ -53,12 +55,51 @@ export interface StartedRun {
   message_id: string;
 }
 
+export type Effort = "none" | "minimal" | "low" | "medium" | "high" | "xhigh";
+
+/** How much an answer may think. */
+export interface Budget {
+  min_tokens: number;
+  max_tokens: number | null;
+  waits: number;
+  wait_text: string;
+}
+
+/** `thinks` and `tools`: whether it does, and takes any. */
+export interface Model {
+  id: string;
+  thinks?: boolean;
+  tools?: boolean;
+}
+
+export interface StrategyInfo {
+  name: string;
+  about: string;
+  options: Schema;
+  origin: string;
+}
+
+export interface ToolInfo {
+  name: string;
+  description: string;
+  permission: "none" | "read" | "write" | "network" | "execute";
+  approval: "never" | "once" | "always";
+  origin: string;
+}
+
+export interface Collection {
+  id: number;
+  name: string;
+  documents: number;
+}
+
 /** What the server refused and why, or status 0 when it could not be reached. */
 export class ApiError extends Error {
   constructor(
     readonly status: number,
     readonly code: string,
     message: string,
+    readonly param: string | null = null, // the field that is at fault
   ) {
     super(message);
     this.name = "ApiError";
@@ -81,8 +122,10 @@ export async function request(path: string, init: RequestInit = {}): Promise<Res
 
 async function refusal(response: Response): Promise<ApiError> {
   try {
-    const { error } = (await response.json()) as { error: { message?: string; code?: string | null } };
-    return new ApiError(response.status, error.code ?? "", error.message ?? "");
+    const { error } = (await response.json()) as {
+      error: { message?: string; code?: string | null; param?: string | null };
+    };
+    return new ApiError(response.status, error.code ?? "", error.message ?? "", error.param ?? null);
   } catch {
     return new ApiError(response.status, "", "");
   }
@@ -107,6 +150,24 @@ export async function listChats(): Promise<ChatSummary[]> {
   return (await get<{ chats: ChatSummary[] }>("/api/chats")).chats;
 }
 
+export const getStrategies = (): Promise<{ strategies: StrategyInfo[]; efforts: Record<string, Budget> }> =>
+  get("/api/strategies");
+
+/** `off` says of tools that are not there what would bring them, `faults` what could not be loaded. */
+export const getTools = (): Promise<{
+  tools: ToolInfo[];
+  off: Record<string, string>;
+  faults: { origin: string; message: string }[];
+}> => get("/api/tools");
+
+export async function getModels(): Promise<Model[]> {
+  return (await get<{ data: Model[] }>("/v1/models")).data;
+}
+
+export async function getCollections(): Promise<Collection[]> {
+  return (await get<{ collections: Collection[] }>("/api/collections")).collections;
+}
+
 export async function createChat(): Promise<ChatSummary> {
   return (await (await post("/api/chats", {})).json()) as ChatSummary;
 }
@@ -115,8 +176,8 @@ export async function deleteChat(id: string): Promise<void> {
   await request(chatPath(id), { method: "DELETE" });
 }
 
-export async function startRun(chatId: string, content: string): Promise<StartedRun> {
-  return (await (await post(`${chatPath(chatId)}/runs`, { content })).json()) as StartedRun;
+export async function startRun(chatId: string, content: string, wishes: Wishes): Promise<StartedRun> {
+  return (await (await post(`${chatPath(chatId)}/runs`, { content, ...wishes })).json()) as StartedRun;
 }
 
 export async function cancelRun(id: string): Promise<void> {

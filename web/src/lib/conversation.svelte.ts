@@ -19,6 +19,7 @@ import {
 import { EMPTY, failed, fromStored, reduce, type Answer, type Failure } from "./answer";
 import { follow, type Link } from "./events";
 import type { RunEvent } from "./protocol";
+import type { Wishes } from "./settings";
 import { strings } from "./strings";
 
 export interface Question {
@@ -156,10 +157,15 @@ export class Conversation {
   #scope = new AbortController(); // ends when another chat is opened
   #keys = 0;
 
-  /** `created` hears of a chat that a first message began, `changed` of one whose listing may have changed. */
+  /**
+   * `created` hears of a chat that a first message began, `changed` of one whose listing may have changed. `wishes`
+   * says how answers are to be made; `refused` takes a refusal of that, and says whether it was one.
+   */
   constructor(
     private readonly created: (chat: ChatSummary) => void,
     private readonly changed: () => void,
+    private readonly wishes: () => Wishes,
+    private readonly refused: (error: ApiError) => boolean,
   ) {}
 
   /** Show a chat, or an empty new one. An answer under way goes on without being watched. */
@@ -180,7 +186,7 @@ export class Conversation {
     }
   }
 
-  /** Ask. Returns false, with a notice set, when the chat turned out to be busy and the words were not sent. */
+  /** Ask. False when the words were not taken: the chat is busy, which a notice says, or a wish was refused. */
   async send(content: string): Promise<boolean> {
     if (this.running || this.phase !== "ready") return false;
     const { signal } = this.#scope;
@@ -199,13 +205,18 @@ export class Conversation {
           this.created(chat);
         }
       }
-      const { run_id } = await startRun(id, content);
+      const { run_id } = await startRun(id, content, this.wishes());
       this.changed();
       if (!signal.aborted) void this.#watch(reply, run_id, signal);
     } catch (error) {
       if (error instanceof ApiError && error.status === 409 && !signal.aborted) {
         await this.open(this.id);
         this.notice = strings.busy;
+        return false;
+      }
+      if (error instanceof ApiError && !signal.aborted && this.refused(error)) {
+        this.messages = before;
+        this.announcement = strings.notTaken(error.message);
         return false;
       }
       reply.fail(failureOf(error));
@@ -227,11 +238,11 @@ export class Conversation {
     if (this.last?.role === "assistant" && this.running) await this.last.stop();
   }
 
-  /** Ask the question of a failed answer again. */
-  async retry(reply: Reply): Promise<void> {
-    if (this.running) return;
+  /** Ask the question of a failed answer again. Returns as `send` does. */
+  async retry(reply: Reply): Promise<boolean> {
+    if (this.running) return true;
     if (reply.unsent) this.messages = this.messages.slice(0, this.messages.indexOf(reply) - 1);
-    await this.send(reply.question);
+    return this.send(reply.question);
   }
 
   get #unsent(): boolean {

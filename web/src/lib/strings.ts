@@ -1,3 +1,7 @@
+import type { Budget, ToolInfo } from "./api";
+import type { NumberField, TextField, Value } from "./options";
+import type { Conflict, ControlName, Gone, Part } from "./settings";
+
 /** Every word the page says, in one place, so that another language is another file like this one. */
 const number = new Intl.NumberFormat("en");
 const seconds = (s: number): string => (s < 60 ? `${s.toFixed(1)} s` : `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`);
@@ -6,6 +10,34 @@ const tokens = (n: number): string => count(n, "token", "tokens");
 const part = (value: number): string => value.toFixed(2);
 const place = (title: string, page: number | null): string => (page === null ? title : `${title}, page ${page}`);
 const took = (ms: number): string => (ms < 1000 ? `${Math.round(ms)} ms` : seconds(ms / 1000));
+
+const bounds = ({ whole, least, above, most, below }: NumberField): string => {
+  const from = least !== null ? ` from ${number.format(least)}` : above !== null ? ` above ${number.format(above)}` : "";
+  const up = from === "" ? " up to" : " to";
+  const to = most !== null ? `${up} ${number.format(most)}` : below !== null ? `${up} below ${number.format(below)}` : "";
+  return `${whole ? "a whole number" : "a number"}${from}${to}`;
+};
+const value = (it: Value): string => (typeof it === "boolean" ? (it ? "on" : "off") : String(it));
+const named = (name: string): string => {
+  const words = name.replaceAll("_", " ");
+  return words.charAt(0).toUpperCase() + words.slice(1);
+};
+const several = (names: "all" | readonly string[]): string =>
+  names === "all" ? "all" : names.length > 3 ? number.format(names.length) : names.join(", ");
+const control: Record<ControlName, string> = {
+  model: "Model",
+  thinking: "Thinking",
+  strategy: "Strategy",
+  tools: "Tools",
+  documents: "Documents",
+  sampling: "Sampling",
+};
+const partTitle: Record<Part, string> = {
+  model: control.model,
+  effort: control.thinking,
+  strategy: control.strategy,
+  tools: control.tools,
+};
 
 export const strings = {
   product: "Ponder",
@@ -33,6 +65,107 @@ export const strings = {
   stopping: "Stopping…",
   hint: "Enter sends, Shift + Enter starts a new line, Esc stops",
   latest: "Jump to the latest",
+
+  settings: "How to answer",
+  control,
+  controlSet: (title: string, what: string) => (what === "" ? title : `${title}: ${what}`),
+  usual: "As usual",
+  on: "on",
+  reset: "Reset",
+  resetAll: "Reset how to answer",
+  dismiss: "Dismiss",
+  modelTitle: "Which model answers next",
+  usualModel: (name: string) => `${name}, as usual`,
+  auto: "The small model answers first, a larger one where that is not enough.",
+  effortTitle: "How much it may think",
+  usualEffort: "As much as the model thinks by itself.",
+  effort: { none: "None", minimal: "Minimal", low: "Low", medium: "Medium", high: "High", xhigh: "Very high" },
+  effortNone: "It answers at once.",
+  budgetWords: ({ min_tokens: least, max_tokens: most, waits }: Budget) => {
+    const ends = [least > 0 ? `at least ${tokens(least)}` : "", most === null ? "" : `at most ${tokens(most)}`];
+    const length = ends.filter(Boolean).join(", ");
+    const forced = waits > 0 ? `made to think on ${count(waits, "time", "times")}` : "";
+    const told = [length, forced].filter(Boolean).join(", ");
+    return told === "" ? "Without a limit." : `${told.charAt(0).toUpperCase()}${told.slice(1)}.`;
+  },
+  strategyTitle: "How the answer is found",
+  usualStrategy: "None",
+  usualStrategyAbout: "The model simply answers.",
+  optionsOf: (name: string) => `Options of ${name}`,
+  moreOptions: "More options",
+  named,
+  value,
+  usualValue: (it: Value | null) => (it === null ? "as usual" : `${value(it)}, as usual`),
+  bounds: (field: NumberField) => `Accepted: ${bounds(field)}.`,
+  wrong: (field: NumberField | TextField) =>
+    field.kind === "number"
+      ? `Not taken. Accepted: ${bounds(field)}.`
+      : `Not taken. Accepted: up to ${number.format(field.longest ?? 0)} characters.`,
+  several,
+  toolsTitle: "What the model may call",
+  noTools: "None",
+  allTools: (n: number) => `All ${number.format(n)}`,
+  someTools: "Some",
+  chooseSome: "Choose at least one.",
+  permission: {
+    none: "touches nothing",
+    read: "reads",
+    write: "writes",
+    network: "uses the network",
+    execute: "runs code",
+  } satisfies Record<ToolInfo["permission"], string>,
+  approval: {
+    never: "",
+    once: "asks once in a chat",
+    always: "asks first",
+  } satisfies Record<ToolInfo["approval"], string>,
+  toolsOff: (n: number) => `Not there (${number.format(n)})`,
+  documentsTitle: "Answer from documents",
+  noDocuments: "No",
+  allDocuments: "From all of them",
+  someDocuments: "From some collections",
+  documents: (n: number) => count(n, "document", "documents"),
+  samplingTitle: "How the words are chosen",
+  temperature: "Temperature",
+  temperatureAbout: "0 always takes the likeliest word; higher is more varied.",
+  maxTokens: "Most tokens of the answer",
+  maxTokensAbout: "Thinking counts too. As usual: as far as the context reaches.",
+  conflict: ({ kind, name }: Conflict) =>
+    ({
+      "auto-tools": "With “auto” there are no tools.",
+      "auto-strategy": "With “auto” the one strategy is budget.",
+      "effort-strategy": "An amount of thinking and a strategy do not go together.",
+      "none-budget": "The strategy budget is about thinking, which is set to none.",
+      "strategy-tools": `The strategy ${name} takes no tools.`,
+      unthinking: `${name} does not think.`,
+      toolless: `${name} takes no tools.`,
+    })[kind],
+  first: (part: Part) => `To choose this, change “${partTitle[part]}” first.`,
+  said: {
+    model: (name: string) => `Model: ${name}`,
+    effort: (label: string) => `Thinking: ${label.toLowerCase()}`,
+    strategy: (name: string, options: readonly [string, Value][]) => {
+      const set = options.map(([key, it]) => `${named(key).toLowerCase()} ${value(it)}`).join(", ");
+      return `Strategy: ${name}${set === "" ? "" : ` (${set})`}`;
+    },
+    tools: (names: "all" | readonly string[]) => `Tools: ${several(names)}`,
+    documents: (names: "all" | readonly string[]) =>
+      names === "all" ? "From all documents" : `From ${names.join(", ")}`,
+    temperature: (it: number) => `Temperature ${it}`,
+    maxTokens: (n: number) => `At most ${tokens(n)}`,
+  },
+  gone: ({ what, name }: Gone) =>
+    ({
+      model: `The model “${name}” is not there any more.`,
+      effort: `The amount of thinking “${name}” is not there any more.`,
+      strategy: `The strategy “${name}” is not there any more.`,
+      option: `The option “${name}” of the strategy is not as it was.`,
+      tool: `The tool “${name}” is not there any more.`,
+      tools: "There are no tools any more.",
+      collections: "Some of the documents to answer from are not there any more.",
+      conflict: `What was set for “${partTitle[name as Part]}” does not go with the rest any more.`,
+    })[what],
+  goneEnd: "That was left out.",
 
   you: "You",
   conversation: "Conversation",
