@@ -12,9 +12,10 @@ const place = (title: string, page: number | null): string => (page === null ? t
 const took = (ms: number): string => (ms < 1000 ? `${Math.round(ms)} ms` : seconds(ms / 1000));
 
 const bounds = ({ whole, least, above, most, below }: NumberField): string => {
-  const from = least !== null ? ` from ${number.format(least)}` : above !== null ? ` above ${number.format(above)}` : "";
-  const up = from === "" ? " up to" : " to";
-  const to = most !== null ? `${up} ${number.format(most)}` : below !== null ? `${up} below ${number.format(below)}` : "";
+  const end = (word: string, bound: number | null): string => (bound === null ? "" : ` ${word} ${number.format(bound)}`);
+  const from = end("from", least) || end("above", above);
+  const up = from === "" ? "up to" : "to";
+  const to = end(up, most) || end(`${up} below`, below);
   return `${whole ? "a whole number" : "a number"}${from}${to}`;
 };
 const value = (it: Value): string => (typeof it === "boolean" ? (it ? "on" : "off") : String(it));
