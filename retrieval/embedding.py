@@ -109,12 +109,13 @@ class SentenceEmbedder:
         with self._lock:
             made = self._model.encode(
                 [part for parts in windows for part in parts], batch_size=self._batch, convert_to_numpy=True,
-                normalize_embeddings=True, show_progress_bar=False,
+                show_progress_bar=False,
             )  # fmt: skip
-        if len(made) == len(texts):
-            return np.asarray(made, np.float32)
+        each = _unit(np.asarray(made, np.float32))  # in float32, whatever the model computes in
+        if len(each) == len(texts):
+            return each
         starts = np.cumsum([0, *(len(parts) for parts in windows[:-1])])
-        return _unit(np.add.reduceat(np.asarray(made, np.float32), starts))
+        return _unit(np.add.reduceat(each, starts))
 
     def _one(self, text: str) -> Vectors:
         """A query, without what `encode` does around a batch: a fifth of the time."""
