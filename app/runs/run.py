@@ -39,7 +39,7 @@ from app.runs.history import DOCUMENTS, History
 from app.runs.log import Deltas, RunLog
 from app.runs.prepared import Prepared, prepare
 from app.runs.recorder import StepRecorder
-from app.runs.told import told
+from app.runs.told import told, without_text
 from app.runs.trace import Trace, recorded_sampling
 from app.served import Served
 from app.thoughts import Thoughts
@@ -331,7 +331,7 @@ class Run:
             self._tally.add_unseen(event.written, event.read)
         elif (shown := told(event)) is not None:
             self._deltas.flush()
-            self.log.append(shown)
+            self.log.append(shown if self._thoughts.policy == "shown" else without_text(shown))
 
     def _answer(self, text: str) -> None:
         self._steps.wrote(text)

@@ -29,6 +29,16 @@ _KINDS: dict[type[Event], type[BaseModel]] = {
 LONGEST = 10_000  # characters of what a plugin tells at once
 
 
+def without_text(event: BaseModel) -> BaseModel:
+    """The same, where thinking is not shown: a step of a search may be thinking, and a plugin's event tell of it."""
+    match event:
+        case events.SearchNode() | events.SearchMerge():
+            return event.model_copy(update={"text": ""})
+        case events.StrategyEvent():
+            return event.model_copy(update={"fields": {}})
+    return event
+
+
 def told(event: Event) -> BaseModel | None:
     """The run's event; None for what usage or other events tell, or what a plugin tells that is too long or no JSON."""
     if isinstance(event, Spent | Routed):

@@ -192,6 +192,7 @@ def test_a_run_tells_its_search_as_it_grows(http: httpx.Client, nothing_lost: No
     chat_id = new_chat(http)
     log = log_of(http, begin(http, chat_id, "hello", **fields)["run_id"])
     nodes = {e["node"]: e for e in log if e["type"] == "search.node"}
+    assert any(e["text"] for e in nodes.values())
     assert nodes[0]["parent"] is None and len(nodes) > 2
     assert all(e["parent"] in nodes for e in nodes.values() if e["node"])
     (done,) = [e for e in log if e["type"] == "search.done"]
@@ -304,6 +305,10 @@ def test_thinking_is_not_seen_where_the_server_says_so(model: Path, tmp_path: Pa
         assert sum(e["tokens"] for e in done) == log[-1]["usage"]["reasoning_tokens"] > 2
         stored = next(m for m in read(http, chat_id)["messages"] if m["role"] == "assistant")
         assert (stored["thinking"] or "") == shown
+        options = {"beam": 2, "depth": 2, "samples": 2, "step_tokens": 8}
+        fields = {"strategy": "tree", "strategy_options": options, "thinking": True, "max_tokens": 60}
+        grown = log_of(http, begin(http, new_chat(http), "hello", **fields)["run_id"])
+        assert {e["text"] for e in grown if e["type"] == "search.node"} == {""}  # a step may be thinking
         refused = http.get(f"/api/runs/{begun['run_id']}/trace")
         assert refused.status_code == 403 and refused.json()["error"]["code"] == "thinking_not_shown"
 
