@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.auto import Prompted
@@ -70,13 +70,13 @@ class Manners:
             raise invalid("strategy_options", message)
         if asked.effort is not None and asked.thinking is not None:
             raise invalid("thinking", "thinking and reasoning_effort are both given; accepted: one of them.")
-        budget = None if asked.thinking is None else _budget(asked.thinking)
-        field = "thinking" if budget is not None else "reasoning_effort"
+        budget = None if asked.thinking is None else ThinkingBudget(**dict(asked.thinking))
+        said = "thinking" if budget is not None else "reasoning_effort"
         if asked.effort is not None and asked.effort != "none":
-            budget = _budget(self.efforts[asked.effort])
+            budget = ThinkingBudget(**dict(self.efforts[asked.effort]))
         if asked.thinks is False and budget is not None:
-            message = f"{field} asks for thinking, and enable_thinking is false; accepted: one of them."
-            raise invalid(field, message)
+            message = f"{said} asks for thinking, and enable_thinking is false; accepted: one of them."
+            raise invalid(said, message)
         if asked.thinks and asked.effort == "none":
             message = 'reasoning_effort is "none", and thinking is asked for elsewhere; accepted: one of them.'
             raise invalid("reasoning_effort", message)
@@ -85,15 +85,16 @@ class Manners:
         if asked.strategy is not None:
             chosen, options = self._chosen(asked, budget is not None)
             if chosen.name == "budget":
-                budget, field = ThinkingBudget(**dict(options)), "strategy"
+                budget, said = ThinkingBudget(**dict(options)), "strategy"
                 chosen = options = None
         if budget is not None:
             if served.markers is None:
-                message = f"{field} asks for thinking, and the model {served.name!r} does not think; accepted: "
-                raise invalid(field, message + ('"none".' if field == "reasoning_effort" else f"no {field}."))
+                message = f"{said} asks for thinking, and the model {served.name!r} does not think; accepted: "
+                raise invalid(said, message + ('"none".' if said == "reasoning_effort" else f"no {said}."))
             BudgetForcing(budget, served.engine.tokenizer)  # refuses what cannot be kept to
-        none = asked.effort == "none" or asked.thinks is False
-        return Manner(chosen, options, budget, asked.effort == "none", none, asked.thinks, self.quota, self.seconds)
+        unthinking = asked.effort == "none"
+        thinks = False if unthinking else asked.thinks
+        return Manner(chosen, options, budget, unthinking, thinks, self.quota, self.seconds)
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Manners:
@@ -129,17 +130,15 @@ class Manner:
     options: Options | None = None
     budget: ThinkingBudget | None = None
     unthinking: bool = False
-    quiet: bool = False  # no thinking is expected
-    thinks: bool | None = None
+    thinks: bool | None = None  # what the chat template is told, None: nothing
     quota: Quota = field(default_factory=Quota)
     seconds: float = TIMEOUT_S
 
     @property
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        if self.quiet:
-            return {"enable_thinking": False}
-        return {"enable_thinking": True} if self.thinks or self.budget is not None else {}
+        thinks = True if self.budget is not None else self.thinks
+        return {} if thinks is None else {"enable_thinking": thinks}
 
     def prompt(self, tokens: list[int], served: Served) -> list[int]:
         """A chat's prompt, with its thinking closed where there must be none and the template has not done so."""
@@ -175,7 +174,7 @@ class Manner:
         if self.strategy is not None and self.options is not None:
             return {"strategy": self.strategy.name, "strategy_options": self.options.model_dump(mode="json")}
         if self.budget is not None:
-            return {"strategy": "budget", "strategy_options": _fields(self.budget)}
+            return {"strategy": "budget", "strategy_options": asdict(self.budget)}
         return {"reasoning_effort": "none"} if self.unthinking else {}
 
 
@@ -188,15 +187,6 @@ def restored(recorded: Mapping[str, Any], served: Served, manners: Manners) -> M
         recorded.get("reasoning_effort"), None, recorded.get("strategy"), recorded.get("strategy_options")
     )  # fmt: skip
     return manners.of(asked, served)
-
-
-def _budget(fields: BudgetFields) -> ThinkingBudget:
-    return ThinkingBudget(fields.min_tokens, fields.max_tokens, fields.waits, fields.wait_text)
-
-
-def _fields(budget: ThinkingBudget) -> dict[str, Any]:
-    names = ("min_tokens", "max_tokens", "waits", "wait_text", "closing_text", "margin")
-    return {name: getattr(budget, name) for name in names}
 
 
 class Writer:

@@ -40,7 +40,9 @@ def without_text(event: BaseModel) -> BaseModel:
 
 
 def told(event: Event) -> BaseModel | None:
-    """The run's event; None for what usage or other events tell, or what a plugin tells that is too long or no JSON."""
+    """The run's event; None for what usage or other events tell. A plugin's fields are left out where they are too long
+    or no JSON.
+    """
     if isinstance(event, Spent | Routed):
         return None
     if isinstance(event, Speaks):
@@ -50,15 +52,19 @@ def told(event: Event) -> BaseModel | None:
             model=event.model, passed=event.passed, why=event.why, tokens=event.tokens, cost=event.cost,
             seconds=event.seconds,
         )  # fmt: skip
-    fields: dict[str, Any] = asdict(event)
     if isinstance(event, SearchEnded):
-        fields.pop("answer")
+        fields = asdict(event)
+        del fields["answer"]
         return events.SearchDone(**fields)
     if (kind := _KINDS.get(type(event))) is not None:
-        return kind(**fields)
+        return kind(**asdict(event))
+    return events.StrategyEvent(name=type(event).__name__, fields=_short_json(event))
+
+
+def _short_json(event: Event) -> dict[str, Any]:
+    """A plugin's fields; none where they are too long or no JSON."""
     try:
-        if len(json.dumps(fields, allow_nan=False)) > LONGEST:
-            return None
-        return events.StrategyEvent(name=type(event).__name__, fields=fields)
-    except (ValueError, TypeError):
-        return None
+        fields = asdict(event)
+        return fields if len(json.dumps(fields, allow_nan=False)) <= LONGEST else {}
+    except (ValueError, TypeError):  # what a plugin puts there may be anything, also what cannot be copied
+        return {}

@@ -6,7 +6,9 @@ The tiny model thinks in capitals and answers in small letters, so that nothing 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -225,6 +227,11 @@ class Noticed(Event):
     pass
 
 
+@dataclass(frozen=True)
+class Odd(Event):
+    held: object
+
+
 @strategy("raises", Nothing)
 async def raises(seq: Any, context: Context, options: Nothing) -> Any:
     """Fails."""
@@ -245,6 +252,9 @@ async def endless(seq: Any, context: Context, options: Nothing) -> Any:
 async def brief(seq: Any, context: Context, options: Nothing) -> Any:
     """Says one thing."""
     yield Noticed()
+    yield Odd("x")
+    for held in ("x" * 20_000, threading.Lock(), float("nan"), b"x"):
+        yield Odd(held)
     tokens = tuple(context.tokenizer.encode("ok"))
     seq.append(tokens)
     yield Piece("answer", "ok", len(tokens), tokens, finish_reason="stop")
@@ -274,6 +284,8 @@ def test_a_plugin_that_fails_or_never_ends_leaves_nothing(
         assert log[-1]["type"] == "run.failed" and log[-1]["code"] == code
     log = log_of(http, begin(http, new_chat(http), "hello", strategy="brief")["run_id"])
     assert {"type": "strategy.event", "name": "Noticed", "fields": {}}.items() <= log[2].items()
+    odd = [e["fields"] for e in log if e["type"] == "strategy.event" and e["name"] == "Odd"]
+    assert odd == [{"held": "x"}, {}, {}, {}, {}]  # what is too long or no JSON is told by its name alone
     assert next(e["text"] for e in log if e["type"] == "answer.done") == "ok"
     listed = {each["name"]: each for each in http.get("/api/strategies").json()["strategies"]}
     assert listed["brief"]["origin"] == "plugin" and listed["brief"]["about"] == "Says one thing."
