@@ -4,8 +4,10 @@ import "@fontsource-variable/newsreader/wght.css";
 import "@fontsource-variable/newsreader/wght-italic.css";
 import "./app.css";
 import { mount } from "svelte";
-import App from "./components/App.svelte";
+import { speakChosen } from "./lib/strings/language.svelte";
+import App from "./components/shell/App.svelte";
 
 const target = document.getElementById("app");
 if (target === null) throw new Error("index.html has no #app");
+await speakChosen(); // nothing is shown in one language and then in another
 mount(App, { target });

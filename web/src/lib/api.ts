@@ -1,8 +1,8 @@
 /** The server's HTTP interface, typed. Knows nothing of the page. */
 import { clock } from "./clock";
-import type { Schema } from "./options";
+import type { Schema } from "./asking/options";
 import type { Usage } from "./protocol";
-import type { Wishes } from "./settings";
+import type { Wishes } from "./asking/settings";
 
 export interface ServerInfo {
   version: string;

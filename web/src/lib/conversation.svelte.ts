@@ -19,7 +19,7 @@ import {
 import { EMPTY, failed, fromStored, reduce, type Answer, type Failure } from "./answer";
 import { follow, type Link } from "./events";
 import type { RunEvent } from "./protocol";
-import type { Wishes } from "./settings";
+import type { Wishes } from "./asking/settings";
 import { strings } from "./strings";
 
 export interface Question {

@@ -1,0 +1,341 @@
+import type { Budget, ToolInfo } from "../api";
+import type { NumberField, TextField, Value } from "../asking/options";
+import type { Conflict, ControlName, Gone, Part } from "../asking/settings";
+import type { Strings } from "./language.svelte";
+
+/** Every word the page says, in German. */
+const number = new Intl.NumberFormat("de");
+const decimal = (value: number, places: number): string =>
+  value.toLocaleString("de", { minimumFractionDigits: places, maximumFractionDigits: places, useGrouping: false });
+const seconds = (s: number): string =>
+  s < 60 ? `${decimal(s, 1)} s` : `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
+const count = (n: number, one: string, many: string): string => `${number.format(n)} ${n === 1 ? one : many}`;
+const tokens = (n: number): string => count(n, "Token", "Tokens");
+const part = (value: number): string => decimal(value, 2);
+const place = (title: string, page: number | null): string => (page === null ? title : `${title}, Seite ${page}`);
+const took = (ms: number): string => (ms < 1000 ? `${Math.round(ms)} ms` : seconds(ms / 1000));
+
+const bounds = ({ whole, least, above, most, below }: NumberField): string => {
+  const end = (word: string, bound: number | null): string => (bound === null ? "" : ` ${word} ${number.format(bound)}`);
+  const from = end("ab", least) || end("über", above);
+  const to = end("bis", most) || end("unter", below);
+  return `${whole ? "eine ganze Zahl" : "eine Zahl"}${from}${to}`;
+};
+const value = (it: Value): string => (typeof it === "boolean" ? (it ? "an" : "aus") : String(it));
+const named = (name: string): string => {
+  const words = name.replaceAll("_", " ");
+  return words.charAt(0).toUpperCase() + words.slice(1);
+};
+const several = (names: "all" | readonly string[]): string =>
+  names === "all" ? "alle" : names.length > 3 ? number.format(names.length) : names.join(", ");
+const control: Record<ControlName, string> = {
+  model: "Modell",
+  thinking: "Denken",
+  strategy: "Strategie",
+  tools: "Werkzeuge",
+  documents: "Dokumente",
+  sampling: "Sampling",
+};
+const partTitle: Record<Part, string> = {
+  model: control.model,
+  effort: control.thinking,
+  strategy: control.strategy,
+  tools: control.tools,
+};
+
+export const de: Strings = {
+  product: "Ponder",
+  skip: "Zum Nachrichtenfeld springen",
+
+  newChat: "Neuer Chat",
+  chats: "Chats",
+  openChats: "Liste der Chats öffnen",
+  close: "Schließen",
+  noChats: "Hier stehen die Chats, die du beginnst.",
+  untitled: "Chat ohne Titel",
+  deleteChat: (title: string) => `„${title}“ löschen`,
+  confirmDelete: "Löschen?",
+
+  theme: { system: "Farben: wie das System", light: "Farben: hell", dark: "Farben: dunkel" },
+
+  welcome: "Frag, und sieh beim Denken zu.",
+  starters: "Beginne mit einer davon",
+  facts: (context: number) => `${number.format(context)} Tokens Kontext`,
+
+  message: "Nachricht",
+  placeholder: "Schreib eine Nachricht",
+  send: "Senden",
+  stop: "Anhalten",
+  stopping: "Hält an…",
+  hint: "Enter sendet, Umschalt + Enter beginnt eine Zeile, Esc hält an",
+  latest: "Zum Ende springen",
+
+  settings: "Wie geantwortet wird",
+  control,
+  controlSet: (title: string, what: string) => (what === "" ? title : `${title}: ${what}`),
+  usual: "Wie üblich",
+  on: "an",
+  reset: "Zurücksetzen",
+  resetAll: "Zurücksetzen, wie geantwortet wird",
+  dismiss: "Ausblenden",
+  modelTitle: "Welches Modell als Nächstes antwortet",
+  usualModel: (name: string) => `${name}, wie üblich`,
+  auto: "Zuerst antwortet das kleine Modell, ein größeres dort, wo das nicht reicht.",
+  effortTitle: "Wie viel es denken darf",
+  usualEffort: "So viel, wie das Modell von selbst denkt.",
+  effort: { none: "Keines", minimal: "Minimal", low: "Wenig", medium: "Mittel", high: "Viel", xhigh: "Sehr viel" },
+  effortNone: "Es antwortet sofort.",
+  budgetWords: ({ min_tokens: least, max_tokens: most, waits }: Budget) => {
+    const ends = [
+      least > 0 ? `mindestens ${tokens(least)}` : "",
+      most === null ? "" : `höchstens ${tokens(most)}`,
+    ];
+    const length = ends.filter(Boolean).join(", ");
+    const forced = waits > 0 ? `muss ${number.format(waits)}-mal weiterdenken` : "";
+    const told = [length, forced].filter(Boolean).join(", ");
+    return told === "" ? "Ohne Grenze." : `${told.charAt(0).toUpperCase()}${told.slice(1)}.`;
+  },
+  strategyTitle: "Wie die Antwort gefunden wird",
+  usualStrategy: "Keine",
+  usualStrategyAbout: "Das Modell antwortet einfach.",
+  optionsOf: (name: string) => `Optionen von ${name}`,
+  moreOptions: "Weitere Optionen",
+  named,
+  value,
+  usualValue: (it: Value | null) => (it === null ? "wie üblich" : `${value(it)}, wie üblich`),
+  bounds: (field: NumberField) => `Möglich: ${bounds(field)}.`,
+  wrong: (field: NumberField | TextField) =>
+    field.kind === "number"
+      ? `Nicht übernommen. Möglich: ${bounds(field)}.`
+      : `Nicht übernommen. Möglich: bis zu ${number.format(field.longest ?? 0)} Zeichen.`,
+  several,
+  toolsTitle: "Was das Modell aufrufen darf",
+  noTools: "Keine",
+  allTools: (n: number) => `Alle ${number.format(n)}`,
+  someTools: "Einige",
+  chooseSome: "Wähle mindestens eines.",
+  permission: {
+    none: "rührt nichts an",
+    read: "liest",
+    write: "schreibt",
+    network: "benutzt das Netz",
+    execute: "führt Code aus",
+  } satisfies Record<ToolInfo["permission"], string>,
+  approval: {
+    never: "",
+    once: "fragt einmal je Chat",
+    always: "fragt vorher",
+  } satisfies Record<ToolInfo["approval"], string>,
+  toolsOff: (n: number) => `Nicht da (${number.format(n)})`,
+  documentsTitle: "Aus Dokumenten antworten",
+  noDocuments: "Nein",
+  allDocuments: "Aus allen",
+  someDocuments: "Aus einigen Sammlungen",
+  documents: (n: number) => count(n, "Dokument", "Dokumente"),
+  samplingTitle: "Wie die Wörter gewählt werden",
+  temperature: "Temperatur",
+  temperatureAbout: "0 nimmt immer das wahrscheinlichste Wort; höher ist abwechslungsreicher.",
+  maxTokens: "Höchstzahl der Tokens einer Antwort",
+  maxTokensAbout: "Das Denken zählt mit. Wie üblich: so weit der Kontext reicht.",
+  conflict: ({ kind, name }: Conflict) =>
+    ({
+      "auto-tools": "Mit „auto“ gibt es keine Werkzeuge.",
+      "auto-strategy": "Mit „auto“ ist budget die einzige Strategie.",
+      "effort-strategy": "Eine Menge des Denkens und eine Strategie gehen nicht zusammen.",
+      "none-budget": "Die Strategie budget betrifft das Denken, und das ist ausgeschaltet.",
+      "strategy-tools": `Die Strategie ${name} nimmt keine Werkzeuge.`,
+      unthinking: `${name} denkt nicht.`,
+      toolless: `${name} nimmt keine Werkzeuge.`,
+    })[kind],
+  first: (it: Part) => `Um das zu wählen, ändere zuerst „${partTitle[it]}“.`,
+  said: {
+    model: (name: string) => `Modell: ${name}`,
+    effort: (label: string) => `Denken: ${label.toLowerCase()}`,
+    strategy: (name: string, options: readonly [string, Value][]) => {
+      const set = options.map(([key, it]) => `${named(key)} ${value(it)}`).join(", ");
+      return `Strategie: ${name}${set === "" ? "" : ` (${set})`}`;
+    },
+    tools: (names: "all" | readonly string[]) => `Werkzeuge: ${several(names)}`,
+    documents: (names: "all" | readonly string[]) =>
+      names === "all" ? "Aus allen Dokumenten" : `Aus ${names.join(", ")}`,
+    temperature: (it: number) => `Temperatur ${number.format(it)}`,
+    maxTokens: (n: number) => `Höchstens ${tokens(n)}`,
+  },
+  gone: ({ what, name }: Gone) =>
+    ({
+      model: `Das Modell „${name}“ ist nicht mehr da.`,
+      effort: `Die Menge des Denkens „${name}“ gibt es nicht mehr.`,
+      strategy: `Die Strategie „${name}“ ist nicht mehr da.`,
+      option: `Die Option „${name}“ der Strategie ist nicht mehr, wie sie war.`,
+      tool: `Das Werkzeug „${name}“ ist nicht mehr da.`,
+      tools: "Es gibt keine Werkzeuge mehr.",
+      collections: "Einige der Dokumente, aus denen geantwortet werden sollte, sind nicht mehr da.",
+      conflict: `Was für „${partTitle[name as Part]}“ gewählt war, passt nicht mehr zum Rest.`,
+    })[what],
+  goneEnd: "Das wurde weggelassen.",
+
+  you: "Du",
+  conversation: "Unterhaltung",
+  thinking: "Denkt nach…",
+  doing: {
+    reading: "Liest…",
+    searching: "Sucht…",
+    comparing: "Vergleicht Antworten…",
+    thinking: "Denkt nach…",
+  },
+  queued: (ahead: number) => `Wartet, ${count(ahead, "Anfrage", "Anfragen")} davor`,
+  thought: (s: number | null, n: number | null) =>
+    [s === null ? "Nachgedacht" : `${seconds(s)} nachgedacht`, n === null ? "" : ` · ${tokens(n)}`].join(""),
+  thoughtCut: "Nachgedacht, abgebrochen",
+  trace: "Was das Modell dachte",
+  budget: "Budget des Denkens",
+  spent: (n: number, of: number) => `${number.format(n)} von ${tokens(of)}`,
+  wait: (n: number, of: number) => `musste weiterdenken, ${n} von ${of}`,
+  waits: (n: number) => `${number.format(n)}-mal weitergedacht`,
+  readOf: (n: number, of: number, cached: number) =>
+    `${number.format(n)} von ${tokens(of)}${cached > 0 ? `, ${number.format(cached)} aus dem Cache` : ""}`,
+  readingBar: "Wie viel der Frage gelesen ist",
+  seconds,
+
+  call: {
+    running: "läuft",
+    waiting: "wartet auf dich",
+    done: (ms: number | null) => (ms === null ? "fertig" : took(ms)),
+    failed: (ms: number | null) => (ms === null ? "fehlgeschlagen" : `nach ${took(ms)} fehlgeschlagen`),
+    cut: "nicht beendet",
+  },
+  callNamed: (name: string) => `Aufruf von ${name}`,
+  arguments: "Argumente",
+  output: "Ausgabe",
+  result: "Ergebnis",
+  noResult: "Es gab keinen Text.",
+  truncated: (n: number) =>
+    `${count(n, "weiteres Zeichen wurde", "weitere Zeichen wurden")} dem Modell nicht gezeigt.`,
+  untrusted: "Das kann jemand anders geschrieben haben.",
+  progressOf: (name: string) => `Fortschritt von ${name}`,
+  toolSources: "Quellen dieses Ergebnisses",
+  limit: {
+    steps: "Es darf keine Werkzeuge mehr aufrufen: Die Grenze der Schritte ist erreicht.",
+    tokens: "Es darf keine Werkzeuge mehr aufrufen: Die Grenze der Tokens ist erreicht.",
+    seconds: "Es darf keine Werkzeuge mehr aufrufen: Die Zeit ist abgelaufen.",
+    context: "Es darf keine Werkzeuge mehr aufrufen: Der Kontext des Modells ist voll.",
+  },
+
+  approvalOf: (name: string) => `${name} braucht deine Zustimmung`,
+  risk: { low: "geringes Risiko", medium: "mittleres Risiko", high: "hohes Risiko" },
+  preview: "Was genau getan würde",
+  allowOnce: "Einmal erlauben",
+  allowAlways: "Immer erlauben",
+  deny: "Ablehnen",
+  covers: "„Immer“ gilt für",
+  scope: { arguments: "genau diesen Aufruf", tool: (name: string) => `jeden Aufruf von ${name}` },
+  left: (s: number) => `noch ${s < 60 ? `${Math.ceil(s)} s` : seconds(s)}`,
+  tooLate: "Die Zeit zum Antworten ist vorbei.",
+  decided: {
+    once: "Du hast das einmal erlaubt.",
+    always: "Du hast das erlaubt, jetzt und künftig.",
+    no: "Du hast das abgelehnt.",
+    never: "Du hast das abgelehnt, jetzt und künftig.",
+    expired: "Niemand antwortete rechtzeitig, deshalb wurde es nicht getan.",
+    gone: "Die Antwort endete, bevor darüber entschieden war.",
+  },
+  sending: "Wird gesendet…",
+  notTaken: (why: string) => `Das wurde nicht angenommen. ${why}`,
+  questionOf: (name: string) => `${name} fragt`,
+  yourAnswer: "Deine Antwort",
+  answer: "Antworten",
+  youAnswered: (text: string) => `Deine Antwort: ${text}`,
+  nobodyAnswered: "Niemand antwortete rechtzeitig.",
+  announceApproval: (name: string) => `${name} braucht deine Zustimmung.`,
+  announceQuestion: (name: string, text: string) => `${name} fragt: ${text}`,
+
+  sources: "Quellen",
+  nearest: "Die nächstliegenden Stellen",
+  cite: (n: string, title: string, page: number | null) => `Quelle ${n}: ${place(title, page)}`,
+  citeElsewhere: (n: string, title: string, page: number | null) =>
+    `Quelle ${n}, obwohl die Antwort eine andere nannte: ${place(title, page)}`,
+  unsupported: "ohne Quelle",
+  unsupportedLong: "Keine der Quellen sagt das",
+  page: (n: number) => `Seite ${n}`,
+  passage: (title: string) => `Stelle aus ${title}`,
+  passageText: "Die Stelle",
+  cited: "was die Antwort stützt",
+  score: (it: number) => `Wert ${part(it)}`,
+  noEvidence: "Nichts in den Dokumenten scheint das zu beantworten, deshalb wurde das Modell nicht gefragt.",
+  partly: "Die Dokumente scheinen das zum Teil zu beantworten.",
+  lookedFor: (questions: readonly string[]) => `Gesucht: ${questions.map((each) => `„${each}“`).join(", ")}`,
+
+  routedAway: (model: string, why: string) => `${model} war nicht sicher genug${why ? ` (${why})` : ""}`,
+  routedTo: (model: string, ended: boolean) => `${model} ${ended ? "hat geantwortet" : "antwortet"}`,
+  routed: "Welches Modell antwortet",
+
+  search: "Suche",
+  nothingFound: "Die Suche endete ohne Antwort.",
+  states: (n: number) => count(n, "Zustand", "Zustände"),
+  ended: {
+    found: "gefunden",
+    exhausted: "nichts mehr zu versuchen",
+    depth: "tiefste Ebene erreicht",
+    tokens: "Grenze der Tokens erreicht",
+    nodes: "Grenze der Zustände erreicht",
+    seconds: "Zeit abgelaufen",
+  },
+  best: (it: number) => `bester ${part(it)}`,
+  stateScore: part,
+  pruned: {
+    beam: "ausgelassen: andere waren besser",
+    threshold: "ausgelassen: zu schlecht bewertet",
+    hopeless: "ausgelassen: führt nirgendwohin",
+    context: "ausgelassen: zu lang für den Kontext",
+  },
+  onTheWay: "auf dem Weg zur Antwort",
+  start: "Anfang",
+  asTree: "Baum",
+  asList: "Liste",
+  views: "Die Suche zeigen als",
+  treeHelp:
+    "Baum der Suche. Die Pfeiltasten gehen zwischen Zuständen, plus und minus vergrößern und verkleinern, 0 zeigt alles.",
+  zoomIn: "Vergrößern",
+  zoomOut: "Verkleinern",
+  fit: "Alles zeigen",
+  merged: (n: number) => `${count(n, "weiterer Schritt führte", "weitere Schritte führten")} hierher`,
+
+  candidates: (n: number) => count(n, "Antwort geschrieben", "Antworten geschrieben"),
+  candidate: (n: number) => `Antwort ${n}`,
+  chosen: "gewählt",
+  vote: (text: string) => `stimmt für ${text}`,
+  candidateScore: (it: number) => `Wert ${number.format(Math.round(it * 1000) / 1000)}`,
+  abandoned: (n: number) => `${count(n, "Antwort wurde", "Antworten wurden")} nicht zu Ende geschrieben`,
+  tokens,
+  told: (n: number) => `Von der Strategie berichtet (${n})`,
+
+  copy: "Kopieren",
+  copied: "Kopiert",
+  copyAnswer: "Antwort kopieren",
+
+  rate: (perSecond: number) =>
+    `${perSecond < 10 ? decimal(perSecond, 1) : number.format(Math.round(perSecond))} Tokens/s`,
+  firstToken: (s: number) => `erstes Token nach ${s < 1 ? `${Math.round(s * 1000)} ms` : seconds(s)}`,
+  written: (n: number) => `${tokens(n)} geschrieben`,
+  read: (n: number, cached: number) =>
+    `${tokens(n)} gelesen${cached > 0 ? ` (${number.format(cached)} aus dem Cache)` : ""}`,
+  metrics: "Tempo und Größe dieser Antwort",
+
+  stopped: "Du hast diese Antwort angehalten.",
+  cutShort: (limit: number | null) =>
+    `Die Antwort endet hier, weil ihre Grenze${limit === null ? "" : ` von ${tokens(limit)}`} erreicht ist.`,
+  announceDone: (text: string) => `Antwort: ${text}`,
+  announceStopped: "Angehalten.",
+  announceFailed: (why: string) => `Die Antwort ist fehlgeschlagen. ${why}`,
+
+  retry: "Noch einmal",
+  linkLost: "Die Verbindung ging verloren. Neuer Versuch…",
+  unreachable: "Der Server ist nicht zu erreichen. Läuft er?",
+  busy: "In diesem Chat wird schon geantwortet, vielleicht in einem anderen Tab.",
+  restarted: "Der Server wurde neu gestartet, während diese Antwort geschrieben wurde.",
+  failed: "Die Antwort konnte nicht beendet werden.",
+  loading: "Der Chat wird geladen…",
+  loadingPage: "Wird geladen…",
+  noPage: "An dieser Adresse gibt es nichts.",
+  missing: "Diesen Chat gibt es nicht. Vielleicht wurde er gelöscht.",
+};

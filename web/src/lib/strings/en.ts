@@ -1,0 +1,332 @@
+import type { Budget, ToolInfo } from "../api";
+import type { NumberField, TextField, Value } from "../asking/options";
+import type { Conflict, ControlName, Gone, Part } from "../asking/settings";
+
+/** Every word the page says, in English. Another language is another file like this one. */
+const number = new Intl.NumberFormat("en");
+const seconds = (s: number): string => (s < 60 ? `${s.toFixed(1)} s` : `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`);
+const count = (n: number, one: string, many: string): string => `${number.format(n)} ${n === 1 ? one : many}`;
+const tokens = (n: number): string => count(n, "token", "tokens");
+const part = (value: number): string => value.toFixed(2);
+const place = (title: string, page: number | null): string => (page === null ? title : `${title}, page ${page}`);
+const took = (ms: number): string => (ms < 1000 ? `${Math.round(ms)} ms` : seconds(ms / 1000));
+
+const bounds = ({ whole, least, above, most, below }: NumberField): string => {
+  const end = (word: string, bound: number | null): string => (bound === null ? "" : ` ${word} ${number.format(bound)}`);
+  const from = end("from", least) || end("above", above);
+  const up = from === "" ? "up to" : "to";
+  const to = end(up, most) || end(`${up} below`, below);
+  return `${whole ? "a whole number" : "a number"}${from}${to}`;
+};
+const value = (it: Value): string => (typeof it === "boolean" ? (it ? "on" : "off") : String(it));
+const named = (name: string): string => {
+  const words = name.replaceAll("_", " ");
+  return words.charAt(0).toUpperCase() + words.slice(1);
+};
+const several = (names: "all" | readonly string[]): string =>
+  names === "all" ? "all" : names.length > 3 ? number.format(names.length) : names.join(", ");
+const control: Record<ControlName, string> = {
+  model: "Model",
+  thinking: "Thinking",
+  strategy: "Strategy",
+  tools: "Tools",
+  documents: "Documents",
+  sampling: "Sampling",
+};
+const partTitle: Record<Part, string> = {
+  model: control.model,
+  effort: control.thinking,
+  strategy: control.strategy,
+  tools: control.tools,
+};
+
+export const en = {
+  product: "Ponder",
+  skip: "Skip to the message box",
+
+  newChat: "New chat",
+  chats: "Chats",
+  openChats: "Open the list of chats",
+  close: "Close",
+  noChats: "Chats you begin will be listed here.",
+  untitled: "Untitled chat",
+  deleteChat: (title: string) => `Delete “${title}”`,
+  confirmDelete: "Delete?",
+
+  theme: { system: "Theme: as the system", light: "Theme: light", dark: "Theme: dark" },
+
+  welcome: "Ask, and watch it think.",
+  starters: "Start with one of these",
+  facts: (context: number) => `${number.format(context)} tokens of context`,
+
+  message: "Message",
+  placeholder: "Write a message",
+  send: "Send",
+  stop: "Stop",
+  stopping: "Stopping…",
+  hint: "Enter sends, Shift + Enter starts a new line, Esc stops",
+  latest: "Jump to the latest",
+
+  settings: "How to answer",
+  control,
+  controlSet: (title: string, what: string) => (what === "" ? title : `${title}: ${what}`),
+  usual: "As usual",
+  on: "on",
+  reset: "Reset",
+  resetAll: "Reset how to answer",
+  dismiss: "Dismiss",
+  modelTitle: "Which model answers next",
+  usualModel: (name: string) => `${name}, as usual`,
+  auto: "The small model answers first, a larger one where that is not enough.",
+  effortTitle: "How much it may think",
+  usualEffort: "As much as the model thinks by itself.",
+  effort: { none: "None", minimal: "Minimal", low: "Low", medium: "Medium", high: "High", xhigh: "Very high" },
+  effortNone: "It answers at once.",
+  budgetWords: ({ min_tokens: least, max_tokens: most, waits }: Budget) => {
+    const ends = [least > 0 ? `at least ${tokens(least)}` : "", most === null ? "" : `at most ${tokens(most)}`];
+    const length = ends.filter(Boolean).join(", ");
+    const forced = waits > 0 ? `made to think on ${count(waits, "time", "times")}` : "";
+    const told = [length, forced].filter(Boolean).join(", ");
+    return told === "" ? "Without a limit." : `${told.charAt(0).toUpperCase()}${told.slice(1)}.`;
+  },
+  strategyTitle: "How the answer is found",
+  usualStrategy: "None",
+  usualStrategyAbout: "The model simply answers.",
+  optionsOf: (name: string) => `Options of ${name}`,
+  moreOptions: "More options",
+  named,
+  value,
+  usualValue: (it: Value | null) => (it === null ? "as usual" : `${value(it)}, as usual`),
+  bounds: (field: NumberField) => `Accepted: ${bounds(field)}.`,
+  wrong: (field: NumberField | TextField) =>
+    field.kind === "number"
+      ? `Not taken. Accepted: ${bounds(field)}.`
+      : `Not taken. Accepted: up to ${number.format(field.longest ?? 0)} characters.`,
+  several,
+  toolsTitle: "What the model may call",
+  noTools: "None",
+  allTools: (n: number) => `All ${number.format(n)}`,
+  someTools: "Some",
+  chooseSome: "Choose at least one.",
+  permission: {
+    none: "touches nothing",
+    read: "reads",
+    write: "writes",
+    network: "uses the network",
+    execute: "runs code",
+  } satisfies Record<ToolInfo["permission"], string>,
+  approval: {
+    never: "",
+    once: "asks once in a chat",
+    always: "asks first",
+  } satisfies Record<ToolInfo["approval"], string>,
+  toolsOff: (n: number) => `Not there (${number.format(n)})`,
+  documentsTitle: "Answer from documents",
+  noDocuments: "No",
+  allDocuments: "From all of them",
+  someDocuments: "From some collections",
+  documents: (n: number) => count(n, "document", "documents"),
+  samplingTitle: "How the words are chosen",
+  temperature: "Temperature",
+  temperatureAbout: "0 always takes the likeliest word; higher is more varied.",
+  maxTokens: "Most tokens of the answer",
+  maxTokensAbout: "Thinking counts too. As usual: as far as the context reaches.",
+  conflict: ({ kind, name }: Conflict) =>
+    ({
+      "auto-tools": "With “auto” there are no tools.",
+      "auto-strategy": "With “auto” the one strategy is budget.",
+      "effort-strategy": "An amount of thinking and a strategy do not go together.",
+      "none-budget": "The strategy budget is about thinking, which is set to none.",
+      "strategy-tools": `The strategy ${name} takes no tools.`,
+      unthinking: `${name} does not think.`,
+      toolless: `${name} takes no tools.`,
+    })[kind],
+  first: (part: Part) => `To choose this, change “${partTitle[part]}” first.`,
+  said: {
+    model: (name: string) => `Model: ${name}`,
+    effort: (label: string) => `Thinking: ${label.toLowerCase()}`,
+    strategy: (name: string, options: readonly [string, Value][]) => {
+      const set = options.map(([key, it]) => `${named(key).toLowerCase()} ${value(it)}`).join(", ");
+      return `Strategy: ${name}${set === "" ? "" : ` (${set})`}`;
+    },
+    tools: (names: "all" | readonly string[]) => `Tools: ${several(names)}`,
+    documents: (names: "all" | readonly string[]) =>
+      names === "all" ? "From all documents" : `From ${names.join(", ")}`,
+    temperature: (it: number) => `Temperature ${it}`,
+    maxTokens: (n: number) => `At most ${tokens(n)}`,
+  },
+  gone: ({ what, name }: Gone) =>
+    ({
+      model: `The model “${name}” is not there any more.`,
+      effort: `The amount of thinking “${name}” is not there any more.`,
+      strategy: `The strategy “${name}” is not there any more.`,
+      option: `The option “${name}” of the strategy is not as it was.`,
+      tool: `The tool “${name}” is not there any more.`,
+      tools: "There are no tools any more.",
+      collections: "Some of the documents to answer from are not there any more.",
+      conflict: `What was set for “${partTitle[name as Part]}” does not go with the rest any more.`,
+    })[what],
+  goneEnd: "That was left out.",
+
+  you: "You",
+  conversation: "Conversation",
+  thinking: "Thinking…",
+  doing: {
+    reading: "Reading…",
+    searching: "Searching…",
+    comparing: "Comparing answers…",
+    thinking: "Thinking…",
+  },
+  queued: (ahead: number) => `Waiting, ${count(ahead, "request", "requests")} ahead`,
+  thought: (s: number | null, n: number | null) =>
+    ["Thought", s === null ? "" : ` for ${seconds(s)}`, n === null ? "" : ` · ${tokens(n)}`].join(""),
+  thoughtCut: "Thinking, cut short",
+  trace: "What the model thought",
+  budget: "Budget of thinking",
+  spent: (n: number, of: number) => `${number.format(n)} of ${tokens(of)}`,
+  wait: (n: number, of: number) => `made to think on, ${n} of ${of}`,
+  waits: (n: number) => count(n, "wait", "waits"),
+  readOf: (n: number, of: number, cached: number) =>
+    `${number.format(n)} of ${tokens(of)}${cached > 0 ? `, ${number.format(cached)} from cache` : ""}`,
+  readingBar: "Read of what was asked",
+  seconds,
+
+  call: {
+    running: "running",
+    waiting: "waits for you",
+    done: (ms: number | null) => (ms === null ? "done" : took(ms)),
+    failed: (ms: number | null) => (ms === null ? "failed" : `failed after ${took(ms)}`),
+    cut: "not finished",
+  },
+  callNamed: (name: string) => `Call of ${name}`,
+  arguments: "Arguments",
+  output: "Output",
+  result: "Result",
+  noResult: "It gave no text.",
+  truncated: (n: number) => `${count(n, "more character was", "more characters were")} not shown to the model.`,
+  untrusted: "Somebody else may have written this.",
+  progressOf: (name: string) => `Progress of ${name}`,
+  toolSources: "Sources of this result",
+  limit: {
+    steps: "It may call no more tools: the limit of steps is reached.",
+    tokens: "It may call no more tools: the limit of tokens is reached.",
+    seconds: "It may call no more tools: the limit of time is reached.",
+    context: "It may call no more tools: the model’s context is full.",
+  },
+
+  approvalOf: (name: string) => `${name} needs your approval`,
+  risk: { low: "low risk", medium: "medium risk", high: "high risk" },
+  preview: "What would be done, exactly",
+  allowOnce: "Allow once",
+  allowAlways: "Always allow",
+  deny: "Deny",
+  covers: "“Always” covers",
+  scope: { arguments: "exactly this call", tool: (name: string) => `every call of ${name}` },
+  left: (s: number) => `${s < 60 ? `${Math.ceil(s)} s` : seconds(s)} left`,
+  tooLate: "The time to answer is over.",
+  decided: {
+    once: "You allowed this once.",
+    always: "You allowed this, now and later.",
+    no: "You denied this.",
+    never: "You denied this, now and later.",
+    expired: "Nobody answered in time, so it was not done.",
+    gone: "The run ended before this was answered.",
+  },
+  sending: "Sending…",
+  notTaken: (why: string) => `That was not taken. ${why}`,
+  questionOf: (name: string) => `${name} asks`,
+  yourAnswer: "Your answer",
+  answer: "Answer",
+  youAnswered: (text: string) => `You answered: ${text}`,
+  nobodyAnswered: "Nobody answered in time.",
+  announceApproval: (name: string) => `${name} needs your approval.`,
+  announceQuestion: (name: string, text: string) => `${name} asks: ${text}`,
+
+  sources: "Sources",
+  nearest: "The nearest passages",
+  cite: (n: string, title: string, page: number | null) => `Source ${n}: ${place(title, page)}`,
+  citeElsewhere: (n: string, title: string, page: number | null) =>
+    `Source ${n}, though the answer named another: ${place(title, page)}`,
+  unsupported: "no source",
+  unsupportedLong: "None of the sources says this",
+  page: (n: number) => `page ${n}`,
+  passage: (title: string) => `Passage of ${title}`,
+  passageText: "The passage",
+  cited: "what supports the answer",
+  score: (value: number) => `score ${part(value)}`,
+  noEvidence: "Nothing in the documents seems to answer this, so the model was not asked.",
+  partly: "The documents seem to answer this in part.",
+  lookedFor: (questions: readonly string[]) => `Looked for: ${questions.map((each) => `“${each}”`).join(", ")}`,
+
+  routedAway: (model: string, why: string) => `${model} was not sure enough${why ? ` (${why})` : ""}`,
+  routedTo: (model: string, ended: boolean) => `${model} ${ended ? "answered" : "answers"}`,
+  routed: "Which model answers",
+
+  search: "Search",
+  nothingFound: "The search ended without an answer.",
+  states: (n: number) => count(n, "state", "states"),
+  ended: {
+    found: "found",
+    exhausted: "nothing left to try",
+    depth: "deepest level reached",
+    tokens: "limit of tokens reached",
+    nodes: "limit of states reached",
+    seconds: "limit of time reached",
+  },
+  best: (value: number) => `best ${part(value)}`,
+  stateScore: part,
+  pruned: {
+    beam: "left out: others were better",
+    threshold: "left out: scored too low",
+    hopeless: "left out: it leads nowhere",
+    context: "left out: too long for the context",
+  },
+  onTheWay: "on the way to the answer",
+  start: "Start",
+  asTree: "Tree",
+  asList: "List",
+  views: "Show the search as",
+  treeHelp: "Tree of the search. Arrow keys move between states, plus and minus zoom, 0 shows all of it.",
+  zoomIn: "Zoom in",
+  zoomOut: "Zoom out",
+  fit: "Show all of it",
+  merged: (n: number) => `${count(n, "step", "steps")} led here again`,
+
+  candidates: (n: number) => count(n, "answer written", "answers written"),
+  candidate: (n: number) => `Answer ${n}`,
+  chosen: "chosen",
+  vote: (text: string) => `votes for ${text}`,
+  candidateScore: (value: number) => `score ${number.format(Math.round(value * 1000) / 1000)}`,
+  abandoned: (n: number) => `${count(n, "answer was", "answers were")} not written to the end`,
+  tokens,
+  told: (n: number) => `Told by the strategy (${n})`,
+
+  copy: "Copy",
+  copied: "Copied",
+  copyAnswer: "Copy the answer",
+
+  rate: (perSecond: number) => `${perSecond < 10 ? perSecond.toFixed(1) : number.format(Math.round(perSecond))} tokens/s`,
+  firstToken: (s: number) => `first token in ${s < 1 ? `${Math.round(s * 1000)} ms` : seconds(s)}`,
+  written: (n: number) => `${tokens(n)} out`,
+  read: (n: number, cached: number) =>
+    `${tokens(n)} in${cached > 0 ? ` (${number.format(cached)} from cache)` : ""}`,
+  metrics: "Speed and size of this answer",
+
+  stopped: "You stopped this answer.",
+  cutShort: (limit: number | null) =>
+    `The answer ends here because it reached its limit${limit === null ? "" : ` of ${tokens(limit)}`}.`,
+  announceDone: (text: string) => `Answer: ${text}`,
+  announceStopped: "Stopped.",
+  announceFailed: (why: string) => `The answer failed. ${why}`,
+
+  retry: "Retry",
+  linkLost: "The connection was lost. Trying again…",
+  unreachable: "The server cannot be reached. Is it running?",
+  busy: "This chat is already being answered, perhaps in another tab.",
+  restarted: "The server restarted while this answer was being written.",
+  failed: "The answer could not be finished.",
+  loading: "Loading the chat…",
+  loadingPage: "Loading…",
+  noPage: "There is nothing at this address.",
+  missing: "There is no such chat. It may have been deleted.",
+};
