@@ -20,14 +20,13 @@ from app.api.query import parameters, texts
 from app.body import json_object
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.data.run_keys import RunKey
-from app.data.run_rows import Place
+from app.data.run_rows import LoggedEvent, Place
 from app.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.errors import ApiError, invalid
 from app.manner import Asked
 from app.openai.fields import explain, parse
 from app.openai.stream import PING_S, STREAM_HEADERS
 from app.runs.live import ChatBusy
-from app.runs.log import RunLog
 from app.runs.run import Ask
 from app.runs.trace import lines
 from app.state import State
@@ -160,12 +159,16 @@ async def run(request: Request, user: User, run_id: str) -> dict[str, Any]:
 @router.get("/runs/{run_id}/events")
 async def events(request: Request, user: User, run_id: str) -> Response:
     # A browser that reconnects by itself repeats the first address, `after` included, and adds the newer number.
-    numbers = [request.headers.get("last-event-id") or "0", texts(request, "after").get("after", "0")]
+    given = texts(request, "after", "follow")
+    numbers = [request.headers.get("last-event-id") or "0", given.get("after", "0")]
     if bad := [n for n in numbers if not (n.isascii() and n.isdigit() and len(n) < 16)]:
         raise invalid("after", f"after is {bad[0]!r:.40}; accepted: an event's number, 0 or more.")
+    if (follow := given.get("follow", "true")) not in ("true", "false"):
+        raise invalid("follow", f"follow is {follow!r:.40}; accepted: true, or false for the events that are there.")
     log = await State.of(request).runs.log(user, run_id)
+    after = max(map(int, numbers))
     return EventSourceResponse(
-        _follow(log, max(map(int, numbers))),
+        _sent(log.follow(after) if follow == "true" else log.there(after)),
         headers=STREAM_HEADERS,
         ping=int(PING_S),
         ping_message_factory=lambda: ServerSentEvent(comment="ping"),
@@ -198,8 +201,8 @@ async def cancel(request: Request, user: User, run_id: str) -> Response:
     return JSONResponse({"id": run_id}, 202)
 
 
-async def _follow(log: RunLog, after: int) -> AsyncGenerator[ServerSentEvent, None]:
-    async for event in log.follow(after):
+async def _sent(events: AsyncGenerator[LoggedEvent, None]) -> AsyncGenerator[ServerSentEvent, None]:
+    async for event in events:
         yield ServerSentEvent(event.data, event=event.type, id=str(event.seq))
 
 

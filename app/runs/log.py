@@ -96,7 +96,7 @@ class RunLog:
 
     async def follow(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
         """Events with a number above `after`, waiting for new ones until the log ends."""
-        at = next((i for i, e in enumerate(self.events) if e.seq > after), len(self.events))
+        at = self._first(after)
         while True:
             while at < len(self.events):
                 at += 1
@@ -104,6 +104,14 @@ class RunLog:
             if self.ended and not self._coming:
                 return
             await self._grown.wait()
+
+    async def there(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
+        """Events with a number above `after` that are there now."""
+        for event in self.events[self._first(after) :]:
+            yield event
+
+    def _first(self, after: int) -> int:
+        return next((i for i, e in enumerate(self.events) if e.seq > after), len(self.events))
 
     async def settled(self) -> None:
         """Wait until readers can have all that was appended."""

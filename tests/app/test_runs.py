@@ -19,7 +19,9 @@ from tests.app.conftest import Server
 Event = tuple[int, str, dict[str, Any]]
 
 
-def events(http: httpx.Client, run_id: str, after: int = 0, headers: dict[str, str] | None = None) -> Iterator[Event]:
+def events(
+    http: httpx.Client, run_id: str, after: int | str = 0, headers: dict[str, str] | None = None
+) -> Iterator[Event]:
     with http.stream("GET", f"/api/runs/{run_id}/events?after={after}", headers=headers) as reply:
         assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/event-stream")
         assert reply.headers["cache-control"] == "no-cache, no-transform"
@@ -228,7 +230,20 @@ def test_what_is_not_there_is_404(http: httpx.Client, chat: str) -> None:
     for path in ("/api/runs/nope", "/api/runs/nope/events", "/api/chats/nope"):
         assert http.get(path).status_code == 404
     assert http.post("/api/runs/nope/cancel").status_code == 404
-    assert http.get(f"/api/runs/{start(http, chat)}/events?after=-1").status_code == 400
+    run = start(http, chat)
+    for query, param in (("after=-1", "after"), ("follow=no", "follow"), ("wait=1", "wait")):
+        reply = http.get(f"/api/runs/{run}/events?{query}")
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == param
+
+
+def test_a_log_can_be_read_as_far_as_it_is(http: httpx.Client, server: Server, chat: str) -> None:
+    with BusyEngine(server):
+        run = start(http, chat)
+        there = list(events(http, run, after="0&follow=false"))  # the run goes on, the response does not
+        assert there and there[-1][1] not in TERMINAL
+    whole = list(events(http, run))
+    assert whole[: len(there)] == there
+    assert list(events(http, run, after=f"{whole[2][0]}&follow=false")) == whole[3:]
 
 
 def test_the_page_learns_what_it_talks_to(http: httpx.Client) -> None:

@@ -279,15 +279,15 @@ def build_app(world: World) -> FastAPI:
         return {"run_id": run.id, "message_id": f"{run.id}a"}
 
     @app.get("/api/runs/{run_id}/events")
-    async def events(run_id: str, after: int = 0) -> Response:
+    async def events(run_id: str, after: int = 0, follow: bool = True) -> Response:
         if world.streams_refused:
             return error(503, "Not now.")
         if run_id not in world.runs or world.logs_lost:
             return error(404, "No such run.")
-        stream = follow(world.runs[run_id], after)
+        stream = sent(world.runs[run_id], after, follow)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
-    async def follow(run: Run, after: int) -> AsyncIterator[bytes]:
+    async def sent(run: Run, after: int, follow: bool) -> AsyncIterator[bytes]:
         dropped = asyncio.Event()
         world.streams.add(dropped)
         try:
@@ -299,6 +299,8 @@ def build_app(world: World) -> FastAPI:
                     yield f"id: {seq}\r\nevent: {event.type}\r\ndata: {event.model_dump_json()}\r\n\r\n".encode()
                     if event.type in TERMINAL:
                         return
+                if not follow:
+                    return
                 waits = {asyncio.create_task(grown.wait()), asyncio.create_task(dropped.wait())}
                 _, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 for task in left:

@@ -213,7 +213,9 @@ def test_a_lost_connection_is_shown_and_resumed(page: Page, fake: FakeServer, wa
     expect(reply(page)).to_contain_text(TALE[4].strip())
     fake.refuse_streams(True)
     fake.drop_streams()
-    expect(reply(page)).to_contain_text("The connection was lost. Trying again…")
+    expect(reply(page)).to_contain_text("The connection was lost.")
+    expect(reply(page)).to_contain_text(re.compile(r"Trying again in \d+ s"))
+    expect(reply(page).get_by_role("button", name="Try now")).to_be_visible()
     fake.open("back")  # the server writes on without a reader
     fake.refuse_streams(False)
     expect(reply(page).locator(".prose")).to_have_text("".join(TALE).strip())

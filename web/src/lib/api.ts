@@ -144,7 +144,9 @@ const runPath = (id: string): string => `/api/runs/${encodeURIComponent(id)}`;
 
 export const getServer = (): Promise<ServerInfo> => get("/api/server");
 export const getChat = (id: string, signal?: AbortSignal): Promise<Chat> => get(chatPath(id), signal);
-export const eventsPath = (runId: string, after: number): string => `${runPath(runId)}/events?after=${after}`;
+/** `stay`: as they come, rather than those that are there. */
+export const eventsPath = (runId: string, after: number, stay = true): string =>
+  `${runPath(runId)}/events?after=${after}${stay ? "" : "&follow=false"}`;
 
 export async function listChats(): Promise<ChatSummary[]> {
   return (await get<{ chats: ChatSummary[] }>("/api/chats")).chats;

@@ -83,7 +83,7 @@ export class Reply {
       );
     } catch (error) {
       const gone = error instanceof ApiError && error.status === 404;
-      this.fail(gone ? { code: "server_restarted", message: strings.restarted, retryable: true } : failureOf(error));
+      this.fail(gone ? { code: "server_restarted", message: strings.endings.server_restarted, retryable: true } : failureOf(error));
     }
     this.#flush();
   }

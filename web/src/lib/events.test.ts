@@ -1,6 +1,6 @@
 import { afterEach, expect, test, vi } from "vitest";
 import { ApiError } from "./api";
-import { follow, SseParser, type Frame } from "./events";
+import { follow, SseParser, type Frame, type Link } from "./events";
 import type { RunEvent } from "./protocol";
 
 const LOG: RunEvent[] = [
@@ -29,18 +29,24 @@ test.each(["\n", "\r\n", "\r"])("frames are the same wherever the stream is spli
 
 function answers(...replies: (() => Response | Promise<Response>)[]): string[] {
   const asked: string[] = [];
-  vi.stubGlobal("fetch", (path: string) => {
+  vi.stubGlobal("fetch", async (path: string, { signal }: { signal: AbortSignal }) => {
     asked.push(path);
-    return Promise.resolve((replies[asked.length - 1] ?? replies.at(-1))?.());
+    const response = await (replies[asked.length - 1] ?? replies.at(-1))?.();
+    // As a browser does: who aborts has no body to read any more.
+    const body = response?.body?.pipeThrough(new TransformStream(), { signal });
+    return body === undefined ? response : new Response(body, response);
   });
   return asked;
 }
 
-async function read(signal = new AbortController().signal): Promise<{ seqs: number[]; links: string[] }> {
-  const seqs: number[] = [];
-  const links: string[] = [];
-  await follow("r", 0, { onEvent: (seq) => seqs.push(seq), onLink: ({ state }) => links.push(state) }, signal);
-  return { seqs, links };
+interface Read {
+  seqs: number[];
+  links: Link[];
+}
+
+async function read(signal = new AbortController().signal, into: Read = { seqs: [], links: [] }): Promise<Read> {
+  await follow("r", 0, { onEvent: (seq) => into.seqs.push(seq), onLink: (link) => into.links.push(link) }, signal);
+  return into;
 }
 
 afterEach(() => {
@@ -53,10 +59,37 @@ async function withoutWaiting<T>(work: Promise<T>): Promise<T> {
   return work;
 }
 
-function browser(): void {
+/** What `follow` needs of a browser: clocks, a page that can be hidden, and locks that other tabs may hold. */
+function browser(taken = 0): EventTarget & { hidden: boolean } {
   vi.useFakeTimers();
-  vi.stubGlobal("addEventListener", () => undefined);
-  vi.stubGlobal("removeEventListener", () => undefined);
+  const [page, view] = [Object.assign(new EventTarget(), { hidden: false }), new EventTarget()];
+  const held = new Set(Array.from({ length: taken }, (_, i) => `ponder.stream.${i}`));
+  const request = async (name: string, _: object, use: (lock: object | null) => Promise<void> | null) => {
+    if (held.has(name)) return use(null);
+    held.add(name);
+    await use({ name });
+    held.delete(name);
+  };
+  vi.stubGlobal("document", page);
+  vi.stubGlobal("navigator", { locks: { request } });
+  vi.stubGlobal("addEventListener", view.addEventListener.bind(view));
+  vi.stubGlobal("removeEventListener", view.removeEventListener.bind(view));
+  return page;
+}
+
+function show(page: EventTarget & { hidden: boolean }, shown: boolean): void {
+  page.hidden = !shown;
+  page.dispatchEvent(new Event("visibilitychange"));
+}
+
+/** A response that says so much and stays open; `cancelled` tells whether its reader left. */
+function open(text: string): { reply: () => Response; cancelled: () => boolean } {
+  let cancelled = false;
+  const body = new ReadableStream<Uint8Array>({
+    start: (out) => out.enqueue(new TextEncoder().encode(text)),
+    cancel: () => void (cancelled = true),
+  });
+  return { reply: () => new Response(body), cancelled: () => cancelled };
 }
 
 test("a reader that was cut off asks for what comes after its last event, and hands on each once", async () => {
@@ -70,7 +103,7 @@ test("a reader that was cut off asks for what comes after its last event, and ha
   const { seqs, links } = await withoutWaiting(read());
   expect(seqs).toEqual([1, 2, 3, 4, 5]);
   expect(asked.map((path) => path.split("?")[1])).toEqual(["after=0", "after=2", "after=2", "after=2"]);
-  expect(links).toEqual(["lost", "lost", "lost", "live"]);
+  expect(links.map(({ state }) => state)).toEqual(["lost", "lost", "lost", "live"]);
 });
 
 test("a run that the server does not know is an error, not a reason to try again", async () => {
@@ -78,6 +111,75 @@ test("a run that the server does not know is an error, not a reason to try again
   const asked = answers(() => new Response("{}", { status: 404 }));
   await expect(read()).rejects.toThrow(ApiError);
   expect(asked).toHaveLength(1);
+});
+
+test("a wait for the next attempt ends when one says so", async () => {
+  browser();
+  const asked = answers(
+    () => Promise.reject(new TypeError("network")),
+    () => Promise.reject(new TypeError("network")),
+    () => new Response(sse(0, LOG.length)),
+  );
+  const into: Read = { seqs: [], links: [] };
+  const reading = read(undefined, into);
+  for (const attempts of [1, 2]) {
+    await vi.advanceTimersByTimeAsync(0);
+    expect(asked).toHaveLength(attempts);
+    const link = into.links.at(-1);
+    expect(link?.state === "lost" && link.retryAt > Date.now()).toBe(true);
+    if (link?.state === "lost") link.retry();
+  }
+  await vi.advanceTimersByTimeAsync(0);
+  expect((await reading).seqs).toEqual([1, 2, 3, 4, 5]);
+});
+
+test("a page that is hidden lets its stream go, and goes on where it was when it is shown", async () => {
+  const page = browser();
+  const first = open(sse(0, 2));
+  const asked = answers(first.reply, () => new Response(sse(2, LOG.length)));
+  const reading = read();
+  await vi.advanceTimersByTimeAsync(1000);
+  show(page, false);
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(first.cancelled()).toBe(false);
+  await vi.advanceTimersByTimeAsync(60_000);
+  expect(first.cancelled()).toBe(true);
+  expect(asked).toHaveLength(1);
+  show(page, true);
+  const { seqs, links } = await withoutWaiting(reading);
+  expect(seqs).toEqual([1, 2, 3, 4, 5]);
+  expect(asked[1]).toContain("after=2");
+  expect(links).toEqual([]); // nothing was lost
+});
+
+test("a machine that slept reads on over a new connection at once", async () => {
+  browser();
+  const first = open(sse(0, 2));
+  const asked = answers(first.reply, () => new Response(sse(2, LOG.length)));
+  const reading = read();
+  await vi.advanceTimersByTimeAsync(1000);
+  vi.setSystemTime(Date.now() + 3_600_000);
+  await vi.advanceTimersByTimeAsync(2000);
+  expect(first.cancelled()).toBe(true);
+  expect((await reading).seqs).toEqual([1, 2, 3, 4, 5]);
+  expect(asked[1]).toContain("after=2");
+});
+
+test("where all places are taken it reads in short requests, until there is one", async () => {
+  browser(4);
+  const asked = answers(
+    () => new Response(sse(0, 2)),
+    () => new Response(": nothing new\n\n"),
+    () => new Response(sse(2, LOG.length)),
+  );
+  const { seqs, links } = await withoutWaiting(read());
+  expect(seqs).toEqual([1, 2, 3, 4, 5]);
+  expect(asked.map((path) => path.split("?")[1])).toEqual([
+    "after=0&follow=false",
+    "after=2&follow=false",
+    "after=2&follow=false",
+  ]);
+  expect(links).toEqual([]);
 });
 
 test("a reader that leaves ends quietly", async () => {
