@@ -23,6 +23,7 @@ from app.api import (
     exchange,
     folders,
     jobs,
+    pages,
     permissions,
     runs,
     search,
@@ -103,7 +104,8 @@ def create_app(
     app.include_router(responses.router)
     # Before chats: their addresses would be those of a chat's id.
     parts = (
-        exchange, chats, runs, folders, documents, jobs, collections, search, tools, permissions, sequences, strategies
+        exchange, chats, runs, folders, documents, pages, jobs, collections, search, tools, permissions, sequences,
+        strategies,
     )  # fmt: skip
     for part in parts:
         app.include_router(part.router)

@@ -9,10 +9,10 @@ from retrieval.filters import BadFilter
 from retrieval.jobs import Given, Job
 from retrieval.library import InUse, Library
 from retrieval.publish import Text
-from retrieval.records import Collection, Document, Found, Hit, NotAllowed, NotFound, Passage
+from retrieval.records import Collection, Document, Found, Hit, NameTaken, NotAllowed, NotFound, Passage
 from retrieval.search import BadQuery, Query
 
 __all__ = [
-    "BadFilter", "BadQuery", "Collection", "Document", "Found", "Given", "Hit", "InUse", "Job", "Library", "NotAllowed",
-    "NotFound", "Passage", "Query", "Source", "Text", "layout", "sources",
+    "BadFilter", "BadQuery", "Collection", "Document", "Found", "Given", "Hit", "InUse", "Job", "Library", "NameTaken",
+    "NotAllowed", "NotFound", "Passage", "Query", "Source", "Text", "layout", "sources",
 ]  # fmt: skip

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from pebble import ProcessFuture
+
 from retrieval.embedding import Embedder, SentenceEmbedder
 from retrieval.ingest import Ingest
 from retrieval.parsing.parsed import Box
@@ -99,10 +101,36 @@ class Library:
             Unreadable: the file changed, or cannot be read any more.
         """
         pages = [p for p in self.store.pages(user, document) if p.start < end and start < p.end]
+        return self._viewer.boxes(self._pdf(user, document), pages, start, end)
+
+    def sizes(self, user: str, document: int) -> list[tuple[float, float]]:
+        """Width and height of each page of a PDF as it is shown, in points.
+
+        Raises:
+            NotFound, Unreadable: as `boxes`.
+        """
+        return self._viewer.sizes(self._pdf(user, document))
+
+    def draw(self, user: str, document: int, page: int, width: int) -> ProcessFuture[bytes]:
+        """A page of a PDF as a PNG `width` pixels wide, when it is drawn; `drawn` takes it.
+
+        Raises:
+            NotFound: as `boxes`.
+        """
+        return self._viewer.draw(self._pdf(user, document), page, width)
+
+    def drawn(self, future: ProcessFuture[bytes]) -> bytes:
+        """
+        Raises:
+            Unreadable: the page cannot be drawn.
+        """
+        return self._viewer.result(future)
+
+    def _pdf(self, user: str, document: int) -> Path:
         path = self.store.file(user, document)
         if self.store.document(user, document).media_type != PDF or not path.is_file():
             raise NotFound(f"Document {document} has no pages to show.")
-        return self._viewer.boxes(path, pages, start, end)
+        return path
 
     def delete(self, user: str, document: int) -> None:
         """Delete a document from everything at once.

@@ -22,6 +22,10 @@ class NotAllowed(Exception):
     """The user may see it but not do this."""
 
 
+class NameTaken(Exception):
+    """The owner has another collection of this name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Collection:
     """`role` is what the asking user is to it."""
@@ -35,7 +39,8 @@ class Collection:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`version` is of its bytes; `characters` and `chunks` count its text and what is indexed of it."""
+    """`version` is of its bytes; `characters` and `chunks` count its text and what is indexed of it. `pages` is 0 where
+    there are none."""
 
     id: int
     collection: int
@@ -46,6 +51,7 @@ class Document:
     bytes: int
     characters: int
     chunks: int
+    pages: int
     metadata: Metadata
     faults: tuple[Fault, ...]
     created_at: float

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from retrieval.database import DatabaseFile
-from retrieval.records import Collection, NotAllowed, NotFound, Role
+from retrieval.records import Collection, NameTaken, NotAllowed, NotFound, Role
 
 LONGEST_NAME = 200
-_MAY = {"share": ("owner",), "delete": ("owner",), "add documents to": ("owner", "writer"),
+_MAY = {"share": ("owner",), "delete": ("owner",), "rename": ("owner",), "add documents to": ("owner", "writer"),
         "delete documents from": ("owner", "writer")}  # fmt: skip
-Deed = Literal["share", "delete", "add documents to", "delete documents from"]
+Deed = Literal["share", "delete", "rename", "add documents to", "delete documents from"]
 
 
 class Rights:
@@ -31,15 +31,29 @@ class Rights:
         Raises:
             ValueError: the name is empty or too long.
         """
-        name = name.strip()
-        if not name or len(name) > LONGEST_NAME:
-            raise ValueError(f"A collection's name has 1 to {LONGEST_NAME} characters.")
+        name = _checked(name)
         with self._database.writing() as db:
             db.execute(
                 "INSERT OR IGNORE INTO collections (name, owner, created_at) VALUES (?, ?, ?)",
                 (name, user, time.time()),
             )
         return next(each for each in self.collections(user) if each.role == "owner" and each.name == name)
+
+    def rename(self, owner: str, collection: int, name: str) -> None:
+        """
+        Raises:
+            ValueError: the name is empty or too long.
+            NameTaken: the owner has another collection of this name.
+            NotFound: there is no such collection.
+            NotAllowed: it is not the owner who asks.
+        """
+        name = _checked(name)
+        with self._database.writing() as db:
+            self.need(db, owner, collection, "rename")
+            taken = "SELECT 1 FROM collections WHERE owner = ? AND name = ? AND id != ?"
+            if db.execute(taken, (owner, name, collection)).fetchone():
+                raise NameTaken(f"There is a collection {name!r:.60} already.")
+            db.execute("UPDATE collections SET name = ? WHERE id = ?", (name, collection))
 
     def collections(self, user: str) -> list[Collection]:
         """All that the user may read, with the user's role; the user's own first."""
@@ -130,6 +144,17 @@ class Rights:
         role = self.role(db, user, collection)
         if role not in _MAY[deed]:
             raise NotAllowed(f"A {role} may not {deed} this collection; that takes the {_either(_MAY[deed])}.")
+
+
+def _checked(name: str) -> str:
+    """
+    Raises:
+        ValueError: it is no name of a collection.
+    """
+    name = name.strip()
+    if not name or len(name) > LONGEST_NAME:
+        raise ValueError(f"A collection's name has 1 to {LONGEST_NAME} characters.")
+    return name
 
 
 def _either(roles: Sequence[str]) -> str:

@@ -320,7 +320,8 @@ def _forget_vectors(db: sqlite3.Connection, hashes: Iterable[bytes]) -> None:
 
 
 _DOCUMENTS = """SELECT d.id, d.collection, d.source, d.title, d.media_type, d.version, d.bytes, d.characters,
-    d.metadata, d.faults, d.created_at, d.updated_at, (SELECT count(*) FROM chunks c WHERE c.document = d.id) AS chunks
+    d.metadata, d.faults, d.created_at, d.updated_at, (SELECT count(*) FROM chunks c WHERE c.document = d.id) AS chunks,
+    (SELECT count(*) FROM pages p WHERE p.document = d.id) AS pages
     FROM documents d"""
 
 

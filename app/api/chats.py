@@ -66,6 +66,7 @@ async def server(request: Request) -> dict[str, Any]:
         "dtype": served.engine.dtype,
         "about": served.about.text,
         "starters": list(served.about.starters),
+        "max_upload": int(State.of(request).settings.max_upload),
     }
 
 

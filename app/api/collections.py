@@ -19,6 +19,7 @@ from app.errors import ApiError, invalid
 from app.openai.fields import parse
 from app.state import State
 from app.users import User
+from retrieval import NameTaken
 
 router = APIRouter(prefix="/api", tags=["Collections"])
 
@@ -26,7 +27,7 @@ LONGEST_USER = 200
 
 
 class CollectionRequest(BaseModel):
-    """The body of `POST /api/collections`."""
+    """The body of `POST /api/collections`, and of `PATCH /api/collections/{id}`."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -62,6 +63,24 @@ async def create(request: Request, user: User) -> Response:
     except ValueError as error:
         raise invalid("name", str(error)) from None
     return JSONResponse(shown.model_dump(), 201 if new else 200)
+
+
+@router.patch("/collections/{collection_id}")
+async def rename(request: Request, user: User, collection_id: str) -> CollectionShown:
+    number = number_in_path(collection_id, "collection")
+    wanted = parse(await json_object(request), CollectionRequest, no_effect=frozenset())
+    rights = State.of(request).library.rights
+
+    def change() -> CollectionShown:
+        rights.rename(user, number, wanted.name)
+        return CollectionShown.of(rights.collection(user, number))
+
+    try:
+        return await asyncio.to_thread(change)
+    except ValueError as error:
+        raise invalid("name", str(error)) from None
+    except NameTaken as error:
+        raise ApiError(409, str(error), param="name", code="name_taken") from None
 
 
 @router.delete("/collections/{collection_id}")

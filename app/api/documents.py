@@ -1,6 +1,6 @@
 """The routes of documents: files come in and are read, one by one they can be listed, quoted, opened and deleted.
 
-An upload goes to disk as it comes and becomes a job; its answer waits a little for the job's end. Nothing is ever
+An upload goes to disk as it comes and becomes a job; its answer waits a little for the job's end. No file is ever
 served for a browser to show: a document may be made to harm whoever opens it here.
 """
 
@@ -90,7 +90,7 @@ async def documents(request: Request, user: User) -> dict[str, list[DocumentShow
 
 @router.get("/documents/{document_id}")
 async def document(request: Request, user: User, document_id: str) -> DocumentShown:
-    return DocumentShown.of(await _document(request, user, document_id))
+    return DocumentShown.of(await document_of(request, user, document_id))
 
 
 @router.delete("/documents/{document_id}")
@@ -102,7 +102,7 @@ async def delete(request: Request, user: User, document_id: str) -> Response:
 
 @router.get("/documents/{document_id}/text")
 async def text(request: Request, user: User, document_id: str) -> dict[str, Any]:
-    found = await _document(request, user, document_id)
+    found = await document_of(request, user, document_id)
     start, end = _span(request, found.characters, MOST_TEXT)
     part = await asyncio.to_thread(State.of(request).library.store.text, user, found.id, start, end)
     return {
@@ -112,7 +112,7 @@ async def text(request: Request, user: User, document_id: str) -> dict[str, Any]
 
 @router.get("/documents/{document_id}/boxes")
 async def boxes(request: Request, user: User, document_id: str) -> dict[str, Any]:
-    found = await _document(request, user, document_id)
+    found = await document_of(request, user, document_id)
     start, end = _span(request, found.characters)
     if found.media_type != PDF:
         raise ApiError(404, f"{found.source} is no PDF: it has no pages to mark.", code="no_pages")
@@ -124,15 +124,15 @@ async def boxes(request: Request, user: User, document_id: str) -> dict[str, Any
     try:
         return {"document": found.id, "start": start, "end": end, "boxes": await asyncio.to_thread(read)}
     except (Unreadable, NotFound):
-        raise _gone(found) from None
+        raise gone(found) from None
 
 
 @router.get("/documents/{document_id}/file")
 async def file(request: Request, user: User, document_id: str) -> Response:
-    found = await _document(request, user, document_id)
+    found = await document_of(request, user, document_id)
     path = await asyncio.to_thread(State.of(request).library.store.file, user, found.id)
     if not await asyncio.to_thread(lambda: path.is_file() and os.access(path, os.R_OK)):
-        raise _gone(found)
+        raise gone(found)
     return FileResponse(
         path,
         media_type="application/octet-stream",
@@ -274,7 +274,8 @@ def _those_left(library: Library, user: str, numbers: list[int]) -> list[Documen
     return made
 
 
-async def _document(request: Request, user: str, document_id: str) -> Document:
+async def document_of(request: Request, user: str, document_id: str) -> Document:
+    """The document of an address, if the user may read it."""
     number = number_in_path(document_id, "document")
     return await asyncio.to_thread(State.of(request).library.store.document, user, number)
 
@@ -294,6 +295,7 @@ def _span(request: Request, characters: int, most: int | None = None) -> tuple[i
     return start, end
 
 
-def _gone(found: Document) -> ApiError:
+def gone(found: Document) -> ApiError:
+    """The refusal where a document's file is needed and is not there."""
     message = f"The file that {found.source} was read from is not there any more, or not as it was."
     return ApiError(404, message, code="file_gone")

@@ -37,6 +37,7 @@ class DocumentShown(BaseModel):
     bytes: int
     characters: int
     chunks: int
+    pages: int
     metadata: Metadata
     faults: list[FaultShown]
     created_at: float

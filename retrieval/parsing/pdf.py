@@ -9,6 +9,7 @@ has read yet are parsed in a process of their own.
 
 from __future__ import annotations
 
+import io
 import re
 import threading
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from retrieval.parsing.text import clean
 
 SHORT = 0.75  # of a page's full line: a line that is shorter and ends a sentence ends its paragraph
 MOST_PAGES = 5000
+MOST_PIXELS = 16_000_000  # of the picture of a page
 _ONE = threading.Lock()
 _ENCRYPTED = (4, 5)  # PDFium's errors for a password and for a kind of encryption it does not know
 _HYPHEN = "\ufffe"  # where PDFium joined a word that was broken at the end of a line
@@ -75,6 +77,43 @@ def boxes(path: Path, page: Page, start: int, end: int) -> list[Box]:
         return []
     with _ONE:
         return _boxes(path, page, first, last)
+
+
+def sizes(path: Path) -> list[tuple[float, float]]:
+    """Width and height of each page as it is shown, in points.
+
+    Raises:
+        Unreadable: it is encrypted or damaged.
+    """
+    with _ONE:
+        pdf = _opened(path)
+        try:
+            return [pdf.get_page_size(at) for at in range(len(pdf))]
+        except pypdfium2.PdfiumError as error:
+            raise Unreadable(f"The pages of the PDF could not be measured: {error}") from None
+        finally:
+            pdf.close()
+
+
+def draw(path: Path, number: int, width: int) -> bytes:
+    """Page `number` as a PNG, `width` pixels wide; narrower where it would have more than `MOST_PIXELS`.
+
+    Raises:
+        Unreadable: it is encrypted or damaged, or has no such page.
+    """
+    with _ONE:
+        pdf = _opened(path)
+        try:
+            page = pdf[number - 1]
+            wide, high = page.get_size()
+            scale = min(width / wide, (MOST_PIXELS / (wide * high)) ** 0.5)
+            made = io.BytesIO()
+            page.render(scale=scale).to_pil().save(made, "PNG", compress_level=3)
+            return made.getvalue()
+        except (pypdfium2.PdfiumError, IndexError, ValueError, ZeroDivisionError) as error:
+            raise Unreadable(f"Page {number} of the PDF could not be drawn: {error}") from None
+        finally:
+            pdf.close()
 
 
 def _boxes(path: Path, page: Page, first: int, last: int) -> list[Box]:

@@ -49,6 +49,18 @@ class Parser:
         """
         return self.result(self._pool.schedule(_boxes, args=(path, pages, start, end), timeout=self._deadline_s))
 
+    def sizes(self, path: Path) -> list[tuple[float, float]]:
+        """Width and height of each page of a PDF, in points.
+
+        Raises:
+            Unreadable: as `result`.
+        """
+        return self.result(self._pool.schedule(_sizes, args=(path,), timeout=self._deadline_s))
+
+    def draw(self, path: Path, page: int, width: int) -> ProcessFuture[bytes]:
+        """A future of a page of a PDF as a PNG, as `pdf.draw` gives it; `result` takes it."""
+        return self._pool.schedule(_draw, args=(path, page, width), timeout=self._deadline_s)
+
     def result(self, future: ProcessFuture[T]) -> T:
         """
         Raises:
@@ -83,6 +95,18 @@ def _boxes(path: Path, pages: Sequence[Page], start: int, end: int) -> list[Box]
     from retrieval.parsing import pdf
 
     return [box for page in pages for box in pdf.boxes(path, page, start, end)]
+
+
+def _sizes(path: Path) -> list[tuple[float, float]]:
+    from retrieval.parsing import pdf
+
+    return pdf.sizes(path)
+
+
+def _draw(path: Path, page: int, width: int) -> bytes:
+    from retrieval.parsing import pdf
+
+    return pdf.draw(path, page, width)
 
 
 def _limit(memory: int) -> None:

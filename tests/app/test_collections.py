@@ -35,6 +35,30 @@ def test_a_collection_is_made_once(ana: httpx.Client) -> None:
     assert ana.get("/api/collections").json() == {"collections": [first.json()]}
 
 
+def test_a_collection_gets_another_name(ana: httpx.Client) -> None:
+    number = made(ana, "Work")
+    document = add(ana, "dam.txt", DAM, collection=number)
+    reply = ana.patch(f"/api/collections/{number}", json={"name": " Dams "})
+    assert reply.status_code == 200 and (reply.json()["name"], reply.json()["documents"]) == ("Dams", 1)
+    assert ana.get(f"/api/documents?collection={number}").json()["documents"] == [document]
+    assert ana.patch(f"/api/collections/{number}", json={"name": "Dams"}).status_code == 200
+
+
+def test_a_name_that_is_taken_is_refused(ana: httpx.Client) -> None:
+    made(ana, "Work")
+    number = made(ana, "Home")
+    assert "Work" in error(ana.patch(f"/api/collections/{number}", json={"name": "Work"}), 409, "name_taken", "name")
+    error(ana.patch(f"/api/collections/{number}", json={"name": " "}), 400, "invalid_value", "name")
+
+
+def test_only_the_owner_renames(ana: httpx.Client, bob: httpx.Client) -> None:
+    number = made(ana, "Work")
+    error(bob.patch(f"/api/collections/{number}", json={"name": "Mine"}), 404, "not_found")
+    share(ana, number, bob, "writer")
+    assert bob.patch(f"/api/collections/{number}", json={"name": "Mine"}).status_code == 403
+    assert [each["name"] for each in ana.get("/api/collections").json()["collections"]] == ["Work"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [({}, "name"), ({"name": ""}, "name"), ({"name": "  "}, "name"), ({"name": "x" * 201}, "name"),
