@@ -92,6 +92,7 @@ def create_app(
             )
             closing.push_async_callback(runs.stop)
             await runs.recover()
+            closing.callback(asyncio.create_task(opened.deleted.purge_when_due()).cancel)
             state.sequences = closing.enter_context(Sequences.of_settings(settings))
             state.opened(opened, runs, shelf, toolshed)
             closing.push_async_callback(mcp.close)

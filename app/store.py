@@ -9,6 +9,7 @@ from pathlib import Path
 
 from app.data.chats import Chats
 from app.data.database import Database
+from app.data.deleted import Deleted
 from app.data.exchange import Exchange
 from app.data.folders import Folders
 from app.data.run_keys import RunKeys
@@ -25,6 +26,7 @@ class Store:
         self.database = database
         self.chats = Chats(database)
         self.folders = Folders(database)
+        self.deleted = Deleted(database)
         self.search = ChatSearch(database)
         self.exchange = Exchange(database)
         self.runs = RunRows(database)

@@ -74,14 +74,18 @@ async def server(request: Request) -> dict[str, Any]:
 async def chats(request: Request, user: User) -> dict[str, Any]:
     given = texts(request, "limit", "before", "folder_id")
     limit = bounded("limit", given.get("limit"), _LIMIT, _MOST)
+    state = State.of(request)
     try:
-        found, more = await State.of(request).store.chats.of(
+        found, more = await state.store.chats.of(
             user, limit=limit, before=given.get("before"), folder_id=given.get("folder_id")
         )
     except BadCursor as error:
         message = f"before is {str(error)!r:.60}; accepted: what `next` of the page before says."
         raise invalid("before", message) from None
-    return {"chats": found, "next": more}
+    return {
+        "chats": [{**each, "running": state.runs.active_in(each["id"]) is not None} for each in found],
+        "next": more,
+    }
 
 
 @router.post("/chats")
@@ -159,11 +163,18 @@ async def change_chat(request: Request, user: User, chat_id: str) -> dict[str, A
 
 
 @router.delete("/chats/{chat_id}")
-async def delete_chat(request: Request, user: User, chat_id: str) -> Response:
+async def delete_chat(request: Request, user: User, chat_id: str) -> dict[str, Any]:
     parameters(request)
     state = State.of(request)
-    await state.store.chats.get(user, chat_id)
+    until = await state.store.deleted.delete("chat", user, chat_id)  # first: from now on no answer begins in it
     if run_id := state.runs.active_in(chat_id):
         await state.runs.cancel(user, run_id)
-    await state.store.chats.delete(user, chat_id)
-    return Response(status_code=204)
+    return {"id": chat_id, "restorable_until": until}
+
+
+@router.post("/chats/{chat_id}/restore")
+async def restore_chat(request: Request, user: User, chat_id: str) -> dict[str, Any]:
+    parameters(request)
+    store = State.of(request).store
+    await store.deleted.restore("chat", user, chat_id)
+    return await store.chats.get(user, chat_id)

@@ -46,10 +46,18 @@ async def rename_folder(request: Request, user: User, folder_id: str) -> dict[st
 
 
 @router.delete("/folders/{folder_id}")
-async def delete_folder(request: Request, user: User, folder_id: str) -> Response:
+async def delete_folder(request: Request, user: User, folder_id: str) -> dict[str, Any]:
     parameters(request)
-    await State.of(request).store.folders.delete(user, folder_id)
-    return Response(status_code=204)
+    until = await State.of(request).store.deleted.delete("folder", user, folder_id)
+    return {"id": folder_id, "restorable_until": until}
+
+
+@router.post("/folders/{folder_id}/restore")
+async def restore_folder(request: Request, user: User, folder_id: str) -> dict[str, Any]:
+    parameters(request)
+    store = State.of(request).store
+    await store.deleted.restore("folder", user, folder_id)
+    return await store.folders.get(user, folder_id)
 
 
 async def _name(request: Request) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -29,6 +29,7 @@ from app.openai.stream import PING_S, STREAM_HEADERS
 from app.runs.live import ChatBusy
 from app.runs.run import Ask
 from app.runs.trace import lines
+from app.served import Served
 from app.state import State
 from app.toolshed import UnknownTool
 from app.users import User
@@ -118,6 +119,8 @@ async def start_run(request: Request, user: User, chat_id: str) -> Response:
     auto = state.models.auto if wanted.model == AUTO_NAME else None
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
     manner = state.manners.of(wanted.asked(), served)
+    if wanted.content is not None:
+        await _check_length(wanted.content, state.models if auto is not None else [served])
     if auto is not None:
         manner.check_routed()
         if wanted.tools is not None:
@@ -204,6 +207,21 @@ async def cancel(request: Request, user: User, run_id: str) -> Response:
 async def _sent(events: AsyncGenerator[LoggedEvent, None]) -> AsyncGenerator[ServerSentEvent, None]:
     async for event in events:
         yield ServerSentEvent(event.data, event=event.type, id=str(event.seq))
+
+
+async def _check_length(content: str, answering: Iterable[Served]) -> None:
+    """
+    Raises:
+        ApiError: the question alone is longer than the context of every model that may answer.
+    """
+    served = max(answering, key=lambda each: each.engine.max_tokens)
+    most = served.engine.max_tokens
+    if len(content.encode()) <= most:  # no token is shorter than a byte
+        return
+    tokens = len(await served.text_tokens(content))
+    if tokens >= most:
+        message = f"content has {tokens} tokens; accepted: fewer than {most}, which is the context of {served.name}."
+        raise invalid("content", message, "context_length_exceeded")
 
 
 def _key(request: Request, chat_id: str, body: dict[str, Any]) -> RunKey | None:

@@ -14,7 +14,9 @@ from app.data.folders import folder_of
 from app.data.messages import messages_of
 from app.data.tree import Tree
 
-_SHOWN = "id, title, created_at, updated_at, pinned, folder_id, leaf_id"
+_IN_FOLDER = "SELECT id FROM folders WHERE folders.id = chats.folder_id AND folders.deleted_at IS NULL"
+_SHOWN = f"id, title, created_at, updated_at, pinned, ({_IN_FOLDER}) AS folder_id, leaf_id"
+NO_FOLDER = "none"  # in place of a folder's id: the chats that are in none
 _CURSOR = re.compile(r"([01])_(\d{1,15}\.\d{1,15})_(\d{1,18})", re.ASCII)
 
 
@@ -36,24 +38,27 @@ class Chats:
         self, user: str, *, limit: int, before: str | None = None, folder_id: str | None = None
     ) -> tuple[list[Row], str | None]:
         """The pinned ones first, then those that were used last; and the place where the list goes on, if it does.
+        All of them, or those of a folder, or of `NO_FOLDER`.
 
         Raises:
             NotThere: there is no such folder.
             BadCursor: `before` is no place that a list gave.
         """
-        conditions, values = ["user = ?"], list[object]([user])
+        conditions, values = ["user = ?", "deleted_at IS NULL"], list[object]([user])
         if before is not None:
             place = _CURSOR.fullmatch(before)
             if place is None:
                 raise BadCursor(before)
             conditions.append("(pinned, updated_at, rowid) < (?, ?, ?)")
             values += [int(place[1]), float(place[2]), int(place[3])]
-        if folder_id is not None:
+        if folder_id == NO_FOLDER:
+            conditions.append(f"NOT EXISTS ({_IN_FOLDER})")
+        elif folder_id is not None:
             conditions.append("folder_id = ?")
             values.append(folder_id)
 
         def read(db: sqlite3.Connection) -> list[Row]:
-            if folder_id is not None:
+            if folder_id not in (None, NO_FOLDER):
                 folder_of(db, user, folder_id)
             return rows(
                 db, f"SELECT {_SHOWN}, rowid FROM chats WHERE {' AND '.join(conditions)} "
@@ -108,19 +113,6 @@ class Chats:
 
         return _shown(await self._database.read(change))
 
-    async def delete(self, user: str, id: str) -> None:
-        """With all its messages, runs and events.
-
-        Raises:
-            NotThere: the user has no such chat.
-        """
-
-        def delete(db: sqlite3.Connection) -> None:
-            chat_of(db, user, id)
-            db.execute("DELETE FROM chats WHERE id = ?", [id])
-
-        await self._database.read(delete)
-
 
 def chat_of(db: sqlite3.Connection, user: str, id: str) -> Row:
     """In the database's thread, `imported` with it.
@@ -128,7 +120,8 @@ def chat_of(db: sqlite3.Connection, user: str, id: str) -> Row:
     Raises:
         NotThere: the user has no such chat.
     """
-    found = row(db, f"SELECT {_SHOWN}, imported FROM chats WHERE user = ? AND id = ?", user, id)
+    read = f"SELECT {_SHOWN}, imported FROM chats WHERE user = ? AND id = ? AND deleted_at IS NULL"
+    found = row(db, read, user, id)
     if found is None:
         raise NotThere("chat", id)
     return found

@@ -97,8 +97,9 @@ class Exchange:
                 chat_of(db, user, chat_id)
             wanted = "chats.user = ?1 AND (?2 IS NULL OR chats.id = ?2)"
             chats = rows(
-                db, "SELECT chats.*, folders.name AS folder FROM chats LEFT JOIN folders ON folders.id = folder_id "
-                f"WHERE {wanted} ORDER BY chats.created_at, chats.rowid", user, chat_id,
+                db, "SELECT chats.*, folders.name AS folder FROM chats "
+                "LEFT JOIN folders ON folders.id = folder_id AND folders.deleted_at IS NULL "
+                f"WHERE {wanted} AND chats.deleted_at IS NULL ORDER BY chats.created_at, chats.rowid", user, chat_id,
             )  # fmt: skip
             return [_exported(chat, messages_of(db, chat["id"])) for chat in chats]
 
@@ -179,5 +180,5 @@ def _add(db: sqlite3.Connection, user: str, chat: ExportedChat) -> str:
 
 
 def _folder(db: sqlite3.Connection, user: str, name: str) -> str:
-    found = row(db, "SELECT id FROM folders WHERE user = ? AND name = ?", user, name)
+    found = row(db, "SELECT id FROM folders WHERE user = ? AND name = ? AND deleted_at IS NULL", user, name)
     return str((found or add_folder(db, user, name))["id"])

@@ -8,7 +8,8 @@ import time
 from app.data.database import Database, Row, insert, new_id, row
 from app.data.errors import NameTaken, NotThere
 
-_SHOWN = "id, name, created_at"
+_CHATS = "SELECT count(*) FROM chats WHERE chats.folder_id = folders.id AND chats.deleted_at IS NULL"
+_SHOWN = f"id, name, created_at, ({_CHATS}) AS chats"
 
 
 class Folders:
@@ -16,7 +17,16 @@ class Folders:
         self._database = database
 
     async def of(self, user: str) -> list[Row]:
-        return await self._database.rows(f"SELECT {_SHOWN} FROM folders WHERE user = ? ORDER BY name, id", user)
+        return await self._database.rows(
+            f"SELECT {_SHOWN} FROM folders WHERE user = ? AND deleted_at IS NULL ORDER BY name, id", user
+        )
+
+    async def get(self, user: str, id: str) -> Row:
+        """
+        Raises:
+            NotThere: there is no such folder.
+        """
+        return await self._database.read(lambda db: folder_of(db, user, id))
 
     async def create(self, user: str, name: str) -> Row:
         """
@@ -45,19 +55,6 @@ class Folders:
 
         return await self._database.read(rename)
 
-    async def delete(self, user: str, id: str) -> None:
-        """Its chats stay.
-
-        Raises:
-            NotThere: there is no such folder.
-        """
-
-        def delete(db: sqlite3.Connection) -> None:
-            folder_of(db, user, id)
-            db.execute("DELETE FROM folders WHERE id = ?", [id])
-
-        await self._database.read(delete)
-
 
 def folder_of(db: sqlite3.Connection, user: str, id: str) -> Row:
     """In the database's thread.
@@ -65,7 +62,8 @@ def folder_of(db: sqlite3.Connection, user: str, id: str) -> Row:
     Raises:
         NotThere: the user has no such folder.
     """
-    found = row(db, f"SELECT {_SHOWN} FROM folders WHERE user = ? AND id = ?", user, id)
+    read = f"SELECT {_SHOWN} FROM folders WHERE user = ? AND id = ? AND deleted_at IS NULL"
+    found = row(db, read, user, id)
     if found is None:
         raise NotThere("folder", id)
     return found
@@ -75,9 +73,10 @@ def add_folder(db: sqlite3.Connection, user: str, name: str) -> Row:
     """In the database's thread."""
     folder = {"id": new_id("folder"), "name": name, "created_at": time.time()}
     insert(db, "folders", {**folder, "user": user})
-    return folder
+    return {**folder, "chats": 0}
 
 
 def _free(db: sqlite3.Connection, user: str, name: str) -> None:
-    if row(db, "SELECT 1 FROM folders WHERE user = ? AND name = ?", user, name) is not None:
+    read = "SELECT 1 FROM folders WHERE user = ? AND name = ? AND deleted_at IS NULL"
+    if row(db, read, user, name) is not None:
         raise NameTaken(f"There is a folder {name!r:.60} already; choose another name.")

@@ -92,6 +92,14 @@ STEPS: tuple[tuple[str, ...], ...] = (
             DELETE FROM text_index WHERE rowid = (SELECT id FROM texts WHERE message_id = old.id);
             DELETE FROM texts WHERE message_id = old.id; END""",
     ),
+    (  # what was deleted, and when: it may come back for a while (app/data/deleted.py)
+        "ALTER TABLE chats ADD COLUMN deleted_at REAL",
+        "ALTER TABLE folders ADD COLUMN deleted_at REAL",
+        "CREATE INDEX chats_deleted ON chats (deleted_at) WHERE deleted_at IS NOT NULL",
+        "CREATE INDEX folders_deleted ON folders (deleted_at) WHERE deleted_at IS NOT NULL",
+        "DROP INDEX folders_user",
+        "CREATE UNIQUE INDEX folders_user ON folders (user, name) WHERE deleted_at IS NULL",
+    ),
 )
 
 

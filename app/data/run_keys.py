@@ -35,7 +35,9 @@ class RunKeys:
         """
         found = await self._database.read(
             lambda db: row(
-                db, "SELECT body, run_id, message_id FROM run_keys WHERE user = ? AND key = ? AND created_at > ?",
+                db, "SELECT body, run_id, run_keys.message_id FROM run_keys "
+                "JOIN runs ON runs.id = run_id JOIN chats ON chats.id = runs.chat_id AND chats.deleted_at IS NULL "
+                "WHERE run_keys.user = ? AND key = ? AND run_keys.created_at > ?",
                 user, key.key, time.time() - KEPT_S,
             )
         )  # fmt: skip

@@ -95,8 +95,10 @@ class RunRows:
         Raises:
             NotThere: the user has no such run.
         """
-        read = "SELECT runs.* FROM runs JOIN chats ON chats.id = runs.chat_id WHERE runs.id = ? AND chats.user = ?"
-        found = await self._database.rows(read, run_id, user)
+        found = await self._database.rows(
+            "SELECT runs.* FROM runs JOIN chats ON chats.id = runs.chat_id "
+            "WHERE runs.id = ? AND chats.user = ? AND chats.deleted_at IS NULL", run_id, user,
+        )  # fmt: skip
         if not found:
             raise NotThere("run", run_id)
         return found[0]

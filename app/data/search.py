@@ -18,7 +18,8 @@ _SEARCH = """
     placed AS (
         SELECT texts.id, chat_id, title, message_id, min(score) OVER (PARTITION BY chat_id) AS best,
             row_number() OVER (PARTITION BY chat_id ORDER BY message_id IS NULL, score, texts.id) AS place
-        FROM hits JOIN texts ON texts.id = hits.id JOIN chats ON chats.id = texts.chat_id WHERE chats.user = ?2),
+        FROM hits JOIN texts ON texts.id = hits.id JOIN chats ON chats.id = texts.chat_id
+        WHERE chats.user = ?2 AND chats.deleted_at IS NULL),
     shown AS MATERIALIZED (SELECT * FROM placed WHERE place = 1 ORDER BY best, id LIMIT ?3)
     SELECT chat_id, title, message_id, snippet(text_index, 0, ?4, ?5, '…', ?6) AS snippet
     FROM shown JOIN text_index ON text_index.rowid = shown.id

@@ -64,7 +64,7 @@ async def test_old_chats_are_found_and_go_on(old: Path) -> None:
         begun = await store.runs.begin(LOCAL_USER, chat_id, f"of_{chat_id}", Place("more", at_leaf=True), {})
         assert begun.branch[-1]["content"] == "more" and not begun.imported
     assert [each["id"] for each in begun.branch][:-1] == []
-    await store.chats.delete(LOCAL_USER, "chat_1")
+    await store.deleted.delete("chat", LOCAL_USER, "chat_1")
     assert await store.search.find(LOCAL_USER, "granite", 9) == []
     await store.close()
 
@@ -100,7 +100,8 @@ async def test_a_chat_of_many_messages_is_deleted_whole(tmp_path: Path) -> None:
     store.database.write(fill)
     _, messages = await store.chats.whole(LOCAL_USER, chat)
     assert len(Tree(messages).branch("m2999")) == 3000 and Tree(messages).newest_leaf("m0") == "m2999"
-    await store.chats.delete(LOCAL_USER, chat)
+    await store.deleted.delete("chat", LOCAL_USER, chat)
+    assert await store.deleted.purge(0) is None
     for table in ("chats", "messages", "texts", "text_index"):
         assert await store.database.rows(f"SELECT count(*) AS n FROM {table}") == [{"n": 0}]
     await store.close()

@@ -98,7 +98,7 @@ async def test_keys_outlast_a_restart_and_end_after_a_day(tmp_path: Path) -> Non
     assert await store.run_keys.run_of(LOCAL_USER, key) is None
     await store.runs.begin(LOCAL_USER, chat, "run_2", Place("again", parent_id=None), {}, key)
     assert (await store.run_keys.run_of(LOCAL_USER, key) or ("", ""))[0] == "run_2"
-    await store.chats.delete(LOCAL_USER, chat)
+    await store.deleted.delete("chat", LOCAL_USER, chat)
     assert await store.run_keys.run_of(LOCAL_USER, key) is None
     await store.close()
 

@@ -163,7 +163,8 @@ async def test_deleting_a_chat_deletes_all_of_it(tmp_path: Path) -> None:
     store = await Store.open(tmp_path)
     chat = await store.chats.create(LOCAL_USER)
     await store.runs.begin(LOCAL_USER, chat["id"], "run_1", Place("question", at_leaf=True), {})
-    await store.chats.delete(LOCAL_USER, chat["id"])
+    await store.deleted.delete("chat", LOCAL_USER, chat["id"])
+    await store.deleted.purge(0)
     store.runs.write_events("run_1", [LoggedEvent(1, "run.queued", "{}")])  # a straggler
     for table in ("chats", "messages", "runs", "events", "texts", "text_index"):
         assert await store.database.rows(f"SELECT count(*) AS n FROM {table}") == [{"n": 0}]

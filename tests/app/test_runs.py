@@ -173,10 +173,12 @@ def test_a_chat_makes_one_answer_at_a_time(http: httpx.Client, chat: str, server
     with BusyEngine(server):
         run = start(http, chat)
         assert http.get(f"/api/chats/{chat}").json()["active_run_id"] == run
+        assert [each["id"] for each in http.get("/api/chats").json()["chats"] if each["running"]] == [chat]
         again = http.post(f"/api/chats/{chat}/runs", json={"content": "more"})
         assert again.status_code == 409 and again.json()["error"]["code"] == "chat_busy"
         assert http.get(f"/api/runs/{run}").json()["status"] == "running"
     list(events(http, run))
+    assert not any(each["running"] for each in http.get("/api/chats").json()["chats"])
     start(http, chat, "more")
 
 
@@ -189,18 +191,28 @@ def test_a_conversation_goes_on_with_what_was_said(http: httpx.Client, chat: str
 
 
 def test_a_conversation_too_long_says_what_to_do(http: httpx.Client, chat: str) -> None:
-    log = list(events(http, start(http, chat, "x" * 3000)))
+    list(events(http, start(http, chat, "x" * 1500, max_tokens=1)))
+    log = list(events(http, start(http, chat, "x" * 1500)))
     _, kind, data = log[-1]
     assert kind == "run.failed" and data["code"] == "context_length_exceeded" and not data["retryable"]
     assert "2048" in data["message"] and "new chat" in data["message"]
-    assert http.get(f"/api/chats/{chat}").json()["messages"][1]["error"] == data["message"]
+    assert http.get(f"/api/chats/{chat}").json()["messages"][3]["error"] == data["message"]
+
+
+def test_a_question_too_long_for_the_model_is_not_taken(http: httpx.Client, chat: str) -> None:
+    for text in ("x" * 3000, "語" * 1000):
+        reply = http.post(f"/api/chats/{chat}/runs", json={"content": text})
+        told = reply.json()["error"]
+        assert (reply.status_code, told["param"], told["code"]) == (400, "content", "context_length_exceeded")
+        assert "3000 tokens" in told["message"] and "fewer than 2048" in told["message"]
+    assert http.get(f"/api/chats/{chat}").json()["messages"] == []
 
 
 def test_chats_are_listed_newest_first_and_deleted_with_their_runs(http: httpx.Client, chat: str) -> None:
     other = http.post("/api/chats").json()["id"]
     run = start(http, chat)
     assert [c["id"] for c in http.get("/api/chats").json()["chats"]][:2] == [chat, other]
-    assert http.delete(f"/api/chats/{chat}").status_code == 204
+    assert http.delete(f"/api/chats/{chat}").status_code == 200
     assert http.get(f"/api/chats/{chat}").status_code == 404
     assert http.get(f"/api/runs/{run}/events").status_code == 404
     assert http.delete(f"/api/chats/{chat}").status_code == 404
