@@ -34,7 +34,7 @@ export class Reply {
   shown = $state.raw<Answer>(EMPTY);
   link = $state.raw<Link>({ state: "live" });
   stopping = $state(false);
-  readonly askedAt = Date.now(); // local, ms; for as long as the server's clock is not known
+  askedAt: number | null = Date.now(); // local, ms, if asked here; for as long as the server's clock is not known
   runId: string | null = null;
   #answer: Answer = EMPTY;
   #frame = 0;
@@ -53,6 +53,7 @@ export class Reply {
   static stored(key: string, question: string, message: StoredMessage, signal: AbortSignal): Reply {
     // An answer still being made is built from its log alone, so nothing is shown twice.
     const reply = new Reply(key, question, message.status === "running" ? EMPTY : fromStored(message));
+    reply.askedAt = null;
     reply.runId = message.run_id;
     reply.#signal = signal;
     return reply;
