@@ -37,6 +37,10 @@ from app.users import User
 router = APIRouter(prefix="/api", tags=["Runs"])
 
 _KEY_CHARACTERS = 255
+_SYSTEM_CHARACTERS = 100_000
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"
+)  # fmt: skip
 
 
 class _Budgeted(BaseModel):
@@ -55,7 +59,20 @@ class RunRequest(BaseModel):
         None, description="the id of the answer that this question follows, or null for a new beginning"
     )
     regenerate: str | None = Field(None, description="the id of a question, to answer it once more")
+    system: str | None = Field(
+        None, min_length=1, max_length=_SYSTEM_CHARACTERS,
+        description=f"a text of 1 to {_SYSTEM_CHARACTERS} characters, which the model reads before everything",
+    )  # fmt: skip
     temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
+    top_p: float | None = Field(None, gt=0, le=1, description="a number greater than 0, at most 1")
+    top_k: int | None = Field(None, ge=0, description="an integer: 0 (off), or 1 and more")
+    min_p: float | None = Field(None, ge=0, lt=1, description="a number from 0 (off) to less than 1")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=100, description="a number greater than 0, at most 100; 1 is off"
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")
     max_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
     model: str | None = Field(None, description="a served model's name; GET /v1/models lists them")
     thinking: bool | dict[str, Any] | None = Field(None, description=f"true, false, or {THINKING}")
@@ -80,6 +97,20 @@ class RunRequest(BaseModel):
         if isinstance(self.thinking, dict):
             budget = parse({"thinking": self.thinking}, _Budgeted).thinking
         return Asked(self.reasoning_effort, budget, self.strategy, self.strategy_options, thinks)
+
+    def sampling(self) -> dict[str, float]:
+        """What is to be other than the model's authors chose it."""
+        return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+
+    def told(self) -> str | None:
+        """The system prompt.
+
+        Raises:
+            ApiError: it is white space.
+        """
+        if self.system is not None and not self.system.strip():
+            raise invalid("system", "system is white space alone; accepted: a non-empty text, or none.")
+        return self.system
 
     def place(self) -> Place:
         """Where the answer goes.
@@ -126,7 +157,7 @@ async def start_run(request: Request, user: User, chat_id: str) -> Response:
         if wanted.tools is not None:
             raise invalid("tools", "tools are asked for of 'auto'; accepted: the name of one model beside tools.")
     ask = Ask(
-        wanted.place(), temperature=wanted.temperature, max_tokens=wanted.max_tokens, collections=wanted.collections,
+        wanted.place(), wanted.told(), wanted.sampling(), max_tokens=wanted.max_tokens, collections=wanted.collections,
         tools=wanted.tools, served=served, auto=auto, manner=manner, user=user,
     )  # fmt: skip
     try:

@@ -44,8 +44,10 @@ class Grounds:
     questions: tuple[str, ...] = field(default=())
 
     def messages(self, turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A chat with its sources before everything else."""
-        return [{"role": "system", "content": f"{INSTRUCTION}\n\n{layout(self.sources)}"}, *turns]
+        """A chat with its sources before the first question, in one message with the instructions it begins with."""
+        given = [turn["content"] for turn in turns[:1] if turn["role"] == "system"]
+        text = "\n\n".join([*given, INSTRUCTION, layout(self.sources)])
+        return [{"role": "system", "content": text}, *turns[len(given) :]]
 
     def event(self) -> CitationSources:
         return CitationSources(

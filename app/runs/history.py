@@ -29,10 +29,15 @@ class History:
     read_from: frozenset[str]
 
     @classmethod
-    def of(cls, branch: Sequence[Row], *, imported: bool = False, grounded: bool = False) -> History:
-        """`branch` ends with the question. A turn without an answer (it failed, or was stopped at once) is left out."""
+    def of(
+        cls, branch: Sequence[Row], *, system: str | None = None, imported: bool = False, grounded: bool = False
+    ) -> History:
+        """`branch` ends with the question, and `system` stands before it all. A turn without an answer (it failed, or
+        was stopped at once) is left out.
+        """
         *turns, question = branch
-        messages, plain = Messages(), Messages()
+        first = Messages() if system is None else [{"role": "system", "content": system}]
+        messages, plain = [*first], [*first]
         read_from = {name for name, read in ((IMPORTED, imported), (DOCUMENTS, grounded)) if read}
         for asked, answer in zip(turns[::2], turns[1::2], strict=True):
             if not answer["content"]:

@@ -116,7 +116,7 @@ class Runs:
                 del self._live[run_id], self._busy_chats[chat_id]
                 run.watch.end("refused")
         run.log.append(RunQueued(position=ahead))
-        history = History.of(begun.branch, imported=begun.imported, grounded=begun.grounded)
+        history = History.of(begun.branch, system=ask.system, imported=begun.imported, grounded=begun.grounded)
         tools = RunTools(
             self._toolshed.executor, offered, run.log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits,
             tainted_by=history.read_from,

@@ -6,7 +6,7 @@ Knows nothing of how answers are written or told.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -47,10 +47,11 @@ async def prepare(
     found: Grounds | None,
     specs: Sequence[dict[str, Any]],  # Any: JSON, as OpenAI's `tools` has it
     *,
-    temperature: float | None,
+    sampling: Mapping[str, Any],
     max_tokens: int | None,
 ) -> Prepared:
-    """
+    """`sampling` has what is to be other than the model's authors chose it.
+
     Raises:
         ApiError: the conversation leaves no room for an answer.
         ChatTemplateError: the model's template does not take the conversation.
@@ -74,7 +75,7 @@ async def prepare(
             "content", f"This conversation has {len(prompt)} tokens and the model's context "
             f"{served.engine.max_tokens}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
         )  # fmt: skip
-    sampling = served.sampling if temperature is None else replace(served.sampling, temperature=temperature)
-    if sampling.seed is None:
-        sampling = replace(sampling, seed=secrets.randbits(53))  # so that it can be made again
-    return Prepared(served, prompt, Span(sampling=sampling, max_tokens=min(max_tokens or room, room)), room, variables)
+    drawn = replace(served.sampling, **sampling)
+    if drawn.seed is None:
+        drawn = replace(drawn, seed=secrets.randbits(53))  # so that it can be made again
+    return Prepared(served, prompt, Span(sampling=drawn, max_tokens=min(max_tokens or room, room)), room, variables)

@@ -67,7 +67,8 @@ class Ask:
     """What a person asked for, checked already. None: what the model's authors chose."""
 
     place: Place
-    temperature: float | None = None
+    system: str | None = None  # what the model is told before everything
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what is not as the model's authors chose it
     max_tokens: int | None = None
     collections: Literal["all"] | list[int] | None = None  # of the user's documents, to answer from
     tools: Literal["all"] | list[str] | None = None  # that the model may call
@@ -78,8 +79,8 @@ class Ask:
 
     def params(self) -> Mapping[str, Any]:
         """All but what is answered and who asks it."""
-        names = ("temperature", "max_tokens", "collections", "tools")
-        said = {name: getattr(self, name) for name in names}
+        names = ("system", "max_tokens", "collections", "tools")
+        said = {**self.sampling, **{name: getattr(self, name) for name in names}}
         model = AUTO_NAME if self.auto is not None else None if self.served is None else self.served.name
         return {**said, "thinking": self.manner.thinks, "model": model, **self.manner.recorded()}
 
@@ -180,7 +181,7 @@ class Run:
 
         async def prepared(served: Served) -> Prepared:
             return await prepare(
-                served, manner, history, found, specs, temperature=ask.temperature, max_tokens=ask.max_tokens
+                served, manner, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens
             )
 
         self._unseen = manner.strategy is not None or ask.auto is not None

@@ -24,7 +24,7 @@ def json_schema(schema: Any) -> Any:
         return [json_schema(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {}
+    made: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword == "type":
             if value != "any":

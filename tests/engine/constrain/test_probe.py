@@ -212,7 +212,7 @@ def test_64_tools_are_plain() -> None:
     assert all(map(plain, tool_sets()))
 
 
-ORDINARY = [
+ORDINARY: list[Constraint] = [
     spec.JSON_OBJECT,
     spec.choice(["yes", "no"]),
     spec.Regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
