@@ -112,8 +112,16 @@ def test_every_control_sends_what_it_says(page: Page, fake: FakeServer) -> None:
     sampling = sheet(page, "Sampling")
     sampling.get_by_label("Temperature").fill("0.2")
     sampling.get_by_label("Most tokens of the answer").fill("200")
+    sampling.get_by_text("More options").click()
+    sampling.get_by_label("Top p").fill("0.9")
+    sampling.get_by_label("Seed").fill("-3")
     page.keyboard.press("Escape")
-    words = "Model: plain · Strategy: best_of_n (n 6, verifier judge, enough 0.5) · From Letters · Temperature 0.2 · "
+    sheet(page, "System prompt").get_by_role("textbox").fill("You are kind.")
+    page.keyboard.press("Escape")
+    words = (
+        "Model: plain · Strategy: best_of_n (n 6, verifier judge, enough 0.5) · From Letters · "
+        "System prompt: “You are kind.” · Temperature 0.2 · Top p 0.9 · Seed -3 · "
+    )
     expect(page.get_by_text(words + "At most 200 tokens")).to_be_visible()
     ask(page)
     wished = {
@@ -121,7 +129,10 @@ def test_every_control_sends_what_it_says(page: Page, fake: FakeServer) -> None:
         "strategy": "best_of_n",
         "strategy_options": {"n": 6, "verifier": "judge", "enough": 0.5},
         "collections": [7],
+        "system": "You are kind.",
         "temperature": 0.2,
+        "top_p": 0.9,
+        "seed": -3,
         "max_tokens": 200,
     }
     assert fake.asked() == {"content": "Go on", **wished}
@@ -276,6 +287,19 @@ def test_a_refusal_is_told_at_its_field_and_the_words_are_kept(page: Page, fake:
     assert fake.questions() == ["Make 24"]
 
 
+def test_a_system_prompt_too_long_is_not_taken(page: Page, fake: FakeServer) -> None:
+    text = sheet(page, "System prompt").get_by_role("textbox")
+    text.fill("You are kind.")
+    text.fill("words " * 16_667)
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("up to 100,000")
+    page.keyboard.press("Escape")
+    ask(page)
+    assert fake.asked() == {"content": "Go on", "system": "You are kind."}
+    sheet(page, "System prompt").get_by_role("textbox").fill("  ")
+    page.keyboard.press("Escape")
+    expect(reset(page)).to_have_count(0)
+
+
 def test_a_refused_model_is_told_at_its_choice(page: Page, fake: FakeServer, watch: Watch) -> None:
     watch.expect_errors()
     choose(page, "Model", "plain")
@@ -291,12 +315,12 @@ def test_all_of_it_works_by_keyboard_alone(page: Page, fake: FakeServer) -> None
     expect(control(page, "Sampling")).to_be_visible()
     box = page.get_by_role("textbox", name="Message")
     box.focus()
-    names = ["Send", "Model", "Thinking", "Strategy", "Tools", "Documents", "Sampling"]
+    names = ["Send", "Model", "Thinking", "Strategy", "Tools", "Documents", "System prompt", "Sampling"]
     for name in names:
         page.keyboard.press("Tab")
         expect(page.get_by_role("button", name=name, exact=True)).to_be_focused()
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Shift+Tab")
+    for _ in range(3):
+        page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
     expect(page.get_by_role("radio", name="None")).to_be_focused()
     page.keyboard.press("ArrowDown")

@@ -44,7 +44,8 @@ const EVERYTHING = set({
   options: { n: 6 },
   tools: ["add"],
   collections: [1],
-  temperature: 0.2,
+  system: "Be kind.",
+  sampling: { temperature: 0.2, seed: 7 },
   maxTokens: 50,
 });
 
@@ -56,10 +57,12 @@ test("what is set is sent, and nothing else", () => {
     strategy_options: { n: 6 },
     tools: ["add"],
     collections: [1],
+    system: "Be kind.",
     temperature: 0.2,
+    seed: 7,
     max_tokens: 50,
   });
-  expect(wishes(set({ effort: "none", temperature: 0, tools: "all", collections: "all" }))).toEqual({
+  expect(wishes(set({ effort: "none", sampling: { temperature: 0 }, tools: "all", collections: "all" }))).toEqual({
     reasoning_effort: "none", temperature: 0, tools: "all", collections: "all",
   });
   expect(differs(set({ tools: [], collections: [] }))).toBe(false);
@@ -139,8 +142,8 @@ test("a server without tools or documents offers none", () => {
 test.each([
   null, "", "{", "7", "null", '"x"', "[]",
   '{"model": 3, "effort": "huge", "strategy": [], "tools": [1], "collections": ["a"]}',
-  '{"temperature": 9, "maxTokens": 0}',
-  '{"options": {"n": 1}, "tools": [], "maxTokens": 1.5, "temperature": "warm"}',
+  '{"sampling": {"temperature": 9, "heat": 1, "top_p": 0}, "maxTokens": 0, "system": " "}',
+  '{"options": {"n": 1}, "tools": [], "maxTokens": 1.5, "sampling": {"temperature": "warm"}}',
 ])("what was not written here is not read: %j", (text) => {
   expect(stored(text)).toEqual(DEFAULT);
 });
@@ -151,7 +154,7 @@ test.each<[string | null, string, Partial<Settings>, unknown]>([
   ["strategy", "", { strategy: "tree" }, { control: "strategy", field: null }],
   ["max_tokens", "", { strategy: "budget", maxTokens: 9 }, { control: "strategy", field: "max_tokens" }],
   ["max_tokens", "", { maxTokens: 9 }, { control: "sampling", field: "max_tokens" }],
-  ["temperature", "", { temperature: 1 }, { control: "sampling", field: "temperature" }],
+  ["temperature", "", { sampling: { temperature: 1 } }, { control: "sampling", field: "temperature" }],
   ["reasoning_effort", "", { effort: "low" }, { control: "thinking", field: null }],
   ["model", "model_not_found", { model: "plain" }, { control: "model", field: null }],
   ["tools[3]", "unknown_tool", { tools: ["add"] }, { control: "tools", field: null }],
@@ -159,6 +162,7 @@ test.each<[string | null, string, Partial<Settings>, unknown]>([
   [null, "not_found", {}, null],
   ["content", "", EVERYTHING, null],
   ["temperature", "", {}, null],
+  ["system", "", { system: "Be kind." }, { control: "system", field: null }],
   ["strategy_options.n", "", {}, null],
 ])("a refusal of %j (%j) belongs where its cause is", (param, code, part, place) => {
   expect(placeOf(param, code, set(part), KNOWN)).toEqual(place);

@@ -4,10 +4,12 @@
  */
 import type { Budget, Collection, Effort, Model, StrategyInfo, ToolInfo } from "../api";
 import { fieldsOf, fits, isValue, type Field, type Value } from "./options";
+import { SAMPLING, type Sampling } from "./sampling";
 
 export const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh"] as const;
 export const AUTO = "auto";
 const BUDGET = "budget"; // the one strategy that several models together can follow
+export const SYSTEM_CHARACTERS = 100_000; // the server takes no more
 const TOOLLESS: ReadonlySet<string> = new Set(["tree", "beam"]); // strategies that hold no form, so take no tools
 
 /** null: as the server has it. Without tools and documents that is none of them. */
@@ -18,7 +20,8 @@ export interface Settings {
   readonly options: Readonly<Record<string, Value>>; // of the strategy, where they are not its own
   readonly tools: "all" | readonly string[] | null; // none chosen yet: an empty list
   readonly collections: "all" | readonly number[] | null;
-  readonly temperature: number | null;
+  readonly system: string | null; // what the model reads before everything
+  readonly sampling: Sampling;
   readonly maxTokens: number | null;
 }
 
@@ -29,7 +32,8 @@ export const DEFAULT: Settings = {
   options: {},
   tools: null,
   collections: null,
-  temperature: null,
+  system: null,
+  sampling: {},
   maxTokens: null,
 };
 
@@ -45,21 +49,21 @@ export interface Known {
 export const NOTHING: Known = { models: null, efforts: null, strategies: null, tools: null, collections: null };
 
 /** The fields of a run's request that say it. */
-export interface Wishes {
+export interface Wishes extends Sampling {
   model?: string;
   reasoning_effort?: Effort;
   strategy?: string;
   strategy_options?: Record<string, Value>;
   tools?: "all" | readonly string[];
   collections?: "all" | readonly number[];
-  temperature?: number;
+  system?: string;
   max_tokens?: number;
 }
 
 const some = <T>(list: "all" | readonly T[] | null): list is "all" | readonly T[] => list !== null && list.length > 0;
 
 export function wishes(settings: Settings): Wishes {
-  const { model, effort, strategy, options, tools, collections, temperature, maxTokens } = settings;
+  const { model, effort, strategy, options, tools, collections, system, sampling, maxTokens } = settings;
   return {
     ...(model !== null && { model }),
     ...(effort !== null && { reasoning_effort: effort }),
@@ -67,7 +71,8 @@ export function wishes(settings: Settings): Wishes {
     ...(strategy !== null && Object.keys(options).length > 0 && { strategy_options: { ...options } }),
     ...(some(tools) && { tools }),
     ...(some(collections) && { collections }),
-    ...(temperature !== null && { temperature }),
+    ...(system !== null && { system }),
+    ...sampling,
     ...(maxTokens !== null && { max_tokens: maxTokens }),
   };
 }
@@ -216,6 +221,12 @@ export function stored(text: string | null): Settings {
   const options = typeof given.options === "object" && given.options !== null ? Object.entries(given.options) : [];
   const values = options.filter((each): each is [string, Value] => isValue(each[1]));
   const maxTokens = number(given.maxTokens, 1, Number.MAX_SAFE_INTEGER);
+  const system = string(given.system);
+  const drawn = typeof given.sampling === "object" && given.sampling !== null ? given.sampling : {};
+  const sampling = SAMPLING.flatMap((field) => {
+    const value: unknown = Reflect.get(drawn, field.name);
+    return fits(field, value) ? [[field.name, value]] : [];
+  });
   return {
     model: string(given.model),
     effort: EFFORTS.find((effort) => effort === given.effort) ?? null,
@@ -223,12 +234,16 @@ export function stored(text: string | null): Settings {
     options: strategy === null ? {} : Object.fromEntries(values),
     tools: list(given.tools, (each) => typeof each === "string"),
     collections: list(given.collections, (each): each is number => Number.isSafeInteger(each)),
-    temperature: number(given.temperature, 0, 2),
+    system: system !== null && isSystem(system) ? system : null,
+    sampling: Object.fromEntries(sampling) as Sampling,
     maxTokens: Number.isSafeInteger(maxTokens) ? maxTokens : null,
   };
 }
 
-export type ControlName = "model" | "thinking" | "strategy" | "tools" | "documents" | "sampling";
+/** Whether a text can be a system prompt: some words, and not too many of them. */
+export const isSystem = (text: string): boolean => text.trim() !== "" && [...text].length <= SYSTEM_CHARACTERS;
+
+export type ControlName = "model" | "thinking" | "strategy" | "tools" | "documents" | "system" | "sampling";
 
 /** Where on the page a refusal belongs: a control, and in it a field, where it is about one. */
 export interface Place {
@@ -239,12 +254,13 @@ export interface Place {
 /** The place of what a refusal is about; null where it is about nothing that is set here. */
 export function placeOf(param: string | null, code: string, settings: Settings, known: Known): Place | null {
   const [name = "", option = null] = (param ?? "").split(/[.[]/, 2);
-  const { strategy, temperature, maxTokens } = settings;
+  const { strategy, system, sampling, maxTokens } = settings;
   const inStrategy = strategy !== null && fieldsOfStrategy(settings, known).some((field) => field.name === name);
   if (name === "strategy" || name === "strategy_options") {
     return strategy === null ? null : { control: "strategy", field: name === "strategy" ? null : option };
   }
-  if (name === "temperature" && temperature !== null) return { control: "sampling", field: name };
+  if (Object.hasOwn(sampling, name)) return { control: "sampling", field: name };
+  if (name === "system" && system !== null) return { control: "system", field: null };
   if (name === "max_tokens" && maxTokens !== null && strategy !== BUDGET) return { control: "sampling", field: name };
   if (inStrategy) return { control: "strategy", field: name };
   if (name === "model" && settings.model !== null) return { control: "model", field: null };

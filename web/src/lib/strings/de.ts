@@ -1,5 +1,6 @@
 import type { Budget, ToolInfo } from "../api";
 import type { NumberField, TextField, Value } from "../asking/options";
+import type { SamplingName } from "../asking/sampling";
 import type { Conflict, ControlName, Gone, Part } from "../asking/settings";
 import type { Strings } from "./language.svelte";
 
@@ -28,12 +29,27 @@ const named = (name: string): string => {
 };
 const several = (names: "all" | readonly string[]): string =>
   names === "all" ? "alle" : names.length > 3 ? number.format(names.length) : names.join(", ");
+const short = (text: string): string => (text.length > 40 ? `${text.slice(0, 39).trim()}…` : text);
+const sampling: Record<SamplingName, { label: string; about: string }> = {
+  temperature: {
+    label: "Temperatur",
+    about: "0 nimmt immer das wahrscheinlichste Wort; höher ist abwechslungsreicher.",
+  },
+  top_p: { label: "Top p", about: "Nur die wahrscheinlichsten Wörter, die diesen Anteil ausmachen; 1 ist aus." },
+  top_k: { label: "Top k", about: "Nur so viele der wahrscheinlichsten Wörter; 0 ist aus." },
+  min_p: { label: "Min p", about: "Nur Wörter, die neben dem wahrscheinlichsten so wahrscheinlich sind; 0 ist aus." },
+  repetition_penalty: { label: "Wiederholungsabzug", about: "Über 1 werden Wörter seltener, die schon irgendwo stehen." },
+  presence_penalty: { label: "Anwesenheitsabzug", about: "Über 0 werden Wörter seltener, die die Antwort schon hat." },
+  frequency_penalty: { label: "Häufigkeitsabzug", about: "Dasselbe, je nachdem, wie oft sie vorkamen." },
+  seed: { label: "Seed", about: "Dieselbe Zahl zieht dieselben Wörter noch einmal." },
+};
 const control: Record<ControlName, string> = {
   model: "Modell",
   thinking: "Denken",
   strategy: "Strategie",
   tools: "Werkzeuge",
   documents: "Dokumente",
+  system: "System-Prompt",
   sampling: "Sampling",
 };
 const partTitle: Record<Part, string> = {
@@ -55,6 +71,22 @@ export const de: Strings = {
   untitled: "Chat ohne Titel",
   deleteChat: (title: string) => `„${title}“ löschen`,
   confirmDelete: "Löschen?",
+
+  help: "Tasten und Sprache",
+  keys: {
+    send: "Nachricht senden",
+    line: "Neue Zeile beginnen",
+    stop: "Antwort anhalten",
+    write: "Zum Nachrichtenfeld",
+    newChat: "Neuer Chat",
+    search: "Chats durchsuchen",
+    above: "Der Chat darüber in der Liste",
+    below: "Der Chat darunter",
+    help: "Diese Übersicht",
+  },
+  keyNames: { ctrl: "Strg", shift: "Umschalt" },
+  language: "Sprache",
+  browsersLanguage: "Wie der Browser",
 
   theme: { system: "Farben: wie das System", light: "Farben: hell", dark: "Farben: dunkel" },
 
@@ -133,8 +165,12 @@ export const de: Strings = {
   someDocuments: "Aus einigen Sammlungen",
   documents: (n: number) => count(n, "Dokument", "Dokumente"),
   samplingTitle: "Wie die Wörter gewählt werden",
-  temperature: "Temperatur",
-  temperatureAbout: "0 nimmt immer das wahrscheinlichste Wort; höher ist abwechslungsreicher.",
+  systemTitle: "Was das Modell vor allem anderen liest",
+  systemPlaceholder: "Du bist…",
+  systemAbout: "Der System-Prompt: wer es sein soll und wie es antworten soll. Er geht mit jeder Frage mit.",
+  systemTooLong: (n: number, most: number) =>
+    `Nicht übernommen: ${number.format(n)} Zeichen. Möglich: bis zu ${number.format(most)}.`,
+  sampling,
   maxTokens: "Höchstzahl der Tokens einer Antwort",
   maxTokensAbout: "Das Denken zählt mit. Wie üblich: so weit der Kontext reicht.",
   conflict: ({ kind, name }: Conflict) =>
@@ -158,7 +194,8 @@ export const de: Strings = {
     tools: (names: "all" | readonly string[]) => `Werkzeuge: ${several(names)}`,
     documents: (names: "all" | readonly string[]) =>
       names === "all" ? "Aus allen Dokumenten" : `Aus ${names.join(", ")}`,
-    temperature: (it: number) => `Temperatur ${number.format(it)}`,
+    system: (text: string) => `System-Prompt: „${short(text)}“`,
+    sampling: (name: SamplingName, it: number) => `${sampling[name].label} ${number.format(it)}`,
     maxTokens: (n: number) => `Höchstens ${tokens(n)}`,
   },
   gone: ({ what, name }: Gone) =>

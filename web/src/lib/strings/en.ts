@@ -1,5 +1,6 @@
 import type { Budget, ToolInfo } from "../api";
 import type { NumberField, TextField, Value } from "../asking/options";
+import type { SamplingName } from "../asking/sampling";
 import type { Conflict, ControlName, Gone, Part } from "../asking/settings";
 
 /** Every word the page says, in English. Another language is another file like this one. */
@@ -25,12 +26,24 @@ const named = (name: string): string => {
 };
 const several = (names: "all" | readonly string[]): string =>
   names === "all" ? "all" : names.length > 3 ? number.format(names.length) : names.join(", ");
+const short = (text: string): string => (text.length > 40 ? `${text.slice(0, 39).trim()}…` : text);
+const sampling: Record<SamplingName, { label: string; about: string }> = {
+  temperature: { label: "Temperature", about: "0 always takes the likeliest word; higher is more varied." },
+  top_p: { label: "Top p", about: "Only the likeliest words that make up this share; 1 is off." },
+  top_k: { label: "Top k", about: "Only so many of the likeliest words; 0 is off." },
+  min_p: { label: "Min p", about: "Only words at least this likely beside the likeliest; 0 is off." },
+  repetition_penalty: { label: "Repetition penalty", about: "Above 1, words that stand anywhere before get rarer." },
+  presence_penalty: { label: "Presence penalty", about: "Above 0, words that the answer has used get rarer." },
+  frequency_penalty: { label: "Frequency penalty", about: "The same, by how often they were used." },
+  seed: { label: "Seed", about: "The same number draws the same words again." },
+};
 const control: Record<ControlName, string> = {
   model: "Model",
   thinking: "Thinking",
   strategy: "Strategy",
   tools: "Tools",
   documents: "Documents",
+  system: "System prompt",
   sampling: "Sampling",
 };
 const partTitle: Record<Part, string> = {
@@ -52,6 +65,22 @@ export const en = {
   untitled: "Untitled chat",
   deleteChat: (title: string) => `Delete “${title}”`,
   confirmDelete: "Delete?",
+
+  help: "Keys and language",
+  keys: {
+    send: "Send the message",
+    line: "Start a new line",
+    stop: "Stop the answer",
+    write: "Go to the message box",
+    newChat: "New chat",
+    search: "Search the chats",
+    above: "The chat above in the list",
+    below: "The chat below",
+    help: "This page of keys",
+  },
+  keyNames: { ctrl: "Ctrl", shift: "Shift" },
+  language: "Language",
+  browsersLanguage: "As the browser",
 
   theme: { system: "Theme: as the system", light: "Theme: light", dark: "Theme: dark" },
 
@@ -127,8 +156,12 @@ export const en = {
   someDocuments: "From some collections",
   documents: (n: number) => count(n, "document", "documents"),
   samplingTitle: "How the words are chosen",
-  temperature: "Temperature",
-  temperatureAbout: "0 always takes the likeliest word; higher is more varied.",
+  systemTitle: "What the model reads before everything",
+  systemPlaceholder: "You are…",
+  systemAbout: "The system prompt: who it is to be, and how it is to answer. It is sent with every question.",
+  systemTooLong: (n: number, most: number) =>
+    `Not taken: ${number.format(n)} characters. Accepted: up to ${number.format(most)}.`,
+  sampling,
   maxTokens: "Most tokens of the answer",
   maxTokensAbout: "Thinking counts too. As usual: as far as the context reaches.",
   conflict: ({ kind, name }: Conflict) =>
@@ -152,7 +185,8 @@ export const en = {
     tools: (names: "all" | readonly string[]) => `Tools: ${several(names)}`,
     documents: (names: "all" | readonly string[]) =>
       names === "all" ? "From all documents" : `From ${names.join(", ")}`,
-    temperature: (it: number) => `Temperature ${it}`,
+    system: (text: string) => `System prompt: “${short(text)}”`,
+    sampling: (name: SamplingName, it: number) => `${sampling[name].label} ${it}`,
     maxTokens: (n: number) => `At most ${tokens(n)}`,
   },
   gone: ({ what, name }: Gone) =>
