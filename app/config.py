@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 ENV_PREFIX = "PONDER_"
 CONFIG_VARIABLE = "PONDER_CONFIG"
+KEY_VARIABLE = "PONDER_API_KEY"  # of our clients on the command line
 DEFAULT_FILE = "ponder.toml"
 BUNDLED_MODEL = "models/pebble"
 DEFAULT_NAME = "default"  # what clients may call the first of the models
 AUTO_NAME = "auto"  # what they ask for where the server is to choose among several
-LOCAL_USER = "local"  # whose documents are whose, while there are no accounts
+LOCAL_USER = "local"  # whose everything is, where nobody has to say who they are
 
 _NO_FILE: Mapping[str, Any] = MappingProxyType({})
 _file_values: ContextVar[Mapping[str, Any]] = ContextVar("_file_values", default=_NO_FILE)
@@ -127,6 +128,9 @@ class Settings(BaseSettings):
     max_waiting: int = Field(1024, ge=1, description="sequences that may wait, 1 or more")
     prefix_cache: bool = Field(True, description="true or false")
     threads: int | None = Field(None, ge=1, description="CPU threads, 1 or more")
+    auth: Literal["off", "keys"] = Field(
+        "off", description="off (whoever reaches the server may use it) or keys (who shows an API key)"
+    )
     cors_origins: CommaSeparated = Field((), description="origins such as https://chat.example.org, comma-separated")
     allowed_hosts: CommaSeparated = Field((), description="host names such as chat.example.org, comma-separated")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -237,6 +241,20 @@ class Settings(BaseSettings):
         )
 
 
+def changed_settings(settings: Settings) -> dict[str, Any]:
+    """The settings that are not as they come, as JSON. What may hold a secret is named without it."""
+    told = settings.model_dump(mode="json")
+    changed = {
+        name: told[name] for name, field in Settings.model_fields.items() if getattr(settings, name) != field.default
+    }
+    if "mcp" in changed:
+        changed["mcp"] = dict.fromkeys(settings.mcp, "…")
+    if (searxng := changed.get("searxng")) and "@" in searxng:
+        scheme, _, rest = searxng.rpartition("//")
+        changed["searxng"] = f"{scheme}//…@{rest.rpartition('@')[2]}"
+    return changed
+
+
 def server_file(settings: Settings) -> Path:
     """Where a server that is ready says its address, for the command line."""
     return settings.resolved_data_dir / "server.url"
@@ -260,7 +278,7 @@ def find_model(model: str) -> str:
 
 def unknown_variables() -> list[str]:
     """Environment variables with our prefix that mean nothing to us: likely misspelt."""
-    known = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    known = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields} | {CONFIG_VARIABLE, KEY_VARIABLE}
     return sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
 
 

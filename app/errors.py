@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from app.data.errors import KeyReused, NameTaken, NotThere, WrongPlace
 from app.library import disk_trouble
@@ -117,15 +119,24 @@ def stopping() -> ApiError:
     return ApiError(503, message, code="engine_stopped", kind="server_error", headers={"Retry-After": "5"})
 
 
-def install(app: FastAPI) -> None:
-    """Make every error response of `app` take the one shape."""
+def note(scope: Scope, error: ApiError) -> ApiError:
+    """Tell the app of `scope`, if it has one, of an error that its client is told."""
+    app: Any = scope.get("app")  # Starlette keeps state untyped
+    if (hear := getattr(getattr(app, "state", None), "on_error", None)) is not None:
+        hear(error)
+    return error
+
+
+def install(app: FastAPI, hear: Callable[[ApiError], None] = lambda error: None) -> None:
+    """Make every error response of `app` take the one shape. `hear` is told of each."""
+    app.state.on_error = hear
 
     @app.exception_handler(ApiError)
-    async def _api_error(_: Request, error: ApiError) -> JSONResponse:
-        return error.response()
+    async def _api_error(request: Request, error: ApiError) -> JSONResponse:
+        return note(request.scope, error).response()
 
-    async def _known(_: Request, error: Exception) -> JSONResponse:
-        return from_exception(error).response()
+    async def _known(request: Request, error: Exception) -> JSONResponse:
+        return note(request.scope, from_exception(error)).response()
 
     ours = (NotThere, WrongPlace, NameTaken, KeyReused)
     for kind in (*ours, EngineError, NotFound, NotAllowed, OSError, sqlite3.Error):
@@ -139,14 +150,14 @@ def install(app: FastAPI) -> None:
         }
         message = messages.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+        return note(request.scope, ApiError(error.status_code, message, code=code, headers=error.headers)).response()
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"][1:])
-        return invalid(param, f"{param}: {first['msg']}.").response()
+        return note(request.scope, invalid(param, f"{param}: {first['msg']}.")).response()
 
     @app.exception_handler(Exception)
-    async def _unforeseen(_: Request, error: Exception) -> JSONResponse:
-        return from_exception(error).response()
+    async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
+        return note(request.scope, from_exception(error)).response()

@@ -1,8 +1,9 @@
-"""Who may talk to a server that has no passwords yet: nobody through somebody else's web page.
+"""Who may not talk to a server, whatever they know: somebody else's web page, through its visitor's browser.
 
 A page on the internet can make a visitor's browser send requests to the visitor's own machine, directly (CSRF) or by
 pointing a host name of its own at 127.0.0.1 (DNS rebinding). So a loopback server answers only to loopback names, and
-a changing request that a browser marks as coming from another origin is refused. Knows nothing of routes.
+a changing request that a browser marks as coming from another origin is refused. A request that a cookie speaks for
+must come from this server's own page, and say so. Knows nothing of routes, nor of whether a cookie is good.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.errors import ApiError
+from app.credentials import session_token
+from app.errors import ApiError, note
 from app.loopback import is_loopback
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -31,7 +33,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (refusal := self._refusal(scope["method"], Headers(scope=scope))):
-            await refusal.response()(scope, receive, send)
+            await note(scope, refusal).response()(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
@@ -44,10 +46,26 @@ class Guard:
                 "accepted: loopback names, and those given with --allowed-host."
             )
             return ApiError(403, message, code="host_not_allowed", kind="permission_error")
-        origin = headers.get("origin")
-        if method in _SAFE_METHODS or origin is None or origin in self.origins or "*" in self.origins:
+        if method in _SAFE_METHODS:
             return None
+        origin, by_cookie = headers.get("origin"), session_token(headers) is not None
+        if origin is None:
+            if not by_cookie or headers.get("sec-fetch-site") in ("same-origin", "none"):
+                return None
+            message = (
+                "A request that changes something and comes with a cookie needs the header Origin of this server's "
+                "page; accepted: that, or an API key as `Authorization: Bearer KEY`."
+            )
+            return ApiError(403, message, code="origin_not_allowed", kind="permission_error")
         if _parses(origin) and urlsplit(origin).netloc == host:
+            return None
+        if by_cookie:
+            message = (
+                f"The page at {origin!r} is not this server's, and cannot use its cookie; accepted: an API key as "
+                "`Authorization: Bearer KEY`."
+            )
+            return ApiError(403, message, code="origin_not_allowed", kind="permission_error")
+        if origin in self.origins or "*" in self.origins:
             return None
         message = (
             f"The page at {origin!r} is not this server's; to let it in, start Ponder with --cors-origin {origin}."

@@ -1,8 +1,9 @@
 """The server's tools as an MCP server at `/mcp`, for other programs on the same port.
 
-It is opened by its first request, for the protocol's SDK takes a second to import, and ends with the server: clients
-keep streams open that would hold it up. Foreign hosts and origins are refused before anything comes here. Knows nothing
-of tools: those that are there at the moment of a request are offered.
+Each user has one of their own, so that nobody comes upon another's session. It is opened by its first request, for the
+protocol's SDK takes a second to import, and ends with the server: clients keep streams open that would hold it up.
+Foreign hosts and origins, and who is nobody, are refused before anything comes here. Knows nothing of tools: those that
+are there at the moment of a request are offered.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import importlib
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.config import LOCAL_USER
+from app.auth import LOCAL, WHO
 from app.errors import stopping
 from app.state import State
 
@@ -27,8 +28,8 @@ class McpEndpoint:
     def __init__(self, state: State, version: str) -> None:
         self._state = state
         self._version = version
-        self._opened: asyncio.Future[ASGIApp] | None = None
-        self._holding: asyncio.Task[None] | None = None
+        self._opened: dict[str, asyncio.Future[ASGIApp]] = {}  # by user
+        self._holding: list[asyncio.Task[None]] = []
 
     def route(self) -> Route:
         return Route(PATH, endpoint=self)
@@ -37,25 +38,26 @@ class McpEndpoint:
         if self._state.ending.is_set():
             await stopping().response()(scope, receive, send)
             return
-        if self._opened is None:
-            self._opened = asyncio.get_running_loop().create_future()
-            self._holding = asyncio.create_task(self._hold(self._opened), name="mcp")
-        app = await asyncio.shield(self._opened)
+        user = scope.get(WHO, LOCAL).id
+        if user not in self._opened:
+            self._opened[user] = asyncio.get_running_loop().create_future()
+            self._holding.append(asyncio.create_task(self._hold(user, self._opened[user]), name="mcp"))
+        app = await asyncio.shield(self._opened[user])
         await app(scope, receive, send)
 
     async def close(self) -> None:
-        if self._holding is not None:
-            self._holding.cancel()
+        for task in self._holding:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._holding
+                await task
 
-    async def _hold(self, opened: asyncio.Future[ASGIApp]) -> None:
+    async def _hold(self, user: str, opened: asyncio.Future[ASGIApp]) -> None:
         """One task opens and closes it, as the SDK's task groups need."""
         try:
             await asyncio.to_thread(importlib.import_module, "tools.mcp.server")
             from tools.mcp.server import ToolServer
 
-            server = ToolServer(self._state.toolshed.executor, user=LOCAL_USER, version=self._version)
+            server = ToolServer(self._state.toolshed.executor, user=user, version=self._version)
             async with server.http([]) as app:
                 opened.set_result(app)
                 await self._state.ending.wait()

@@ -1,11 +1,13 @@
-"""What an operator's monitoring reads at `/metrics`, in Prometheus' format.
+"""What an operator's monitoring reads at `/metrics`, in Prometheus' format, and what the operator's page is told.
 
-Latencies and outcomes are counted here as requests pass; the engine's own counters are read when a scrape asks, so an
-idle server does no work for its metrics. One registry per app: two apps in one process never mix.
+Latencies and outcomes are counted here as requests pass; the engine's own counters are read when a scrape asks, and
+every few seconds while requests pass, so an idle server does no work for its metrics. One registry per app: two apps in
+one process never mix.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,6 +15,9 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from app.windows import Windows
+from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
     from app.auto import Auto
@@ -29,6 +34,9 @@ class Meter:
 
     def __init__(self, models: Models) -> None:
         self._models = models
+        self.windows = Windows()
+        self.answering = 0
+        self._looking: asyncio.Task[None] | None = None
         self.registry = CollectorRegistry()
         self._snapshot = _EngineCounters(models)
         self.registry.register(self._snapshot)
@@ -55,6 +63,29 @@ class Meter:
     def watch(self, endpoint: str) -> Watch:
         return Watch(self, endpoint)
 
+    async def look(self) -> dict[str, Stats | None]:
+        """Every engine's counters, by model, noted in the windows; None of one that has stopped."""
+        seen: dict[str, Stats | None] = {}
+        for served in self._models:
+            try:
+                seen[served.name] = stats = await served.engine.stats()
+            except EngineStopped:
+                seen[served.name] = None
+            else:
+                self.windows.counted(served.name, stats)
+        return seen
+
+    def passed(self, change: int = 0) -> None:
+        """A request came (1), ended (-1) or got on."""
+        idle = not self.answering
+        self.answering += change
+        self.windows.busy(self.answering)
+        if (idle or not self.answering or self.windows.stale) and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look(), name="engine counters")
+
+    async def _look(self) -> None:
+        await self.look()
+
     async def exposition(self) -> bytes:
         """The text of a scrape.
 
@@ -75,6 +106,7 @@ class Watch:
         self._latest: dict[int, float] = {}
         self._ended = False
         meter.in_flight.inc()
+        meter.passed(1)
 
     def tokens(self, index: int, count: int) -> None:
         if not count:
@@ -83,16 +115,23 @@ class Watch:
         latest = self._latest.get(index)
         if latest is None:
             self._meter.ttft.observe(now - self._began)
+            self._meter.windows.observed("ttft", now - self._began)
         else:
             self._meter.inter_token.observe((now - latest) / count)
+            self._meter.windows.observed("inter_token", (now - latest) / count)
         self._latest[index] = now
+        self._meter.passed()
 
     def end(self, outcome: str) -> None:
         if self._ended:
             return
         self._ended = True
+        lasted = time.perf_counter() - self._began
         self._meter.in_flight.dec()
-        self._meter.duration.labels(self._endpoint).observe(time.perf_counter() - self._began)
+        self._meter.passed(-1)
+        self._meter.windows.observed("duration", lasted)
+        self._meter.windows.ended(outcome)
+        self._meter.duration.labels(self._endpoint).observe(lasted)
         self._meter.outcomes.labels(self._endpoint, outcome).inc()
 
 

@@ -1,7 +1,7 @@
 """Serves the built page: its files, and `index.html` for every address that the page routes itself.
 
-Knows nothing of chats or runs. It answers only what nothing else of the app does, and never under `/api` or `/v1`, so
-a mistyped API path gets the API's own 404 instead of a page.
+Knows nothing of chats or runs. It answers only what nothing else of the app does, and never under an address of the
+API's, so a mistyped one gets the API's own 404 instead of a page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 HERE = Path(__file__).parent
 PLACES = (HERE / "page", HERE.parent / "web" / "dist")  # in a wheel; in a checkout
-RESERVED = frozenset({"api", "v1", "mcp"})
+RESERVED = frozenset({"api", "v1", "mcp", "metrics", "health", "openapi.json"})
 
 SECURITY = {
     "Content-Security-Policy": "; ".join(
@@ -56,6 +56,11 @@ def mount_page(app: Starlette) -> None:
     app.router.routes.append(Page(PLACES))
 
 
+def is_pages(method: str, path: str) -> bool:
+    """Whether it can be a file or a place of the page that is asked for."""
+    return method in {"GET", "HEAD"} and not RESERVED.intersection(PurePosixPath(path).parts[1:2])
+
+
 class Page(BaseRoute):
     """A route for every address that is left over, except the API's."""
 
@@ -63,8 +68,7 @@ class Page(BaseRoute):
         self.places = tuple(places)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        reserved = PurePosixPath(scope["path"]).parts[1:2]
-        if scope["type"] != "http" or scope["method"] not in {"GET", "HEAD"} or RESERVED.intersection(reserved):
+        if scope["type"] != "http" or not is_pages(scope["method"], scope["path"]):
             return Match.NONE, {}
         return Match.FULL, {"endpoint": self.respond}
 

@@ -17,21 +17,26 @@ from starlette.middleware.cors import CORSMiddleware
 
 from app import errors, openai
 from app.api import (
+    accounts,
     chats,
     collections,
     documents,
     exchange,
     folders,
     jobs,
+    operator,
     pages,
     permissions,
     runs,
     search,
     sequences,
+    session,
     strategies,
     tools,
 )
+from app.auth import Auth, RequireUser
 from app.config import BadSetting, Settings
+from app.data.accounts import Accounts
 from app.guard import Guard
 from app.library import open_library
 from app.manner import Manners
@@ -78,6 +83,8 @@ def create_app(
         async with AsyncExitStack() as closing:
             opened = store or await Store.open(settings.resolved_data_dir)
             closing.push_async_callback(opened.close)
+            state.auth = Auth(await asyncio.to_thread(Accounts.open, settings.resolved_data_dir))
+            closing.callback(state.auth.close)
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
             toolshed = await closing.enter_async_context(Toolshed(settings, shelf))
@@ -100,19 +107,21 @@ def create_app(
 
     app = FastAPI(title="Ponder", version=chats.version(), lifespan=lifespan, docs_url=None, redoc_url=None)
     state.attach(app)
-    errors.install(app)
+    errors.install(app, lambda error: state.meter.windows.error(error.code or str(error.status)))
     app.include_router(openai.router)
     app.include_router(responses.router)
     # Before chats: their addresses would be those of a chat's id.
     parts = (
         exchange, chats, runs, folders, documents, pages, jobs, collections, search, tools, permissions, sequences,
-        strategies,
+        strategies, session, operator, accounts,
     )  # fmt: skip
     for part in parts:
         app.include_router(part.router)
     app.router.routes.append(mcp.route())
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
+    if settings.auth == "keys":
+        app.add_middleware(RequireUser, auth=lambda: state.auth)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]

@@ -16,6 +16,7 @@ from app.served import Served
 from app.thoughts import Summariser, Thoughts
 
 if TYPE_CHECKING:
+    from app.auth import Auth
     from app.runs.live import Runs
     from app.sequences.sequences import Sequences
     from app.store import Store
@@ -31,6 +32,7 @@ class State:
     manners: Manners = field(default_factory=Manners)
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
     sequences: Sequences = field(init=False)  # while the app's lifespan lasts
+    auth: Auth = field(init=False)  # the same
     _store: Store | None = None  # open while the app's lifespan lasts
     _runs: Runs | None = None
     _library: Library | None = None

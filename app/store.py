@@ -12,6 +12,7 @@ from app.data.database import Database
 from app.data.deleted import Deleted
 from app.data.exchange import Exchange
 from app.data.folders import Folders
+from app.data.overview import Overview
 from app.data.run_keys import RunKeys
 from app.data.run_rows import LoggedEvent, RunRows
 from app.data.search import ChatSearch
@@ -31,6 +32,7 @@ class Store:
         self.exchange = Exchange(database)
         self.runs = RunRows(database)
         self.run_keys = RunKeys(database)
+        self.overview = Overview(database)
 
     @classmethod
     async def open(cls, data_dir: Path) -> Store:

@@ -1,4 +1,4 @@
-"""Who asks. There are no accounts yet, so it is always the same person; routes learn it here and nowhere else."""
+"""Who asks. Routes learn it here and nowhere else, and which of them are the operator's."""
 
 from __future__ import annotations
 
@@ -6,12 +6,37 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from app.config import LOCAL_USER
+from app.auth import LOCAL, WHO, Who, unauthorised
+from app.errors import ApiError
+from app.state import State
 
 
-async def user_of(request: Request) -> str:
-    """The user that a request comes from."""
-    return LOCAL_USER
+async def who_of(request: Request) -> Who:
+    """
+    Raises:
+        ApiError: 401, of a server that asks for keys, where nobody has been found by one.
+    """
+    found: Who | None = request.scope.get(WHO)
+    if found is None and State.of(request).settings.auth != "off":
+        raise unauthorised("This needs an API key, or a session.")
+    return found or LOCAL
+
+
+async def user_of(who: Annotated[Who, Depends(who_of)]) -> str:
+    """The id of the user that a request comes from."""
+    return who.id
+
+
+async def operator_of(who: Annotated[Who, Depends(who_of)]) -> Who:
+    """
+    Raises:
+        ApiError: 403, the user is no operator.
+    """
+    if who.role != "operator":
+        message = f"This is for operators, and {who.id!r} is a user; an operator can change that."
+        raise ApiError(403, message, code="operator_required", kind="permission_error")
+    return who
 
 
 User = Annotated[str, Depends(user_of)]  # a route's parameter
+Operator = Annotated[Who, Depends(operator_of)]

@@ -13,6 +13,7 @@ from app.errors import ApiError
 from app.openai.fields import parse
 from app.runs.tools import RunTools
 from app.state import State
+from app.toolshed import Toolshed
 from app.users import User
 
 router = APIRouter(prefix="/api", tags=["Tools"])
@@ -40,7 +41,11 @@ class AnswerRequest(BaseModel):
 
 @router.get("/tools")
 async def tools(request: Request) -> dict[str, Any]:
-    shed = State.of(request).toolshed
+    return tool_list(State.of(request).toolshed)
+
+
+def tool_list(shed: Toolshed) -> dict[str, Any]:
+    """The tools there are, those that could not be loaded, and those that are switched off, as JSON."""
     registry = shed.registry
     return {
         "tools": [

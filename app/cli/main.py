@@ -1,4 +1,4 @@
-"""The command line: `ponder serve`, `chat`, `index`, `search`, `tools`, `eval` and `bench`. Also `python -m app.cli`.
+"""The command line: `ponder serve`, `chat`, `index`, `search`, `tools`, `keys`, `eval`, `bench`. Also `app.cli`.
 
 Options are checked where settings are (app/config.py), so that a flag, a variable and the file complain alike; here
 they are only named. Imports are made by the command that needs them: `ponder --help` loads no torch.
@@ -94,6 +94,9 @@ def serve(
         str | None,
         _option(r"How the model writes tool calls: auto, hermes, llama3_json, qwen3_coder or mistral. \[auto]",
                 "DIALECT", _SERVER),
+    ] = None,
+    auth: Annotated[
+        str | None, _option(r"Who may use it: off (everybody) or keys. \[off]", "HOW", _SERVER)
     ] = None,
     cors_origin: Annotated[
         list[str] | None, _option("A web origin that may call this server. Repeatable.", "ORIGIN", _SERVER)
@@ -195,8 +198,9 @@ def serve(
         strategy_seconds=strategy_seconds,
         sequences_per_user=sequences_per_user, sequence_tokens_per_user=sequence_tokens_per_user,
         sequence_lease_s=sequence_lease_s,
-        cors_origins=_joined(cors_origin), allowed_hosts=_joined(allowed_host), log_level=log_level, device=device,
-        dtype=dtype, max_model_len=max_model_len, kv_bytes=kv_bytes, kv_blocks=kv_blocks, block_size=block_size,
+        auth=auth, cors_origins=_joined(cors_origin), allowed_hosts=_joined(allowed_host), log_level=log_level,
+        device=device, dtype=dtype, max_model_len=max_model_len, kv_bytes=kv_bytes, kv_blocks=kv_blocks,
+        block_size=block_size,
         max_batch_tokens=max_batch_tokens, max_running=max_running, max_waiting=max_waiting,
         prefix_cache=prefix_cache, threads=threads,
     )  # fmt: skip
@@ -217,6 +221,10 @@ def chat(
     model: Annotated[
         str | None, typer.Option(metavar="DIR|NAME", help="No server: load this model here.", show_default=False)
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="An API key, for a server that asks for one.", envvar="PONDER_API_KEY"),
+    ] = None,
 ) -> None:
     """Chat in the terminal. Ctrl-C stops an answer; /new starts over; /exit leaves."""
     if url is not None and model is not None:
@@ -224,7 +232,7 @@ def chat(
     settings = None if model is None else _settings(None, model=model)
     from app.cli.terminal import converse
 
-    _or_explain(converse, url, settings)
+    _or_explain(converse, url, settings, key)
 
 
 _DataDir = Annotated[
@@ -416,6 +424,57 @@ def tools_mcp(data_dir: _DataDir = None, config: _Config = None) -> None:
     from app.cli import tools
 
     _or_explain(tools.serve_mcp, settings)
+
+
+keys = typer.Typer(name="keys", help="API keys, which a server with --auth keys asks for: make, list, revoke.")
+cli.add_typer(keys, no_args_is_help=True)
+
+
+@keys.command("create")
+def keys_create(
+    user: Annotated[str, typer.Option(metavar="ID", help="Whose; made if need be. `local` is whose all is so far.")],
+    role: Annotated[
+        str | None, typer.Option(metavar="ROLE", help=r"A new user's: operator or user. \[user]", show_default=False)
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help=r"Until when, such as 30d or 12h. \[ever]", show_default=False)
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="TEXT", help="What it is for, such as laptop.", show_default=False)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as POST /api/operator/keys answers.")] = False,
+    data_dir: _DataDir = None,
+    config: _Config = None,
+) -> None:
+    """Make a key and print it. It is not shown again."""
+    settings = _settings(config, data_dir=data_dir)
+    from app.cli import keys
+
+    _or_explain(keys.create, user, role, expires, name, as_json, settings)
+
+
+@keys.command("list")
+def keys_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as GET /api/operator/keys answers.")] = False,
+    data_dir: _DataDir = None,
+    config: _Config = None,
+) -> None:
+    """List the keys: whose they are, how they begin, until when they are valid, when they were last used."""
+    settings = _settings(config, data_dir=data_dir)
+    from app.cli import keys
+
+    _or_explain(keys.list_keys, as_json, settings)
+
+
+@keys.command("revoke")
+def keys_revoke(
+    id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, or how it begins, as `keys list` has them.")],
+    data_dir: _DataDir = None,
+    config: _Config = None,
+) -> None:
+    """End a key, and the sessions that it opened. It holds at once, also for a server that runs."""
+    settings = _settings(config, data_dir=data_dir)
+    from app.cli import keys
+
+    _or_explain(keys.revoke, id, settings)
 
 
 @cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -24,6 +24,7 @@ from rich.console import Console
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.config import BadSetting, Settings, server_file
+from app.data.accounts import Accounts
 from app.loopback import is_loopback
 from app.store import Store
 
@@ -234,12 +235,23 @@ def _dated(app: ASGIApp) -> ASGIApp:
 def _say_ready(settings: Settings, port: int) -> None:
     host = settings.host
     server_file(settings).write_text(url(host, port), encoding="utf-8")
-    if not is_loopback(host):
+    if not is_loopback(host) and settings.auth == "off":
         print(
-            f"Warning: whoever can reach {host}:{port} can use this server; there is no authentication yet.",
+            f"Warning: whoever can reach {host}:{port} can use this server; --auth keys asks for a key.",
             file=sys.stderr, flush=True,
         )  # fmt: skip
+    if settings.auth == "keys" and not _anybody(settings):
+        print("Nobody has a key yet: make one with `ponder keys create --user local`.", file=sys.stderr, flush=True)
     print(f"Ponder is ready at {url(host, port)}", flush=True)
+
+
+def _anybody(settings: Settings) -> bool:
+    """Whether there is a key that lets somebody in."""
+    accounts = Accounts.open(settings.resolved_data_dir)
+    try:
+        return any(key.state == "valid" for key in accounts.keys_of())
+    finally:
+        accounts.close()
 
 
 @contextlib.contextmanager

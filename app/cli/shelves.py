@@ -15,11 +15,13 @@ import httpx
 from app.api.shown import CollectionShown, FoundShown, JobShown
 from app.cli.picking import Picked
 from app.config import LOCAL_USER, BadSetting, Settings, server_file
+from app.data.accounts import Accounts
 from app.library import open_library
 from retrieval import BadQuery, Given, InUse, Library, Query
 from retrieval.library import DEFAULT_COLLECTION
 
 GROUP_FILES, GROUP_BYTES = 100, 8 << 20  # of one upload
+_PASSING_S = 24 * 3600.0  # of a key that is taken back at the end, should there be none
 _TIMEOUT = httpx.Timeout(30, read=600)
 
 
@@ -61,7 +63,7 @@ def open_shelf(settings: Settings) -> Shelf:
         return LibraryShelf(open_library(settings))
     except InUse as in_use:
         try:
-            return ServerShelf(server_file(settings).read_text(encoding="utf-8").strip())
+            return ServerShelf(server_file(settings).read_text(encoding="utf-8").strip(), settings)
         except (OSError, httpx.HTTPError, httpx.InvalidURL):
             raise BadSetting(
                 f"{in_use} If it is a server, it is not ready; otherwise wait until it is done, or give another "
@@ -105,17 +107,23 @@ class LibraryShelf:
 
 
 class ServerShelf:
-    """Documents that a server has open."""
+    """Documents that a server of this data directory has open.
 
-    def __init__(self, url: str) -> None:
+    Where it asks for a key, one is made for as long as this lasts: who may write the directory may do that.
+    """
+
+    def __init__(self, url: str, settings: Settings) -> None:
         """
         Raises:
             httpx.HTTPError, httpx.InvalidURL: nobody answers there.
+            BadSetting: it asks for a key, and none can be made.
         """
         with ExitStack() as closing:
             self._client = closing.enter_context(httpx.Client(base_url=url, timeout=_TIMEOUT, trust_env=False))
-            self._client.get("/health", timeout=5).raise_for_status()
-            closing.pop_all()
+            asked = self._client.get("/api/session", timeout=5).raise_for_status().json()
+            if asked["auth"] != "off":
+                self._client.headers["Authorization"] = f"Bearer {closing.enter_context(_passing_key(settings))}"
+            self._closing = closing.pop_all()
 
     def groups(self, files: Sequence[Picked]) -> Iterator[Sequence[Picked]]:
         group, size = list[Picked](), 0
@@ -156,7 +164,7 @@ class ServerShelf:
         return FoundShown.model_validate(self._ask("POST", "/api/search", json=body))
 
     def close(self) -> None:
-        self._client.close()
+        self._closing.close()
 
     def _ask(self, method: str, path: str, **what: Any) -> Any:  # Any: what httpx takes and JSON gives
         try:
@@ -170,6 +178,19 @@ class ServerShelf:
         with contextlib.suppress(ValueError, LookupError, TypeError):
             message = str(reply.json()["error"]["message"])
         raise BadSetting(message)
+
+
+@contextlib.contextmanager
+def _passing_key(settings: Settings) -> Iterator[str]:
+    accounts = Accounts.open(settings.resolved_data_dir)
+    try:
+        key, text = accounts.create_key(LOCAL_USER, "the command line", _PASSING_S)
+        try:
+            yield text
+        finally:
+            accounts.forget_key(key.id)
+    finally:
+        accounts.close()
 
 
 def _named(collections: Sequence[CollectionShown], name: str) -> int:

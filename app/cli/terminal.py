@@ -40,9 +40,10 @@ class Partner(Protocol):
 class ServerPartner:
     """A Ponder server, or any other that speaks OpenAI's chat completions."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         base_url = url.rstrip("/").removesuffix("/v1")
-        self._client = httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(10, read=None))
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._client = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=httpx.Timeout(10, read=None))
         self.url = url
         self.name = url
 
@@ -54,6 +55,8 @@ class ServerPartner:
         """
         try:
             reply = await self._client.get("/v1/models")
+            if reply.status_code == 401:
+                raise BadSetting(f"{_message(reply.content)} Give --key, or PONDER_API_KEY.")
             reply.raise_for_status()
             self.name = reply.json()["data"][0]["id"]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
@@ -119,8 +122,10 @@ class LocalPartner:
         await self._served.engine.stop()
 
 
-def converse(url: str | None, settings: Settings | None) -> None:
+def converse(url: str | None, settings: Settings | None, key: str | None = None) -> None:
     """Chat until /exit or the end of the input: with the server at `url`, or with `settings.model` here.
+
+    `key` is for a server that asks for one.
 
     Raises:
         BadSetting, EngineError: there is nobody to chat with.
@@ -129,7 +134,7 @@ def converse(url: str | None, settings: Settings | None) -> None:
     with asyncio.Runner() as runner:
         waiting = console.status("Looking for someone to talk to …") if console.is_terminal else nullcontext()
         with waiting:
-            partner = runner.run(_partner(url, settings))
+            partner = runner.run(_partner(url, settings, key))
         try:
             console.print(f"Chatting with [bold]{partner.name}[/bold]. /new starts over, /exit leaves.", style="dim")
             _loop(console, runner, partner)
@@ -137,10 +142,10 @@ def converse(url: str | None, settings: Settings | None) -> None:
             runner.run(partner.close())
 
 
-async def _partner(url: str | None, settings: Settings | None) -> Partner:
+async def _partner(url: str | None, settings: Settings | None, key: str | None) -> Partner:
     if settings is not None:
         return await LocalPartner.start(settings)
-    partner = ServerPartner(url or DEFAULT_URL)
+    partner = ServerPartner(url or DEFAULT_URL, key)
     await partner.greet()
     return partner
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 
-STEPS: tuple[tuple[str, ...], ...] = (
+Steps = tuple[tuple[str, ...], ...]
+
+STEPS: Steps = (
     (
         """CREATE TABLE chats (
             id TEXT PRIMARY KEY, title TEXT NOT NULL, created_at REAL NOT NULL, updated_at REAL NOT NULL)""",
@@ -107,21 +109,25 @@ class NewerDatabase(Exception):
     """The database was written by a newer Ponder than this one."""
 
 
-def migrate(db: sqlite3.Connection) -> None:
+def migrate(db: sqlite3.Connection, steps: Steps = STEPS) -> None:
     """Take the steps that `db` has not taken yet.
 
     Raises:
         NewerDatabase: it has taken more steps than there are here.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version > len(STEPS):
+    if version > len(steps):
         raise NewerDatabase(
-            f"the database has format {version} and this Ponder knows formats up to {len(STEPS)}: "
+            f"the database has format {version} and this Ponder knows formats up to {len(steps)}: "
             "start the newer Ponder that wrote it, or choose another --data-dir"
         )
-    for number, statements in enumerate(STEPS[version:], version + 1):
+    for number, statements in enumerate(steps[version:], version + 1):
         db.execute("BEGIN IMMEDIATE")
         try:
+            (taken,) = db.execute("PRAGMA user_version").fetchone()
+            if taken >= number:  # by another process, meanwhile
+                db.execute("ROLLBACK")
+                continue
             for statement in statements:
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {number}")

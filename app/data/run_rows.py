@@ -73,6 +73,7 @@ class Answer:
     usage: Usage | None = None
     error: str | None = None
     steps: Sequence[Step] = ()
+    error_code: str | None = None  # not kept with the message: the log has it
 
 
 class RunRows:

@@ -33,7 +33,7 @@ from reasoning.thinking import Tally
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
 
 
-async def chat_job(body: Mapping[str, Any], state: State) -> ChatJob | RoutedChat:
+async def chat_job(body: Mapping[str, Any], state: State, user: str) -> ChatJob | RoutedChat:
     """A request, checked.
 
     Raises:
@@ -42,19 +42,19 @@ async def chat_job(body: Mapping[str, Any], state: State) -> ChatJob | RoutedCha
     request = parse(body, ChatRequest, CHAT_REFUSED)
     auto = state.models.auto
     if request.model != AUTO_NAME or auto is None:
-        return await ChatJob.of(request, state.models.get(request.model), state)
+        return await ChatJob.of(request, state.models.get(request.model), state, user)
     if request.n > 1:
         raise invalid("n", f"n is {request.n}; accepted: 1 together with the model 'auto'.")
     jobs: list[ChatJob] = []
 
     async def prompt_of(served: Served) -> Prompted:
-        job = await ChatJob.of(request, served, state)
+        job = await ChatJob.of(request, served, state, user)
         job.manner.check_routed()
         jobs.append(job)
         return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=job.calling.plan is not None)
 
     asked = await auto.prompted(prompt_of)
-    return RoutedChat(request, jobs, Routing(auto, asked, state.meter.watch("chat")))
+    return RoutedChat(request, jobs, Routing(auto, asked, state.meter.watch("chat"), user))
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class ChatJob:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    async def of(cls, request: ChatRequest, served: Served, state: State) -> ChatJob:
+    async def of(cls, request: ChatRequest, served: Served, state: State, user: str) -> ChatJob:
         """
         Raises:
             ApiError: 400, naming the field.
@@ -94,7 +94,7 @@ class ChatJob:
         )
         generation = Generation(
             served, state.meter, "chat", [prompt], request.n, [span], chat=True, calls=calling.plan is not None,
-            manner=manner, variables=variables,
+            manner=manner, variables=variables, tenant=user,
         )  # fmt: skip
         return cls(request, served, manner, variables, prompt, span, calling, state.thoughts, generation)
 

@@ -42,7 +42,7 @@ class CompletionJob:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    async def of(cls, body: Mapping[str, Any], models: Models, meter: Meter) -> CompletionJob:
+    async def of(cls, body: Mapping[str, Any], models: Models, meter: Meter, user: str) -> CompletionJob:
         """
         Raises:
             ApiError: 400 or 404, naming the field.
@@ -75,7 +75,7 @@ class CompletionJob:
             )  # fmt: skip
             scored = request.logprobs if request.echo else None
             spans.append(replace(span, logprobs=request.logprobs, prompt_logprobs=scored, constraint=constraint))
-        generation = Generation(served, meter, "completions", prompts, request.n, spans, chat=False)
+        generation = Generation(served, meter, "completions", prompts, request.n, spans, chat=False, tenant=user)
         return cls(request, served, generation, texts)
 
     async def whole(self) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class Generation:
     calls: bool = False  # what the spans' constraints hold are tool calls
     manner: Manner = field(default_factory=Manner)  # of a chat's answers
     variables: Mapping[str, Any] = field(default_factory=dict)  # of its template
+    tenant: str = ""  # whose blocks of the prefix cache are found
     tally: Tally = field(default_factory=Tally)
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
@@ -62,7 +63,7 @@ class Generation:
         try:
             answers: list[AsyncGenerator[Piece, None]] = []
             for prompt, span in zip(self.prompts, self.spans, strict=True):
-                root = await self.served.engine.open(prompt)
+                root = await self.served.engine.open(prompt, tenant=self.tenant)
                 roots.append(root)
                 answers += [self._answer(seq, prompt, span) for seq in ([root] if self.n == 1 else root.fork(self.n))]
             self.tally.prompt_tokens = sum(map(len, self.prompts))

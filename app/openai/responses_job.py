@@ -70,7 +70,7 @@ async def response_job(body: Json, state: State, user: str) -> ResponseJob | Rou
             return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=calls)
 
         asked = await auto.prompted(prompt_of)
-        return RoutedResponse(request, jobs, Routing(auto, asked, state.meter.watch("responses")))
+        return RoutedResponse(request, jobs, Routing(auto, asked, state.meter.watch("responses"), user))
     except Exception as error:
         raise offer.reworded(from_exception(error, param="input")) from error
 
@@ -239,7 +239,8 @@ class ResponseJob:
         plan = self.calling.plan
         generation: Answering = self.routing or Generation(
             self.served, self.state.meter, "responses", [self.prompt], 1, [self.span], chat=True,
-            calls=plan is not None, manner=self.manner, variables=self.variables, tally=self.tally,
+            calls=plan is not None, manner=self.manner, variables=self.variables, tenant=self.user,
+            tally=self.tally,
         )  # fmt: skip
         turn = Turn(None if plan is None else plan.parser)
         async with aclosing(generation.pieces()) as pieces:

@@ -41,6 +41,7 @@ class Routing:
     auto: Auto
     asked: Sequence[Prompted]
     watch: Watch
+    tenant: str
     tally: Tally = field(default_factory=Tally)
     report: dict[str, Any] = field(default_factory=dict)
     outcome: str = "cancelled"
@@ -52,7 +53,7 @@ class Routing:
         Raises:
             What `Auto.answer` raises.
         """
-        self._items = self.auto.answer(self.asked)
+        self._items = self.auto.answer(self.asked, self.tenant)
         try:
             async for item in self._items:
                 if isinstance(item, Speaks):

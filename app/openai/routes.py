@@ -17,22 +17,23 @@ from app.openai.embeddings import embeddings
 from app.openai.models import model_entry, model_list
 from app.openai.stream import EventStream
 from app.state import State
+from app.users import User
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 
 @router.post("/chat/completions")
-async def chat_completions(request: Request) -> Response:
+async def chat_completions(request: Request, user: User) -> Response:
     state = State.of(request)
     body = await json_object(request)
-    return await _reply(request, await chat_job(body, state), "messages")
+    return await _reply(request, await chat_job(body, state, user), "messages")
 
 
 @router.post("/completions")
-async def completions(request: Request) -> Response:
+async def completions(request: Request, user: User) -> Response:
     state = State.of(request)
     body = await json_object(request)
-    return await _reply(request, await CompletionJob.of(body, state.models, state.meter), "prompt")
+    return await _reply(request, await CompletionJob.of(body, state.models, state.meter, user), "prompt")
 
 
 @router.post("/embeddings")

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.disconnect import disconnected, finish
-from app.errors import ApiError, from_exception
+from app.errors import ApiError, from_exception, note
 
 PING_S = 15.0
 DONE = b"data: [DONE]\n\n"
@@ -59,7 +59,7 @@ class EventStream(Response):
                 async for data in events:
                     await self._write(send, data)
         except Exception as error:
-            refusal = self._explain(error)
+            refusal = note(scope, self._explain(error))
             if not self._started:
                 async with self._lock:
                     self._started = True

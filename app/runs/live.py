@@ -176,4 +176,6 @@ class Runs:
         if run.trace is not None:
             self._store.runs.write_trace(run.id, run.trace.dumps())
         self._busy_chats.pop(run.chat_id, None)
+        if answer.error_code is not None:
+            self._meter.windows.error(answer.error_code)
         asyncio.get_running_loop().call_soon(self._live.pop, run.id, None)

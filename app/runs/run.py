@@ -390,6 +390,7 @@ class Run:
                 usage=Usage.of(self._tally),
                 error=terminal.message if isinstance(terminal, RunFailed) else None,
                 steps=self._steps.steps(),
+                error_code=terminal.code if isinstance(terminal, RunFailed) else None,
             )
         )
         self.log.append(terminal)

@@ -1,0 +1,112 @@
+"""The operator's routes: how the server does, which runs there are, and what tools may do, of all users together.
+
+They are asked again and again while somebody looks, and hold no connection meanwhile: a browser has few of those to
+give. Nothing of what was asked or answered is told. Knows nothing of how anything is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+
+from app.api.chats import version
+from app.api.query import bounded, parameters, texts
+from app.api.tools import tool_list
+from app.config import changed_settings
+from app.data.accounts import Accounts
+from app.state import State
+from app.users import Operator
+from tools.options import PERMISSIONS
+
+if TYPE_CHECKING:
+    from engine import Stats
+
+router = APIRouter(prefix="/api/operator", tags=["Operator"])
+
+_WINDOWS_S = (60.0, 900.0)
+_RUNS, _MOST_RUNS = 50, 500
+
+
+@router.get("/stats")
+async def stats(request: Request, who: Operator) -> dict[str, Any]:
+    parameters(request)
+    state = State.of(request)
+    engines = await state.meter.look()
+    windows = state.meter.windows
+    return {
+        "at": time.time(),
+        "version": version(),
+        "uptime_s": windows.uptime_s,
+        "memory_bytes": _memory_bytes(),
+        "answering": state.meter.answering,
+        "windows": [windows.window(seconds) for seconds in _WINDOWS_S],
+        "series": windows.series(),
+        "models": [_model(name, told) for name, told in engines.items()],
+        "settings": changed_settings(state.settings),
+    }
+
+
+@router.get("/runs")
+async def runs(request: Request, who: Operator) -> dict[str, Any]:
+    limit = bounded("limit", texts(request, "limit").get("limit"), _RUNS, _MOST_RUNS)
+    state = State.of(request)
+    newest = await state.store.overview.newest_runs(limit)
+    return {
+        "by_status": await state.store.overview.runs_by_status(),
+        "runs": [{**each, "model": each["model"] or state.served.name} for each in newest],
+    }
+
+
+@router.get("/tools")
+async def tools(request: Request, who: Operator) -> dict[str, Any]:
+    parameters(request)
+    state = State.of(request)
+    users = [each.id for each in await state.auth.do(Accounts.users)]
+    return {**tool_list(state.toolshed), **await asyncio.to_thread(_allowed, state, users)}
+
+
+def _allowed(state: State, users: list[str]) -> dict[str, Any]:
+    policy = state.toolshed.executor.policy
+    return {
+        "users": [
+            {
+                "user": user,
+                "classes": [each for each in PERMISSIONS if each in policy.permitted(user, None)],
+                "remembered": len(policy.grants.of_user(user)),
+            }
+            for user in users
+        ]
+    }
+
+
+def _model(name: str, told: Stats | None) -> dict[str, Any]:
+    if told is None:
+        return {"name": name, "stopped": True}
+    return {
+        "name": name,
+        "stopped": False,
+        "running": told.running,
+        "waiting": told.waiting,
+        "sequences": told.sequences,
+        "blocks": {"used": told.blocks_used, "cached": told.blocks_cached, "free": told.blocks_free},
+        "block_size": told.block_size,
+        "prefix_hit_rate": told.prefix_hit_rate if told.prefix_query_tokens else None,
+        "preemptions": told.preemptions,
+    }
+
+
+def _memory_bytes() -> int:
+    """What the process has in memory now; where the system does not tell, the most that it ever had."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024

@@ -1,0 +1,156 @@
+"""Who may talk to a server that asks for keys: whoever shows one that is valid, or a session that one has opened.
+
+It stands before all routes, so that one that is added is closed too. Open are the page's own files, `/health`, and
+`/api/session`, where one signs in. Knows nothing of what a user may do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.attempts import Attempts
+from app.config import LOCAL_USER
+from app.credentials import bearer, session_token
+from app.data.accounts import Account, Accounts, ApiKey, Role, hashed
+from app.errors import ApiError, note
+from app.page import is_pages
+
+T = TypeVar("T")
+
+SESSION_PATH = "/api/session"
+WHO = "ponder.who"  # of a request's scope
+_OPEN = frozenset({"/health", SESSION_PATH})
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """The user that a request comes from, the key that says so, and when a session ends, if it is one."""
+
+    id: str
+    name: str
+    role: Role
+    key_id: str | None = None
+    session_ends_at: float | None = None
+
+
+LOCAL = Who(LOCAL_USER, LOCAL_USER, "operator")  # everybody, where nobody is asked
+
+
+class Auth:
+    """The users of one server, asked from its event loop: reading them never waits behind other work."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._attempts = Attempts()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="accounts")
+
+    async def do(self, work: Callable[[Accounts], T]) -> T:
+        """What `work` gives, done where it may block."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._accounts)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._accounts.close()
+
+    async def who(self, headers: Headers, address: str) -> Who | None:
+        """Who sends these headers; None where they say nothing.
+
+        Raises:
+            ApiError: 401 for a key that is none, 429 for too many of them from one address.
+        """
+        if (key := bearer(headers)) is not None:
+            return _who(*await self.of_key(key, address))
+        if (token := session_token(headers)) is not None:
+            held = await self.do(lambda accounts: accounts.session(token))
+            return None if held is None else _who(*held)
+        return None
+
+    async def of_key(self, text: str, address: str) -> tuple[Account, ApiKey]:
+        """
+        Raises:
+            ApiError: as `who`.
+        """
+        shown = hashed(text)
+        if (wait_s := self._attempts.wait_s(address, shown)) > 0:
+            seconds = math.ceil(wait_s)
+            raise ApiError(
+                429, f"Too many wrong API keys came from this address; try again in {seconds} s.",
+                code="too_many_wrong_keys", kind="rate_limit_error", headers={"Retry-After": str(seconds)},
+            )  # fmt: skip
+        found = await self.do(lambda accounts: accounts.find(text))
+        state = None if found is None else found[1].state
+        if found is None or state != "valid":
+            self._attempts.failed(address)
+            what = "is not known" if found is None or state is None else _OVER[state]
+            raise unauthorised(f"The API key {_recognised(text)} {what}; accepted: one of `ponder keys create`.")
+        self._attempts.accepted(shown)
+        return found
+
+    async def sign_in(self, text: str, address: str) -> tuple[Who, str]:
+        """Who it is, and the token of a new session.
+
+        Raises:
+            ApiError: as `who`.
+        """
+        account, key = await self.of_key(text, address)
+        token, ends_at = await self.do(lambda accounts: accounts.open_session(key.id))
+        return _who(account, key, ends_at), token
+
+    async def sign_out(self, token: str) -> None:
+        await self.do(lambda accounts: accounts.close_session(token))
+
+
+class RequireUser:
+    """ASGI middleware: 401 for whoever is nobody, and for all others `WHO` in the request's scope."""
+
+    def __init__(self, app: ASGIApp, *, auth: Callable[[], Auth]) -> None:
+        self.app = app
+        self._auth = auth
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_open(scope["method"], scope["path"]):
+            try:
+                who = await self._auth().who(Headers(scope=scope), address_of(scope))
+                if who is None:
+                    raise unauthorised(
+                        "This server answers to those it knows: give an API key as `Authorization: Bearer KEY`, or "
+                        "sign in on its page."
+                    )
+            except ApiError as refusal:
+                await note(scope, refusal).response()(scope, receive, send)
+                return
+            scope = {**scope, WHO: who}
+        await self.app(scope, receive, send)
+
+
+def is_open(method: str, path: str) -> bool:
+    """Whether everybody may ask for this, also where keys are asked for."""
+    return path in _OPEN or is_pages(method, path)
+
+
+def unauthorised(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def address_of(scope: Scope) -> str:
+    client: Any = scope.get("client")  # ASGI: a host and a port, or None
+    return str(client[0]) if client else ""
+
+
+_OVER: dict[Literal["valid", "expired", "revoked"], str] = {"expired": "has expired", "revoked": "was revoked"}
+
+
+def _recognised(text: str) -> str:
+    return repr(text if len(text) <= 8 else f"{text[:13]}…") if text.isprintable() else "given"
+
+
+def _who(account: Account, key: ApiKey, session_ends_at: float | None = None) -> Who:
+    return Who(account.id, account.name, account.role, key.id, session_ends_at)

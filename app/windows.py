@@ -1,0 +1,182 @@
+"""The last quarter of an hour of a server, in bins of a few seconds: latencies, tokens, requests, errors.
+
+Of latencies a bin keeps a uniform sample (Vitter's algorithm R), so a percentile is that of real observations, exact
+while a bin has few, and the memory is bounded whatever passes. Knows nothing of where observations come from.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from engine.outputs import Stats
+
+BIN_S = 5.0
+BINS = 180
+SAMPLE = 128  # observations of one kind that a bin keeps
+POINT_BINS = 3  # bins that make a point of the series
+
+Kind = Literal["ttft", "inter_token", "duration"]
+
+
+class Sample:
+    """Some of the values, each with the same chance to be among them, and how many there were."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.count = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        if len(self.values) < SAMPLE:
+            self.values.append(value)
+        elif (place := random.randrange(self.count)) < SAMPLE:
+            self.values[place] = value
+
+
+@dataclass(slots=True)
+class Bin:
+    number: int
+    latencies: dict[Kind, Sample] = field(
+        default_factory=lambda: {"ttft": Sample(), "inter_token": Sample(), "duration": Sample()}
+    )
+    outcomes: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    in_flight: int = 0  # at most
+    blocks_share: float = 0.0  # of a model's KV blocks that were used, at most
+    prompt_tokens: float = 0
+    generated_tokens: float = 0
+    query_tokens: float = 0  # looked up in the prefix cache
+    hit_tokens: float = 0
+
+
+_COUNTED = {
+    "prompt_tokens": "prompt_tokens", "generated_tokens": "generated_tokens", "query_tokens": "prefix_query_tokens",
+    "hit_tokens": "prefix_hit_tokens",
+}  # fmt: skip
+
+
+class Windows:
+    """Filled as things pass; read when somebody looks."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._began = now()
+        self._bins = deque[Bin](maxlen=BINS)
+        self._counted: dict[str, tuple[float, Stats]] = {}  # by model, as they were last seen
+
+    @property
+    def uptime_s(self) -> float:
+        return self._now() - self._began
+
+    @property
+    def stale(self) -> bool:
+        """Whether the engines' counters were not seen since the current bin began."""
+        at = min((at for at, _ in self._counted.values()), default=None)
+        return at is None or int(at / BIN_S) != int(self._now() / BIN_S)
+
+    def observed(self, kind: Kind, seconds: float) -> None:
+        self._bin().latencies[kind].add(seconds)
+
+    def busy(self, in_flight: int) -> None:
+        now = self._bin()
+        now.in_flight = max(now.in_flight, in_flight)
+
+    def ended(self, outcome: str) -> None:
+        self._bin().outcomes[outcome] += 1
+
+    def error(self, code: str) -> None:
+        self._bin().errors[code] += 1
+
+    def counted(self, model: str, stats: Stats) -> None:
+        """An engine's counters at this moment. What has been counted since the last time belongs half-way between."""
+        now = self._now()
+        at, before = self._counted.get(model, (now, stats))
+        self._counted[model] = now, stats
+        current = self._bin()
+        current.blocks_share = max(current.blocks_share, stats.blocks_used / max(1, stats.blocks_total))
+        middle = int((at + now) / 2 / BIN_S)
+        if (found := next((each for each in reversed(self._bins) if each.number <= middle), None)) is not None:
+            for name, counter in _COUNTED.items():
+                grown = getattr(stats, counter) - getattr(before, counter)
+                setattr(found, name, getattr(found, name) + grown)
+
+    def window(self, seconds: float) -> dict[str, Any]:
+        """The last `seconds`, as JSON. Rates are those of the time that the server has run."""
+        bins = self._since(seconds)
+        lasted = max(BIN_S, min(seconds, self.uptime_s))
+        query = sum(each.query_tokens for each in bins)
+        return {
+            "seconds": seconds,
+            **{f"{kind}_s": percentiles(each.latencies[kind] for each in bins) for kind in Bin(0).latencies},
+            "requests": dict(_summed(each.outcomes for each in bins)),
+            "errors": dict(_summed(each.errors for each in bins).most_common()),
+            "prompt_tokens_per_s": sum(each.prompt_tokens for each in bins) / lasted,
+            "generated_tokens_per_s": sum(each.generated_tokens for each in bins) / lasted,
+            "prefix_hit_rate": sum(each.hit_tokens for each in bins) / query if query else None,
+        }
+
+    def series(self) -> dict[str, Any]:
+        """All bins as points of equal length, the oldest first; None where nothing was observed."""
+        by_number = {each.number: each for each in self._since(BINS * BIN_S)}
+        # A point is always made of the same bins: it does not change any more once it is over.
+        last = int(self._now() / BIN_S) // POINT_BINS * POINT_BINS + POINT_BINS
+        step_s = POINT_BINS * BIN_S
+        return {
+            "step_s": step_s,
+            "points": [
+                _point([by_number[n] for n in range(first, first + POINT_BINS) if n in by_number], step_s)
+                for first in range(last - BINS, last, POINT_BINS)
+            ],
+        }
+
+    def _bin(self) -> Bin:
+        number = int(self._now() / BIN_S)
+        if not self._bins or self._bins[-1].number < number:
+            self._bins.append(Bin(number))
+        return self._bins[-1]
+
+    def _since(self, seconds: float) -> list[Bin]:
+        first = int((self._now() - seconds) / BIN_S) + 1
+        return [each for each in self._bins if each.number >= first]
+
+
+def percentiles(samples: Iterable[Sample]) -> dict[str, float] | None:
+    """p50, p95 and p99 (nearest rank) of all that the samples stand for, and how many that is; None of nothing."""
+    parts = [each for each in samples if each.count]
+    if not parts:
+        return None
+    values = np.concatenate([each.values for each in parts])
+    weights = np.repeat([each.count / len(each.values) for each in parts], [len(each.values) for each in parts])
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    ranks = np.searchsorted(reached, np.array([0.50, 0.95, 0.99]) * reached[-1] * (1 - 1e-9))
+    p50, p95, p99 = (float(values[order[rank]]) for rank in ranks)
+    return {"count": sum(each.count for each in parts), "p50": p50, "p95": p95, "p99": p99}
+
+
+def _point(bins: Sequence[Bin], step_s: float) -> dict[str, Any]:
+    ttft, inter_token = (percentiles(each.latencies[kind] for each in bins) for kind in ("ttft", "inter_token"))
+    return {
+        "ttft_p50_s": ttft and ttft["p50"],
+        "inter_token_p50_s": inter_token and inter_token["p50"],
+        "generated_tokens_per_s": sum(each.generated_tokens for each in bins) / step_s,
+        "prompt_tokens_per_s": sum(each.prompt_tokens for each in bins) / step_s,
+        "in_flight": max((each.in_flight for each in bins), default=0),
+        "blocks_share": max((each.blocks_share for each in bins), default=0.0),
+        "errors": sum(sum(each.errors.values()) for each in bins),
+    }
+
+
+def _summed(counters: Iterable[Counter[str]]) -> Counter[str]:
+    total = Counter[str]()
+    for each in counters:
+        total.update(each)
+    return total

@@ -1,0 +1,211 @@
+"""Whoever has a key sees what is theirs: no route shows alice, or lets her touch, what is bob's.
+
+Every route of the app is in one of the tables below, so that a new one is tried, or somebody says why it need not be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Route
+
+from app.auth import is_open
+from app.page import Page
+from tests.app.chatting import ask, begin, log_of, new_chat
+from tests.app.conftest import Server
+from tests.app.keyed import asking_for_keys, client_of, key_of
+from tests.app.library import add
+from tools.grants import Grant
+
+SECRET = "Zanzibar"  # in all that is bob's
+BODIES: dict[str, Any] = {  # accepted, were the thing one's own
+    "PATCH /api/chats/{chat_id}": {"title": "mine"},
+    "POST /api/chats/{chat_id}/runs": {"content": "hi"},
+    "PUT /api/chats/{chat_id}/permissions": {"classes": []},
+    "PATCH /api/folders/{folder_id}": {"name": "mine"},
+    "PUT /api/collections/{collection_id}/members/{member}": {"role": "reader"},
+    "POST /api/runs/{run_id}/approvals/{approval_id}": {"decision": "once"},
+    "POST /api/runs/{run_id}/questions/{question_id}": {"text": "yes"},
+    "POST /api/sequences/{sequence_id}/append": {"prompt": "1"},
+    "POST /api/sequences/{sequence_id}/generate": {"max_tokens": 1},
+    "POST /api/sequences/{sequence_id}/fork": {"n": 1},
+    "POST /api/sequences/{sequence_id}/score": {"candidates": ["1", "2"]},
+    "POST /api/sequences/{sequence_id}/truncate": {"length": 1},
+}
+LISTS = {  # which must not have what is bob's: with the body or the parameters that would find it
+    "GET /api/chats": {},
+    "GET /api/chats/search": {"params": {"q": SECRET}},
+    "GET /api/chats/export": {},
+    "GET /api/folders": {},
+    "GET /api/documents": {},
+    "GET /api/collections": {},
+    "GET /api/jobs": {},
+    "GET /api/sequences": {},
+    "GET /api/permissions": {},
+    "POST /api/search": {"json": {"query": SECRET}},
+}
+NOBODYS = {  # they make something new, or tell what is the same for everybody
+    "GET /api/server", "GET /api/tools", "GET /api/strategies", "GET /v1/models", "GET /v1/models/{name:path}",
+    "POST /api/chats", "POST /api/chats/import", "POST /api/folders", "POST /api/collections", "POST /api/documents",
+    "POST /api/sequences", "PUT /api/permissions", "DELETE /api/permissions", "POST /v1/chat/completions",
+    "POST /v1/completions", "POST /v1/embeddings", "POST /v1/responses", "GET /health", "GET /metrics",
+    "GET /api/session", "POST /api/session", "DELETE /api/session",
+}  # fmt: skip
+FORGIVING = {"DELETE /api/chats/{chat_id}/permissions"}  # of a chat that is gone too: it answers, and does nothing
+MOUNTED = {"/mcp": "tried by tests/app/test_sessions.py", "/openapi.json": "the same for everybody"}
+
+
+@dataclass
+class Two:
+    server: Server
+    alice: httpx.Client
+    bob: httpx.Client
+    ids: dict[str, str]  # bob's, by the names that paths give them
+
+    def bobs(self) -> list[str]:
+        """All that bob has, as he is told, but for until when a sequence is kept: looking at it prolongs that."""
+        chats = ("/api/chats/export", "/api/permissions", "/api/folders", f"/v1/responses/{self.ids['response_id']}")
+        shelf = ("/api/documents", "/api/collections", f"/api/collections/{self.ids['collection_id']}/members")
+        sequence = f"/api/sequences/{self.ids['sequence_id']}"
+        told = (self.bob.get(path).text for path in (*chats, *shelf, sequence))
+        return [re.sub(r'"(expires|exported)_at":[\d.]+', "", each) for each in told]
+
+
+@pytest.fixture(scope="module")
+def two(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    with (
+        asking_for_keys(model, tmp_path_factory.mktemp("keyed")) as server,
+        client_of(server, key_of(server, "alice")) as alice,
+        client_of(server, key_of(server, "bob")) as bob,
+    ):
+        yield Two(server, alice, bob, _things_of(server, bob))
+
+
+def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
+    chat = new_chat(bob)
+    ask(bob, chat, SECRET)
+    run = begin(bob, chat, f"{SECRET} again")["run_id"]
+    log_of(bob, run)
+    bob.put(f"/api/chats/{chat}/permissions", json={"classes": ["read"]})
+    bob.put("/api/permissions", json={"classes": ["none", "read"]})
+    grant = Grant("bob", "weather", "built in", True, preview=SECRET)
+    server.app.state.ponder.toolshed.grants.put(grant)
+    collection = bob.post("/api/collections", json={"name": SECRET}).json()["id"]
+    document = add(bob, f"{SECRET}.txt", f"{SECRET} is an island.", collection=collection)
+    job = bob.get("/api/jobs").json()["jobs"][0]["id"]
+    folder = bob.post("/api/folders", json={"name": SECRET}).json()["id"]
+    sequence = bob.post("/api/sequences", json={"prompt": SECRET, "lease_s": 300}).json()["id"]
+    said = bob.post("/v1/responses", json={"model": "tiny", "input": SECRET, "max_output_tokens": 2}).json()["id"]
+    return {
+        "chat_id": chat, "run_id": run, "folder_id": folder, "collection_id": str(collection), "job_id": job,
+        "document_id": str(document["id"]), "sequence_id": sequence, "response_id": said, "grant_id": grant.id,
+        "member": "alice", "approval_id": "call-1", "question_id": "call-1",
+    }  # fmt: skip
+
+
+def routes(found: Iterable[BaseRoute]) -> set[str]:
+    made = set[str]()
+    for route in found:
+        if isinstance(route, APIRoute):
+            made |= {f"{method} {route.path}" for method in route.methods}
+        elif (included := getattr(route, "original_router", None)) is not None:  # newer FastAPI keeps routers whole
+            made |= routes(included.routes)
+        elif not isinstance(route, Page):
+            assert isinstance(route, Route) and route.path in MOUNTED, route
+    return made
+
+
+def test_every_route_is_open_to_all_the_operators_or_tried_here(two: Two) -> None:
+    assert routes(two.server.app.router.routes) == {*BY_ID, *LISTS, *NOBODYS, *OPERATORS}
+
+
+BY_ID = [
+    *BODIES,
+    "GET /api/chats/{chat_id}", "DELETE /api/chats/{chat_id}", "GET /api/chats/{chat_id}/export",
+    "GET /api/chats/{chat_id}/permissions", "DELETE /api/chats/{chat_id}/permissions", "GET /api/runs/{run_id}",
+    "GET /api/runs/{run_id}/events", "GET /api/runs/{run_id}/trace", "POST /api/runs/{run_id}/cancel",
+    "DELETE /api/folders/{folder_id}", "GET /api/documents/{document_id}", "DELETE /api/documents/{document_id}",
+    "GET /api/documents/{document_id}/text", "GET /api/documents/{document_id}/boxes",
+    "GET /api/documents/{document_id}/file", "DELETE /api/collections/{collection_id}",
+    "GET /api/collections/{collection_id}/members", "DELETE /api/collections/{collection_id}/members/{member}",
+    "GET /api/jobs/{job_id}", "POST /api/jobs/{job_id}/cancel", "GET /api/sequences/{sequence_id}",
+    "DELETE /api/sequences/{sequence_id}", "GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}",
+    "GET /v1/responses/{response_id}/input_items", "DELETE /api/permissions/{grant_id}",
+]  # fmt: skip
+OPERATORS = [
+    "GET /api/operator/stats", "GET /api/operator/runs", "GET /api/operator/tools", "GET /api/operator/users",
+    "POST /api/operator/users", "PATCH /api/operator/users/{user_id}", "GET /api/operator/keys",
+    "POST /api/operator/keys", "DELETE /api/operator/keys/{key_id}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("route", BY_ID)
+def test_what_is_bobs_is_not_there_for_alice(two: Two, route: str) -> None:
+    method, path = route.split(" ")
+    address = re.sub(r"\{(\w+)\}", lambda part: two.ids[part[1]], path)
+    before = two.bobs()
+    assert SECRET in "".join(before)
+    reply = two.alice.request(method, address, json=BODIES.get(route))
+    assert reply.status_code == (204 if route in FORGIVING else 404), reply.text
+    assert SECRET not in reply.text
+    assert two.bobs() == before
+    if method == "GET":
+        assert two.bob.get(address).status_code in (200, 404 if "trace" in path or "boxes" in path else 200)
+
+
+@pytest.mark.parametrize("route", LISTS)
+def test_no_list_of_alices_has_what_is_bobs(two: Two, route: str) -> None:
+    method, path = route.split(" ")
+    mine, his = (client.request(method, path, **LISTS[route]) for client in (two.alice, two.bob))
+    assert (mine.status_code, his.status_code) == (200, 200), mine.text
+    shown = {SECRET, *two.ids.values()} - {two.ids["collection_id"], two.ids["document_id"], "alice"}
+    assert not [each for each in shown if each in mine.text]
+    assert [each for each in shown if each in his.text], "bob does not see it either: this shows nothing"
+
+
+@pytest.mark.parametrize("route", OPERATORS)
+def test_what_is_the_operators_is_refused_to_users(two: Two, route: str) -> None:
+    method, path = route.split(" ")
+    reply = two.alice.request(method, re.sub(r"\{\w+\}", "bob", path))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "operator_required"), reply.text
+
+
+@pytest.mark.parametrize("route", sorted({*BY_ID, *LISTS, *NOBODYS, *OPERATORS, "POST /mcp", "GET /openapi.json"}))
+def test_nobody_gets_in_without_a_key(two: Two, route: str) -> None:
+    method, path = route.split(" ")
+    address = re.sub(r"\{(\w+)(:path)?\}", "x", path)
+    reply = httpx.request(method, f"{two.server.url}{address}")
+    if is_open(method, path):
+        assert path in ("/health", "/api/session")
+        return
+    assert reply.status_code == 401, reply.text
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert reply.json()["error"]["code"] == "invalid_api_key" and "API key" in reply.json()["error"]["message"]
+
+
+def test_sharing_a_collection_opens_that_and_nothing_else(two: Two) -> None:
+    number = two.bob.post("/api/collections", json={"name": "shared"}).json()["id"]
+    document = add(two.bob, "shared.txt", "For alice too.", collection=number)
+    two.bob.put(f"/api/collections/{number}/members/alice", json={"role": "reader"})
+    listed = two.alice.get("/api/documents").json()["documents"]
+    assert [each["id"] for each in listed] == [document["id"]]
+    two.bob.delete(f"/api/collections/{number}")
+    assert two.alice.get("/api/documents").json()["documents"] == []
+
+
+def test_nobody_learns_from_the_cache_what_another_asked(two: Two) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a long secret " * 20}], "max_tokens": 1}
+
+    def cached(client: httpx.Client) -> int:
+        usage = client.post("/v1/chat/completions", json=body).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached(two.bob) == 0 and cached(two.bob) > 0
+    assert cached(two.alice) == 0
