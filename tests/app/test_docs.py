@@ -10,7 +10,22 @@ from fastapi.routing import APIRoute
 from pydantic import ByteSize, TypeAdapter
 
 from app import openai
-from app.api import chats, collections, documents, exchange, folders, jobs, permissions, runs, search, strategies, tools
+from app.api import (
+    accounts,
+    chats,
+    collections,
+    documents,
+    exchange,
+    folders,
+    jobs,
+    operator,
+    permissions,
+    runs,
+    search,
+    session,
+    strategies,
+    tools,
+)
 from app.api.documents import FIELDS
 from app.api.search import SearchRequest
 from app.config import Settings
@@ -72,7 +87,10 @@ def test_every_route_of_the_api_is_listed() -> None:
         documents.router,
         exchange.router,
         folders.router,
+        accounts.router,
         jobs.router,
+        operator.router,
+        session.router,
         permissions.router,
         runs.router,
         search.router,
