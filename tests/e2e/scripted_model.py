@@ -2,7 +2,7 @@
 
 It is a Qwen3 model with attention and feed-forward silenced, so the next token depends on the last one alone. A text is
 cut into tokens that occur once in all the texts, and the output layer leads from each to the next. So the real engine
-samples, streams and counts, and a test knows each word of it. `tests/tiny.py` is its neighbour whose words nobody knows.
+samples, streams and counts, and a test knows each word of it. The words of its neighbour `tests/tiny.py` nobody knows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TEMPLATE = """\
 
 
 def write_scripted(path: Path, texts: Mapping[str, str], *, letters: int = 4, endless: str | None = None) -> Path:
-    """Write the model into `path`. `letters` are the fewest of a token; the text named `endless` begins anew at its end.
+    """Write the model into `path`. A token has `letters` at least; the text named `endless` begins anew at its end.
 
     A text may think, between `<think>` and `</think>`; only one of them, as what follows a token is always the same.
 
