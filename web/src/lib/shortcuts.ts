@@ -42,7 +42,7 @@ export function keysOf(chord: Chord, mac: boolean, names: { ctrl: string; shift:
     chord.mod ? (mac ? "⌘" : names.ctrl) : "",
     chord.alt ? (mac ? "⌥" : "Alt") : "",
     chord.shift ? (mac ? "⇧" : names.shift) : "",
-    SIGNS[chord.key] ?? chord.key.toUpperCase(),
+    SIGNS[chord.key] ?? (chord.key.length === 1 ? chord.key.toUpperCase() : chord.key),
   ].filter(Boolean);
 }
 

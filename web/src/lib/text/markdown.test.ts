@@ -18,6 +18,10 @@ const TEXT = [
   "Text\r\nwith carriage returns\r\n\r\nand more.",
   "---",
   "[ref]: https://example.org/there",
+  "Euler: $e^{i\\pi} + 1 = 0$, or \\(a_1*b*c\\); it costs $5 and $10, or $$x^2$$ there.",
+  "$$\n\\sum_{i=1}^n i\n- \\frac{n}{2} &lt; 3\n$$",
+  "\\[\na < b\n\\]\nat once below",
+  "$$\nnever closed\n\nso it is text",
   "```\nnever closed",
 ].join("\n\n");
 
@@ -67,4 +71,35 @@ test("HTML is shown as text, images become links, and scripts are no links", () 
   expect(whole("![dot](https://example.org/x.png)")).not.toContain("<img");
   expect(whole("[x](javascript:alert(1))")).not.toContain("href");
   expect(whole('```"><img src=x>\ncode\n```')).not.toContain("<img");
+});
+
+test.each([
+  ["It is $x<1$.", '<p>It is <span class="formula">x&lt;1</span>.</p>\n'],
+  ["$5 and $10, US$3 or CA$4, $ 2 $", "<p>$5 and $10, US$3 or CA$4, $ 2 $</p>\n"],
+  ["\\$x$", "<p>$x$</p>\n"],
+  ["`$x$` and \\(y\\)", '<p><code>$x$</code> and <span class="formula">y</span></p>\n'],
+  ["a $$b$$ c", '<p>a <span class="formula display">b</span> c</p>\n'],
+  ["$$\na\n\\\\\n- b\n$$", '<div class="formula display">a\n\\\\\n- b</div>'],
+  ["text\n\\[ a \\]\nmore", '<p>text</p>\n<div class="formula display">a</div><p>more</p>\n'],
+  ["$$\nnever closed", "<p>$$\nnever closed</p>\n"],
+  ["$\n$ and $$$$ and \\(\\)", "<p>$\n$ and $$$$ and ()</p>\n"],
+])("formulas in %j", (text, expected) => {
+  expect(whole(text)).toBe(expected);
+});
+
+test("a formula whose end has not come is kept apart, and what follows it when it never does is text", () => {
+  const stream = new MarkdownStream(identity);
+  expect(html(stream.update("One\n\n$$\na\n- b\n"))).toBe('<p>One</p>\n<div class="formula open">$$\na\n- b\n</div>');
+  expect(html(stream.update("One\n\n$$\na\n- b\n$$\n\nTwo"))).toContain('<div class="formula display">a\n- b</div>');
+  const other = new MarkdownStream(identity);
+  other.update("$$\na\n- b\n");
+  expect(html(other.update("$$\na\n- b\n", true))).toContain("<li>b</li>");
+});
+
+test("a mark goes beside a formula, never into it", () => {
+  const text = "So $a = b$ holds.";
+  const stream = new MarkdownStream(identity);
+  const marked = html(stream.update(text, true, [{ from: text.length, to: text.length, html: "<b>1</b>" }]));
+  expect(marked).toContain('<span class="formula">a = b</span> holds.');
+  expect(marked).toContain("<b>1</b>");
 });

@@ -9,6 +9,7 @@
  * blocks that are frozen, but never what is a block.
  */
 import { Marked, type Token, type Tokens, type TokensList } from "marked";
+import { formulas } from "./formulas";
 import { hold, put } from "./marks";
 
 /** `html`, which is trusted, stands for the characters `from` to `to`; for none where the two are the same. */
@@ -43,9 +44,12 @@ function link(href: string, title: string | null | undefined, inner: string): st
   return `<a href="${escape(href)}"${hint} target="_blank" rel="noopener noreferrer nofollow">${inner}</a>`;
 }
 
-/** `copy` is the label of the button on a block of code; what a click does is the page's concern. */
-function parser(copy: string): Marked {
-  return new Marked({
+/**
+ * `copy` is the label of the button on a block of code; what a click does is the page's concern. `growing` says whether
+ * the text may go on.
+ */
+function parser(copy: string, growing: () => boolean): Marked {
+  return new Marked(formulas(escape, growing), {
     gfm: true,
     renderer: {
       html: ({ text, block }: Tokens.HTML | Tokens.Tag) => (block ? `<p>${escape(text)}</p>` : escape(text)),
@@ -92,7 +96,7 @@ export class MarkdownStream {
 
   constructor(sanitise: Sanitise, copy = "Copy") {
     this.#sanitise = sanitise;
-    this.#marked = parser(copy);
+    this.#marked = parser(copy, () => !this.#ended);
   }
 
   /**
