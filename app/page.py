@@ -27,7 +27,6 @@ SECURITY = {
             "default-src 'self'",
             "script-src 'self'",
             "style-src 'self'",
-            "style-src-attr 'unsafe-inline'",
             "img-src 'self' data:",
             "object-src 'none'",
             "base-uri 'none'",

@@ -161,7 +161,7 @@ def test_everything_can_be_done_from_the_keyboard(page: Page, fake: FakeServer) 
     expect(box(page)).to_be_focused()
     expect(page.get_by_role("link", name="one two")).to_be_visible()
     page.get_by_role("link", name="Skip to the message box").focus()
-    for _ in range(9):
+    for _ in range(11):
         shown = page.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")
         name = page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.innerText")
         assert shown or name == "Message", f"{name} does not show its focus"  # the box's frame shows it instead
@@ -172,8 +172,9 @@ def test_everything_can_be_done_from_the_keyboard(page: Page, fake: FakeServer) 
     title = "one two"
     assert order[:3] == ["Skip to the message box", "Ponder", "New chat"]
     assert order[3:5] == [title, f"Delete “{title}”"]
-    assert order[5].startswith("Theme")
-    assert order[6].startswith("Thought")
+    assert order[5] == "Keys and language"
+    assert order[6].startswith("Theme")
+    assert order[7].startswith("Thought")
     assert order[-1] == "Message"
 
     page.get_by_role("link", name="Skip to the message box").focus()
