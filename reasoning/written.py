@@ -12,8 +12,10 @@ from reasoning.strategy import Context
 from reasoning.thinking import Part, Piece
 
 
-def pieces_of(tokens: Sequence[int], context: Context, finish: FinishReason) -> list[Piece]:
-    """A piece for every part of `tokens`, the last one with the finish reason. Markers count, and are no text."""
+def pieces_of(tokens: Sequence[int], context: Context, finish: FinishReason | None) -> list[Piece]:
+    """A piece for every part of `tokens`, the last one with the finish reason; its part is the one that may go on.
+    Markers count, and are no text.
+    """
     markers = context.markers
     part: Part = "thinking" if context.opened else "answer"
     pieces: list[Piece] = []

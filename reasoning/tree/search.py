@@ -84,7 +84,8 @@ async def search(
 async def tree(seq: EngineSequence, context: Context, options: TreeOptions) -> Yields:
     """Searches among partial solutions: proposes steps, judges where they lead, and follows the best.
 
-    Without a problem of its own, the steps are paragraphs of the answer, judged by the model as it goes along.
+    Without a problem of its own, the steps are lines of the answer, judged by the model as it goes along. If none of
+    them ends the answer before the search is over, the best beginning is written on, unless time or tokens are used up.
 
     Raises:
         InvalidParameter: the options go beyond the quota, or the span has a constraint, which steps cannot keep to.
@@ -108,8 +109,13 @@ async def tree(seq: EngineSequence, context: Context, options: TreeOptions) -> Y
         tokens = tuple(context.tokenizer.encode(ended.answer))
         pieces = [Piece("answer", ended.answer, len(tokens), tokens, finish_reason="stop")]
     else:
-        tokens, pieces = writing.told[0], writing.pieces()
+        tokens = writing.told[0]
+        pieces = writing.pieces("length" if ended.ended in ("tokens", "seconds") else None)
     yield Spent(max(0, ended.written - len(tokens)), ended.read)
     seq.append(tokens)
     for piece in pieces:
         yield piece
+    if writing is not None and pieces[-1].finish_reason is None:
+        async with aclosing(writing.rest(seq)) as rest:
+            async for piece in rest:
+                yield piece

@@ -6,13 +6,19 @@ question is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from reasoning.dialogue import after_answer
 from reasoning.strategy import Context
-from reasoning.thinking import Piece
+from reasoning.thinking import Piece, think_and_answer
 from reasoning.tree.problem import Reply, Thought
 from reasoning.written import pieces_of
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+    from engine.outputs import FinishReason
 
 State = tuple[tuple[int, ...], bool]
 QUESTION = "Is this right so far? Answer with one word: {labels}."
@@ -57,8 +63,17 @@ class Writing:
         self.told = state
         return "".join(piece.text for piece in self.pieces() if piece.part == "answer")
 
-    def pieces(self) -> list[Piece]:
-        """Of the answer that was asked for last."""
+    def pieces(self, finish: FinishReason | None = None) -> list[Piece]:
+        """Of the answer that was asked for last. `finish` is why it ends unfinished; None where it goes on."""
         tokens, done = self.told
-        cut = not done or len(tokens) >= self._limit
-        return pieces_of(tokens, self._context, "length" if cut else "stop")
+        if done:
+            finish = "length" if len(tokens) >= self._limit else "stop"
+        return pieces_of(tokens, self._context, finish)
+
+    def rest(self, seq: EngineSequence) -> AsyncGenerator[Piece, None]:
+        """Write the answer that was asked for last on to its end, on `seq`, which ends with what there is of it."""
+        tokens, _ = self.told
+        left, least = self._limit - len(tokens), self._context.span.min_tokens - len(tokens)
+        span = replace(self._context.span, max_tokens=left, min_tokens=max(0, least))
+        opened = self.pieces()[-1].part == "thinking"
+        return think_and_answer(seq, span, self._context.markers, opened=opened)

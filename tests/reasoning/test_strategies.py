@@ -83,8 +83,34 @@ async def test_a_tree_without_a_task_writes_an_answer(engine: Engine) -> None:
     items = await run(engine, tree, options)
     (end,) = [item for item in items if isinstance(item, SearchEnded)]
     pieces = [item for item in items if isinstance(item, Piece)]
-    assert end.answer == "".join(piece.text for piece in pieces if piece.part == "answer")
+    assert "".join(piece.text for piece in pieces if piece.part == "answer").startswith(end.answer)
     assert any(piece.part == "thinking" and piece.text.isupper() for piece in pieces)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_a_tree_that_finished_no_answer_writes_its_best_on(engine: Engine, depth: int) -> None:
+    options = TreeOptions(beam=2, samples=2, depth=depth, labels={"a": 1.0, "b": 0.0}, step_tokens=3, temperature=1.0)
+    prompt = engine.tokenizer.encode("<think>", special=True)
+    async with await engine.open(prompt) as seq:
+        items = [item async for item in run_strategy(tree, seq, context(engine), options)]
+        written = seq.tokens[len(prompt) :]
+    (end,) = [item for item in items if isinstance(item, SearchEnded)]
+    assert (end.ended, end.solved) == ("depth", False)
+    pieces = [item for item in items if isinstance(item, Piece)]
+    spent = sum(piece.spent for piece in pieces)
+    assert depth * 3 < spent <= 80 and abs(spent - len(written)) <= 1
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason is not None] == [pieces[-1].finish_reason]
+    thought = "".join(piece.text for piece in pieces if piece.part == "thinking")
+    assert thought.isupper() and len(thought) > depth * 3
+
+
+async def test_a_tree_out_of_tokens_ends_with_what_it_has(engine: Engine) -> None:
+    options = TreeOptions(beam=2, samples=2, depth=9, labels={"a": 1.0, "b": 0.0}, step_tokens=3, tokens=20)
+    items = await run(engine, tree, options)
+    (end,) = [item for item in items if isinstance(item, SearchEnded)]
+    pieces = [item for item in items if isinstance(item, Piece)]
+    assert end.ended == "tokens" and pieces[-1].finish_reason == "length"
+    assert sum(piece.spent for piece in pieces) <= 27
 
 
 def made(run: Any, options: type[Options] = Options) -> Strategy[Any]:
