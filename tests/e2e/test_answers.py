@@ -207,7 +207,7 @@ def test_a_call_is_approved_with_exactly_what_it_does_in_view(
     expect(asked.get_by_role("timer")).to_have_text(re.compile(r"9 min 5\d s left"))
     expect(page.locator("[aria-live=polite]")).to_have_text("write_file needs your approval.")
     if button == "Always allow":
-        asked.get_by_label("covers").select_option(label="every call of write_file")
+        asked.get_by_label("cover").select_option(label="every call of write_file")
     asked.get_by_role("button", name=button).dblclick()
     expect(card(page, "write_file")).to_contain_text(told)
     expect(page.get_by_role("group", name=told)).to_be_focused()  # where the buttons were

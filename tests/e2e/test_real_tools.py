@@ -41,7 +41,7 @@ def calculate(ctx: Context, expression: str) -> str:
     return (FOLDER / "result").read_text("utf-8")
 '''
 QUESTION = "What is 23 * 17?"
-WISHES = {"tools": ["calculate"], "temperature": 0, "maxTokens": 200}
+WISHES = {"tools": ["calculate"], "sampling": {"temperature": 0}, "maxTokens": 200}
 
 
 class Tool:
@@ -129,7 +129,7 @@ def test_what_is_allowed_once_runs_once_and_asks_again(page: Page, server: RealS
 
 def test_what_is_allowed_for_good_asks_no_more(page: Page, server: RealServer, tool: Tool) -> None:
     ask(page, QUESTION)
-    approval(page).get_by_label("covers").select_option(label="every call of calculate")
+    approval(page).get_by_label("cover").select_option(label="every call of calculate")
     press(page, "Always allow")
     expect(card(page)).to_contain_text("You allowed this, now and later.")
     settled(page)
@@ -294,3 +294,43 @@ def test_a_phone_decides_too(server: RealServer, tool: Tool, new_page: NewPage) 
     expect(card(phone)).to_contain_text("391")
     assert phone.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     assert tool.runs == 1
+
+
+def test_what_is_never_allowed_is_not_asked_again_until_that_is_forgotten(
+    page: Page, server: RealServer, tool: Tool
+) -> None:
+    ask(page, QUESTION)
+    approval(page).get_by_label("cover").select_option(label="every call of calculate")
+    press(page, "Never allow")
+    expect(card(page)).to_contain_text("You denied this, now and later.")
+    settled(page)
+    page.get_by_role("link", name="New chat").click()
+    ask(page, QUESTION)
+    settled(page)
+    expect(card(page)).to_contain_text("failed")
+    assert tool.runs == 0
+    page.get_by_role("button", name="Tools").click()
+    sheet = page.get_by_role("dialog")
+    sheet.get_by_text("What tools may do").click()
+    expect(sheet.get_by_role("listitem")).to_contain_text("calculate: never allowed")
+    sheet.get_by_role("button", name="Forget").click()
+    expect(sheet.get_by_role("region", name="Remembered answers")).to_contain_text("None.")
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="New chat").click()
+    ask(page, QUESTION)
+    expect(approval(page)).to_be_visible()
+
+
+def test_a_class_that_is_not_allowed_is_not_called(page: Page, server: RealServer, tool: Tool) -> None:
+    page.get_by_role("button", name="Tools").click()
+    sheet = page.get_by_role("dialog")
+    sheet.get_by_text("What tools may do").click()
+    writing = sheet.get_by_role("checkbox", name="Tools that write")
+    writing.uncheck()
+    expect(writing).not_to_be_checked()
+    page.keyboard.press("Escape")
+    ask(page, QUESTION)
+    settled(page)
+    assert tool.runs == 0
+    assert "write" not in server.http.get("/api/permissions").json()["classes"]
+    assert server.http.delete("/api/permissions").status_code == 204

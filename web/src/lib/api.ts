@@ -87,6 +87,23 @@ export interface ToolInfo {
   origin: string;
 }
 
+export type Permission = ToolInfo["permission"];
+
+/** An answer to an approval that holds for later calls too. */
+export interface Remembered {
+  id: string;
+  tool: string;
+  scope: Scope;
+  preview: string; // of the call that it was given for
+  allow: boolean;
+}
+
+/** Which classes of tools may be called at all, and what was answered once and for all. */
+export interface Permissions {
+  classes: Permission[];
+  remembered: Remembered[];
+}
+
 export interface Collection {
   id: number;
   name: string;
@@ -186,15 +203,28 @@ export async function cancelRun(id: string): Promise<void> {
   await post(`${runPath(id)}/cancel`, {});
 }
 
-export type Decision = "once" | "no" | "always";
+export type Decision = "once" | "no" | "always" | "never";
 export type Scope = "arguments" | "tool";
 
 /** Answer an approval. `scope` is for what is to be remembered: that call alone, or every call of its tool. */
 export async function decide(runId: string, approvalId: string, decision: Decision, scope: Scope): Promise<void> {
   const path = `${runPath(runId)}/approvals/${encodeURIComponent(approvalId)}`;
-  await post(path, decision === "always" ? { decision, scope } : { decision });
+  await post(path, decision === "always" || decision === "never" ? { decision, scope } : { decision });
 }
 
 export async function answerQuestion(runId: string, questionId: string, text: string): Promise<void> {
   await post(`${runPath(runId)}/questions/${encodeURIComponent(questionId)}`, { text });
+}
+
+export const getPermissions = (): Promise<Permissions> => get("/api/permissions");
+
+export async function allowClasses(classes: readonly Permission[]): Promise<Permissions> {
+  const headers = { "content-type": "application/json" };
+  const body = JSON.stringify({ classes });
+  return (await (await request("/api/permissions", { method: "PUT", headers, body })).json()) as Permissions;
+}
+
+/** Let an answer not hold any more: the next such call asks again. */
+export async function forgetAnswer(id: string): Promise<void> {
+  await request(`/api/permissions/${encodeURIComponent(id)}`, { method: "DELETE" });
 }
