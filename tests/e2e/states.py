@@ -39,6 +39,7 @@ WORDS = (
     "# A heading\n\nSome *words*, a [link](https://example.org/a) and `code`.\n\n```python\ndef f(x):\n    return x + 1"
     "\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n1. one\n2. two\n\n> A quotation.\n\nThe end."
 )
+FORMULAS = "$e^{i\\pi} + 1 = 0$\n\n$$\n\\sum_{i=1}^n i = \\frac{n(n+1)}{2}\n$$\n\nThe end."
 HOLD = [Gate("hold")]
 WRITE = call("write_file", '{"path": "plan.md"}')
 FIRST, SECOND = "The dam was finished in **1931**, two years late. [S1]", "It cost more than planned. [unsupported]"
@@ -117,6 +118,15 @@ def drawer(page: Page, fake: FakeServer) -> None:
     expect(page.get_by_role("dialog", name="Chats")).to_be_visible()
 
 
+def set_formulas(page: Page, _: FakeServer) -> None:
+    expect(page.locator(".formula.set math")).to_have_count(2)
+
+
+def keys(page: Page, _: FakeServer) -> None:
+    page.keyboard.press("Control+/")
+    expect(page.get_by_role("dialog", name="Keys and language")).to_be_visible()
+
+
 STARTED = ThinkingStarted(started_at=time.time(), max_tokens=1000, waits=2)
 THOUGHTS = [STARTED, ThinkingDelta(text="Hm. "), ThinkingWait(number=1, of=2), ThinkingDelta(text="Or else."),
             ThinkingProgress(tokens=250)]  # fmt: skip
@@ -162,5 +172,8 @@ STATES: dict[str, Bring] = {
     "tools": control("Tools"),
     "documents": control("Documents"),
     "sampling": control("Sampling"),
+    "system prompt": control("System prompt"),
+    "formulas": asked("The end.", answer(FORMULAS), then=set_formulas),
+    "keys and language": keys,
     "drawer on a phone": drawer,
 }  # fmt: skip
