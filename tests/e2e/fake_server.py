@@ -54,7 +54,14 @@ class Gate:
     name: str
 
 
-Script = Sequence[Event | Gate]
+@dataclass(frozen=True)
+class Pace:
+    """Where a run waits for a while."""
+
+    seconds: float
+
+
+Script = Sequence[Event | Gate | Pace]
 
 
 def thinking(*pieces: str) -> list[Event | Gate]:
@@ -131,9 +138,11 @@ class Run:
                 _, left = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 for task in left:
                     task.cancel()
+            if isinstance(step, Pace):
+                await asyncio.sleep(step.seconds)
             if self.stop.is_set():
                 return self.write(RunCancelled(usage=USAGE))
-            if not isinstance(step, Gate):
+            if not isinstance(step, Gate | Pace):
                 self.write(step)
         return None
 

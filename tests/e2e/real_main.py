@@ -2,8 +2,8 @@
 
 KNOBS is a file of JSON, read before each step of the engine: `step_s` is how long a step takes at least, `hold` lets it
 make none (it still hears commands), `crash` lets it raise. `approval_s` is how long a person has to decide, `sent` a
-file that gets a line of JSON, [time, number], for each event as it is handed to the connection. Nothing else differs
-from `ponder serve`.
+file that gets a line of JSON, [time, number], for each event as it is handed to the connection, and `idle` one that
+gets the time whenever a command leaves the engine with nothing to do. Nothing else differs from `ponder serve`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Knobs:
 
 def install(knobs: Knobs) -> None:
     step = EngineCore.step
+    handle = EngineCore.handle
     init = app.runs.tools.RunTools.__init__
     sent = app.api.runs._sent
 
@@ -50,6 +51,13 @@ def install(knobs: Knobs) -> None:
         if core.has_work:
             time.sleep(max(0.0, knobs.get("step_s") - (time.perf_counter() - began)))
 
+    def heard(core: EngineCore, command: Any) -> None:
+        worked = core.has_work
+        handle(core, command)
+        if worked and not core.has_work and (path := knobs.get("idle", "")):
+            with Path(path).open("a") as file:
+                file.write(f"{time.time()}\n")
+
     def patient(self: app.runs.tools.RunTools, *args: Any, **options: Any) -> None:
         init(self, *args, **{"wait_s": knobs.get("approval_s", app.runs.tools.WAIT_S), **options})
 
@@ -61,6 +69,7 @@ def install(knobs: Knobs) -> None:
             yield event
 
     setattr(EngineCore, "step", paced)  # noqa: B010  # methods, to mypy
+    setattr(EngineCore, "handle", heard)  # noqa: B010
     setattr(app.runs.tools.RunTools, "__init__", patient)  # noqa: B010
     app.api.runs._sent = noted
 

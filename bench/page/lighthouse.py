@@ -1,0 +1,76 @@
+"""What Lighthouse says of the first screen and of a chat. npm fetches it into a folder of its own when it is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from bench.page.browsing import CHROMIUM, Json, browser, scripted
+from bench.page.frames import section
+from hatch_build import node_binary, npm_script
+
+FOLDER = Path(__file__).parents[2] / "build/lighthouse"
+VERSION = "13"
+CATEGORIES = ("performance", "accessibility", "best-practices")
+FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic"
+
+
+def lighthouse() -> Json:
+    """Scores of 100 for a phone (Lighthouse's own slow network and processor) and for a desk, and what costs them."""
+    program = _program()
+    made: Json = {}
+    with scripted({"mixed": "".join(section(i) for i in range(1, 4))}) as server, browser() as chromium:
+        chat, _ = server.ask("mixed it is")
+        page = chromium.new_page()
+        page.goto(f"{server.direct}/c/{chat}")
+        page.locator("article[aria-busy=false][aria-label=Ponder]").wait_for()
+        for name, path in (("first screen", "/"), ("chat", f"/c/{chat}")):
+            for form in ("phone", "desktop"):
+                made[f"{name}, {form}"] = _scores(program, f"{server.direct}{path}", form)
+    return made
+
+
+def _program() -> Path:
+    program = FOLDER / "node_modules/lighthouse/cli/index.js"
+    if not program.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        (FOLDER / "package.json").write_text('{"private": true}')
+        _node(npm_script(), "install", f"lighthouse@{VERSION}", "--no-audit", "--no-fund", "--ignore-scripts")
+    return program
+
+
+def _node(script: Path, *args: str) -> str:
+    path = f"{node_binary().parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    env = os.environ | {"PATH": path, "CHROME_PATH": CHROMIUM}
+    command = [str(node_binary()), str(script), *args]
+    return subprocess.run(command, cwd=FOLDER, env=env, text=True, capture_output=True, check=True, timeout=300).stdout
+
+
+def _scores(program: Path, url: str, form: str) -> Json:
+    preset = ["--preset=desktop"] if form == "desktop" else []
+    told = json.loads(
+        _node(
+            program, url, "--output=json", "--quiet", f"--only-categories={','.join(CATEGORIES)}",
+            f"--chrome-flags={FLAGS}", *preset,
+        )
+    )  # fmt: skip
+    scores = {name: round(100 * told["categories"][name]["score"]) for name in CATEGORIES}
+    audits = told["audits"]
+    times = {
+        key: round(audits[key]["numericValue"], 1)
+        for key in ("first-contentful-paint", "largest-contentful-paint", "total-blocking-time", "speed-index")
+    }
+    wanting = {
+        ref["id"]: audits[ref["id"]].get("displayValue", "")
+        for name in CATEGORIES
+        for ref in told["categories"][name]["auditRefs"]
+        if ref["weight"] and (audits[ref["id"]]["score"] or 0) < 1
+    }
+    return {
+        "scores": scores,
+        "ms": times,
+        "shift": audits["cumulative-layout-shift"]["numericValue"],
+        "wanting": wanting,
+    }
