@@ -161,13 +161,13 @@ async def start_run(request: Request, user: User, chat_id: str) -> Response:
         tools=wanted.tools, served=served, auto=auto, manner=manner, user=user,
     )  # fmt: skip
     try:
-        run_id, message_id = await state.runs.start(chat_id, ask, _key(request, chat_id, body))
+        started = await state.runs.start(chat_id, ask, _key(request, chat_id, body))
     except UnknownTool as error:
         raise invalid("tools", str(error), "unknown_tool") from None
     except ChatBusy:
         message = "This chat's last answer is still being made; wait for it, or cancel its run."
         raise ApiError(409, message, code="chat_busy") from None
-    return JSONResponse({"run_id": run_id, "message_id": message_id}, 202)
+    return JSONResponse(started._asdict(), 202)
 
 
 @router.get("/runs/{run_id}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.data.database import Database, insert, row
 from app.data.errors import KeyReused
@@ -23,20 +24,29 @@ class RunKey:
     body: str
 
 
+class Started(NamedTuple):
+    """A run that was begun: its answer's message, and the question's."""
+
+    run_id: str
+    message_id: str
+    question_id: str
+
+
 class RunKeys:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def run_of(self, user: str, key: RunKey) -> tuple[str, str] | None:
-        """The run that was begun with this key, and its message; None where there is none.
+    async def run_of(self, user: str, key: RunKey) -> Started | None:
+        """The run that was begun with this key; None where there is none.
 
         Raises:
             KeyReused: it was begun with another body.
         """
         found = await self._database.read(
             lambda db: row(
-                db, "SELECT body, run_id, run_keys.message_id FROM run_keys "
-                "JOIN runs ON runs.id = run_id JOIN chats ON chats.id = runs.chat_id AND chats.deleted_at IS NULL "
+                db, "SELECT body, run_keys.run_id, run_keys.message_id, parent_id FROM run_keys "
+                "JOIN messages ON messages.id = run_keys.message_id "
+                "JOIN chats ON chats.id = chat_id AND chats.deleted_at IS NULL "
                 "WHERE run_keys.user = ? AND key = ? AND run_keys.created_at > ?",
                 user, key.key, time.time() - KEPT_S,
             )
@@ -48,7 +58,7 @@ class RunKeys:
                 f"The Idempotency-Key {key.key!r:.60} was used within a day with another chat or body; accepted: the "
                 "very same request, or another key."
             )
-        return found["run_id"], found["message_id"]
+        return Started(found["run_id"], found["message_id"], found["parent_id"])
 
 
 def remember(db: sqlite3.Connection, user: str, key: RunKey, run_id: str, message_id: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from app.data.errors import NotThere
-from app.data.run_keys import RunKey
+from app.data.run_keys import RunKey, Started
 from app.data.run_rows import Answer, Begun
 from app.metrics import Meter
 from app.runs.events import RunFailed, RunQueued
@@ -74,8 +74,8 @@ class Runs:
         terminal = LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json())
         return await self._store.runs.fail_unfinished(terminal, lambda events: remains(events, RESTARTED.message))
 
-    async def start(self, chat_id: str, ask: Ask, key: RunKey | None = None) -> tuple[str, str]:
-        """Begin an answer: the run's id and its message's. With a key it begins once, however often it is asked for.
+    async def start(self, chat_id: str, ask: Ask, key: RunKey | None = None) -> Started:
+        """Begin an answer. With a key it begins once, however often it is asked for.
 
         Raises:
             NotThere: there is no such chat or message.
@@ -91,7 +91,7 @@ class Runs:
         async with self._keyed:  # the second of two waits until the first has begun, and finds its key
             return await self._store.run_keys.run_of(ask.user, key) or await self._start(chat_id, ask, key)
 
-    async def _start(self, chat_id: str, ask: Ask, key: RunKey | None) -> tuple[str, str]:
+    async def _start(self, chat_id: str, ask: Ask, key: RunKey | None) -> Started:
         offered = [] if ask.tools is None else self._toolshed.offered(ask.tools)
         if isinstance(ask.collections, list):
             await asyncio.to_thread(self._library.rights.readable, ask.user, ask.collections)
@@ -122,7 +122,7 @@ class Runs:
             tainted_by=history.read_from,
         )  # fmt: skip
         run.begin(history, ask, tools if offered else None)
-        return run_id, begun.message_id
+        return Started(run_id, begun.message_id, begun.branch[-1]["id"])
 
     def tools_of(self, run_id: str) -> RunTools | None:
         """The tools of a run that is being made."""

@@ -90,7 +90,7 @@ async def test_keys_outlast_a_restart_and_end_after_a_day(tmp_path: Path) -> Non
     begun = await store.runs.begin(LOCAL_USER, chat, "run_1", Place("question", at_leaf=True), {}, key)
     await store.close()
     store = await Store.open(tmp_path)
-    assert await store.run_keys.run_of(LOCAL_USER, key) == ("run_1", begun.message_id)
+    assert await store.run_keys.run_of(LOCAL_USER, key) == ("run_1", begun.message_id, begun.branch[-1]["id"])
     assert await store.run_keys.run_of("another", key) is None
     with pytest.raises(KeyReused):
         await store.run_keys.run_of(LOCAL_USER, RunKey("k", "other"))

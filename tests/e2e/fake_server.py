@@ -41,7 +41,6 @@ from app.runs.events import (
     ToolResult,
 )
 from app.usage import Usage
-from tests.e2e.fake_documents import Shelved, documents_of, usual
 
 ABOUT = "A small model for tests. It answers what the script says and nothing else."
 STARTERS = ["What is 12 × 34?", "Write a haiku about rain", "Explain a hash table"]
@@ -175,7 +174,6 @@ class World:
     refusal: dict[str, str | None] | None = None  # of the next run's request: its status is 400
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of runs, as they came
     offer: Offer = field(default_factory=Offer)
-    documents: dict[int, Shelved] = field(default_factory=usual)
     decisions_refused: str = ""  # and why
     decisions: list[dict[str, Any]] = field(default_factory=list)  # bodies of approvals and answers, as they came
     cancels: int = 0
@@ -191,7 +189,6 @@ def error(status: int, message: str) -> JSONResponse:
 
 def build_app(world: World) -> FastAPI:
     app = FastAPI()
-    app.include_router(documents_of(world.documents))
 
     @app.get("/api/server")
     async def server() -> dict[str, Any]:
@@ -203,7 +200,6 @@ def build_app(world: World) -> FastAPI:
             "dtype": "bfloat16",
             "about": ABOUT,
             "starters": STARTERS,
-            "max_upload": 1 << 20,
         }
 
     @app.get("/v1/models")
@@ -225,7 +221,12 @@ def build_app(world: World) -> FastAPI:
 
     @app.get("/api/chats")
     async def chats() -> dict[str, Any]:
-        return {"chats": [summary(chat) for chat in reversed(world.chats.values())]}
+        there = [chat for chat in reversed(world.chats.values()) if not chat.get("deleted")]
+        return {"chats": [summary(chat) | {"running": running(chat["id"])} for chat in there], "next": None}
+
+    @app.get("/api/folders")
+    async def folders() -> dict[str, Any]:
+        return {"folders": []}
 
     @app.post("/api/chats", status_code=201)
     async def create() -> dict[str, Any]:
@@ -236,15 +237,19 @@ def build_app(world: World) -> FastAPI:
 
     @app.get("/api/chats/{chat_id}")
     async def chat(chat_id: str) -> Any:
-        if chat_id not in world.chats:
+        if chat_id not in world.chats or world.chats[chat_id].get("deleted"):
             return error(404, "No such chat.")
         kept = world.chats[chat_id]
         active = [run.id for run in world.runs.values() if run.chat_id == chat_id and run.status == "running"]
         messages = [message if message["role"] == "user" else reply(message) for message in kept["messages"]]
         return summary(kept) | {"messages": messages, "active_run_id": active[0] if active else None}
 
+    def running(chat_id: str) -> bool:
+        return any(run.chat_id == chat_id and run.status == "running" for run in world.runs.values())
+
     def summary(chat: dict[str, Any]) -> dict[str, Any]:
-        return {key: chat[key] for key in ("id", "title", "created_at", "updated_at")}
+        shown = {key: chat[key] for key in ("id", "title", "created_at", "updated_at")}
+        return shown | {"pinned": False, "folder_id": None}
 
     def reply(message: dict[str, Any]) -> dict[str, Any]:
         run = world.runs.get(message["run_id"])
@@ -261,9 +266,15 @@ def build_app(world: World) -> FastAPI:
             "status": run.status,
         }
 
-    @app.delete("/api/chats/{chat_id}", status_code=204)
-    async def delete(chat_id: str) -> None:
-        world.chats.pop(chat_id, None)
+    @app.delete("/api/chats/{chat_id}")
+    async def delete(chat_id: str) -> dict[str, Any]:
+        world.chats[chat_id]["deleted"] = True
+        return {"id": chat_id, "restorable_until": time.time() + 600}
+
+    @app.post("/api/chats/{chat_id}/restore")
+    async def restore(chat_id: str) -> dict[str, Any]:
+        world.chats[chat_id]["deleted"] = False
+        return summary(world.chats[chat_id])
 
     @app.post("/api/chats/{chat_id}/runs", status_code=202)
     async def start(chat_id: str, request: Request) -> Any:
@@ -274,22 +285,25 @@ def build_app(world: World) -> FastAPI:
         if world.refusal is not None:
             refusal, world.refusal = world.refusal, None
             return JSONResponse({"error": refusal}, status_code=400)
-        content = body["content"]
         chat = world.chats[chat_id]
-        if any(run.chat_id == chat_id and run.status == "running" for run in world.runs.values()):
+        if running(chat_id):
             return error(409, "This chat already has a run.")
         run = Run(f"run{len(world.runs) + 1}", chat_id, world.script)
         world.runs[run.id] = run
-        chat["title"] = chat["title"] or content[:60]
         empty = {"thinking": "", "thinking_s": None, "tokens_per_s": None, "usage": None, "error": None}
-        chat["messages"] += [
-            {"id": f"{run.id}q", "role": "user", "content": content, "run_id": None, "status": "completed", **empty},
-            {"id": f"{run.id}a", "role": "assistant", "content": "", "run_id": run.id, "status": "running", **empty},
-        ]
+        question = body.get("regenerate") or f"{run.id}q"
+        if "content" in body:
+            chat["title"] = chat["title"] or body["content"][:60]
+            asked = {"content": body["content"], "run_id": None, "status": "completed"}
+            chat["messages"].append({"id": question, "siblings": [question], "role": "user", **asked, **empty})
+        else:  # the new answer takes the old one's place, as the branch that is shown
+            chat["messages"] = chat["messages"][: [each["id"] for each in chat["messages"]].index(question) + 1]
+        made = {"id": f"{run.id}a", "siblings": [f"{run.id}a"], "content": "", "run_id": run.id, "status": "running"}
+        chat["messages"].append({"role": "assistant", **made, **empty})
         task = asyncio.create_task(run.play(world.gate))
         world.tasks.add(task)
         task.add_done_callback(world.tasks.discard)
-        return {"run_id": run.id, "message_id": f"{run.id}a"}
+        return {"run_id": run.id, "message_id": f"{run.id}a", "question_id": question}
 
     @app.get("/api/runs/{run_id}/events")
     async def events(run_id: str, after: int = 0, follow: bool = True) -> Response:
@@ -400,8 +414,8 @@ class FakeServer:
         self._do(lambda: setattr(self.world, "refusal", refusal))
 
     def asked(self) -> dict[str, Any]:
-        """The body of the last run's request."""
-        return self.world.asked[-1]
+        """The body of the last run's request, but for where it goes."""
+        return {name: value for name, value in self.world.asked[-1].items() if name not in ("parent_id", "regenerate")}
 
     def refuse_decisions(self, why: str) -> None:
         self._do(lambda: setattr(self.world, "decisions_refused", why))

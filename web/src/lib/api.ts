@@ -12,14 +12,16 @@ export interface ServerInfo {
   dtype: string;
   about: string;
   starters: string[];
-  max_upload: number; // bytes
 }
 
 export interface ChatSummary {
   id: string;
   title: string;
-  created_at: number | string;
-  updated_at: number | string;
+  created_at: number; // seconds since the epoch
+  updated_at: number;
+  pinned: boolean;
+  folder_id: string | null;
+  running?: boolean; // is an answer being made? Said in lists
 }
 
 export type Status = "running" | "completed" | "failed" | "cancelled";
@@ -34,6 +36,7 @@ export interface StoredStep {
 export interface StoredMessage {
   id: string;
   role: "user" | "assistant";
+  siblings?: string[]; // ids of all that stand in its place, the oldest first
   content: string;
   thinking: string;
   run_id: string | null;
@@ -53,8 +56,12 @@ export interface Chat extends ChatSummary {
 
 export interface StartedRun {
   run_id: string;
-  message_id: string;
+  message_id: string; // the answer's
+  question_id: string;
 }
+
+/** What is to be answered: a new question, below an answer or at the beginning, or one that stands there already. */
+export type Place = { content: string; parent_id?: string | null } | { regenerate: string };
 
 export type Effort = "none" | "minimal" | "low" | "medium" | "high" | "xhigh";
 
@@ -149,26 +156,26 @@ async function refusal(response: Response): Promise<ApiError> {
   }
 }
 
-async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
   return (await (await request(path, signal ? { signal } : {})).json()) as T;
 }
 
-function post(path: string, body: object): Promise<Response> {
-  return request(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+export function send(method: string, path: string, body: object): Promise<Response> {
+  return request(path, { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
 }
 
-const chatPath = (id: string): string => `/api/chats/${encodeURIComponent(id)}`;
+export const post = (path: string, body: object): Promise<Response> => send("POST", path, body);
+
+export const chatPath = (id: string): string => `/api/chats/${encodeURIComponent(id)}`;
 const runPath = (id: string): string => `/api/runs/${encodeURIComponent(id)}`;
 
 export const getServer = (): Promise<ServerInfo> => get("/api/server");
-export const getChat = (id: string, signal?: AbortSignal): Promise<Chat> => get(chatPath(id), signal);
+/** With the messages of its current branch, or with all of them. */
+export const getChat = (id: string, signal?: AbortSignal, all = false): Promise<Chat> =>
+  get(`${chatPath(id)}${all ? "?all=true" : ""}`, signal);
 /** `stay`: as they come, rather than those that are there. */
 export const eventsPath = (runId: string, after: number, stay = true): string =>
   `${runPath(runId)}/events?after=${after}${stay ? "" : "&follow=false"}`;
-
-export async function listChats(): Promise<ChatSummary[]> {
-  return (await get<{ chats: ChatSummary[] }>("/api/chats")).chats;
-}
 
 export const getStrategies = (): Promise<{ strategies: StrategyInfo[]; efforts: Record<string, Budget> }> =>
   get("/api/strategies");
@@ -192,12 +199,15 @@ export async function createChat(): Promise<ChatSummary> {
   return (await (await post("/api/chats", {})).json()) as ChatSummary;
 }
 
-export async function deleteChat(id: string): Promise<void> {
-  await request(chatPath(id), { method: "DELETE" });
+/** Some of a chat's properties. `leaf_id`: the message that its current branch is to lead over. */
+export type ChatChange = Partial<{ title: string; pinned: boolean; folder_id: string | null; leaf_id: string }>;
+
+export async function changeChat(id: string, change: ChatChange): Promise<ChatSummary> {
+  return (await (await send("PATCH", chatPath(id), change)).json()) as ChatSummary;
 }
 
-export async function startRun(chatId: string, content: string, wishes: Wishes): Promise<StartedRun> {
-  return (await (await post(`${chatPath(chatId)}/runs`, { content, ...wishes })).json()) as StartedRun;
+export async function startRun(chatId: string, place: Place, wishes: Wishes): Promise<StartedRun> {
+  return (await (await post(`${chatPath(chatId)}/runs`, { ...place, ...wishes })).json()) as StartedRun;
 }
 
 export async function cancelRun(id: string): Promise<void> {

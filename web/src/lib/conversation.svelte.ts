@@ -1,148 +1,24 @@
 /**
- * One chat as the page shows it: messages, and the answer now being made. Events are folded in as they come and shown
- * once an animation frame, so a replay of thousands costs one rendering.
+ * One chat as the page shows it: the messages of one branch, and the answer now being made, be it in this branch or in
+ * another. What was seen of other branches is kept, so that going back to one reads nothing twice.
  */
 import {
-  answerQuestion,
   ApiError,
-  cancelRun,
+  changeChat,
   createChat,
-  decide,
   getChat,
   startRun,
   type Chat,
   type ChatSummary,
-  type Decision,
-  type Scope,
-  type StoredMessage,
+  type Place,
+  type StartedRun,
 } from "./api";
-import { EMPTY, failed, fromStored, reduce, type Answer, type Failure } from "./answer";
-import { follow, type Link } from "./events";
-import type { RunEvent } from "./protocol";
 import type { Wishes } from "./asking/settings";
+import { keepDraft } from "./drafts";
+import { failureOf, Reply, type Question } from "./reply.svelte";
 import { strings } from "./strings";
 
-export interface Question {
-  readonly role: "user";
-  readonly key: string;
-  readonly content: string;
-}
-
-/** An answer and its road from the server to the screen. */
-export class Reply {
-  readonly role = "assistant";
-  shown = $state.raw<Answer>(EMPTY);
-  link = $state.raw<Link>({ state: "live" });
-  stopping = $state(false);
-  askedAt: number | null = Date.now(); // local, ms, if asked here; for as long as the server's clock is not known
-  runId: string | null = null;
-  #answer: Answer = EMPTY;
-  #frame = 0;
-  #whole = false; // its log was read, or is being read
-  #signal: AbortSignal | null = null;
-
-  constructor(
-    readonly key: string,
-    readonly question: string,
-    answer: Answer = EMPTY,
-  ) {
-    this.#answer = this.shown = answer;
-  }
-
-  /** An answer as the chat keeps it, with the run that made it, if that is known. */
-  static stored(key: string, question: string, message: StoredMessage, signal: AbortSignal): Reply {
-    // An answer still being made is built from its log alone, so nothing is shown twice.
-    const reply = new Reply(key, question, message.status === "running" ? EMPTY : fromStored(message));
-    reply.askedAt = null;
-    reply.runId = message.run_id;
-    reply.#signal = signal;
-    return reply;
-  }
-
-  /** Was it never taken in by the server, so that a retry replaces it rather than asks again? */
-  get unsent(): boolean {
-    return this.runId === null && this.shown.status === "failed";
-  }
-
-  /** Read the run's log as it grows, until its end. `heard` is told of each event. */
-  async follow(runId: string, signal: AbortSignal, heard: (event: RunEvent) => void): Promise<void> {
-    this.runId = runId;
-    this.#whole = true;
-    if (this.stopping) void this.stop();
-    try {
-      await follow(
-        runId,
-        this.#answer.seq,
-        {
-          onEvent: (seq, event) => {
-            this.#show(reduce(this.#answer, seq, event));
-            heard(event);
-          },
-          onLink: (link) => (this.link = link),
-        },
-        signal,
-      );
-    } catch (error) {
-      const gone = error instanceof ApiError && error.status === 404;
-      this.fail(gone ? { code: "server_restarted", message: strings.endings.server_restarted, retryable: true } : failureOf(error));
-    }
-    this.#flush();
-  }
-
-  /**
-   * Read how a stored answer came about, which its log knows and the chat does not. It is shown when it is whole; where
-   * there is no log any more, what the chat keeps stays.
-   */
-  async recall(): Promise<void> {
-    const [runId, signal] = [this.runId, this.#signal];
-    if (this.#whole || runId === null || signal === null) return;
-    this.#whole = true;
-    let answer = EMPTY;
-    const onEvent = (seq: number, event: RunEvent): void => void (answer = reduce(answer, seq, event));
-    try {
-      await follow(runId, 0, { onEvent, onLink: () => undefined }, signal);
-    } catch {
-      return;
-    }
-    if (signal.aborted || answer.status === "running") return;
-    this.#answer = answer;
-    this.#flush();
-  }
-
-  /** Answer what a call asks approval for. Throws ApiError when that is not taken. */
-  async decide(approvalId: string, decision: Decision, scope: Scope): Promise<void> {
-    if (this.runId !== null) await decide(this.runId, approvalId, decision, scope);
-  }
-
-  /** Answer what a tool asks. Throws ApiError when that is not taken. */
-  async answerQuestion(questionId: string, text: string): Promise<void> {
-    if (this.runId !== null) await answerQuestion(this.runId, questionId, text);
-  }
-
-  /** Ask the server to stop. Its log says when it has; asking before the run exists is remembered. */
-  async stop(): Promise<void> {
-    this.stopping = true;
-    if (this.runId !== null) await cancelRun(this.runId).catch(() => (this.stopping = false));
-  }
-
-  fail(failure: Failure): void {
-    this.#answer = failed(this.#answer, failure);
-    this.#flush();
-  }
-
-  #show(answer: Answer): void {
-    this.#answer = answer;
-    if (document.hidden) this.#flush(); // no frames come to a hidden page
-    else this.#frame ||= requestAnimationFrame(() => this.#flush());
-  }
-
-  #flush(): void {
-    cancelAnimationFrame(this.#frame);
-    this.#frame = 0;
-    this.shown = this.#answer;
-  }
-}
-
+export { Reply, type Question };
 export type Message = Question | Reply;
 export type Phase = "ready" | "loading" | "missing" | "unreachable";
 
@@ -153,9 +29,18 @@ export class Conversation {
   messages = $state.raw<readonly Message[]>([]);
   announcement = $state(""); // what a screen reader says
   notice = $state("");
+  begunHere = $state(false); // the chat shown began with a message that was sent from here
+  #making = $state.raw<Reply | null>(null); // the answer being made in this chat, in whichever branch
   readonly last = $derived(this.messages.at(-1));
   readonly running = $derived(this.last?.role === "assistant" && this.last.shown.status === "running");
+  /** The answer being made in a branch that is not shown. */
+  readonly elsewhere = $derived.by(() => {
+    const reply = this.#making;
+    return reply?.shown.status === "running" && !this.messages.includes(reply) ? reply : null;
+  });
+  readonly busy = $derived(this.running || this.elsewhere !== null);
   #scope = new AbortController(); // ends when another chat is opened
+  #known = new Map<string, Message>(); // by id, in every branch that was seen
   #keys = 0;
 
   /**
@@ -176,7 +61,10 @@ export class Conversation {
     this.title = "";
     this.messages = [];
     this.notice = "";
+    this.begunHere = false;
     this.announcement = "";
+    this.#making = null;
+    this.#known.clear();
     this.phase = id === null ? "ready" : "loading";
     if (id === null) return;
     try {
@@ -187,14 +75,20 @@ export class Conversation {
     }
   }
 
-  /** Ask. False when the words were not taken: the chat is busy, which a notice says, or a wish was refused. */
+  /** Ask, after what is shown. False when the words were not taken, and why is said. */
   async send(content: string): Promise<boolean> {
-    if (this.running || this.phase !== "ready") return false;
+    if (this.phase !== "ready") return false;
+    if (this.busy) {
+      this.notice = strings.busyHere;
+      return false;
+    }
     const { signal } = this.#scope;
     this.notice = "";
+    const [before, at] = [this.messages, this.id];
+    const after = before.findLast((message) => message.id !== null);
+    const question: Question = { role: "user", key: this.#key(), id: null, siblings: [], content };
     const reply = new Reply(this.#key(), content);
-    const before = this.messages;
-    this.messages = [...before, { role: "user", key: this.#key(), content }, reply];
+    this.messages = [...before, question, reply];
     this.announcement = strings.thinking;
     try {
       let { id } = this;
@@ -202,37 +96,82 @@ export class Conversation {
         const chat = await createChat();
         id = chat.id;
         if (!signal.aborted) {
+          this.begunHere = true;
           this.id = id;
           this.created(chat);
         }
       }
-      const { run_id } = await startRun(id, content, this.wishes());
-      this.changed();
-      if (!signal.aborted) void this.#watch(reply, run_id, signal);
+      const place = after?.role === "assistant" ? { content, parent_id: after.id } : { content };
+      this.#begun(question, reply, await startRun(id, place, this.wishes()), signal);
     } catch (error) {
-      if (error instanceof ApiError && error.status === 409 && !signal.aborted) {
-        await this.open(this.id);
-        this.notice = strings.busy;
-        return false;
-      }
-      if (error instanceof ApiError && !signal.aborted && this.refused(error)) {
+      if (error instanceof ApiError && !signal.aborted && error.status >= 400 && error.status < 500) {
         this.messages = before;
-        this.announcement = strings.notTaken(error.message);
+        await this.#notTaken(error, signal);
         return false;
       }
+      if (signal.aborted) keepDraft(at ?? "new", content); // another chat is shown by now
       reply.fail(failureOf(error));
       this.#announce(reply);
     }
     return true;
   }
 
-  /** Take in what another tab has added, unless something is going on here. */
+  /** Ask a question in other words, in its place. False when that was not taken, and why is said. */
+  async edit(question: Question, content: string): Promise<boolean> {
+    const at = this.messages.indexOf(question);
+    const parent = this.messages[at - 1]?.id ?? null;
+    if (at < 0 || (at > 0 && parent === null)) return false;
+    const edited: Question = { ...question, key: this.#key(), id: null, content };
+    return this.#branch(this.messages.slice(0, at), edited, [], { content, parent_id: parent });
+  }
+
+  /** Answer a question once more, beside the answers that it has. Returns as `edit` does. */
+  async again(reply: Reply): Promise<boolean> {
+    const at = this.messages.indexOf(reply);
+    const question = this.messages[at - 1];
+    if (question?.role !== "user" || question.id === null) return false;
+    return this.#branch(this.messages.slice(0, at - 1), question, reply.siblings, { regenerate: question.id });
+  }
+
+  /** Show the branch that leads over a message. False when that could not be done, and why is said. */
+  async show(messageId: string): Promise<boolean> {
+    const { signal } = this.#scope;
+    if (this.id === null) return false;
+    this.notice = "";
+    try {
+      await changeChat(this.id, { leaf_id: messageId });
+      const chat = await getChat(this.id, signal);
+      if (signal.aborted) return false;
+      this.#fill(chat, signal);
+    } catch (error) {
+      if (!signal.aborted) this.notice = failureOf(error).message;
+      return false;
+    }
+    const shown = this.messages.find(({ id }) => id === messageId);
+    if (shown !== undefined && shown.siblings.length > 1) {
+      this.announcement = strings.branch.shown(shown.siblings.indexOf(messageId) + 1, shown.siblings.length);
+    }
+    return shown !== undefined;
+  }
+
+  /** Show the branch that is being answered. */
+  async showMaking(): Promise<void> {
+    const { id: chatId, elsewhere } = this;
+    if (elsewhere === null || chatId === null) return;
+    const id = elsewhere.id ?? (await getChat(chatId, this.#scope.signal, true).catch(() => null))?.messages
+      .find(({ run_id }) => run_id === elsewhere.runId)?.id;
+    if (id !== undefined) await this.show(id);
+  }
+
+  /** Take in what another tab has done, unless something is going on here. */
   async refresh(): Promise<void> {
     const { signal } = this.#scope;
     if (this.id === null || this.phase !== "ready" || this.running || this.#unsent) return;
     const chat = await getChat(this.id, signal).catch(() => null);
     if (chat === null || signal.aborted || this.running || this.#unsent) return;
-    if (chat.messages.length !== this.messages.length) this.#fill(chat, signal);
+    const [now, here] = [chat.messages.map(({ id }) => id), this.messages.map(({ id }) => id)];
+    const active = chat.active_run_id !== null && chat.active_run_id !== this.#making?.runId;
+    if (active || now.join() !== here.join()) this.#fill(chat, signal);
   }
 
   async stop(): Promise<void> {
@@ -241,8 +180,9 @@ export class Conversation {
 
   /** Ask the question of a failed answer again. Returns as `send` does. */
   async retry(reply: Reply): Promise<boolean> {
-    if (this.running) return true;
-    if (reply.unsent) this.messages = this.messages.slice(0, this.messages.indexOf(reply) - 1);
+    if (this.busy) return true;
+    if (!reply.unsent) return this.again(reply);
+    this.messages = this.messages.slice(0, this.messages.indexOf(reply) - 1);
     return this.send(reply.question);
   }
 
@@ -250,7 +190,57 @@ export class Conversation {
     return this.last?.role === "assistant" && this.last.unsent;
   }
 
+  /** Begin a branch with a question after `before`. It is shown once the server has taken it. */
+  async #branch(before: readonly Message[], question: Question, answers: readonly string[], place: Place): Promise<boolean> {
+    const { signal } = this.#scope;
+    if (this.busy || this.id === null) {
+      this.notice = strings.busyHere;
+      return false;
+    }
+    this.notice = "";
+    try {
+      const started = await startRun(this.id, place, this.wishes());
+      if (signal.aborted) return true;
+      const reply = new Reply(this.#key(), question.content);
+      reply.siblings = answers;
+      this.messages = [...before, question, reply];
+      this.announcement = strings.thinking;
+      this.#begun(question, reply, started, signal);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (!signal.aborted) await this.#notTaken(error, signal);
+      return false;
+    }
+    return true;
+  }
+
+  /** The server has taken a question, and answers it. */
+  #begun(question: Question, reply: Reply, { run_id, message_id, question_id }: StartedRun, signal: AbortSignal): void {
+    this.changed();
+    if (signal.aborted) return;
+    reply.id = message_id;
+    reply.siblings = [...reply.siblings, message_id];
+    const taken =
+      question.id === question_id ? question : { ...question, id: question_id, siblings: [...question.siblings, question_id] };
+    this.messages = this.messages.map((message) => (message === question ? taken : message));
+    this.#known.set(question_id, taken);
+    this.#known.set(message_id, reply);
+    void this.#watch(reply, run_id, signal);
+  }
+
+  /** Say why nothing was begun. */
+  async #notTaken(error: ApiError, signal: AbortSignal): Promise<void> {
+    if (error.code === "chat_busy" || error.status === 409) {
+      await this.open(this.id);
+      this.notice = strings.busy;
+      return;
+    }
+    if (!this.refused(error) && !signal.aborted) this.notice = strings.notTaken(failureOf(error).message);
+    this.announcement = strings.notTaken(error.message);
+  }
+
   async #watch(reply: Reply, runId: string, signal: AbortSignal): Promise<void> {
+    this.#making = reply;
     await reply.follow(runId, signal, (event) => {
       if (event.type === "approval.requested") this.announcement = strings.announceApproval(event.name);
       else if (event.type === "question.asked") this.announcement = strings.announceQuestion(event.name, event.text);
@@ -263,21 +253,34 @@ export class Conversation {
   #fill(chat: Chat, signal: AbortSignal): void {
     this.title = chat.title;
     this.phase = "ready";
-    let question = "";
-    this.messages = chat.messages.map((message) => {
-      if (message.role === "user") {
-        question = message.content;
-        return { role: "user", key: this.#key(), content: question };
+    let content = "";
+    const making = this.#making;
+    this.messages = chat.messages.map((stored) => {
+      const { id, siblings = [] } = stored;
+      const known = this.#known.get(id);
+      let message: Message;
+      if (stored.role === "user") {
+        ({ content } = stored);
+        message = { role: "user", key: known?.key ?? this.#key(), id, siblings, content };
+      } else if (known?.role === "assistant" || (making !== null && making.runId === stored.run_id)) {
+        const reply = known?.role === "assistant" ? known : (making as Reply);
+        Object.assign(reply, { id, siblings, question: content });
+        message = reply;
+      } else {
+        message = Reply.stored(this.#key(), content, stored, signal);
+        if (stored.run_id !== null && stored.status === "running") void this.#watch(message, stored.run_id, signal);
       }
-      const reply = Reply.stored(this.#key(), question, message, signal);
-      if (message.run_id !== null && message.status === "running") void this.#watch(reply, message.run_id, signal);
-      return reply;
+      this.#known.set(id, message);
+      return message;
     });
+    const { active_run_id: active } = chat;
+    if (active !== null && this.#making?.runId !== active) void this.#watch(new Reply(this.#key(), ""), active, signal);
   }
 
   #announce(reply: Reply): void {
     const { status, text, failure } = reply.shown;
-    if (status === "completed") this.announcement = strings.announceDone(text);
+    if (!this.messages.includes(reply)) this.announcement = strings.branch.ended;
+    else if (status === "completed") this.announcement = strings.announceDone(text);
     else if (status === "cancelled") this.announcement = strings.announceStopped;
     else if (status === "failed") this.announcement = strings.announceFailed(failure?.message ?? "");
   }
@@ -292,10 +295,4 @@ export class Conversation {
     this.#keys += 1;
     return `m${this.#keys}`;
   }
-}
-
-function failureOf(error: unknown): Failure {
-  if (!(error instanceof ApiError)) throw error;
-  const message = error.message || (error.status === 0 ? strings.unreachable : strings.failed);
-  return { code: error.code, message, retryable: true };
 }

@@ -10,6 +10,11 @@ export class BottomKeeper {
     this.#toEnd();
   };
 
+  /** Stay where the reader is, until the end is gone to again. */
+  readonly release = (): void => {
+    this.held = false;
+  };
+
   /** Attach to what grows. */
   readonly keep = (node: Element): (() => void) => {
     const observer = new ResizeObserver(() => {

@@ -1,3 +1,4 @@
+import { branch, list } from "./de/chats";
 import type { Budget, ToolInfo } from "../api";
 import type { NumberField, TextField, Value } from "../asking/options";
 import type { SamplingName } from "../asking/sampling";
@@ -60,6 +61,8 @@ const partTitle: Record<Part, string> = {
 };
 
 export const de: Strings = {
+  branch,
+  list,
   product: "Ponder",
   skip: "Zum Nachrichtenfeld springen",
 
@@ -69,8 +72,6 @@ export const de: Strings = {
   close: "Schließen",
   noChats: "Hier stehen die Chats, die du beginnst.",
   untitled: "Chat ohne Titel",
-  deleteChat: (title: string) => `„${title}“ löschen`,
-  confirmDelete: "Löschen?",
 
   help: "Tasten und Sprache",
   keys: {
@@ -97,7 +98,6 @@ export const de: Strings = {
   message: "Nachricht",
   placeholder: "Schreib eine Nachricht",
   send: "Senden",
-  addFiles: "Dateien hinzufügen",
   stop: "Anhalten",
   stopping: "Hält an…",
   hint: "Enter sendet, Umschalt + Enter beginnt eine Zeile, Esc hält an",
@@ -387,6 +387,7 @@ export const de: Strings = {
   tryNow: "Jetzt versuchen",
   unreachable: "Der Server ist nicht zu erreichen. Läuft er?",
   busy: "In diesem Chat wird schon geantwortet, vielleicht in einem anderen Tab.",
+  busyHere: "In diesem Chat wird gerade geantwortet. Warte die Antwort ab, oder brich sie ab.",
   endings: {
     server_restarted: "Der Server wurde neu gestartet, während diese Antwort geschrieben wurde.",
     server_stopping: "Der Server wurde angehalten, während diese Antwort geschrieben wurde.",

@@ -1,3 +1,4 @@
+import { branch, list } from "./en/chats";
 import type { Budget, ToolInfo } from "../api";
 import type { NumberField, TextField, Value } from "../asking/options";
 import type { SamplingName } from "../asking/sampling";
@@ -54,6 +55,8 @@ const partTitle: Record<Part, string> = {
 };
 
 export const en = {
+  branch,
+  list,
   product: "Ponder",
   skip: "Skip to the message box",
 
@@ -63,8 +66,6 @@ export const en = {
   close: "Close",
   noChats: "Chats you begin will be listed here.",
   untitled: "Untitled chat",
-  deleteChat: (title: string) => `Delete “${title}”`,
-  confirmDelete: "Delete?",
 
   help: "Keys and language",
   keys: {
@@ -91,7 +92,6 @@ export const en = {
   message: "Message",
   placeholder: "Write a message",
   send: "Send",
-  addFiles: "Add files",
   stop: "Stop",
   stopping: "Stopping…",
   hint: "Enter sends, Shift + Enter starts a new line, Esc stops",
@@ -375,6 +375,7 @@ export const en = {
   tryNow: "Try now",
   unreachable: "The server cannot be reached. Is it running?",
   busy: "This chat is already being answered, perhaps in another tab.",
+  busyHere: "This chat is being answered. Wait for the answer, or stop it.",
   endings: {
     server_restarted: "The server restarted while this answer was being written.",
     server_stopping: "The server was stopped while this answer was being written.",

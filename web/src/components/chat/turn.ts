@@ -1,0 +1,10 @@
+/** What can be done with one turn of a conversation, whichever it is. */
+import type { Question, Reply } from "../../lib/conversation.svelte";
+
+export interface Turn {
+  readonly busy: boolean; // the chat is being answered, and takes nothing else
+  say: (notice: string) => void;
+  edit: (question: Question, content: string) => Promise<boolean>; // false: not taken
+  again: (reply: Reply) => void;
+  show: (messageId: string, step: number) => void; // another message in its place, so many steps on
+}

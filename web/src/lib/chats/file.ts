@@ -1,0 +1,44 @@
+/** A file of chats, read back in: what is in it, and its way to the server, which checks it. */
+import { ApiError } from "../api";
+import { strings } from "../strings";
+import { importChats } from "./api";
+
+export interface Report {
+  readonly ids: readonly string[]; // of the chats that came in
+  readonly titles: readonly string[];
+  readonly messages: number;
+  readonly folders: readonly string[];
+  readonly refusal: string | null; // why nothing came in
+}
+
+const NOTHING: Report = { ids: [], titles: [], messages: 0, folders: [], refusal: null };
+
+interface Exported {
+  title?: string;
+  folder?: string | null;
+  messages?: unknown[];
+}
+
+export async function takeIn(file: Blob): Promise<Report> {
+  const text = await file.text();
+  let chats: Exported[];
+  try {
+    const whole = JSON.parse(text) as { chats?: unknown } | null;
+    chats = Array.isArray(whole?.chats) ? (whole.chats as Exported[]) : [];
+  } catch {
+    return { ...NOTHING, refusal: strings.list.noJson };
+  }
+  try {
+    const ids = await importChats(text);
+    return {
+      ids,
+      titles: chats.map(({ title }) => title || strings.untitled),
+      messages: chats.reduce((sum, { messages }) => sum + (messages?.length ?? 0), 0),
+      folders: [...new Set(chats.flatMap(({ folder }) => folder ?? []))],
+      refusal: null,
+    };
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    return { ...NOTHING, refusal: error.message || strings.unreachable };
+  }
+}

@@ -1,0 +1,83 @@
+import type { branch as Branch, list as List } from "../en/chats";
+
+/** What is said of the list of chats and of branches, in German. */
+const number = new Intl.NumberFormat("de");
+const many = (n: number, one: string, more: string): string => `${number.format(n)} ${n === 1 ? one : more}`;
+const month = new Intl.DateTimeFormat("de", { month: "long", year: "numeric" });
+
+export const branch: typeof Branch = {
+  version: (n, of) => `${n} / ${of}`,
+  ofQuestion: (n, of) => `Fassung ${n} von ${of} dieser Frage`,
+  ofAnswer: (n, of) => `Fassung ${n} von ${of} dieser Antwort`,
+  earlier: "Frühere Fassung",
+  later: "Spätere Fassung",
+  shown: (n, of) => `Fassung ${n} von ${of}`,
+  elsewhere: "In einem anderen Zweig dieses Chats wird gerade geantwortet.",
+  goThere: "Anzeigen",
+  ended: "Die Antwort im anderen Zweig ist zu Ende.",
+  edit: "Frage bearbeiten",
+  editing: "Deine Frage",
+  save: "Neu fragen",
+  cancel: "Abbrechen",
+  again: "Noch einmal antworten",
+  copyQuestion: "Frage kopieren",
+  whole: "Alles zeigen",
+  less: "Weniger zeigen",
+};
+
+export const list: typeof List = {
+  search: "Chats durchsuchen",
+  clear: "Suche leeren",
+  found: (n) => (n === 0 ? "Nichts gefunden" : many(n, "Chat gefunden", "Chats gefunden")),
+  nothing: (query) => `Kein Chat enthält „${query}“ im Titel oder in den Nachrichten.`,
+  searchFailed: "Die Suche hat nicht geklappt.",
+  running: "wird gerade beantwortet",
+  group: {
+    pinned: "Angeheftet",
+    today: "Heute",
+    yesterday: "Gestern",
+    week: "Die letzten 7 Tage",
+    month: "Die letzten 30 Tage",
+  },
+  monthOf: (time) => month.format(time),
+  more: (title) => `Mehr zu „${title}“`,
+  ofAll: "Mehr zu allen Chats",
+  loading: "Wird geladen…",
+  failed: "Die Chats konnten nicht geladen werden.",
+  rename: "Umbenennen",
+  renameOf: (title) => `Neuer Titel von „${title}“`,
+  pin: "Anheften",
+  unpin: "Lösen",
+  move: "In einen Ordner verschieben",
+  noFolder: "Kein Ordner",
+  share: "Als Datei sichern",
+  formats: { html: "Webseite, zum Lesen", markdown: "Markdown, zum Lesen", json: "JSON, zum Wiedereinlesen" },
+  remove: "Löschen",
+  newFolder: "Neuer Ordner",
+  folderName: "Name des Ordners",
+  folder: (name, n) => `${name}, ${many(n, "Chat", "Chats")}`,
+  emptyFolder: "Zieh Chats hierher, oder verschieb sie über ihr Menü.",
+  exportAll: "Alle Chats exportieren",
+  import: "Chats importieren…",
+  back: "Zurück",
+  deleted: (title) => `„${title}“ gelöscht`,
+  folderDeleted: (name) => `Ordner „${name}“ gelöscht; seine Chats bleiben`,
+  undo: "Rückgängig",
+  undone: (title) => `„${title}“ ist wieder da`,
+  tooLate: "Das lässt sich nicht mehr zurückholen.",
+  notDone: (why) => `Das hat nicht geklappt. ${why}`,
+  moved: (title, folder) =>
+    folder === null ? `„${title}“ ist jetzt in keinem Ordner` : `„${title}“ ist jetzt in „${folder}“`,
+  dismiss: "Ausblenden",
+  notices: "Hinweise",
+  noJson: "Diese Datei ist kein JSON; angenommen wird, was „Alle Chats exportieren“ oder „Als Datei sichern“ schreibt.",
+  importing: "Wird importiert…",
+  imported: "Importiert",
+  importedAll: (chats, messages) =>
+    `${many(chats, "Chat", "Chats")} mit ${many(messages, "Nachricht", "Nachrichten")} aufgenommen.`,
+  importedNone: "In der Datei sind keine Chats.",
+  importedFolders: (names) => `In Ordnern: ${names.join(", ")}`,
+  importedMore: (n) => `und ${number.format(n)} weitere`,
+  importRefused: "Nichts wurde importiert",
+  ok: "OK",
+};
