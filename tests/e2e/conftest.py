@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.fake_server import FakeServer, serve
+from tests.e2e.real_server import RealServer, forget_documents, with_documents
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -37,6 +38,19 @@ def browser() -> Iterator[Browser]:
 def fake() -> Iterator[FakeServer]:
     with serve() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def library_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with with_documents(tmp_path_factory.mktemp("documents")) as server:
+        yield server
+
+
+@pytest.fixture
+def documents_server(library_server: RealServer) -> RealServer:
+    """The real server, with no documents."""
+    forget_documents(library_server)
+    return library_server
 
 
 @dataclass

@@ -41,6 +41,7 @@ from app.runs.events import (
     ToolResult,
 )
 from app.usage import Usage
+from tests.e2e.fake_documents import Shelved, documents_of, usual
 
 ABOUT = "A small model for tests. It answers what the script says and nothing else."
 STARTERS = ["What is 12 × 34?", "Write a haiku about rain", "Explain a hash table"]
@@ -174,6 +175,7 @@ class World:
     refusal: dict[str, str | None] | None = None  # of the next run's request: its status is 400
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of runs, as they came
     offer: Offer = field(default_factory=Offer)
+    documents: dict[int, Shelved] = field(default_factory=usual)
     decisions_refused: str = ""  # and why
     decisions: list[dict[str, Any]] = field(default_factory=list)  # bodies of approvals and answers, as they came
     cancels: int = 0
@@ -189,6 +191,7 @@ def error(status: int, message: str) -> JSONResponse:
 
 def build_app(world: World) -> FastAPI:
     app = FastAPI()
+    app.include_router(documents_of(world.documents))
 
     @app.get("/api/server")
     async def server() -> dict[str, Any]:
@@ -200,6 +203,7 @@ def build_app(world: World) -> FastAPI:
             "dtype": "bfloat16",
             "about": ABOUT,
             "starters": STARTERS,
+            "max_upload": 1 << 20,
         }
 
     @app.get("/v1/models")

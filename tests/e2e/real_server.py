@@ -23,6 +23,8 @@ from typing import Any
 
 import httpx
 
+from tests.retrieval.made import pdf
+
 REPOSITORY = Path(__file__).parents[2]
 PEBBLE = REPOSITORY / "models/pebble"
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, as a network that went away does
@@ -202,3 +204,30 @@ def running(folder: Path, *flags: str) -> Iterator[RealServer]:
         server.wire.close()
         server.turn()
         server.stop()
+
+
+MOST_UPLOAD = 1 << 20  # bytes, of the server of documents
+
+
+@contextlib.contextmanager
+def with_documents(folder: Path) -> Iterator[RealServer]:
+    """A server of the bundled model in which what reads, embeds and draws has been started."""
+    with running(folder, "--model", str(PEBBLE), "--max-upload", str(MOST_UPLOAD)) as server:
+        first = add(server, "first.pdf", pdf([["The first."]]))
+        assert server.http.get(f"/api/documents/{first}/pages/1").status_code == 200
+        yield server
+
+
+def add(server: RealServer, name: str, content: str | bytes) -> int:
+    """The number of the document that a file becomes."""
+    reply = server.http.post("/api/documents", files={"file": (name, content)}, data={"wait": "50"})
+    assert reply.status_code == 201, reply.text
+    return int(reply.json()["documents"][0]["id"])
+
+
+def forget_documents(server: RealServer) -> None:
+    for job in server.http.get("/api/jobs").json()["jobs"]:
+        if job["status"] == "running":
+            server.http.post(f"/api/jobs/{job['id']}/cancel")
+    for shelf in server.http.get("/api/collections").json()["collections"]:
+        server.http.delete(f"/api/collections/{shelf['id']}")

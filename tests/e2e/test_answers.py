@@ -30,9 +30,9 @@ from app.runs.events import (
     ToolProgress,
 )
 from tests.e2e.conftest import NewPage, Watch
+from tests.e2e.fake_documents import PASSAGE
 from tests.e2e.fake_server import FakeServer, Gate, answer
 from tests.e2e.told import (
-    PASSAGE,
     approval,
     call,
     candidates,

@@ -23,12 +23,8 @@ from app.runs.events import (
     ToolCall,
     ToolResult,
 )
+from tests.e2e.fake_documents import PASSAGE
 from tests.e2e.fake_server import Gate
-
-PASSAGE = (
-    "Work on the valley began in 1928. 🌊 The dam was finished in 1931, two years late. "
-    "Its wall is 96 metres high and 402 metres long."
-)
 
 
 def call(name: str, arguments: str, call_id: str = "call_1") -> ToolCall:

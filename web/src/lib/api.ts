@@ -12,6 +12,7 @@ export interface ServerInfo {
   dtype: string;
   about: string;
   starters: string[];
+  max_upload: number; // bytes
 }
 
 export interface ChatSummary {

@@ -98,6 +98,7 @@ export const de: Strings = {
   message: "Nachricht",
   placeholder: "Schreib eine Nachricht",
   send: "Senden",
+  addFiles: "Dateien hinzufügen",
   stop: "Anhalten",
   stopping: "Hält an…",
   hint: "Enter sendet, Umschalt + Enter beginnt eine Zeile, Esc hält an",

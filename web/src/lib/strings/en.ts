@@ -92,6 +92,7 @@ export const en = {
   message: "Message",
   placeholder: "Write a message",
   send: "Send",
+  addFiles: "Add files",
   stop: "Stop",
   stopping: "Stopping…",
   hint: "Enter sends, Shift + Enter starts a new line, Esc stops",

@@ -14,9 +14,15 @@ export type Language = keyof typeof LANGUAGES;
 
 const KEY = "ponder.language";
 let words = $state.raw(en);
+let spoken = $state<Language>("en");
 
 /** Every word the page says, in the language that is spoken when it is read. */
 export const strings: Strings = new Proxy(en, { get: (_, name) => Reflect.get(words, name) as unknown });
+
+/** The words of a part of the page that is loaded by itself, as `strings` are those of the page. */
+export function stringsOf<T extends object>(languages: Record<Language, T>): T {
+  return new Proxy(languages.en, { get: (_, name) => Reflect.get(languages[spoken], name) as unknown });
+}
 
 /** The language that was chosen, or null for the browser's. */
 export function chosenLanguage(): Language | null {
@@ -46,6 +52,7 @@ export async function speakChosen(): Promise<void> {
 
 async function speak(language: Language): Promise<void> {
   words = language === "en" ? en : await OTHERS[language]();
+  spoken = language;
   document.documentElement.lang = language;
 }
 

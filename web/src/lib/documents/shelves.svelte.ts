@@ -1,0 +1,106 @@
+/** Collections and documents as the page lists them, and what a search in them found. Knows nothing of how they look. */
+import { ApiError } from "../api";
+import {
+  deleteDocument,
+  deleteShelf,
+  getDocuments,
+  getShelves,
+  makeShelf,
+  renameShelf,
+  search,
+  type Document,
+  type Hit,
+  type Shelf,
+} from "./api";
+
+export class Shelves {
+  shelves = $state.raw<readonly Shelf[] | null>(null); // null: not told yet
+  documents = $state.raw<readonly Document[] | null>(null);
+  hits = $state.raw<readonly Hit[] | null>(null); // null: nothing is searched for
+  searching = $state(false);
+  failure = $state<string | null>(null); // in the server's words; empty: it could not be reached
+  shelf = $state<number | null>(null); // null: all of them
+  query = $state("");
+  readonly current = $derived(this.shelves?.find(({ id }) => id === this.shelf) ?? null);
+  #showing = new AbortController();
+  #asking = new AbortController();
+
+  /** Show a collection, or null for all. */
+  async show(shelf: number | null): Promise<void> {
+    if (shelf !== this.shelf) this.documents = null;
+    this.shelf = shelf;
+    await this.refresh();
+    if (this.query !== "") await this.search(this.query);
+  }
+
+  async refresh(): Promise<void> {
+    this.#showing.abort();
+    const { signal } = (this.#showing = new AbortController());
+    try {
+      const shelves = await getShelves();
+      if (signal.aborted) return;
+      this.shelves = shelves;
+      if (this.shelf !== null && this.current === null) this.shelf = null; // it went
+      this.documents = await getDocuments(this.shelf, signal);
+      this.failure = null;
+    } catch (error) {
+      if (!signal.aborted) this.#failed(error);
+    }
+  }
+
+  /** Look for something in what is shown; an empty query ends that. */
+  async search(query: string): Promise<void> {
+    this.#asking.abort();
+    const { signal } = (this.#asking = new AbortController());
+    this.query = query;
+    this.searching = query !== "";
+    if (query === "") this.hits = null;
+    if (query === "") return;
+    try {
+      this.hits = await search(query, this.shelf, signal);
+      this.failure = null;
+    } catch (error) {
+      if (!signal.aborted) this.#failed(error);
+    }
+    if (!signal.aborted) this.searching = false;
+  }
+
+  /** Make a collection and show it. Throws ApiError. */
+  async make(name: string): Promise<Shelf> {
+    const made = await makeShelf(name);
+    await this.refresh();
+    return made;
+  }
+
+  /** Throws ApiError. */
+  async rename(shelf: number, name: string): Promise<void> {
+    await renameShelf(shelf, name);
+    await this.refresh();
+  }
+
+  /** Throws ApiError. */
+  async remove(shelf: number): Promise<void> {
+    await deleteShelf(shelf);
+    await this.refresh();
+  }
+
+  async removeDocument(document: number): Promise<boolean> {
+    try {
+      await deleteDocument(document);
+    } catch (error) {
+      if (!(error instanceof ApiError && error.status === 404)) {
+        this.#failed(error);
+        return false;
+      }
+    }
+    this.documents = this.documents?.filter(({ id }) => id !== document) ?? null;
+    this.hits = this.hits?.filter((hit) => hit.document.id !== document) ?? null;
+    await this.refresh();
+    return true;
+  }
+
+  #failed(error: unknown): void {
+    if (!(error instanceof ApiError)) throw error;
+    this.failure = error.message;
+  }
+}
