@@ -57,6 +57,28 @@ def test_an_unchanged_file_is_not_sent_again(client: TestClient) -> None:
     assert client.get("/", headers={"if-none-match": tag}).status_code == 304
 
 
+def test_texts_are_sent_gzipped_to_who_takes_that(client: TestClient, root: Path) -> None:
+    words = "many words, and many words again. " * 100
+    (root / "assets" / "words-abc.js").write_text(words)
+    (root / "assets" / "font-abc.woff2").write_text(words)
+    small = client.get("/assets/words-abc.js")  # httpx takes gzip, and unpacks it
+    assert small.headers["content-encoding"] == "gzip" and int(small.headers["content-length"]) < 500
+    assert small.text == words and small.headers["vary"] == "Accept-Encoding"
+    assert small.headers["content-type"].startswith("text/javascript")
+    whole = client.get("/assets/words-abc.js", headers={"accept-encoding": "identity"})
+    assert (
+        "content-encoding" not in whole.headers and whole.text == words and whole.headers["vary"] == "Accept-Encoding"
+    )
+    assert whole.headers["etag"] != small.headers["etag"]
+    for tag in (small.headers["etag"], whole.headers["etag"]):
+        takes = "gzip" if tag == small.headers["etag"] else "identity"
+        known = {"if-none-match": tag, "accept-encoding": takes}
+        assert client.get("/assets/words-abc.js", headers=known).status_code == 304
+    assert "content-encoding" not in client.get("/assets/font-abc.woff2").headers
+    part = client.get("/assets/words-abc.js", headers={"range": "bytes=0-3"})
+    assert part.status_code == 206 and part.text == "many"
+
+
 @pytest.mark.parametrize("path", ["/", "/assets/index-abc123.js", "/theme.js", "/c/x"])
 def test_every_answer_carries_the_security_headers(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
