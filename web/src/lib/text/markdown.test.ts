@@ -31,6 +31,18 @@ function random(seed: number): () => number {
   return () => (state = (state * 48271) % 2147483647) / 2147483647;
 }
 
+test("headings step down one level at a time, below the title of the chat, whatever they are written as", () => {
+  const text = "### a\n\ntext\n\n##### b\n\n### c\n\n# d\n\n###### e\n\n## f";
+  const levels = (blocks: string): string[] => [...blocks.matchAll(/<(h\d)>(\w)/g)].map(([, tag, name]) => `${name}${tag}`);
+  const expected = ["ah2", "bh3", "ch2", "dh2", "eh3", "fh3"];
+  expect(levels(whole(text))).toEqual(expected);
+  const stream = new MarkdownStream(identity);
+  for (let end = 0; end < text.length; end += 1) stream.update(text.slice(0, end));
+  expect(levels(html(stream.update(text, true)))).toEqual(expected);
+  const to = text.indexOf(" b") + 2;
+  expect(levels(html(stream.update(text, true, [{ from: to, to, html: "!" }])))).toEqual(expected);
+});
+
 test("text in pieces ends as the same HTML as text in one piece", () => {
   const expected = whole(TEXT);
   for (let seed = 1; seed <= 60; seed += 1) {

@@ -88,6 +88,7 @@ export class MarkdownStream {
   #frozen: Rendered[] = [];
   #live: Rendered[] = [];
   #frozenEnd = 0; // characters of #text that the frozen blocks cover
+  #open: number[] = []; // depths of the headings that the next one may stand below
   #links: TokensList["links"] = {}; // that frozen blocks define
   #defined: TokensList["links"] = {}; // these, and the ones of the blocks that may still change
   #ended = false;
@@ -126,8 +127,10 @@ export class MarkdownStream {
     this.#freeze(tail.slice(0, settled));
     const before = this.#live;
     let start = this.#frozenEnd;
+    const open = [...this.#open];
     this.#live = [];
     for (const token of tail.slice(settled)) {
+      nest(token, open);
       if (visible(token)) this.#live.push(this.#block(token, start, false, before[this.#live.length]));
       start += token.raw.length;
     }
@@ -139,6 +142,7 @@ export class MarkdownStream {
     this.#frozen = [];
     this.#live = [];
     this.#frozenEnd = 0;
+    this.#open = [];
     this.#links = this.#defined = {};
     this.#ended = false;
   }
@@ -152,6 +156,7 @@ export class MarkdownStream {
   #freeze(tokens: Token[]): void {
     const blocks: Rendered[] = [];
     for (const token of tokens) {
+      nest(token, this.#open);
       if (visible(token)) blocks.push(this.#block(token, this.#frozenEnd, true, this.#live[blocks.length]));
       this.#frozenEnd += token.raw.length;
       if (token.type === "def") this.#links[token.tag] ??= { href: token.href, title: token.title };
@@ -163,7 +168,8 @@ export class MarkdownStream {
   #block(token: Token, start: number, frozen: boolean, before: Rendered | undefined): Rendered {
     const end = start + token.raw.length;
     const inserts = this.#places.filter(({ to }) => start < to && to <= end);
-    const same = before?.source === token.raw && before.start === start && alike(before.inserts, inserts);
+    const there = before?.source === token.raw && before.start === start && depthOf(before.token) === depthOf(token);
+    const same = there && alike(before.inserts, inserts);
     if (same && before.frozen === frozen) return before;
     const html = same && !frozen ? before.html : this.#render(token, start, inserts);
     return { html, frozen, source: token.raw, token, start, inserts };
@@ -175,6 +181,7 @@ export class MarkdownStream {
     const read = token.type === "code" ? [] : this.#lex(hold(token.raw, local), this.#defined);
     const [held, ...more] = read.filter(visible);
     const whole = held?.type === token.type && more.length === 0; // else they would change what the block is
+    if (whole && isHeading(held)) held.depth = depthOf(token);
     return put(this.#html(whole ? held : token), local);
   }
 
@@ -193,6 +200,17 @@ const alike = (some: readonly Insert[], others: readonly Insert[]): boolean =>
 function moved(insert: Insert, raw: string): Insert {
   const at = (place: number): number => place - (raw.slice(0, place).match(/\r\n/g)?.length ?? 0);
   return { ...insert, from: at(insert.from), to: at(insert.to) };
+}
+
+const isHeading = (token: Token): token is Tokens.Heading => token.type === "heading";
+const depthOf = (token: Token): number => (isHeading(token) ? token.depth : 0);
+
+/** Gives a heading the depth at which it stands: one below those that are `open` above it, whatever it was written as. */
+function nest(token: Token, open: number[]): void {
+  if (!isHeading(token)) return;
+  while ((open.at(-1) ?? 0) >= token.depth) open.pop();
+  open.push(token.depth);
+  token.depth = open.length;
 }
 
 const visible = (token: Token): boolean => token.type !== "space" && token.type !== "def";
