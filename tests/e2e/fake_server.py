@@ -193,6 +193,10 @@ def build_app(world: World) -> FastAPI:
     app = FastAPI()
     app.include_router(documents_of(world.documents))
 
+    @app.get("/api/session")
+    async def session() -> Any:
+        return {"auth": "off", "user": {"id": "local", "name": "local", "role": "operator"}, "expires_at": None}
+
     @app.get("/api/server")
     async def server() -> dict[str, Any]:
         return {

@@ -126,10 +126,19 @@ export class ApiError extends Error {
     readonly code: string,
     message: string,
     readonly param: string | null = null, // the field that is at fault
+    readonly retryAfterS: number | null = null, // when it may go better
   ) {
     super(message);
     this.name = "ApiError";
   }
+}
+
+type Gate = (signal: AbortSignal | null | undefined) => Promise<void>;
+let signedIn: Gate | null = null;
+
+/** What a request waits for that is refused because nobody is signed in. It is then made again: nothing came of it. */
+export function onUnauthorised(gate: Gate): void {
+  signedIn = gate;
 }
 
 export async function request(path: string, init: RequestInit = {}): Promise<Response> {
@@ -142,8 +151,11 @@ export async function request(path: string, init: RequestInit = {}): Promise<Res
     throw new ApiError(0, "unreachable", "");
   }
   clock.observe(response.headers.get("date"), sent, Date.now() / 1000);
-  if (!response.ok) throw await refusal(response);
-  return response;
+  if (response.ok) return response;
+  const refused = await refusal(response);
+  if (refused.status !== 401 || signedIn === null || path === "/api/session") throw refused;
+  await signedIn(init.signal);
+  return request(path, init);
 }
 
 async function refusal(response: Response): Promise<ApiError> {
@@ -151,7 +163,9 @@ async function refusal(response: Response): Promise<ApiError> {
     const { error } = (await response.json()) as {
       error: { message?: string; code?: string | null; param?: string | null };
     };
-    return new ApiError(response.status, error.code ?? "", error.message ?? "", error.param ?? null);
+    const wait = Number(response.headers.get("retry-after") || NaN);
+    const retryAfterS = Number.isFinite(wait) ? wait : null;
+    return new ApiError(response.status, error.code ?? "", error.message ?? "", error.param ?? null, retryAfterS);
   } catch {
     return new ApiError(response.status, "", "");
   }

@@ -15,4 +15,5 @@ type Loader = () => Promise<{ default: Component<PageProps> }>;
 
 export const PAGES: Readonly<Record<string, Loader>> = {
   documents: () => import("../documents/DocumentsPage.svelte"),
+  operator: () => import("../operator/OperatorPage.svelte"),
 };

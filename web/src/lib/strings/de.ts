@@ -89,6 +89,9 @@ export const de: Strings = {
   language: "Sprache",
   browsersLanguage: "Wie der Browser",
 
+  signOut: (name: string) => `Abmelden (${name})`,
+  operator: "Seite für den Betrieb",
+
   theme: { system: "Farben: wie das System", light: "Farben: hell", dark: "Farben: dunkel" },
 
   welcome: "Frag, und sieh beim Denken zu.",

@@ -83,6 +83,9 @@ export const en = {
   language: "Language",
   browsersLanguage: "As the browser",
 
+  signOut: (name: string) => `Sign out (${name})`,
+  operator: "Operator’s page",
+
   theme: { system: "Theme: as the system", light: "Theme: light", dark: "Theme: dark" },
 
   welcome: "Ask, and watch it think.",

@@ -1,0 +1,127 @@
+/** The operator's part of the server's interface, typed. */
+import { request, type Status, type ToolInfo } from "../api";
+
+export interface Latency {
+  count: number;
+  p50: number;
+  p95: number;
+  p99: number;
+}
+
+/** The last `seconds`. */
+export interface Window {
+  seconds: number;
+  ttft_s: Latency | null;
+  inter_token_s: Latency | null;
+  duration_s: Latency | null;
+  requests: Record<string, number>; // by how they ended
+  errors: Record<string, number>; // by code
+  prompt_tokens_per_s: number;
+  generated_tokens_per_s: number;
+  prefix_hit_rate: number | null;
+}
+
+export interface Point {
+  ttft_p50_s: number | null;
+  inter_token_p50_s: number | null;
+  generated_tokens_per_s: number;
+  prompt_tokens_per_s: number;
+  in_flight: number;
+  blocks_share: number;
+  errors: number;
+}
+
+export interface Engine {
+  name: string;
+  running: number;
+  waiting: number;
+  sequences: number;
+  blocks: { used: number; cached: number; free: number };
+  block_size: number;
+  prefix_hit_rate: number | null;
+  preemptions: number;
+}
+
+export interface Stats {
+  at: number;
+  version: string;
+  uptime_s: number;
+  memory_bytes: number;
+  answering: number;
+  windows: Window[];
+  series: { step_s: number; points: Point[] };
+  models: (({ stopped: false } & Engine) | { stopped: true; name: string })[];
+  settings: Record<string, unknown>;
+}
+
+export interface RunRow {
+  id: string;
+  user: string;
+  model: string;
+  status: Status;
+  error_code: string | null;
+  created_at: number;
+  ended_at: number | null;
+  ttft_s: number | null;
+  tokens_per_s: number | null;
+  completion_tokens: number | null;
+}
+
+export interface RunsTold {
+  by_status: Partial<Record<Status, number>>;
+  runs: RunRow[];
+}
+
+export type Role = "operator" | "user";
+
+export interface User {
+  id: string;
+  name: string;
+  role: Role;
+  created_at: number;
+}
+
+export interface Key {
+  id: string;
+  user: string;
+  name: string;
+  prefix: string;
+  created_at: number;
+  expires_at: number | null;
+  revoked_at: number | null;
+  used_at: number | null;
+  state: "valid" | "expired" | "revoked";
+  current: boolean; // the one that asks
+}
+
+export interface ToolsTold {
+  tools: ToolInfo[];
+  off: Record<string, string>;
+  faults: { origin: string; message: string }[];
+  users: { user: string; classes: ToolInfo["permission"][]; remembered: number }[];
+}
+
+const BASE = "/api/operator";
+
+async function ask<T>(path: string, method = "GET", body?: object): Promise<T> {
+  const init: RequestInit = { method };
+  if (body !== undefined) {
+    init.headers = { "content-type": "application/json" };
+    init.body = JSON.stringify(body);
+  }
+  return (await (await request(BASE + path, init)).json()) as T;
+}
+
+export const getStats = (): Promise<Stats> => ask("/stats");
+export const getRuns = (): Promise<RunsTold> => ask("/runs");
+export const getOperatorsTools = (): Promise<ToolsTold> => ask("/tools");
+export const getUsers = async (): Promise<User[]> => (await ask<{ users: User[] }>("/users")).users;
+export const getKeys = async (): Promise<Key[]> => (await ask<{ keys: Key[] }>("/keys")).keys;
+export const createUser = (id: string, name: string, role: Role): Promise<User> =>
+  ask("/users", "POST", name === "" ? { id, role } : { id, name, role });
+export const setRole = (id: string, role: Role): Promise<User> =>
+  ask(`/users/${encodeURIComponent(id)}`, "PATCH", { role });
+/** With the key itself, which is told this once. */
+export const createKey = (user: string, name: string, expiresS: number | null): Promise<Key & { key: string }> =>
+  ask("/keys", "POST", { user, name, expires_s: expiresS });
+export const revokeKey = (id: string): Promise<Key> => ask(`/keys/${encodeURIComponent(id)}`, "DELETE");

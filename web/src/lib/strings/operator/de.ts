@@ -1,0 +1,150 @@
+import type { OperatorStrings } from ".";
+
+/** What the operator's page says, in German. */
+const number = new Intl.NumberFormat("de");
+const short = new Intl.NumberFormat("de", { maximumSignificantDigits: 3 });
+const percent = new Intl.NumberFormat("de", { style: "percent", maximumFractionDigits: 1 });
+const day = new Intl.DateTimeFormat("de", { dateStyle: "medium", timeStyle: "short" });
+const hour = new Intl.DateTimeFormat("de", { timeStyle: "medium" });
+const count = (n: number, one: string, many: string): string => `${number.format(n)} ${n === 1 ? one : many}`;
+const took = (s: number): string => (s < 1 ? `${short.format(s * 1000)} ms` : s < 100 ? `${short.format(s)} s` : lasted(s));
+const lasted = (s: number): string => {
+  const [days, hours, minutes] = [Math.floor(s / 86_400), Math.floor(s / 3600) % 24, Math.floor(s / 60) % 60];
+  if (days > 0) return `${days} T. ${hours} Std.`;
+  if (hours > 0) return `${hours} Std. ${minutes} min`;
+  return minutes > 0 ? `${minutes} min ${Math.floor(s) % 60} s` : `${Math.floor(s)} s`;
+};
+const bytes = (n: number): string => (n < 1e9 ? `${Math.round(n / 2 ** 20)} MiB` : `${short.format(n / 2 ** 30)} GiB`);
+
+export const de: OperatorStrings = {
+  title: "Betrieb",
+  parts: "Teile dieser Seite",
+  part: { live: "Live", runs: "Antworten", users: "Nutzer", tools: "Werkzeuge" },
+  facts: (version, uptimeS, memory) => [`Version ${version}`, `läuft seit ${lasted(uptimeS)}`, bytes(memory)].join(" · "),
+  notYours: "Diese Seite ist für den Betrieb. Wer ihn macht, kann dich dazunehmen.",
+  stale: (at) => `Der Server antwortet nicht; so war es um ${hour.format(at * 1000)}.`,
+  window: "Zahlen aus",
+  lastMinute: "Letzte Minute",
+  lastQuarter: "Letzte 15 Minuten",
+
+  ttft: "Erstes Token",
+  interToken: "Zwischen Tokens",
+  duration: "Ganze Antwort",
+  generated: "Geschriebene Tokens",
+  answering: "In Arbeit",
+  memory: "Belegte KV-Blöcke",
+  memoryAbout: "im vollsten Modell",
+  hits: "Im Cache gefunden",
+  errors: "Fehler",
+  median: "Median",
+  rest: (p95, p99) => `p95\u00a0${took(p95)} · p99\u00a0${took(p99)}`,
+  took,
+  noneYet: "noch nichts",
+  perSecond: (n) => `${short.format(n)}/s`,
+  read: (n) => `${short.format(n)}/s gelesen`,
+  queue: (running, waiting) => `${number.format(running)} laufen, ${number.format(waiting)} warten`,
+  percent: (n) => percent.format(n),
+  sinceStart: (n) => (n === null ? "" : `${percent.format(n)} seit dem Start`),
+  number: (n) => number.format(n),
+  ends: (by) =>
+    Object.entries(by)
+      .map(([how, n]) => `${number.format(n)} ${outcome[how] ?? how}`)
+      .join(", "),
+  chart: (what, least, most, last) => `${what} in den letzten 15 Minuten: ${least} bis ${most}, jetzt ${last}`,
+  chartEmpty: (what) => `${what} in den letzten 15 Minuten: noch nichts`,
+  table: "Die Kurven als Tabelle",
+  time: "Zeit",
+  ago: (s) => (s === 0 ? "jetzt" : `vor ${lasted(s)}`),
+  none: "–",
+
+  engines: "Modelle",
+  stopped: "Die Engine ist stehen geblieben.",
+  blocks: (used, cached, free) =>
+    `KV-Blöcke: ${number.format(used)} belegt, ${number.format(cached)} im Cache, ${number.format(free)} frei`,
+  block: { used: "belegt", cached: "im Cache", free: "frei" },
+  blocksOf: (size) => `KV-Blöcke zu ${count(size, "Token", "Tokens")}`,
+  sequences: (n) => count(n, "offene Sequenz", "offene Sequenzen"),
+  preemptions: (n) => count(n, "Verdrängung", "Verdrängungen"),
+  errorCodes: "Fehler nach Code",
+  noErrors: "Keine.",
+  settings: "Einstellungen, die geändert sind",
+  asTheyCome: "Keine Einstellung ist geändert.",
+
+  runsTitle: "Die neuesten Antworten",
+  runsAbout: "Ohne das, was gefragt und geantwortet wurde.",
+  noRuns: "Es gibt noch keine Antworten.",
+  status: { running: "läuft", completed: "fertig", failed: "fehlgeschlagen", cancelled: "angehalten" },
+  begun: "Begonnen",
+  user: "Nutzer",
+  model: "Modell",
+  state: "Zustand",
+  lasted: "Dauer",
+  tokens: "Tokens",
+  rate: "Tokens/s",
+  at: (s) => day.format(s * 1000),
+  atHour: (s) => hour.format(s * 1000),
+
+  usersTitle: "Nutzer",
+  keysTitle: "API-Schlüssel",
+  authOff:
+    "Dieser Server fragt niemanden nach einem Schlüssel: Wer ihn erreicht, ist der Nutzer local. Schlüssel zählen, wenn er so gestartet wird:",
+  role: { operator: "Betrieb", user: "Nutzer" },
+  roleOf: (id) => `Rolle von ${id}`,
+  you: "du",
+  newUser: "Neuer Nutzer",
+  id: "Kennung",
+  idHint: "Kleine Buchstaben, Ziffern, Punkte und Striche. Sie ändert sich nicht.",
+  name: "Name",
+  roleTitle: "Rolle",
+  optional: "wenn du willst",
+  create: "Anlegen",
+  cancel: "Abbrechen",
+  newKey: "Neuer Schlüssel",
+  keyFor: "Für",
+  keyName: "Wofür er ist",
+  expires: "Gültig",
+  expiry: { never: "bis er widerrufen wird", day: "einen Tag", month: "30 Tage", year: "ein Jahr" },
+  madeKey: (user) => `Ein Schlüssel von ${user}`,
+  once: "Kopiere ihn jetzt: Er wird nicht noch einmal gezeigt.",
+  copyKey: "Den Schlüssel kopieren",
+  copied: "Kopiert",
+  done: "Fertig",
+  noKeys: "Es gibt noch keine Schlüssel.",
+  key: "Schlüssel",
+  made: "Gemacht",
+  until: "Gültig bis",
+  used: "Zuletzt benutzt",
+  never: "nie",
+  endless: "Läuft nicht ab",
+  keyState: { valid: "gültig", expired: "abgelaufen", revoked: "widerrufen" },
+  revoke: "Widerrufen",
+  revokeNamed: (prefix, user) => `Den Schlüssel ${prefix}… von ${user} widerrufen`,
+  revokeSure: (current) => (current ? "Widerrufen und abmelden?" : "Wirklich widerrufen?"),
+  revoked: (prefix) => `Der Schlüssel ${prefix}… ist widerrufen.`,
+
+  toolsTitle: "Werkzeuge",
+  from: "Woher",
+  permission: {
+    none: "berührt nichts",
+    read: "liest",
+    write: "schreibt",
+    network: "nutzt das Netz",
+    execute: "führt Code aus",
+  },
+  approval: { never: "–", once: "einmal im Chat", always: "immer" },
+  tool: "Werkzeug",
+  may: "Was es tut",
+  asks: "Fragt vorher",
+  off: "Nicht da",
+  faults: "Konnte nicht geladen werden",
+  allowedTitle: "Was Nutzer Werkzeugen erlauben",
+  remembered: (n) => count(n, "gemerkte Antwort", "gemerkte Antworten"),
+  nothingAllowed: "nichts",
+};
+
+const outcome: Record<string, string> = {
+  completed: "fertig",
+  cancelled: "angehalten",
+  refused: "abgewiesen",
+  failed: "fehlgeschlagen",
+};
