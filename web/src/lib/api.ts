@@ -134,11 +134,17 @@ export class ApiError extends Error {
 }
 
 type Gate = (signal: AbortSignal | null | undefined) => Promise<void>;
-let signedIn: Gate | null = null;
+let gate: Gate | null = null;
 
 /** What a request waits for that is refused because nobody is signed in. It is then made again: nothing came of it. */
-export function onUnauthorised(gate: Gate): void {
-  signedIn = gate;
+export function onUnauthorised(wait: Gate): void {
+  gate = wait;
+}
+
+/** Waits until somebody has signed in; false where nobody is asked to. */
+export async function signedIn(signal?: AbortSignal | null): Promise<boolean> {
+  await gate?.(signal);
+  return gate !== null;
 }
 
 export async function request(path: string, init: RequestInit = {}): Promise<Response> {
@@ -153,8 +159,7 @@ export async function request(path: string, init: RequestInit = {}): Promise<Res
   clock.observe(response.headers.get("date"), sent, Date.now() / 1000);
   if (response.ok) return response;
   const refused = await refusal(response);
-  if (refused.status !== 401 || signedIn === null || path === "/api/session") throw refused;
-  await signedIn(init.signal);
+  if (refused.status !== 401 || path === "/api/session" || !(await signedIn(init.signal))) throw refused;
   return request(path, init);
 }
 

@@ -2,14 +2,25 @@
  * Sends one file to be read. By XMLHttpRequest: `fetch` cannot tell how much of a body has gone. Knows nothing of what
  * becomes of the file.
  */
-import { ApiError } from "../api";
+import { ApiError, signedIn } from "../api";
 import type { Job } from "./api";
+
+type Sent = (bytes: number) => void;
 
 /**
  * The job that reads the file. `sent` hears of the bytes that went. An abort ends it, as long as bytes are still to go;
  * then it rejects with an AbortError, otherwise with an ApiError.
  */
-export function send(file: File, shelf: number, sent: (bytes: number) => void, signal: AbortSignal): Promise<Job> {
+export async function send(file: File, shelf: number, sent: Sent, signal: AbortSignal): Promise<Job> {
+  try {
+    return await sendOnce(file, shelf, sent, signal);
+  } catch (error) {
+    if (!(error instanceof ApiError && error.status === 401 && (await signedIn(signal)))) throw error;
+    return send(file, shelf, sent, signal);
+  }
+}
+
+function sendOnce(file: File, shelf: number, sent: Sent, signal: AbortSignal): Promise<Job> {
   return new Promise((resolve, reject) => {
     const form = new FormData();
     form.append("collection", `${shelf}`);
