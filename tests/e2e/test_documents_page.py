@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.real_server import MOST_UPLOAD, RealServer, add
+from tests.e2e.test_axe import AXE, violations
 from tests.retrieval import made
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
@@ -150,7 +151,7 @@ def test_bad_files_are_refused_with_their_reason_and_the_others_go_on(page: Page
     expect(row(page, "odd.bin")).to_contain_text("The content is binary data.")
     expect(tray(page)).to_contain_text("2 of 3 files not added")
     assert sources(server) == ["good.txt"]
-    row(page, "broken.pdf").get_by_role("button", name="Try broken.pdf again").click()
+    row(page, "broken.pdf").get_by_role("button", name="Retry broken.pdf").click()
     expect(row(page, "broken.pdf")).to_contain_text("damaged")
     page.get_by_role("button", name="Remove broken.pdf from this list").click()
     expect(row(page, "broken.pdf")).to_have_count(0)
@@ -160,7 +161,9 @@ def test_bad_files_are_refused_with_their_reason_and_the_others_go_on(page: Page
 
 def test_a_file_again_is_unchanged_and_another_of_its_name_takes_its_place(page: Page, server: RealServer) -> None:
     add(server, "dam.txt", DAM)
-    confirm(choose(page, text_file("dam.txt", DAM)))
+    sheet = choose(page, text_file("dam.txt", DAM))
+    expect(sheet.locator("option:checked")).to_have_text("Documents")
+    confirm(sheet)
     expect(row(page, "dam.txt")).to_contain_text("was there already, unchanged")
     confirm(choose(page, text_file("dam.txt", f"{DAM} It was painted.")))
     expect(row(page, "dam.txt")).to_contain_text("added in place of the earlier file of this name")
@@ -180,7 +183,7 @@ def test_an_upload_shows_how_much_has_gone_and_can_be_cancelled(page: Page, serv
     wire.send("Network.emulateNetworkConditions", {**slow, "uploadThroughput": -1})
     assert sources(server) == []
     assert all(job["status"] != "running" for job in server.http.get("/api/jobs").json()["jobs"])
-    row(page, "slow.txt").get_by_role("button", name="Try slow.txt again").click()
+    row(page, "slow.txt").get_by_role("button", name="Retry slow.txt").click()
     expect(row(page, "slow.txt")).to_contain_text(re.compile("reading|embedding|indexing|added"))
 
 
@@ -232,7 +235,7 @@ def test_a_collection_is_shared_and_asked_about(page: Page, server: RealServer) 
     add(server, "dam.txt", DAM)
     page.reload()
     page.get_by_role("button", name="More about “Documents”").click()
-    page.get_by_role("button", name="Share").click()
+    page.get_by_role("button", name="Share", exact=True).click()
     sheet = page.get_by_role("dialog", name="Share “Documents”")
     expect(sheet).to_contain_text("Nobody else sees this collection.")
     sheet.get_by_label("User").fill("bob")
@@ -262,7 +265,7 @@ def test_a_document_is_deleted_after_a_second_press(page: Page, server: RealServ
 
 def test_a_search_finds_the_passage_and_leads_to_its_place(page: Page, server: RealServer) -> None:
     add(server, "dam.md", "# Hollow Creek\n\n" + long_text(60) + f"\n\n## The wall\n\n{DAM}\n\n" + long_text(40))
-    page.get_by_role("searchbox").fill("when was the dam finished?")
+    page.get_by_role("main").get_by_role("searchbox").fill("when was the dam finished?")
     page.keyboard.press("Enter")
     hit = page.get_by_role("main").get_by_role("listitem").filter(has_text="Hollow Creek was finished")
     expect(hit.locator("mark").first).to_have_text(re.compile("finished", re.I))
@@ -272,7 +275,7 @@ def test_a_search_finds_the_passage_and_leads_to_its_place(page: Page, server: R
     expect(mark).to_be_in_viewport()
     expect(page.get_by_role("heading", name="The wall")).to_be_visible()
     page.go_back()
-    expect(page.get_by_role("searchbox")).to_have_value("when was the dam finished?")
+    expect(page.get_by_role("main").get_by_role("searchbox")).to_have_value("when was the dam finished?")
     expect(hit).to_be_visible()
 
 
@@ -281,6 +284,7 @@ def test_a_pdf_shows_its_pages_with_the_boxes_of_the_passage(page: Page, server:
     text = server.http.get(f"/api/documents/{number}/text").json()["text"]
     start = text.index("1931")
     page.goto(f"{server.url}/documents/{number}?start={start}&end={start + 4}")
+    expect(page).to_have_title("dam.pdf · Ponder")
     box = page.locator(".box")
     expect(box).to_be_in_viewport()
     picture = page.get_by_role("img", name="Page 9 of 9")
@@ -336,7 +340,7 @@ def test_nothing_in_a_document_runs_or_asks_for_anything(page: Page, server: Rea
     pdf = add(server, "evil.pdf", scripted)
     page.reload()
     expect(page.get_by_role("list", name="Documents in")).to_contain_text(name)
-    page.get_by_role("searchbox").fill("bees dance flowers")
+    page.get_by_role("main").get_by_role("searchbox").fill("bees dance flowers")
     page.keyboard.press("Enter")
     expect(page.locator("main ol mark").first).to_be_visible()
     for number in (html, markdown):
@@ -386,3 +390,29 @@ def test_lines_run_in_their_own_direction_and_a_phone_shows_all(new_page: NewPag
     page.goto(f"{server.url}/documents/{pdf}")
     expect(page.get_by_role("img", name="Page 1 of 9")).to_be_visible()
     assert not page.evaluate(SIDEWAYS)
+
+
+def test_no_state_of_documents_has_violations(new_page: NewPage, server: RealServer) -> None:
+    if not AXE.exists():
+        pytest.skip("web/node_modules has no axe-core: build the page once (make setup)")
+    page = new_page(reduced_motion="reduce")
+    number = add(server, "dam.pdf", made.pdf(PDF_PAGES))
+    page.goto(f"{server.url}/documents?q=dam")
+    expect(page.locator("main ol mark").first).to_be_visible()
+    assert not violations(page)
+    page.goto(f"{server.url}/documents/{number}?start=0&end=9")
+    expect(page.locator(".box")).to_be_visible()
+    assert not violations(page)
+    page.get_by_role("button", name="Text", exact=True).click()
+    expect(page.locator("mark")).to_be_visible()
+    assert not violations(page)
+    page.get_by_role("link", name="All documents").click()
+    sheet = choose(page, text_file("empty.txt", ""), text_file("bees.txt", BEES), text_file("broken.pdf", "%PDF-1.7"))
+    expect(sheet.locator("option:checked")).to_have_text("Documents")
+    assert not violations(page)
+    confirm(sheet)
+    expect(tray(page)).to_contain_text("1 of 2 files not added")
+    assert not violations(page)
+    page.get_by_role("button", name="More about “Documents”").click()
+    page.get_by_role("button", name="Share", exact=True).click()
+    assert not violations(page)

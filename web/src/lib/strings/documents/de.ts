@@ -155,7 +155,7 @@ export const de: typeof en = {
   heard: (name: string, stage: string, error: string | null) => `${name}: ${stage}. ${error ?? ""}`,
   cancelFile: (name: string) => `${name} abbrechen`,
   cancelAll: "Alle abbrechen",
-  retryFile: (name: string) => `${name} noch einmal versuchen`,
+  retryFile: (name: string) => `Noch einmal: ${name}`,
   dismissFile: (name: string) => `${name} aus dieser Liste nehmen`,
   dismissAll: "Schließen",
   openFile: (name: string) => `${name} öffnen`,

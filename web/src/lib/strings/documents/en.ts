@@ -149,7 +149,7 @@ export const en = {
   heard: (name: string, stage: string, error: string | null) => `${name}: ${stage}. ${error ?? ""}`,
   cancelFile: (name: string) => `Cancel ${name}`,
   cancelAll: "Cancel all",
-  retryFile: (name: string) => `Try ${name} again`,
+  retryFile: (name: string) => `Retry ${name}`,
   dismissFile: (name: string) => `Remove ${name} from this list`,
   dismissAll: "Close",
   openFile: (name: string) => `Open ${name}`,
