@@ -235,8 +235,9 @@ export class Conversation {
       this.notice = strings.busy;
       return;
     }
-    if (!this.refused(error) && !signal.aborted) this.notice = strings.notTaken(failureOf(error).message);
-    this.announcement = strings.notTaken(error.message);
+    const why = strings.notTaken(failureOf(error).message);
+    if (this.refused(error)) this.announcement = why;
+    else if (!signal.aborted) this.notice = why;
   }
 
   async #watch(reply: Reply, runId: string, signal: AbortSignal): Promise<void> {
