@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from engine.outputs import Stats
@@ -23,6 +24,7 @@ BINS = 180
 SAMPLE = 128  # observations of one kind that a bin keeps
 POINT_BINS = 3  # bins that make a point of the series
 
+Floats = npt.NDArray[np.float64]
 Kind = Literal["ttft", "inter_token", "duration"]
 
 
@@ -32,6 +34,7 @@ class Sample:
     def __init__(self) -> None:
         self.values: list[float] = []
         self.count = 0
+        self._array: tuple[int, Floats] | None = None
 
     def add(self, value: float) -> None:
         self.count += 1
@@ -39,6 +42,12 @@ class Sample:
             self.values.append(value)
         elif (place := random.randrange(self.count)) < SAMPLE:
             self.values[place] = value
+
+    def array(self) -> Floats:
+        """The values, made into an array once after they have changed."""
+        if self._array is None or self._array[0] != self.count:
+            self._array = self.count, np.array(self.values)
+        return self._array[1]
 
 
 @dataclass(slots=True)
@@ -71,6 +80,7 @@ class Windows:
         self._began = now()
         self._bins = deque[Bin](maxlen=BINS)
         self._counted: dict[str, tuple[float, Stats]] = {}  # by model, as they were last seen
+        self._points: dict[int, dict[str, Any]] = {}  # of the series, by their first bins: those that are over
 
     @property
     def uptime_s(self) -> float:
@@ -126,16 +136,15 @@ class Windows:
     def series(self) -> dict[str, Any]:
         """All bins as points of equal length, the oldest first; None where nothing was observed."""
         by_number = {each.number: each for each in self._since(BINS * BIN_S)}
-        # A point is always made of the same bins: it does not change any more once it is over.
-        last = int(self._now() / BIN_S) // POINT_BINS * POINT_BINS + POINT_BINS
-        step_s = POINT_BINS * BIN_S
-        return {
-            "step_s": step_s,
-            "points": [
-                _point([by_number[n] for n in range(first, first + POINT_BINS) if n in by_number], step_s)
-                for first in range(last - BINS, last, POINT_BINS)
-            ],
-        }
+        # A point is always made of the same bins: it does not change any more once it and the next are over.
+        current = int(self._now() / BIN_S) // POINT_BINS * POINT_BINS
+        firsts = range(current + POINT_BINS - BINS, current + POINT_BINS, POINT_BINS)
+        step_s, points = POINT_BINS * BIN_S, dict[int, dict[str, Any]]()
+        for first in firsts:
+            bins = [by_number[n] for n in range(first, first + POINT_BINS) if n in by_number]
+            points[first] = self._points.get(first) or _point(bins, step_s)
+        self._points = {first: points[first] for first in firsts if first < current - POINT_BINS}
+        return {"step_s": step_s, "points": list(points.values())}
 
     def _bin(self) -> Bin:
         number = int(self._now() / BIN_S)
@@ -153,7 +162,7 @@ def percentiles(samples: Iterable[Sample]) -> dict[str, float] | None:
     parts = [each for each in samples if each.count]
     if not parts:
         return None
-    values = np.concatenate([each.values for each in parts])
+    values = np.concatenate([each.array() for each in parts])
     weights = np.repeat([each.count / len(each.values) for each in parts], [len(each.values) for each in parts])
     order = np.argsort(values)
     reached = np.cumsum(weights[order])

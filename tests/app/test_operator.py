@@ -185,6 +185,7 @@ def test_windows_slide_and_hold_no_more_than_a_quarter_of_an_hour() -> None:
     for step in range(400):
         windows.observed("ttft", 1.0 if step < 380 else 3.0)
         windows.error("queue_full")
+        windows.series()  # what is kept of one look must be right at the next
         clock[0] += BIN_S
     windows.counted("a", Stats(blocks_total=10, generated_tokens=1000, prefix_query_tokens=8, prefix_hit_tokens=6))
     minute, quarter = windows.window(60), windows.window(900)

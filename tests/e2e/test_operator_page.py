@@ -18,6 +18,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 from playwright.sync_api import Page, expect  # noqa: E402  (after the skip above)
 
 from tests.e2e.real_pages import ask, box, reply, settled, shown  # noqa: E402
+from tests.e2e.test_axe import AXE, violations  # noqa: E402
 
 pytestmark = pytest.mark.browser
 
@@ -269,3 +270,24 @@ def test_nothing_is_wider_than_a_phone_where_words_are_long(new_page: NewPage, s
         phone.goto(f"{server.url}/operator{part}")
         expect(phone.locator(".operator section").first).to_be_visible()
         assert phone.evaluate("document.documentElement.scrollWidth") == 360, part
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="web/node_modules has no axe-core: build the page once (make setup)")
+def test_axe_finds_nothing_wrong(new_page: NewPage, server: RealServer, watch: Watch) -> None:
+    watch.expect_errors()  # a wrong key
+    page = new_page(reduced_motion="reduce")
+    page.goto(server.url)
+    page.get_by_label("API key").fill("ponder_wrong")
+    page.get_by_label("API key").press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("not accepted")
+    found = {"sign-in": violations(page)}
+    sign_in(page, key_of(server, "local"))
+    for part in PARTS:
+        page.goto(f"{server.url}/operator{part}")
+        expect(page.locator(".operator section").first).to_be_visible()
+        if part == "":
+            page.get_by_text("The charts as a table").click()
+        if part == "/users":
+            page.get_by_role("button", name="New key").click()
+        found[part] = violations(page)
+    assert not {part: each for part, each in found.items() if each}
