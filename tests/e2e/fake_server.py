@@ -243,6 +243,20 @@ def build_app(world: World) -> FastAPI:
         world.chats[chat["id"]] = chat  # type: ignore[index]  # a dict literal of mixed values
         return summary(chat)
 
+    @app.get("/api/chats/search")
+    async def search(q: str) -> dict[str, Any]:
+        """Finds beginnings of first questions."""
+        asked = [(chat, chat["messages"][0]) for chat in world.chats.values() if chat["messages"]]
+        return {
+            "results": [
+                {
+                    "chat_id": chat["id"], "title": chat["title"], "message_id": first["id"],
+                    "snippet": first["content"], "marks": [{"start": 0, "end": len(q)}],
+                }
+                for chat, first in asked if first["content"].startswith(q)
+            ]
+        }  # fmt: skip
+
     @app.get("/api/chats/{chat_id}")
     async def chat(chat_id: str) -> Any:
         if chat_id not in world.chats or world.chats[chat_id].get("deleted"):

@@ -127,6 +127,48 @@ def keys(page: Page, _: FakeServer) -> None:
     expect(page.get_by_role("dialog", name="Keys and language")).to_be_visible()
 
 
+def row_menu(*items: str) -> Bring:
+    """The menu of a chat, or what its items lead to."""
+
+    def bring(page: Page, _: FakeServer) -> None:
+        page.get_by_role("button", name="More for “What goes on?”").click()
+        expect(page.get_by_role("menu")).to_be_visible()
+        for item in items:
+            page.get_by_role("menuitem", name=item).click()
+
+    return bring
+
+
+def deleted(page: Page, fake: FakeServer) -> None:
+    row_menu("Delete")(page, fake)
+    expect(page.get_by_role("button", name="Undo")).to_be_visible()
+
+
+def editing(page: Page, _: FakeServer) -> None:
+    page.get_by_role("button", name="Edit the question").click()
+    expect(page.get_by_role("textbox", name="Your question")).to_be_focused()
+
+
+def versions(page: Page, _: FakeServer) -> None:
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.get_by_text("2 / 2")).to_be_visible()
+    expect(reply(page)).to_contain_text("tokens/s")
+
+
+def searched_for(words: str) -> Bring:
+    def bring(page: Page, _: FakeServer) -> None:
+        page.get_by_role("searchbox").fill(words)
+        expect(page.get_by_role("navigation", name="Chats").get_by_role("status")).to_be_visible()
+
+    return bring
+
+
+def new_folder(page: Page, _: FakeServer) -> None:
+    page.get_by_role("button", name="More for all chats").click()
+    page.get_by_role("menuitem", name="New folder").click()
+    expect(page.get_by_role("textbox", name="Name of the folder")).to_be_focused()
+
+
 STARTED = ThinkingStarted(started_at=time.time(), max_tokens=1000, waits=2)
 THOUGHTS = [STARTED, ThinkingDelta(text="Hm. "), ThinkingWait(number=1, of=2), ThinkingDelta(text="Or else."),
             ThinkingProgress(tokens=250)]  # fmt: skip
@@ -174,6 +216,15 @@ STATES: dict[str, Bring] = {
     "sampling": control("Sampling"),
     "system prompt": control("System prompt"),
     "formulas": asked("The end.", answer(FORMULAS), then=set_formulas),
+    "menu of a chat": asked("The end.", answer("The end."), then=row_menu()),
+    "menu within a menu": asked("The end.", answer("The end."), then=row_menu("Move to a folder")),
+    "renaming": asked("The end.", answer("The end."), then=row_menu("Rename")),
+    "new folder": new_folder,
+    "deleted": asked("The end.", answer("The end."), then=deleted),
+    "found": asked("The end.", answer("The end."), then=searched_for("What")),
+    "not found": searched_for("nothing"),
+    "editing": asked("The end.", answer("The end."), then=editing),
+    "versions": asked("The end.", answer("The end."), then=versions),
     "keys and language": keys,
     "drawer on a phone": drawer,
 }  # fmt: skip
