@@ -249,3 +249,8 @@ function load(): Kept[] {
 }
 
 export const uploads = new Uploads();
+
+// Only here are files whole that are still being sent.
+addEventListener("beforeunload", (event) => {
+  if (uploads.sending) event.preventDefault();
+});
