@@ -32,6 +32,8 @@ class Request:
         self._wake.clear()
         if self._arrived:
             arrived, self._arrived = self._arrived, []
+            if self._failure is not None:  # it came with them, and is for the next call
+                self._wake.set()
             return arrived
         assert self._failure is not None
         self._wake.set()

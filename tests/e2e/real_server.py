@@ -186,11 +186,22 @@ class RealServer:
         text = self.http.get(f"/api/runs/{run}/events?follow=false").text
         return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
-    def cancel_all(self) -> None:
+    def as_new(self) -> None:
+        """Whole again and idle, whatever a test did to it."""
+        self.wire.mend()
         self.turn()
+        if not self._healthy():
+            self.kill()
+            self.start()
         for chat in self.http.get("/api/chats").json()["chats"]:
             if run := self.http.get(f"/api/chats/{chat['id']}").json().get("active_run_id"):
                 self.http.post(f"/api/runs/{run}/cancel", json={})
+
+    def _healthy(self) -> bool:
+        try:
+            return self.http.get("/health").status_code == 200
+        except httpx.HTTPError:
+            return False
 
 
 @contextlib.contextmanager

@@ -41,8 +41,7 @@ def lively(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 @pytest.fixture
 def server(lively: RealServer) -> Iterator[RealServer]:
     yield lively
-    lively.wire.mend()
-    lively.cancel_all()
+    lively.as_new()
 
 
 @pytest.fixture
@@ -272,9 +271,6 @@ def test_an_engine_that_breaks_in_mid_answer_is_told_with_what_was_kept(
     assert shown(page).startswith("Sentence 0 of") and TALE.startswith(shown(page))
     page.get_by_role("button", name="Retry").click()
     expect(reply(page).get_by_role("button", name="Retry")).to_be_visible()  # told again, and nothing hangs
-    server.kill()
-    server.turn()
-    server.start()
 
 
 def test_the_page_follows_until_the_reader_scrolls_up(page: Page, server: RealServer) -> None:

@@ -79,8 +79,7 @@ def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 @pytest.fixture
 def server(tooled: RealServer) -> Iterator[RealServer]:
     yield tooled
-    tooled.wire.mend()
-    tooled.cancel_all()
+    tooled.as_new()
     for grant in tooled.http.get("/api/permissions").json()["remembered"]:
         tooled.http.delete(f"/api/permissions/{grant['id']}")
 

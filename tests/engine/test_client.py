@@ -1,0 +1,23 @@
+"""Replies of an engine on their way to whoever awaits them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine import messages as m
+from engine.client import Request
+from engine.errors import EngineStopped
+
+
+async def test_what_came_before_an_engine_failed_is_given_and_then_the_failure() -> None:
+    request, reply = Request(1), m.Closed(1, "its end")
+    waiting = asyncio.create_task(request.replies())
+    await asyncio.sleep(0)
+    request.deliver(reply)
+    request.fail(EngineStopped("It failed."))  # before the one who waits has run
+    assert await waiting == [reply]
+    for _ in range(2):
+        with pytest.raises(EngineStopped, match="It failed"):
+            await asyncio.wait_for(request.replies(), 5)
