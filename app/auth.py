@@ -88,7 +88,8 @@ class Auth:
         found = await self.do(lambda accounts: accounts.find(text))
         state = None if found is None else found[1].state
         if found is None or state != "valid":
-            self._attempts.failed(address)
+            if found is None:  # one that has ended cannot have been guessed: a forgotten client locks nobody out
+                self._attempts.failed(address)
             what = "is not known" if found is None or state is None else _OVER[state]
             raise unauthorised(f"The API key {_recognised(text)} {what}; accepted: one of `ponder keys create`.")
         self._attempts.accepted(shown)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.query import number_in_path
 from app.api.shown import CollectionShown
 from app.body import json_object
+from app.data.accounts import Accounts
 from app.errors import ApiError, invalid
 from app.openai.fields import parse
 from app.state import State
@@ -103,7 +104,10 @@ async def share(request: Request, user: User, collection_id: str, member: str) -
     wanted = parse(await json_object(request), MemberRequest, no_effect=frozenset())
     if len(member) > LONGEST_USER or not member.strip() or not member.isprintable():
         raise invalid("user", f"The user is {member!r:.60}; accepted: a name of 1 to {LONGEST_USER} characters.")
-    rights = State.of(request).library.rights
+    state = State.of(request)
+    if state.settings.auth == "keys" and member not in {each.id for each in await state.auth.do(Accounts.users)}:
+        raise invalid("user", f"There is no user {member!r:.70}; accepted: the id of a user.", "user_not_found")
+    rights = state.library.rights
 
     def give() -> None:
         if rights.collection(user, number).owner == member:

@@ -11,16 +11,14 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-if TYPE_CHECKING:
-    from app.config import Settings
-
-T = TypeVar("T")
+from app.cli.explained import DataDir, fail, or_explain, settings_of
+from app.cli.keys_commands import keys
+from app.cli.tools_commands import tools
 
 cli = typer.Typer(
     name="ponder",
@@ -189,7 +187,7 @@ def serve(
     threads: Annotated[str | None, _option("CPU threads of the model.", "N", _ENGINE)] = None,
 ) -> None:  # fmt: skip
     """Serve a model: the chat page, its API, and OpenAI's API under /v1."""
-    settings = _settings(
+    settings = settings_of(
         config, serving=True, model=model, host=host, port=port, data_dir=data_dir, served_model_name=served_model_name,
         models=also, router=router, router_gate=router_gate, router_bar=router_bar,
         tool_dialect=tool_dialect, embedder=embedder, max_upload=max_upload, plugins=plugins, searxng=searxng, web=web,
@@ -210,7 +208,7 @@ def serve(
         typer.echo(f"Warning: {name} is set, but is no setting of Ponder's.", err=True)
     from app.cli.serve import serve as run
 
-    _or_explain(run, settings)
+    or_explain(run, settings)
 
 
 @cli.command()
@@ -228,17 +226,11 @@ def chat(
 ) -> None:
     """Chat in the terminal. Ctrl-C stops an answer; /new starts over; /exit leaves."""
     if url is not None and model is not None:
-        _fail("--url and --model exclude each other: a server brings its own model.", 2)
-    settings = None if model is None else _settings(None, model=model)
+        fail("--url and --model exclude each other: a server brings its own model.", 2)
+    settings = None if model is None else settings_of(None, model=model)
     from app.cli.terminal import converse
 
-    _or_explain(converse, url, settings, key)
-
-
-_DataDir = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help=r"Where documents are kept. \[as for `serve`]", show_default=False),
-]
+    or_explain(converse, url, settings, key)
 
 
 @cli.command()
@@ -248,13 +240,13 @@ def index(
         str | None,
         typer.Option(metavar="NAME", help=r"Where to put them; made if need be. \[Documents]", show_default=False),
     ] = None,
-    data_dir: _DataDir = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Index documents, so that chats and searches find them. Again: only what changed is read."""
-    settings = _settings(None, data_dir=data_dir)
+    settings = settings_of(None, data_dir=data_dir)
     from app.cli import library
 
-    raise typer.Exit(_or_explain(library.index, paths, collection, settings))
+    raise typer.Exit(or_explain(library.index, paths, collection, settings))
 
 
 @cli.command()
@@ -266,13 +258,13 @@ def search(
     ] = None,
     rerank: Annotated[bool, typer.Option("--rerank", help="Compare the best word by word: slower.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as POST /api/search answers.")] = False,
-    data_dir: _DataDir = None,
+    data_dir: DataDir = None,
 ) -> None:  # fmt: skip
     """Search the documents that were indexed or uploaded."""
-    settings = _settings(None, data_dir=data_dir)
+    settings = settings_of(None, data_dir=data_dir)
     from app.cli import library
 
-    _or_explain(library.search, query, limit, collection, rerank, as_json, settings)
+    or_explain(library.search, query, limit, collection, rerank, as_json, settings)
 
 
 @cli.command()
@@ -288,10 +280,10 @@ def replay(
     ] = None,
 ) -> None:
     """Make a recorded run again, with what its tools gave back then, and compare the tokens."""
-    settings = _settings(None, model=model)
+    settings = settings_of(None, model=model)
     from app.cli.replay import run
 
-    raise typer.Exit(_or_explain(run, file, settings))
+    raise typer.Exit(or_explain(run, file, settings))
 
 
 evaluations = typer.Typer(name="eval", help="Measure how good Ponder is on your own data.", no_args_is_help=True)
@@ -316,10 +308,10 @@ def eval_retrieval(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")] = False,
 ) -> None:  # fmt: skip
     """Index a judged set and search for its queries: nDCG@10, MRR@10, recall and latency."""
-    settings = _settings(None)
+    settings = settings_of(None)
     from app.cli.evaluation import evaluate
 
-    _or_explain(evaluate, beir, split, rerank, as_json, settings)
+    or_explain(evaluate, beir, split, rerank, as_json, settings)
 
 
 @evaluations.command("reasoning")
@@ -358,123 +350,14 @@ def eval_reasoning(
     ] = None,
 ) -> None:  # fmt: skip
     """Accuracy against tokens spent, for strategies and budgets, on tasks of your own."""
-    settings = _settings(None, model=model)
+    settings = settings_of(None, model=model)
     from app.cli.reasoning import evaluate
 
-    _or_explain(evaluate, tasks, strategy or [], effort or [], n, max_tokens, as_json, plot, settings)
+    or_explain(evaluate, tasks, strategy or [], effort or [], n, max_tokens, as_json, plot, settings)
 
 
-tools = typer.Typer(name="tools", help="The tools that models may call: list them, run one, write one.")
-cli.add_typer(tools, no_args_is_help=True)
-
-_Config = Annotated[
-    Path | None, typer.Option(metavar="FILE", help=r"Configuration file. \[as for `serve`]", show_default=False)
-]
-
-
-@tools.command("list")
-def tools_list(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as GET /api/tools answers.")] = False,
-    data_dir: _DataDir = None,
-    config: _Config = None,
-) -> None:
-    """List the tools there are: name, permission, origin, description."""
-    settings = _settings(config, data_dir=data_dir)
-    from app.cli import tools
-
-    _or_explain(tools.list_tools, as_json, settings)
-
-
-@tools.command("call")
-def tools_call(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool.")],
-    arguments: Annotated[str, typer.Argument(metavar="JSON", help="Its arguments, as a JSON object.")] = "{}",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Approve the call, and ask nothing.")] = False,
-    data_dir: _DataDir = None,
-    config: _Config = None,
-) -> None:
-    """Run one tool and print its result. What writes or executes asks first."""
-    settings = _settings(config, data_dir=data_dir)
-    from app.cli import tools
-
-    raise typer.Exit(_or_explain(tools.call_tool, name, arguments, yes, settings))
-
-
-@tools.command("new")
-def tools_new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool's name, as of a Python function.")],
-    folder: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help=r"Where. \[the plugins' folder]", show_default=False)
-    ] = None,
-    data_dir: _DataDir = None,
-    config: _Config = None,
-) -> None:
-    """Write a plugin and a test of it, to begin with."""
-    settings = _settings(config, data_dir=data_dir)
-    from app.cli import tools
-
-    for file in _or_explain(tools.new_plugin, name, folder, settings):
-        typer.echo(file)
-
-
-@tools.command("mcp")
-def tools_mcp(data_dir: _DataDir = None, config: _Config = None) -> None:
-    """Serve the tools over MCP, on standard input and output."""
-    settings = _settings(config, data_dir=data_dir)
-    from app.cli import tools
-
-    _or_explain(tools.serve_mcp, settings)
-
-
-keys = typer.Typer(name="keys", help="API keys, which a server with --auth keys asks for: make, list, revoke.")
-cli.add_typer(keys, no_args_is_help=True)
-
-
-@keys.command("create")
-def keys_create(
-    user: Annotated[str, typer.Option(metavar="ID", help="Whose; made if need be. `local` is whose all is so far.")],
-    role: Annotated[
-        str | None, typer.Option(metavar="ROLE", help=r"A new user's: operator or user. \[user]", show_default=False)
-    ] = None,
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help=r"Until when, such as 30d or 12h. \[ever]", show_default=False)
-    ] = None,
-    name: Annotated[str, typer.Option(metavar="TEXT", help="What it is for, such as laptop.", show_default=False)] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as POST /api/operator/keys answers.")] = False,
-    data_dir: _DataDir = None,
-    config: _Config = None,
-) -> None:
-    """Make a key and print it. It is not shown again."""
-    settings = _settings(config, data_dir=data_dir)
-    from app.cli import keys
-
-    _or_explain(keys.create, user, role, expires, name, as_json, settings)
-
-
-@keys.command("list")
-def keys_list(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as GET /api/operator/keys answers.")] = False,
-    data_dir: _DataDir = None,
-    config: _Config = None,
-) -> None:
-    """List the keys: whose they are, how they begin, until when they are valid, when they were last used."""
-    settings = _settings(config, data_dir=data_dir)
-    from app.cli import keys
-
-    _or_explain(keys.list_keys, as_json, settings)
-
-
-@keys.command("revoke")
-def keys_revoke(
-    id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, or how it begins, as `keys list` has them.")],
-    data_dir: _DataDir = None,
-    config: _Config = None,
-) -> None:
-    """End a key, and the sessions that it opened. It holds at once, also for a server that runs."""
-    settings = _settings(config, data_dir=data_dir)
-    from app.cli import keys
-
-    _or_explain(keys.revoke, id, settings)
+for group in (tools, keys):
+    cli.add_typer(group, no_args_is_help=True)
 
 
 @cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -482,7 +365,7 @@ def bench(context: typer.Context) -> None:
     """Run the benchmarks; options are passed on (`ponder bench --help` lists them)."""
     sys.path.insert(0, os.getcwd())
     if importlib.util.find_spec("bench") is None or importlib.util.find_spec("bench.__main__") is None:
-        _fail("The benchmarks are not installed here: run this in a checkout of Ponder.", 1)
+        fail("The benchmarks are not installed here: run this in a checkout of Ponder.", 1)
     sys.argv = ["ponder bench", *context.args]
     runpy.run_module("bench", run_name="__main__", alter_sys=False)
 
@@ -495,42 +378,6 @@ def _leave(*_: object) -> NoReturn:
 
 def _joined(values: list[str] | None) -> str | None:
     return ",".join(values) if values else None
-
-
-def _settings(config: Path | None, *, serving: bool = False, **flags: Any) -> Settings:
-    """`serving`: what only a server minds is checked, too."""
-    from app.config import BadSetting, load_settings
-
-    try:
-        settings = load_settings(config, **flags)
-        if serving:
-            settings.check_models()
-        return settings
-    except BadSetting as error:
-        _fail(str(error), 2)
-
-
-def _or_explain(work: Callable[..., T], *arguments: Any) -> T:
-    """What `work` returns; what it refuses becomes a sentence and exit code 1."""
-    from app.config import BadSetting
-
-    try:
-        return work(*arguments)
-    except BadSetting as error:
-        _fail(str(error), 1)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except Exception as error:
-        from engine.errors import EngineError
-
-        if not isinstance(error, EngineError):
-            raise
-        _fail(str(error), 1)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"ponder: {message}", err=True)
-    raise typer.Exit(code)
 
 
 def main() -> None:

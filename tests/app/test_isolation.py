@@ -26,7 +26,7 @@ from app.page import Page
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, client_of, key_of
-from tests.app.library import add
+from tests.app.library import add, error
 from tools.grants import Grant
 
 SECRET = "Zanzibar"  # in all that is bob's
@@ -200,6 +200,8 @@ def test_sharing_a_collection_opens_that_and_nothing_else(two: Two) -> None:
     number = two.bob.post("/api/collections", json={"name": "shared"}).json()["id"]
     document = add(two.bob, "shared.txt", "For alice too.", collection=number)
     two.bob.put(f"/api/collections/{number}/members/alice", json={"role": "reader"})
+    nobody = two.bob.put(f"/api/collections/{number}/members/nobody", json={"role": "reader"})
+    error(nobody, 400, "user_not_found", "user")
     listed = two.alice.get("/api/documents").json()["documents"]
     assert [each["id"] for each in listed] == [document["id"]]
     two.bob.delete(f"/api/collections/{number}")

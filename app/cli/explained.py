@@ -1,0 +1,63 @@
+"""What the commands have in common: where settings come from, and what is refused told in a sentence.
+
+Imports nothing that `ponder --help` has no use for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from app.config import Settings
+
+T = TypeVar("T")
+
+DataDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR", help=r"Where chats, documents and users are kept. \[as for `serve`]", show_default=False
+    ),
+]
+Config = Annotated[
+    Path | None, typer.Option(metavar="FILE", help=r"Configuration file. \[as for `serve`]", show_default=False)
+]
+
+
+def settings_of(config: Path | None, *, serving: bool = False, **flags: Any) -> Settings:
+    """`serving`: what only a server minds is checked, too."""
+    from app.config import BadSetting, load_settings
+
+    try:
+        settings = load_settings(config, **flags)
+        if serving:
+            settings.check_models()
+        return settings
+    except BadSetting as error:
+        fail(str(error), 2)
+
+
+def or_explain(work: Callable[..., T], *arguments: Any) -> T:
+    """What `work` returns; what it refuses becomes a sentence and exit code 1."""
+    from app.config import BadSetting
+
+    try:
+        return work(*arguments)
+    except BadSetting as error:
+        fail(str(error), 1)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except Exception as error:
+        from engine.errors import EngineError
+
+        if not isinstance(error, EngineError):
+            raise
+        fail(str(error), 1)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"ponder: {message}", err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,58 @@
+"""The words of `ponder keys`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app.cli.explained import Config, DataDir, or_explain, settings_of
+
+keys = typer.Typer(name="keys", help="API keys, which a server with --auth keys asks for: make, list, revoke.")
+
+
+@keys.command("create")
+def keys_create(
+    user: Annotated[str, typer.Option(metavar="ID", help="Whose; made if need be. `local` is whose all is so far.")],
+    role: Annotated[
+        str | None, typer.Option(metavar="ROLE", help=r"A new user's: operator or user. \[user]", show_default=False)
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help=r"Until when, such as 30d or 12h. \[ever]", show_default=False)
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="TEXT", help="What it is for, such as laptop.", show_default=False)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as POST /api/operator/keys answers.")] = False,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Make a key and print it. It is not shown again."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.create, user, role, expires, name, as_json, settings)
+
+
+@keys.command("list")
+def keys_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as GET /api/operator/keys answers.")] = False,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """List the keys: whose they are, how they begin, until when they are valid, when they were last used."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.list_keys, as_json, settings)
+
+
+@keys.command("revoke")
+def keys_revoke(
+    id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, or how it begins, as `keys list` has them.")],
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """End a key, and the sessions that it opened. It holds at once, also for a server that runs."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.revoke, id, settings)
