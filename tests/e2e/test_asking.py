@@ -336,6 +336,8 @@ def test_all_of_it_works_by_keyboard_alone(page: Page, fake: FakeServer) -> None
     expect(control(page, "Thinking")).to_be_focused()
     box.focus()
     page.keyboard.press("Shift+Tab")
+    expect(page.get_by_role("button", name="Add files")).to_be_focused()
+    page.keyboard.press("Shift+Tab")
     expect(reset(page)).to_be_focused()
     page.keyboard.press("Enter")
     expect(box).to_be_focused()
