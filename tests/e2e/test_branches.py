@@ -34,7 +34,7 @@ def branching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 @pytest.fixture
 def server(branching: RealServer) -> Iterator[RealServer]:
     yield branching
-    branching.cancel_all()
+    branching.as_new()
 
 
 @pytest.fixture

@@ -39,12 +39,12 @@ def listing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 @pytest.fixture
 def server(listing: RealServer) -> Iterator[RealServer]:
     yield listing
-    listing.cancel_all()
     while chats := listing.http.get("/api/chats?limit=500").json()["chats"]:
         for chat in chats:
             listing.http.delete(f"/api/chats/{chat['id']}")
     for folder in listing.http.get("/api/folders").json()["folders"]:
         listing.http.delete(f"/api/folders/{folder['id']}")
+    listing.as_new()
 
 
 @pytest.fixture

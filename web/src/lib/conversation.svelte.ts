@@ -14,7 +14,7 @@ import {
   type StartedRun,
 } from "./api";
 import type { Wishes } from "./asking/settings";
-import { keepDraft } from "./drafts";
+import { keepDraft, placeOf } from "./drafts";
 import { failureOf, Reply, type Question } from "./reply.svelte";
 import { strings } from "./strings";
 
@@ -109,7 +109,7 @@ export class Conversation {
         await this.#notTaken(error, signal);
         return false;
       }
-      if (signal.aborted) keepDraft(at ?? "new", content); // another chat is shown by now
+      if (signal.aborted) keepDraft(placeOf(at), content); // another chat is shown by now
       reply.fail(failureOf(error));
       this.#announce(reply);
     }

@@ -2,6 +2,8 @@
  * Words that were written and not sent, kept in this browser until they are: one draft a place, such as a chat. The
  * oldest go when there are too many. Knows nothing of where they are written.
  */
+import { session } from "./session.svelte";
+
 const PREFIX = "ponder.draft.";
 const MOST = 50;
 
@@ -9,6 +11,9 @@ interface Kept {
   readonly words: string;
   readonly at: number; // ms
 }
+
+/** Where a message to a chat is written. A chat that is not there yet is each user's own. */
+export const placeOf = (chatId: string | null): string => chatId ?? `new.${session.me?.id ?? "local"}`;
 
 export function draftOf(place: string): string {
   return read(PREFIX + place)?.words ?? "";

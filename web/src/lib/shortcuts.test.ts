@@ -8,6 +8,8 @@ const press = (key: string, held: Partial<Pressed> = {}): Pressed => ({
 test.each([
   [press("k", { ctrlKey: true }), "search"],
   [press("K", { ctrlKey: true }), "search"], // with Caps Lock
+  [press("z", { ctrlKey: true }), "undo"],
+  [press("z", { ctrlKey: true, shiftKey: true }), null], // does again what was undone
   [press("O", { ctrlKey: true, shiftKey: true }), "newChat"],
   [press("o", { ctrlKey: true }), null],
   [press("k", { ctrlKey: true, altKey: true }), null], // AltGr

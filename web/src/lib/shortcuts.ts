@@ -15,6 +15,7 @@ export const SHORTCUTS = {
   write: { key: "Escape", shift: true },
   above: { key: "ArrowUp", alt: true },
   below: { key: "ArrowDown", alt: true },
+  undo: { key: "z", mod: true },
   help: { key: "/", mod: true },
 } as const satisfies Record<string, Chord>;
 

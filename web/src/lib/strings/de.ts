@@ -83,6 +83,7 @@ export const de: Strings = {
     search: "Chats durchsuchen",
     above: "Der Chat darüber in der Liste",
     below: "Der Chat darunter",
+    undo: "Löschen rückgängig machen",
     help: "Diese Übersicht",
   },
   keyNames: { ctrl: "Strg", shift: "Umschalt" },

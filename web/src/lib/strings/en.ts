@@ -77,6 +77,7 @@ export const en = {
     search: "Search the chats",
     above: "The chat above in the list",
     below: "The chat below",
+    undo: "Take back a deletion",
     help: "This page of keys",
   },
   keyNames: { ctrl: "Ctrl", shift: "Shift" },
