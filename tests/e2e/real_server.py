@@ -31,7 +31,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, as a network t
 
 
 class Wire:
-    """A relay to a server's port. Cut, it resets what is open and what comes."""
+    """A relay to a server's port. Cut, it resets what is open and what comes; mute, what the server would answer."""
 
     def __init__(self, port: int) -> None:
         self._to = ("127.0.0.1", port)
@@ -39,7 +39,7 @@ class Wire:
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._whole = True
-        self._closing = False
+        self._mute = False
         self.bytes = 0  # relayed to the browser
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -48,8 +48,12 @@ class Wire:
         self._whole = False
         self.drop()
 
+    def mute(self) -> None:
+        """What the browser sends arrives, what the server answers does not."""
+        self._mute = True
+
     def mend(self) -> None:
-        self._whole = True
+        self._whole, self._mute = True, False
 
     def drop(self) -> None:
         """Reset what is open; the wire stays whole."""
@@ -65,7 +69,6 @@ class Wire:
             return len(self._open) // 2
 
     def close(self) -> None:
-        self._closing = True
         self._listener.close()
         self.drop()
 
@@ -94,7 +97,7 @@ class Wire:
             while True:
                 for end in select.select([near, far], [], [])[0]:
                     data = end.recv(65536)
-                    if not data:
+                    if not data or (self._mute and end is far):
                         raise OSError
                     (near if end is far else far).sendall(data)
                     self.bytes += len(data) if end is far else 0

@@ -134,6 +134,26 @@ def test_a_wire_that_is_cut_and_whole_again_is_taken_up_by_itself(page: Page, se
     same_as_stored(page, server, run)
 
 
+def test_a_question_whose_answer_got_lost_is_asked_once(page: Page, server: RealServer, watch: Watch) -> None:
+    watch.expect_errors()
+    page.goto(server.url)
+    ask(page, "think once")
+    settled(page)
+    server.wire.mute()
+    ask(page, "tale of it")
+    until_it_says(page, "The server cannot be reached.")
+    chat = f"/api/chats/{page.url.rsplit('/', 1)[-1]}"
+    while server.http.get(chat).json()["active_run_id"] is not None:  # it was asked, and is answered unheard
+        page.wait_for_timeout(20)
+    server.wire.mend()
+    page.get_by_role("button", name="Retry").last.click()
+    settled(page)
+    assert shown(page) == TALE
+    messages = server.http.get(chat).json()["messages"]
+    assert [each["content"] for each in messages] == ["think once", "So it is.", "tale of it", TALE]
+    assert [len(each["siblings"]) for each in messages] == [1, 1, 1, 1]  # nor is it asked in another branch
+
+
 def test_a_reload_in_mid_stream_loses_and_doubles_nothing(page: Page, server: RealServer) -> None:
     server.turn(step_s=0.005)
     chat, run = server.ask("tale of it")

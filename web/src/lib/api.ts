@@ -180,8 +180,9 @@ export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
   return (await (await request(path, signal ? { signal } : {})).json()) as T;
 }
 
-export function send(method: string, path: string, body: object): Promise<Response> {
-  return request(path, { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+export function send(method: string, path: string, body: object, more: Record<string, string> = {}): Promise<Response> {
+  const headers = { "content-type": "application/json", ...more };
+  return request(path, { method, headers, body: JSON.stringify(body) });
 }
 
 export const post = (path: string, body: object): Promise<Response> => send("POST", path, body);
@@ -226,9 +227,15 @@ export async function changeChat(id: string, change: ChatChange): Promise<ChatSu
   return (await (await send("PATCH", chatPath(id), change)).json()) as ChatSummary;
 }
 
-export async function startRun(chatId: string, place: Place, wishes: Wishes): Promise<StartedRun> {
-  return (await (await post(`${chatPath(chatId)}/runs`, { ...place, ...wishes })).json()) as StartedRun;
+/** However often it is sent with one `key`, it is taken once. */
+export async function startRun(chatId: string, place: Place, wishes: Wishes, key: string): Promise<StartedRun> {
+  const sent = send("POST", `${chatPath(chatId)}/runs`, { ...place, ...wishes }, { "idempotency-key": key });
+  return (await (await sent).json()) as StartedRun;
 }
+
+/** A key for a request that must not be taken twice. */
+export const newKey = (): string =>
+  [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 export async function cancelRun(id: string): Promise<void> {
   await post(`${runPath(id)}/cancel`, {});

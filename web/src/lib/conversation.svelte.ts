@@ -7,6 +7,7 @@ import {
   changeChat,
   createChat,
   getChat,
+  newKey,
   startRun,
   type Chat,
   type ChatSummary,
@@ -15,7 +16,7 @@ import {
 } from "./api";
 import type { Wishes } from "./asking/settings";
 import { keepDraft, placeOf } from "./drafts";
-import { failureOf, Reply, type Question } from "./reply.svelte";
+import { failureOf, Reply, type Attempt, type Question } from "./reply.svelte";
 import { strings } from "./strings";
 
 export { Reply, type Question };
@@ -76,7 +77,7 @@ export class Conversation {
   }
 
   /** Ask, after what is shown. False when the words were not taken, and why is said. */
-  async send(content: string): Promise<boolean> {
+  async send(content: string, attempt: Attempt = { key: newKey(), wishes: this.wishes() }): Promise<boolean> {
     if (this.phase !== "ready") return false;
     if (this.busy) {
       this.notice = strings.busyHere;
@@ -88,6 +89,7 @@ export class Conversation {
     const after = before.findLast((message) => message.id !== null);
     const question: Question = { role: "user", key: this.#key(), id: null, siblings: [], content };
     const reply = new Reply(this.#key(), content);
+    reply.attempt = attempt;
     this.messages = [...before, question, reply];
     this.announcement = strings.thinking;
     try {
@@ -102,7 +104,7 @@ export class Conversation {
         }
       }
       const place = after?.role === "assistant" ? { content, parent_id: after.id } : { content };
-      this.#begun(question, reply, await startRun(id, place, this.wishes()), signal);
+      this.#begun(question, reply, await startRun(id, place, attempt.wishes, attempt.key), signal);
     } catch (error) {
       if (error instanceof ApiError && !signal.aborted && error.status >= 400 && error.status < 500) {
         this.messages = before;
@@ -183,7 +185,7 @@ export class Conversation {
     if (this.busy) return true;
     if (!reply.unsent) return this.again(reply);
     this.messages = this.messages.slice(0, this.messages.indexOf(reply) - 1);
-    return this.send(reply.question);
+    return this.send(reply.question, reply.attempt ?? undefined); // perhaps the server has it, and its word got lost
   }
 
   get #unsent(): boolean {
@@ -199,7 +201,7 @@ export class Conversation {
     }
     this.notice = "";
     try {
-      const started = await startRun(this.id, place, this.wishes());
+      const started = await startRun(this.id, place, this.wishes(), newKey());
       if (signal.aborted) return true;
       const reply = new Reply(this.#key(), question.content);
       reply.siblings = answers;

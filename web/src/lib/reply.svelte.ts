@@ -4,6 +4,7 @@
  */
 import { answerQuestion, ApiError, cancelRun, decide, type Decision, type Scope, type StoredMessage } from "./api";
 import { EMPTY, failed, fromStored, reduce, type Answer, type Failure } from "./answer";
+import type { Wishes } from "./asking/settings";
 import { follow, type Link } from "./events";
 import type { RunEvent } from "./protocol";
 import { strings } from "./strings";
@@ -16,6 +17,12 @@ export interface Question {
   readonly content: string;
 }
 
+/** How an answer was asked for, to ask for the very same once more. */
+export interface Attempt {
+  readonly key: string;
+  readonly wishes: Wishes;
+}
+
 /** An answer and its road from the server to the screen. */
 export class Reply {
   readonly role = "assistant";
@@ -25,6 +32,7 @@ export class Reply {
   id = $state<string | null>(null);
   siblings = $state.raw<readonly string[]>([]);
   askedAt: number | null = Date.now(); // local, ms, if asked here; for as long as the server's clock is not known
+  attempt: Attempt | null = null; // if asked here
   runId: string | null = null;
   #answer: Answer = EMPTY;
   #frame = 0;
