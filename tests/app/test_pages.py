@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+import socket
+import threading
+from concurrent.futures import wait
+from typing import Any
 
 import httpx
 import pytest
+from pebble import ProcessFuture
 from PIL import Image
 
 from tests.app.conftest import Server
 from tests.app.library import DAM, add, error
+from tests.app.test_collections import user
 from tests.retrieval.made import LEADING, SIZE, TOP, pdf, pptx
 
 WIDE, HIGH = 612, 792  # points, of the PDFs made here
@@ -25,6 +31,11 @@ def picture(http: httpx.Client, document: int, page: int, **query: int) -> Image
     reply = http.get(f"/api/documents/{document}/pages/{page}", params=query)
     assert reply.status_code == 200 and reply.headers["content-type"] == "image/png", reply.text
     return Image.open(io.BytesIO(reply.content)).convert("L")
+
+
+def darkest(image: Image.Image) -> int:
+    """0 to 255."""
+    return next(level for level, pixels in enumerate(image.histogram()) if pixels)
 
 
 def test_pages_have_their_characters_and_their_size(ana: httpx.Client, dam: int) -> None:
@@ -50,9 +61,9 @@ def test_a_page_is_drawn_as_wide_as_asked_and_a_box_is_on_its_words(ana: httpx.C
     start = text.index("1931")
     (box,) = ana.get(f"/api/documents/{dam}/boxes?start={start}&end={start + 4}").json()["boxes"]
     inside = round(box["left"]), round(HIGH - box["top"]), round(box["right"]), round(HIGH - box["bottom"])
-    assert shown.crop(inside).getextrema()[0] < 100  # ink
+    assert darkest(shown.crop(inside)) < 100  # ink
     below = TOP - 2 * LEADING - SIZE
-    assert shown.crop((0, round(HIGH - below), WIDE, HIGH)).getextrema()[0] == 255
+    assert darkest(shown.crop((0, round(HIGH - below), WIDE, HIGH))) == 255
     assert picture(ana, dam, 2).width == 1200
 
 
@@ -108,3 +119,33 @@ def test_a_broken_page_is_said_to_be(ana: httpx.Client, shelf: Server) -> None:
     for path in set(folder.iterdir()) - before:
         path.write_bytes(b"%PDF-1.7\nbroken")
     assert "damaged" in error(ana.get(f"/api/documents/{document}/pages/1"), 422, "unreadable_page")
+
+
+def test_pages_that_nobody_waits_for_are_not_drawn(
+    ana: httpx.Client, shelf: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tall = pdf([[DAM]]).replace(b"[0 0 612 792]", b"[0 0 61 8000]")
+    document = int(add(ana, "tall.pdf", tall)["id"])
+    library = shelf.app.state.ponder.library
+    drawings, begin, enough = list[ProcessFuture[bytes]](), library.draw, threading.Event()
+
+    def noted(*given: Any) -> ProcessFuture[bytes]:
+        drawings.append(begin(*given))
+        if len(drawings) == 6:
+            enough.set()
+        return drawings[-1]
+
+    monkeypatch.setattr(library, "draw", noted)
+    request = (
+        f"GET /api/documents/{document}/pages/1?width=3000 HTTP/1.1\r\nHost: 127.0.0.1\r\nX-User: {user(ana)}\r\n\r\n"
+    )
+    address = httpx.URL(shelf.url)
+    readers = [socket.create_connection((address.host, address.port)) for _ in range(6)]
+    for reader in readers:
+        reader.sendall(request.encode())
+    assert enough.wait(20)
+    for reader in readers:
+        reader.close()
+    wait(drawings, 20)
+    assert sum(drawing.cancelled() for drawing in drawings) >= 3  # the first few may be drawn by then
+    assert picture(ana, document, 1, width=100).width == 100

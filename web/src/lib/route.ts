@@ -12,6 +12,13 @@ export function placeOf(pathname: string): Place {
 export const chatIdOf = ({ page, rest }: Place): string | null => (page === null ? (rest[0] ?? null) : null);
 export const pathOf = (chatId: string | null): string => (chatId === null ? "/" : `/c/${encodeURIComponent(chatId)}`);
 
+/** Go to a place by its link, unless the browser is asked for a tab or a window of its own. */
+export function follow(event: MouseEvent, go: () => void): void {
+  if (event.metaKey || event.ctrlKey || event.shiftKey || event.button !== 0) return;
+  event.preventDefault();
+  go();
+}
+
 function decode(part: string): string {
   try {
     return decodeURIComponent(part);
