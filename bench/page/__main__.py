@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,12 +17,13 @@ from typing import Any
 
 from bench import hardware
 from bench.page import cutting, frames, lighthouse, loading, painting, stopping
+from bench.page.browsing import Json
 from hatch_build import build_page
 
 RESULTS = Path(__file__).parents[1] / "results"
 WEB = Path(__file__).parents[2] / "web"
 
-PARTS: dict[str, Callable[[], Any]] = {  # Any: plain JSON
+PARTS: dict[str, Callable[[], Json]] = {
     "size": loading.size,
     "first paint": loading.first_paint,
     "event to paint": painting.event_to_paint,
@@ -43,8 +45,8 @@ def main() -> None:
     made: dict[str, Any] = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     made["hardware"] = hardware.describe()
     for name in options.only or PARTS:
-        began = time.monotonic()
-        made[name] = PARTS[name]()
+        began, load = time.monotonic(), os.getloadavg()[0]
+        made[name] = {**PARTS[name](), "load_before": round(load, 1)}  # of the machine: what others did beside it
         text = json.dumps(made, indent=1, ensure_ascii=False)
         options.out.write_text(text + "\n", encoding="utf-8")
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ import { answerQuestion, ApiError, cancelRun, decide, type Decision, type Scope,
 import { EMPTY, failed, fromStored, reduce, type Answer, type Failure } from "./answer";
 import type { Wishes } from "./asking/settings";
 import { follow, type Link } from "./events";
+import { Frames } from "./frames";
 import type { RunEvent } from "./protocol";
 import { strings } from "./strings";
 
@@ -35,7 +36,7 @@ export class Reply {
   attempt: Attempt | null = null; // if asked here
   runId: string | null = null;
   #answer: Answer = EMPTY;
-  #frame = 0;
+  readonly #frames = new Frames();
   #whole = false; // its log was read, or is being read
   #signal: AbortSignal | null = null;
 
@@ -134,12 +135,11 @@ export class Reply {
   #show(answer: Answer): void {
     this.#answer = answer;
     if (document.hidden) this.#flush(); // no frames come to a hidden page
-    else this.#frame ||= requestAnimationFrame(() => this.#flush());
+    else this.#frames.ask(() => this.#flush());
   }
 
   #flush(): void {
-    cancelAnimationFrame(this.#frame);
-    this.#frame = 0;
+    this.#frames.cancel();
     this.shown = this.#answer;
   }
 }
