@@ -28,7 +28,9 @@ STORY = (
     "Work on the dam at Orsk began in 1928. The dam of Orsk was finished in 1931. The city of Orsk paid for the dam."
 )
 QUESTION = "When was the dam of Orsk finished?"
-FROM_ALL = """localStorage.setItem("ponder.settings", JSON.stringify({ collections: "all", temperature: 0 }))"""
+FROM_ALL = """localStorage.setItem(
+    "ponder.settings", JSON.stringify({ collections: "all", sampling: { temperature: 0 } })
+)"""
 
 
 def ask(page: Page, words: str) -> Locator:
