@@ -115,7 +115,7 @@ def test_words_begun_in_a_question_are_not_lost(page: Page, server: RealServer) 
 
 def test_a_question_too_long_is_refused_with_the_limit_and_stays(page: Page, server: RealServer, watch: Watch) -> None:
     watch.expect_errors()
-    long = "x" * 20_000
+    long = "of " * 6_666 + "it"
     ask(page, long)
     told = page.get_by_role("main").get_by_text("content has 20000 tokens; accepted: fewer than 16384")
     expect(told).to_be_visible()
