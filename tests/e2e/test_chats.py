@@ -223,6 +223,7 @@ def test_words_are_found_in_titles_and_in_any_branch(page: Page, server: RealSer
     server.http.post("/api/chats/import", json=sent)
     kept(server, "Granite countertops", "Other")
     page.goto(server.url)
+    expect(box(page)).to_be_focused()
     page.keyboard.press("Control+k")
     search = page.get_by_role("searchbox", name="Search chats")
     expect(search).to_be_focused()

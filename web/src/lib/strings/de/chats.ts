@@ -27,7 +27,6 @@ export const branch: typeof Branch = {
 
 export const list: typeof List = {
   search: "Chats durchsuchen",
-  clear: "Suche leeren",
   found: (n) => (n === 0 ? "Nichts gefunden" : many(n, "Chat gefunden", "Chats gefunden")),
   nothing: (query) => `Kein Chat enthält „${query}“ im Titel oder in den Nachrichten.`,
   searchFailed: "Die Suche hat nicht geklappt.",

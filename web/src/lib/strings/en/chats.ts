@@ -25,7 +25,6 @@ export const branch = {
 
 export const list = {
   search: "Search chats",
-  clear: "Clear the search",
   found: (n: number) => (n === 0 ? "Nothing found" : many(n, "chat found", "chats found")),
   nothing: (query: string) => `No chat has “${query}” in its title or its messages.`,
   searchFailed: "The search did not work.",
