@@ -1,9 +1,26 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vitest/config";
 
+interface Modules {
+  getModuleInfo(id: string): { isEntry: boolean; importers: string[] } | null;
+}
+
+/**
+ * What the first screen is made by is one file: over HTTP/1.1 and a slow network each further one is another wait. That
+ * is all that the entry imports, and what that imports; what is imported when it is needed stays apart.
+ */
+function initial(id: string, modules: Modules, seen = new Set<string>()): string | null {
+  if (seen.has(id)) return null;
+  seen.add(id);
+  const info = modules.getModuleInfo(id);
+  const isInitial = info?.isEntry || info?.importers.some((importer) => initial(importer, modules, seen) !== null);
+  return isInitial ? "initial" : null;
+}
+
 export default defineConfig({
   plugins: [svelte()],
   build: {
+    rolldownOptions: { output: { codeSplitting: { groups: [{ name: initial }] } } },
     target: "es2022",
     cssTarget: ["chrome123", "firefox120", "safari17.5"], // the first with light-dark()
     assetsInlineLimit: 0, // data: URLs would need holes in the content security policy
