@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.app.chatting import file, message
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.real_server import RealServer, running
 from tests.e2e.scripted_model import write_scripted
@@ -249,6 +250,22 @@ def test_words_not_sent_are_kept_for_their_chat(page: Page, server: RealServer) 
     expect(box(page)).to_have_value("")
     page.get_by_role("link", name="New chat").click()
     expect(box(page)).to_have_value("")
+
+
+def test_a_chat_that_ends_with_a_question_goes_on(page: Page, server: RealServer, watch: Watch) -> None:
+    watch.expect_errors()
+    sent = file(message("a", None, "user", "red nobody answered"))
+    chat = server.http.post("/api/chats/import", json=sent).json()["chat_ids"][0]
+    opened(page, server, chat)
+    ask(page, "blue instead")
+    expect(page.get_by_role("main").get_by_text("regenerate answers a question")).to_be_visible()
+    expect(box(page)).to_have_value("blue instead")
+    page.get_by_role("button", name="Answer this").click()
+    expect(reply(page)).to_contain_text("red.")
+    expect(page.get_by_role("button", name="Answer this")).to_have_count(0)
+    settled(page)
+    box(page).press("Enter")
+    expect(reply(page)).to_contain_text("blue.")
 
 
 def test_a_long_question_can_be_seen_whole(page: Page, server: RealServer) -> None:

@@ -127,12 +127,18 @@ export class Conversation {
     return this.#branch(this.messages.slice(0, at), edited, [], { content, parent_id: parent });
   }
 
-  /** Answer a question once more, beside the answers that it has. Returns as `edit` does. */
+  /** Answer a question once more, beside the answers that it has, if any. Returns as `edit` does. */
+  async answer(question: Question): Promise<boolean> {
+    const at = this.messages.indexOf(question);
+    if (at < 0 || question.id === null) return false;
+    const answers = this.messages[at + 1]?.siblings ?? [];
+    return this.#branch(this.messages.slice(0, at), question, answers, { regenerate: question.id });
+  }
+
+  /** Make an answer again. Returns as `edit` does. */
   async again(reply: Reply): Promise<boolean> {
-    const at = this.messages.indexOf(reply);
-    const question = this.messages[at - 1];
-    if (question?.role !== "user" || question.id === null) return false;
-    return this.#branch(this.messages.slice(0, at - 1), question, reply.siblings, { regenerate: question.id });
+    const question = this.messages[this.messages.indexOf(reply) - 1];
+    return question?.role === "user" && this.answer(question);
   }
 
   /** Show the branch that leads over a message. False when that could not be done, and why is said. */

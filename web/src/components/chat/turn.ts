@@ -6,5 +6,6 @@ export interface Turn {
   say: (notice: string) => void;
   edit: (question: Question, content: string) => Promise<boolean>; // false: not taken
   again: (reply: Reply) => void;
+  answer: (question: Question) => void; // which has no answer
   show: (messageId: string, step: number) => void; // another message in its place, so many steps on
 }

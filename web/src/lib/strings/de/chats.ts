@@ -20,6 +20,7 @@ export const branch: typeof Branch = {
   save: "Neu fragen",
   cancel: "Abbrechen",
   again: "Noch einmal antworten",
+  answer: "Darauf antworten",
   copyQuestion: "Frage kopieren",
   whole: "Alles zeigen",
   less: "Weniger zeigen",

@@ -18,6 +18,7 @@ export const branch = {
   save: "Ask again",
   cancel: "Cancel",
   again: "Answer again",
+  answer: "Answer this",
   copyQuestion: "Copy the question",
   whole: "Show all",
   less: "Show less",
