@@ -53,15 +53,24 @@ const loading = new Map<string, Promise<void>>();
 function load(language: string, fetchLanguage: Load): Promise<void> {
   let pending = loading.get(language);
   if (pending === undefined) {
-    pending = Promise.all([import("highlight.js/lib/core"), fetchLanguage()]).then(([hljs, definition]) => {
+    pending = Promise.all([import("highlight.js/lib/core"), fetchLanguage()]).then(async ([hljs, definition]) => {
+      await pause();
+      hljs.default.registerLanguage(language, definition.default);
+      hljs.default.highlight("", { language }); // makes its grammar ready, which is most of the work
+      await pause();
       core = hljs.default;
-      core.registerLanguage(language, definition.default);
     });
     loading.set(language, pending);
     pending.catch(() => loading.delete(language)); // offline: the next block may try again
   }
   return pending;
 }
+
+/** Lets the page be painted, and go on after that. */
+const pause = (): Promise<void> => new Promise((resume) => setTimeout(resume));
+
+/** Is it text and spans with classes alone, as the highlighter writes it? Anything else goes through the sanitiser. */
+export const onlySpans = (html: string): boolean => !html.replace(/<span class="[\w -]*">|<\/span>/g, " ").includes("<");
 
 /** Colour every block of code under `root`: at once when the language is here, else when it has come. */
 export function highlight(root: HTMLElement): void {
@@ -72,7 +81,9 @@ export function highlight(root: HTMLElement): void {
     const text = code.textContent;
     if (fetchLanguage === undefined || text.length > LONGEST) continue;
     const paint = (): void => {
-      if (core !== null) code.innerHTML = sanitise(core.highlight(text, { language, ignoreIllegals: true }).value);
+      if (core === null || !code.isConnected) return; // replaced by a longer one meanwhile
+      const html = core.highlight(text, { language, ignoreIllegals: true }).value;
+      code.innerHTML = onlySpans(html) ? html : sanitise(html);
     };
     if (core?.getLanguage(language)) paint();
     else load(language, fetchLanguage).then(paint, () => undefined);
