@@ -14,7 +14,7 @@ from tests.e2e.scripted_model import write_scripted
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Locator, Page, expect  # noqa: E402  (after the skip above)
+from playwright.sync_api import Locator, Page, Route, expect  # noqa: E402  (after the skip above)
 
 from tests.e2e.real_pages import ask, box, opened, reply, settled, shown  # noqa: E402
 
@@ -252,11 +252,31 @@ def test_words_not_sent_are_kept_for_their_chat(page: Page, server: RealServer) 
     expect(box(page)).to_have_value("")
 
 
+def test_what_is_asked_before_the_session_is_known_is_not_lost(page: Page, server: RealServer) -> None:
+    held: list[Route] = []
+    page.route("**/api/session", lambda route: held.append(route))
+    page.goto(server.url)
+    ask(page, "red at once")
+    expect(reply(page)).to_contain_text("red.")
+    for route in held:
+        route.continue_()
+    expect(page.get_by_role("link", name="red at once")).to_be_visible()
+    expect(reply(page)).to_contain_text("red.")
+    page.reload()
+    expect(page.get_by_text("Loading the chat…")).to_be_visible()
+    box(page).fill("too early")
+    box(page).press("Enter")
+    held[-1].continue_()
+    expect(reply(page)).to_contain_text("red.")
+    expect(box(page)).to_have_value("too early")
+
+
 def test_a_chat_that_ends_with_a_question_goes_on(page: Page, server: RealServer, watch: Watch) -> None:
     watch.expect_errors()
     sent = file(message("a", None, "user", "red nobody answered"))
     chat = server.http.post("/api/chats/import", json=sent).json()["chat_ids"][0]
     opened(page, server, chat)
+    expect(question(page)).to_be_visible()
     ask(page, "blue instead")
     expect(page.get_by_role("main").get_by_text("regenerate answers a question")).to_be_visible()
     expect(box(page)).to_have_value("blue instead")

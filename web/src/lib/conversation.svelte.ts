@@ -55,6 +55,17 @@ export class Conversation {
     private readonly refused: (error: ApiError) => boolean,
   ) {}
 
+  /** A chat will be opened: until then nothing is sent, and what is written is its draft. */
+  expect(id: string): void {
+    this.id = id;
+    this.phase = "loading";
+  }
+
+  /** Is that chat still to be opened? */
+  expects(id: string): boolean {
+    return this.id === id && this.phase === "loading";
+  }
+
   /** Show a chat, or an empty new one. An answer under way goes on without being watched. */
   async open(id: string | null): Promise<void> {
     const signal = this.#enter();
