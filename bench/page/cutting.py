@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.e2e.real_server import RealServer
 
 LONG = "\n\n".join(" ".join(f"Sentence {i * 6 + j} of this." for j in range(6)) for i in range(260))
-STEP_S = 0.02  # of the engine: the answer takes longer than all cuts
+STEP_S = 0.06  # of the engine: the answer takes longer than all cuts
 BETWEEN_S = 0.4  # at most, from an open stream to its cut
 
 
@@ -29,8 +29,8 @@ def cut(page: Page, server: RealServer, *, times: int, seed: int) -> Json:
     page.on("response", lambda response: _count(streams, response))
     page.goto(f"{server.url}/c/{chat}")
     for number in range(times):
-        while streams[0] <= number:
-            page.wait_for_timeout(5)
+        while streams[0] <= number and server.snapshot(run)["status"] == "running":
+            page.wait_for_timeout(20)
         page.wait_for_timeout(random.uniform(0, BETWEEN_S) * 1000)
         server.wire.drop()
     still = server.snapshot(run)["status"] == "running"
