@@ -1,8 +1,8 @@
 /** The server's HTTP interface, typed. Knows nothing of the page. */
+import type { Schema, Value } from "./asking/options";
+import type { Sampling } from "./asking/sampling";
 import { clock } from "./clock";
-import type { Schema } from "./asking/options";
 import type { Usage } from "./protocol";
-import type { Wishes } from "./asking/settings";
 
 export interface ServerInfo {
   version: string;
@@ -65,6 +65,18 @@ export interface StartedRun {
 export type Place = { content: string; parent_id?: string | null } | { regenerate: string };
 
 export type Effort = "none" | "minimal" | "low" | "medium" | "high" | "xhigh";
+
+/** How an answer is to be made, as fields of a run's request. */
+export interface Wishes extends Sampling {
+  model?: string;
+  reasoning_effort?: Effort;
+  strategy?: string;
+  strategy_options?: Record<string, Value>;
+  tools?: "all" | readonly string[];
+  collections?: "all" | readonly number[];
+  system?: string;
+  max_tokens?: number;
+}
 
 /** How much an answer may think. */
 export interface Budget {

@@ -13,8 +13,8 @@ import {
   type ChatSummary,
   type Place,
   type StartedRun,
+  type Wishes,
 } from "./api";
-import type { Wishes } from "./asking/settings";
 import { keepDraft, placeOf } from "./drafts";
 import { failureOf, Reply, type Attempt, type Question } from "./reply.svelte";
 import { strings } from "./strings";

@@ -2,9 +2,17 @@
  * A question, and an answer on its road from the server to the screen. Events are folded in as they come and shown once
  * an animation frame, so a replay of thousands costs one rendering.
  */
-import { answerQuestion, ApiError, cancelRun, decide, type Decision, type Scope, type StoredMessage } from "./api";
+import {
+  answerQuestion,
+  ApiError,
+  cancelRun,
+  decide,
+  type Decision,
+  type Scope,
+  type StoredMessage,
+  type Wishes,
+} from "./api";
 import { EMPTY, failed, fromStored, reduce, type Answer, type Failure } from "./answer";
-import type { Wishes } from "./asking/settings";
 import { follow, type Link } from "./events";
 import { Frames } from "./frames";
 import type { RunEvent } from "./protocol";

@@ -1,5 +1,5 @@
 /** How the next answers are to be made: chosen on the page, kept in this browser, held against what the server has. */
-import { ApiError, getCollections, getModels, getStrategies, getTools } from "../api";
+import { ApiError, getCollections, getModels, getStrategies, getTools, type Wishes } from "../api";
 import {
   DEFAULT,
   differs,
@@ -12,7 +12,6 @@ import {
   type Known,
   type Place,
   type Settings,
-  type Wishes,
 } from "./settings";
 
 const KEY = "ponder.settings";

@@ -2,7 +2,7 @@
  * How a person wants the next answers made: what is sent for it, what cannot go together, and what the server does not
  * know any more. Pure; knows nothing of the page, nor of how anything is kept.
  */
-import type { Budget, Collection, Effort, Model, StrategyInfo, ToolInfo } from "../api";
+import type { Budget, Collection, Effort, Model, StrategyInfo, ToolInfo, Wishes } from "../api";
 import { fieldsOf, fits, isValue, type Field, type Value } from "./options";
 import { SAMPLING, type Sampling } from "./sampling";
 
@@ -47,18 +47,6 @@ export interface Known {
 }
 
 export const NOTHING: Known = { models: null, efforts: null, strategies: null, tools: null, collections: null };
-
-/** The fields of a run's request that say it. */
-export interface Wishes extends Sampling {
-  model?: string;
-  reasoning_effort?: Effort;
-  strategy?: string;
-  strategy_options?: Record<string, Value>;
-  tools?: "all" | readonly string[];
-  collections?: "all" | readonly number[];
-  system?: string;
-  max_tokens?: number;
-}
 
 const some = <T>(list: "all" | readonly T[] | null): list is "all" | readonly T[] => list !== null && list.length > 0;
 

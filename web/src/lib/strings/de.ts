@@ -3,7 +3,7 @@ import type { Budget, ToolInfo } from "../api";
 import type { NumberField, TextField, Value } from "../asking/options";
 import type { SamplingName } from "../asking/sampling";
 import type { Conflict, ControlName, Gone, Part } from "../asking/settings";
-import type { Strings } from "./language.svelte";
+import type { Strings } from "./en";
 
 /** Every word the page says, in German. */
 const number = new Intl.NumberFormat("de");

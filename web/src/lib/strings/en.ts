@@ -393,3 +393,5 @@ export const en = {
   noPage: "There is nothing at this address.",
   missing: "There is no such chat. It may have been deleted.",
 };
+
+export type Strings = typeof en;

@@ -2,9 +2,7 @@
  * Which language the page speaks: the one chosen here, or else the first of the browser's that there is. English comes
  * with the page, the others are loaded when they are spoken. What is on the screen changes at once.
  */
-import { en } from "./en";
-
-export type Strings = typeof en;
+import { en, type Strings } from "./en";
 
 const OTHERS = {
   de: async (): Promise<Strings> => (await import("./de")).de,

@@ -1,4 +1,4 @@
-import type { OperatorStrings } from ".";
+import type { OperatorStrings } from "./en";
 
 /** What the operator's page says, in German. */
 const number = new Intl.NumberFormat("de");

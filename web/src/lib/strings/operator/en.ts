@@ -150,3 +150,5 @@ const outcome: Record<string, string> = {
   refused: "refused",
   failed: "failed",
 };
+
+export type OperatorStrings = typeof en;

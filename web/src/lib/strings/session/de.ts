@@ -1,4 +1,4 @@
-import type { SessionStrings } from ".";
+import type { SessionStrings } from "./en";
 
 /** What is said where one signs in, in German. */
 export const de: SessionStrings = {

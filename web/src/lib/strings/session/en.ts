@@ -10,3 +10,5 @@ export const en = {
   tooOften: (s: number) => `There were too many wrong keys. Try again in ${s} s.`,
   noCookie: "The key is good, but the browser keeps no cookie for this page. Allow it, and try again.",
 };
+
+export type SessionStrings = typeof en;

@@ -1,7 +1,6 @@
 /** What is said where one signs in, in the page's language. It comes with that. */
 import { stringsOf } from "../language.svelte";
 import { de } from "./de";
-import { en } from "./en";
+import { en, type SessionStrings } from "./en";
 
-export type SessionStrings = typeof en;
 export const words = stringsOf<SessionStrings>({ en, de });
