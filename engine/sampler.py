@@ -146,7 +146,7 @@ def _draw_filtered(logits: Tensor, draws: Sequence[Draw], rows: list[int]) -> Te
     if undecided:
         values, ids = torch.sort(scaled, dim=-1, descending=True)
     order = torch.arange(values.shape[1], device=values.device)
-    top_k = torch.tensor([draws[i].sampling.top_k or values.shape[1] for i in rows], device=values.device)
+    top_k = torch.tensor([draws[i].sampling.top_k or scaled.shape[1] for i in rows], device=values.device)
     values = values.masked_fill(order >= top_k.unsqueeze(1), -torch.inf)
     # With top-k on, the rest is gone before top-p looks: probabilities are among those left.
     whole = torch.where(

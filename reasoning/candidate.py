@@ -119,7 +119,9 @@ class Draft:
     def cut(self, begun: int) -> Candidate:
         """What there is of it, as an answer that a limit ended; its tokens are those from `begun` on."""
         part = self.pieces[-1].part if self.pieces else "answer"
-        self.pieces.append(Piece(part, "", 0, finish_reason="length"))
+        # White space that might yet have come before a thought is written, and was not told.
+        untold = len(self.seq) - begun - sum(piece.spent for piece in self.pieces)
+        self.pieces.append(Piece(part, "", max(0, untold), finish_reason="length"))
         return self._as_it_is(begun)
 
     def _as_it_is(self, begun: int) -> Candidate:

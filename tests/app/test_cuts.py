@@ -88,7 +88,7 @@ def test_a_hundred_cuts_lose_and_double_nothing(http: httpx.Client, server: Serv
 def test_stop_from_a_second_connection_ends_what_the_first_one_reads(pebble: Server) -> None:
     with httpx.Client(base_url=pebble.url, timeout=60) as http:
         chat = http.post("/api/chats", json={}).json()["id"]
-        run = start(http, chat, content="Use 3, 5, 7 and 9 to make 24.", thinking=True, temperature=1.5)
+        run = start(http, chat, content="Use 3, 5, 7 and 9 to make 24.", thinking={"min_tokens": 1000}, temperature=1.5)
         with http.stream("GET", f"/api/runs/{run}/events") as reply:
             lines = reply.iter_lines()
             assert any(line == "event: thinking.delta" for line in lines)

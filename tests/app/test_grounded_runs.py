@@ -69,9 +69,8 @@ def test_a_collection_that_is_not_there_is_said_before_anything_begins(ana: http
     assert ana.get(f"/api/chats/{chat}").json()["messages"] == []
 
 
-def test_a_question_too_long_to_search_for_fails_with_its_limit(ana: httpx.Client) -> None:
-    upload(ana, DAM)
-    (failed,) = of_type(answered(ana, "dam " * 1200), "run.failed")
+def test_a_question_too_long_to_search_for_fails_with_its_limit(pebble_http: httpx.Client) -> None:
+    (failed,) = of_type(answered(pebble_http, "dam " * 1200), "run.failed")
     assert "4,000" in failed["message"] and failed["code"] != "internal_error"
 
 

@@ -63,22 +63,24 @@ def test_only_tokens_that_the_filters_leave_are_drawn(samplings: list[Sampling],
         Sampling(temperature=0.5),
         Sampling(top_k=3),
         Sampling(top_p=0.7),
+        Sampling(temperature=2.5, top_p=0.5),
         Sampling(min_p=0.2),
         Sampling(temperature=1.5, top_k=6, top_p=0.9, min_p=0.05),
     ],
     ids=str,
 )
-def test_draws_follow_the_filtered_distribution(sampling: Sampling) -> None:
+@pytest.mark.parametrize("vocab", [8, 600])  # the second has more tokens than are sorted at first
+def test_draws_follow_the_filtered_distribution(sampling: Sampling, vocab: int) -> None:
     n = 20_000
-    row = logits(1, 8)
+    row = logits(1, vocab)
     drawn = sample(row.repeat(n, 1), [draw(sampling, position=i) for i in range(n)])
-    counts = np.bincount([d.token_id for d in drawn], minlength=8)
+    counts = np.bincount([d.token_id for d in drawn], minlength=vocab)
     keep = allowed(row[0].numpy(), sampling)
     p = np.where(keep, np.exp(row[0].double().numpy() / sampling.temperature), 0)
     p /= p.sum()
     assert counts[~keep].sum() == 0
     error = np.sqrt(p * (1 - p) / n)
-    assert (np.abs(counts / n - p) <= 5 * error + 1e-12).all()
+    assert (np.abs(counts / n - p) <= 5 * error + 3 / n).all()  # a token too rare for its error may come three times
 
 
 @settings(max_examples=60, deadline=None)

@@ -89,7 +89,7 @@ ATTACKS: list[tuple[str, str, set[str], str]] = [  # name, code, how it may end,
     (
         "fork bomb",
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-        {"timeout"},
+        {"timeout", "memory"},  # whichever limit so many processes reach first
         "",
     ),
     ("memory hog", "x = []\nwhile True: x.append(bytearray(1 << 20))", {"memory"}, ""),
