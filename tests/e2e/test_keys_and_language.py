@@ -29,6 +29,7 @@ def test_keys_go_between_chats_and_to_the_message_box(page: Page, fake: FakeServ
     page.keyboard.press("Control+Shift+O")
     expect(page).to_have_url(f"{fake.url}/")
     ask(page, fake, "Second")
+    expect(page.get_by_role("link", name="Second")).to_be_visible()
     questions = page.get_by_role("article", name="You")
     page.keyboard.press("Alt+ArrowDown")
     expect(questions).to_have_text(["First"])
