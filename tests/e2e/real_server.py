@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,8 @@ def add(server: RealServer, name: str, content: str | bytes) -> int:
     """The number of the document that a file becomes."""
     reply = server.http.post("/api/documents", files={"file": (name, content)}, data={"wait": "50"})
     assert reply.status_code == 201, reply.text
+    while any(job["status"] == "running" for job in server.http.get("/api/jobs").json()["jobs"]):
+        time.sleep(0.02)  # a page that looks now would show it as one of its own
     return int(reply.json()["documents"][0]["id"])
 
 

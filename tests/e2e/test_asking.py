@@ -312,7 +312,8 @@ def test_a_refused_model_is_told_at_its_choice(page: Page, fake: FakeServer, wat
 
 
 def test_all_of_it_works_by_keyboard_alone(page: Page, fake: FakeServer) -> None:
-    expect(control(page, "Sampling")).to_be_visible()
+    for name in ("Model", "Thinking", "Strategy", "Tools", "Documents"):  # these come when the server has told
+        expect(control(page, name)).to_be_visible()
     box = page.get_by_role("textbox", name="Message")
     box.focus()
     names = ["Send", "Model", "Thinking", "Strategy", "Tools", "Documents", "System prompt", "Sampling"]

@@ -161,6 +161,7 @@ def test_bad_files_are_refused_with_their_reason_and_the_others_go_on(page: Page
 
 def test_a_file_again_is_unchanged_and_another_of_its_name_takes_its_place(page: Page, server: RealServer) -> None:
     add(server, "dam.txt", DAM)
+    page.reload()
     sheet = choose(page, text_file("dam.txt", DAM))
     expect(sheet.locator("option:checked")).to_have_text("Documents")
     confirm(sheet)
@@ -261,7 +262,7 @@ def test_a_document_is_deleted_after_a_second_press(page: Page, server: RealServ
     page.get_by_role("button", name="Delete?").click()
     expect(page.get_by_role("list", name="Documents in")).not_to_contain_text("dam.txt")
     expect(page.get_by_text("“dam.txt” was deleted.")).to_have_count(1)
-    expect(page.get_by_role("link", name="bees.txt")).to_be_focused()
+    expect(page.get_by_role("list", name="Documents in").get_by_role("link", name="bees.txt")).to_be_focused()
     assert sources(server) == ["bees.txt"]
 
 

@@ -170,6 +170,7 @@ def test_figures_are_shown_while_somebody_looks(page: Page, server: RealServer) 
         pass
     page.evaluate("window.hide(true)")
     with page.expect_request("**/api/operator/stats"):  # asked at once when it is seen again, and never meanwhile
+        page.wait_for_timeout(1000)  # what was asked just before is answered
         hidden = read(page)
         page.wait_for_timeout(2500)  # longer than from one question to the next
         assert read(page) == hidden
