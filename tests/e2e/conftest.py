@@ -71,11 +71,28 @@ class Watch:
         page.on("requestfailed", lambda request: self._failed(request.url, request.failure))
         page.on("response", lambda response: self.wrong.append(response.url) if response.status >= 400 else None)
         page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+        _until_made(page)
         return page
 
     def _failed(self, url: str, failure: str | None) -> None:
         if failure != "net::ERR_ABORTED":  # a reader that left: a reload, another chat
             self.wrong.append(f"{url}: {failure}")
+
+
+def _until_made(page: Page) -> None:
+    """Going somewhere and loading again end when the page is made, a moment after its program was loaded: a key pressed
+    in between reaches nobody."""
+
+    def waiting(load: Callable[..., Any]) -> Callable[..., Any]:
+        def loaded(*args: Any, **options: Any) -> Any:  # Any: what Page.goto and Page.reload take and return
+            response = load(*args, **options)
+            page.locator("#app > *, body:not(:has(#app))").first.wait_for(state="attached")
+            return response
+
+        return loaded
+
+    page.goto = waiting(page.goto)  # type: ignore[method-assign]
+    page.reload = waiting(page.reload)  # type: ignore[method-assign]
 
 
 @pytest.fixture
