@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from engine.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+PolicyName = Literal["decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class EngineConfig:
     max_batch_tokens: int = 512  # tokens through the model in one step: the chunk that bounds a decode's wait
     max_running: int = 64  # sequences in one step
     max_waiting: int = 1024  # spans queued beyond the running ones before QueueFull
+    policy: PolicyName = "decode-first"  # who runs in a step, see engine/policies
+    itl_goal_s: float | None = None  # seconds of a step with decodes; None: 1.8 times what they alone would take
+    fixed_chunks: bool = False  # steps have max_batch_tokens tokens, whoever decodes
     prefix_cache: bool = True
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
@@ -44,5 +48,10 @@ class EngineConfig:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
         if not self.ageing_s > 0:
             raise InvalidParameter("ageing_s", f"ageing_s is {self.ageing_s}; accepted: more than 0 seconds.")
+        if self.policy not in get_args(PolicyName):
+            accepted = ", ".join(get_args(PolicyName))
+            raise InvalidParameter("policy", f"policy is {self.policy!r}; accepted: {accepted}.")
+        if self.itl_goal_s is not None and not self.itl_goal_s > 0:
+            raise InvalidParameter("itl_goal_s", f"itl_goal_s is {self.itl_goal_s}; accepted: more than 0 seconds.")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise InvalidParameter("dtype", f"dtype is {self.dtype!r}; accepted: auto, float32, bfloat16, float16.")

@@ -134,7 +134,9 @@ class EngineCore:
 
     def _open(self, command: m.Open) -> None:
         root = root_digest(self._secret, self._config.model, "", command.tenant)
-        seq = SequenceState(command.sequence, [], root, self._next_arrival(), priority=command.priority)
+        seq = SequenceState(
+            command.sequence, [], root, self._next_arrival(), priority=command.priority, tenant=command.tenant
+        )
         seq.append(list(command.tokens), generated=False)
         if command.deadline_s is not None:
             seq.deadline = self._clock() + command.deadline_s
@@ -254,7 +256,9 @@ class EngineCore:
         self._steps += 1
         self._step_tokens += step.tokens
         self._last_batch = len(step.rows)
-        self._step_seconds += self._clock() - began
+        seconds = self._clock() - began
+        self._scheduler.ran(step, seconds)
+        self._step_seconds += seconds
 
     def _expire(self) -> None:
         if not self._deadlines:

@@ -3,9 +3,9 @@
 One rule: every sequence with a job lets its cursor catch up with its tokens, within the step's token budget. A decode
 is one token behind, a prefill many, a prefix hit fewer, a preempted sequence all of them again.
 
-Order: running decodes, running prefills, then waiting sequences by class of priority (lower first) and arrival, where
-waiting lifts a sequence by one class every `ageing_s`. When blocks run out, K/V goes first from idle sequences, then
-from the running one of the lowest class that arrived last.
+Whose turn it is and how many tokens a step has, a policy says. Nobody who waits is overtaken for want of blocks: a
+large prompt could wait for ever. When blocks run out, K/V goes first from idle sequences, then from a running one that
+the policy names.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool, OutOfBlocks
 from engine.config import EngineConfig
+from engine.policies import policy_of
 from engine.sequence import SequenceState
 
 
@@ -58,6 +59,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, pool: BlockPool, clock: Callable[[], float]) -> None:
         self._config = config
+        self._policy = policy_of(config)
         self._size = config.block_size
         self._pool = pool
         self._clock = clock
@@ -65,6 +67,8 @@ class Scheduler:
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
         self.counters = Counters()
+        self._now = 0.0  # of the step that is being made
+        self._full = False  # nobody else is admitted in this step
 
     # -- what the core tells it
 
@@ -122,16 +126,23 @@ class Scheduler:
         """Choose the next step's rows and give them their blocks."""
         self._pool.clear_claims()
         rows: dict[int, Row] = {}
-        budget = self._config.max_batch_tokens
-        for seq in sorted(self.running.values(), key=lambda s: s.remaining > 1):  # stable: decodes first
-            if budget == 0:
+        self._now, self._full = self._clock(), False
+        waiting = dict(self.waiting)  # what is sent away in this step does not come back in it
+        budget = self._policy.budget(self.running.values())
+        for turn in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
+            seq = turn.seq
+            if seq.id in waiting and seq.id in self.waiting and not self._full:
+                budget += self._admit(seq, rows)
+            if seq.id in self.running:
+                budget += self._schedule_row(seq, budget if turn.most is None else min(budget, turn.most), rows)
+            if budget <= 0:
                 break
-            if seq.id in self.running:  # an earlier row may have preempted it
-                budget += self._schedule_row(seq, budget, rows)
-        if self.waiting and budget > 0:
-            self._admit(budget, rows)
         chosen = list(rows.values())
         return Step(chosen, sum(row.count for row in chosen))
+
+    def ran(self, step: Step, seconds: float) -> None:
+        """What a step took, its draws included: policies learn from it."""
+        self._policy.ran(step.tokens, seconds)
 
     def complete(self, step: Step) -> None:
         """The step ran: its tokens have K/V, and blocks that became full can be found."""
@@ -149,10 +160,14 @@ class Scheduler:
 
     # -- parts
 
-    def _schedule_row(self, seq: SequenceState, budget: int, rows: dict[int, Row]) -> int:
-        """Add a row for a running sequence. Returns the change of the budget: preempting gives tokens back."""
+    def _schedule_row(self, seq: SequenceState, most: int, rows: dict[int, Row]) -> int:
+        """Add a row for a running sequence, or make its row longer, by `most` tokens at most. Returns the change of the
+        budget: preempting gives tokens back.
+        """
+        before = rows.get(seq.id)
+        had = 0 if before is None else before.count
+        count = min(seq.remaining, had + most)
         freed = 0
-        count = min(seq.remaining, budget)
         while True:
             try:
                 copy = self._provide(seq, seq.cursor + count)
@@ -160,32 +175,48 @@ class Scheduler:
             except OutOfBlocks:
                 if self._reclaim(seq):
                     continue
-                victim = max(self.running.values(), key=lambda s: (s.priority, s.arrival))
-                row = rows.pop(victim.id, None)
-                freed += row.count if row else 0
-                self._preempt(victim)
+                victim = self._policy.victim(self.running.values(), self._now)
+                freed += self._send_away(victim, rows)
                 if victim is seq:
                     return freed
         assert seq.job is not None
+        if copy is None and before is not None:
+            copy = before.copy
         rows[seq.id] = Row(seq, seq.cursor, count, seq.job.logits_from(len(seq)), copy)
         self._claim(seq)
-        return freed - count
+        self._policy.charged(seq, count - had)
+        return freed - (count - had)
 
-    def _admit(self, budget: int, rows: dict[int, Row]) -> None:
-        now = self._clock()
-        ageing = self._config.ageing_s
-        order = sorted(self.waiting.values(), key=lambda s: (s.priority - int((now - s.queued_at) / ageing), s.arrival))
-        for seq in order:
-            if budget == 0 or len(self.running) >= self._config.max_running:
-                return
-            if self._match(seq):
-                continue  # a twin computes the next block of its prefix in this step
-            if not self._make_room(seq):
-                return  # nobody overtakes: otherwise a large prompt could wait forever
-            del self.waiting[seq.id]
-            self.running[seq.id] = seq
-            self._count_admission(seq)
-            budget += self._schedule_row(seq, budget, rows)
+    def _admit(self, seq: SequenceState, rows: dict[int, Row]) -> int:
+        """Let a waiting sequence run, if there is room or the policy makes some. Returns the tokens given back."""
+        freed = 0
+        while len(self.running) >= self._config.max_running:
+            victim = self._policy.gives_way(self.running.values(), seq, self._now)
+            if victim is None:
+                self._full = not self._policy.makes_way  # else there may be a place for another
+                return freed
+            freed += self._send_away(victim, rows)
+        if self._match(seq):
+            return freed  # a twin computes the next block of its prefix in this step
+        while not self._make_room(seq):
+            victim = self._policy.gives_way(self.running.values(), seq, self._now)
+            if victim is None:
+                self._full = True
+                return freed
+            freed += self._send_away(victim, rows)
+        del self.waiting[seq.id]
+        self.running[seq.id] = seq
+        self._count_admission(seq)
+        return freed
+
+    def _send_away(self, seq: SequenceState, rows: dict[int, Row]) -> int:
+        """Preempt a sequence. Returns the tokens that it had in this step."""
+        row = rows.pop(seq.id, None)
+        self._preempt(seq)
+        if row is None:
+            return 0
+        self._policy.charged(seq, -row.count)
+        return row.count
 
     def _make_room(self, seq: SequenceState) -> bool:
         """Whether the whole of a waiting sequence fits beside the running ones, taking from idle ones if need be."""
@@ -275,7 +306,6 @@ class Scheduler:
         self.counters.preemptions += 1
         del self.running[seq.id]
         self._pool.release(seq.drop_kv())
-        seq.queued_at = self._clock()
         self.waiting[seq.id] = seq
 
     def _forget(self, seq: SequenceState) -> None:

@@ -26,6 +26,7 @@ class SequenceState:
     root: bytes
     arrival: int
     priority: int = 0
+    tenant: str = ""
     parent: SequenceState | None = None  # the scope that closes this one with it
     children: dict[int, SequenceState] = field(default_factory=dict)
     stream: int = 0  # with a seed and a position, what keys the random draws
@@ -39,7 +40,7 @@ class SequenceState:
     digests: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as they were needed
 
     job: Job | None = None
-    queued_at: float = 0.0  # when the job began to wait
+    queued_at: float = 0.0  # when the job came; one that is preempted keeps it
     admitted: bool = False  # the current job was counted in the prefix statistics
     own_tokens: int = 0  # tokens whose K/V the sequence had kept when the current job came: no hits of the prefix cache
     cached_tokens: int = 0  # tokens that the current job did not need to compute, when it was admitted
@@ -107,6 +108,7 @@ class SequenceState:
             root=self.root,
             arrival=arrival,
             priority=self.priority,
+            tenant=self.tenant,
             stream=mix64(self.stream, self.forks),
             generated=self.generated.copy(),
             counts=self.counts.copy(),

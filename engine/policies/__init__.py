@@ -1,0 +1,34 @@
+"""Scheduling policies by name: who runs in the next step, and how many tokens it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.policies.chunks import Chunks
+from engine.policies.fair import FairShare
+from engine.policies.orders import Arrival, Classes, PrefillFirst, ShortestFirst
+from engine.policies.policy import Policy, Turn
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+
+__all__ = ["Chunks", "Policy", "Turn", "policy_of"]
+
+
+def policy_of(config: EngineConfig) -> Policy:
+    """The policy that a configuration names."""
+    chunks = Chunks(config.max_batch_tokens, config.itl_goal_s, fixed=config.fixed_chunks)
+    ageing = config.ageing_s
+    match config.policy:
+        case "decode-first":
+            return Policy(ageing, chunks)
+        case "prefill-first":
+            return PrefillFirst(ageing, Chunks(config.max_batch_tokens, fixed=True))
+        case "fcfs":
+            return Arrival(ageing, Chunks(config.max_batch_tokens, fixed=True))
+        case "shortest-first":
+            return ShortestFirst(ageing, chunks, config.max_batch_tokens)
+        case "priority":
+            return Classes(ageing, chunks)
+        case "fair":
+            return FairShare(ageing, chunks, max(1, config.max_batch_tokens // 8), config.max_running)
