@@ -1,7 +1,7 @@
 """`python -m bench` or `ponder bench`: measure the engine against `transformers` and against the memory's limit.
 
 `ponder bench constraints` measures constraints on the logits, `ponder bench retrieval` documents and search,
-`ponder bench agent` the loop that calls tools.
+`ponder bench agent` the loop that calls tools. `ponder bench serve` loads a server, ours or another's, over HTTP.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from rich.progress import Progress
 from bench import hardware, overheads, report
 from bench.models import random_checkpoint
 from bench.prefix import prefix
+from bench.serve.command import serve
 from bench.throughput import throughput
 
 app = typer.Typer(add_completion=False)
+app.command()(serve)
 
 
 @app.callback(invoke_without_command=True)
