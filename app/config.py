@@ -126,6 +126,10 @@ class Settings(BaseSettings):
     max_batch_tokens: int = Field(512, ge=1, description="tokens in a step, 1 or more")
     max_running: int = Field(64, ge=1, description="sequences in a batch, 1 or more")
     max_waiting: int = Field(1024, ge=1, description="sequences that may wait, 1 or more")
+    policy: Literal["decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair"] = Field(
+        "decode-first", description="decode-first, prefill-first, fcfs, shortest-first, priority or fair"
+    )
+    itl_goal_s: float | None = Field(None, gt=0, description="seconds between two tokens, above 0")
     prefix_cache: bool = Field(True, description="true or false")
     threads: int | None = Field(None, ge=1, description="CPU threads, 1 or more")
     auth: Literal["off", "keys"] = Field(
@@ -235,6 +239,8 @@ class Settings(BaseSettings):
             max_batch_tokens=self.max_batch_tokens,
             max_running=self.max_running,
             max_waiting=self.max_waiting,
+            policy=self.policy,
+            itl_goal_s=self.itl_goal_s,
             prefix_cache=self.prefix_cache,
             threads=self.threads,
             cache_dir=str(self.resolved_data_dir / "constraints"),

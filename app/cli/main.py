@@ -179,6 +179,12 @@ def serve(
     max_waiting: Annotated[
         str | None, _option(r"Sequences that may wait before others are turned away. \[1024]", "N", _ENGINE)
     ] = None,
+    policy: Annotated[
+        str | None, _option(r"Who runs in a step, see docs/operations.md. \[decode-first]", "NAME", _ENGINE)
+    ] = None,
+    itl_goal_s: Annotated[
+        str | None, _option("Seconds between two tokens that reading prompts must not exceed.", "SECONDS", _ENGINE)
+    ] = None,
     prefix_cache: Annotated[
         bool | None,
         typer.Option("--prefix-cache/--no-prefix-cache", help=r"Reuse KV of equal prompt beginnings. \[on]",
@@ -200,7 +206,7 @@ def serve(
         device=device, dtype=dtype, max_model_len=max_model_len, kv_bytes=kv_bytes, kv_blocks=kv_blocks,
         block_size=block_size,
         max_batch_tokens=max_batch_tokens, max_running=max_running, max_waiting=max_waiting,
-        prefix_cache=prefix_cache, threads=threads,
+        policy=policy, itl_goal_s=itl_goal_s, prefix_cache=prefix_cache, threads=threads,
     )  # fmt: skip
     from app.config import unknown_variables
 
