@@ -69,10 +69,16 @@ def serve(settings: Settings) -> None:
     """Run the server until it is told to stop.
 
     Raises:
-        BadSetting: the address cannot be listened on, or the data directory cannot be used.
+        BadSetting: the address cannot be listened on, or nobody would be asked for a key there, or the data directory
+            cannot be used.
         EngineError: the model cannot be loaded.
     """
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if settings.auth == "off" and not is_loopback(settings.host):
+        raise BadSetting(
+            f"host is {settings.host!r}, where others can reach it, and it would ask nobody for a key; accepted: "
+            "--auth keys with it (`ponder keys create --user NAME` makes a key), or a loopback host such as 127.0.0.1."
+        )
     listener = bind(settings.host, settings.port)
     with listener:
         asyncio.run(_serve(settings, listener))
@@ -235,11 +241,6 @@ def _dated(app: ASGIApp) -> ASGIApp:
 def _say_ready(settings: Settings, port: int) -> None:
     host = settings.host
     server_file(settings).write_text(url(host, port), encoding="utf-8")
-    if not is_loopback(host) and settings.auth == "off":
-        print(
-            f"Warning: whoever can reach {host}:{port} can use this server; --auth keys asks for a key.",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
     if settings.auth == "keys" and not _anybody(settings):
         print("Nobody has a key yet: make one with `ponder keys create --user local`.", file=sys.stderr, flush=True)
     print(f"Ponder is ready at {url(host, port)}", flush=True)

@@ -235,3 +235,12 @@ def test_chat_talks_to_a_server_or_to_a_model(
 def test_chat_with_nobody_says_how_to_start_a_server(tmp_path: Path) -> None:
     shown = ponder("chat", "--url", "http://127.0.0.1:9", cwd=tmp_path)
     assert shown.returncode == 1 and "ponder serve" in shown.stderr and "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_where_others_can_reach_it_the_server_asks_for_keys_or_does_not_start(
+    tmp_path: Path, model: Path, host: str
+) -> None:
+    shown = ponder("serve", "--port", "0", "--host", host, "--model", str(model), "--data-dir", "d", cwd=tmp_path)
+    assert shown.returncode == 1 and "Traceback" not in shown.stderr
+    assert "--auth keys" in shown.stderr and "ponder keys create" in shown.stderr and "loopback" in shown.stderr
