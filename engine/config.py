@@ -8,7 +8,9 @@ from typing import Literal, get_args
 from engine.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-PolicyName = Literal["decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair"]
+PolicyName = Literal[
+    "decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair", "exclusive", "static"
+]  # the last two are older ways, to measure against
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,14 @@ class EngineConfig:
     policy: PolicyName = "decode-first"  # who runs in a step, see engine/policies
     itl_goal_s: float | None = None  # seconds of a step with decodes; None: 1.8 times what they alone would take
     fixed_chunks: bool = False  # steps have max_batch_tokens tokens, whoever decodes
+    reserve_tokens: int | None = None  # room that each sequence keeps from the start, to measure against; None: none
     prefix_cache: bool = True
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     cache_dir: str | None = None  # where constraints that were compiled ahead are kept; None: in memory only
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "kv_blocks", "kv_bytes", "threads"):
+        for name in ("max_model_len", "kv_blocks", "kv_bytes", "reserve_tokens", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")

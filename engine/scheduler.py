@@ -220,6 +220,9 @@ class Scheduler:
 
     def _make_room(self, seq: SequenceState) -> bool:
         """Whether the whole of a waiting sequence fits beside the running ones, taking from idle ones if need be."""
+        if self._config.reserve_tokens is not None:
+            reserved = -(-self._config.reserve_tokens // self._size)
+            return not self.running or (len(self.running) + 1) * reserved <= self._pool.total
         growth = len(self.running)  # each running sequence may need one more block soon
         needed = -(-len(seq) // self._size) - len(seq.table) + 1
         while self._pool.available < needed + growth:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.policies.baselines import Exclusive, Static
 from engine.policies.chunks import Chunks
 from engine.policies.fair import FairShare
 from engine.policies.orders import Arrival, Classes, PrefillFirst, ShortestFirst
@@ -32,3 +33,7 @@ def policy_of(config: EngineConfig) -> Policy:
             return Classes(ageing, chunks)
         case "fair":
             return FairShare(ageing, chunks, max(1, config.max_batch_tokens // 8), config.max_running)
+        case "exclusive":
+            return Exclusive(ageing, Chunks(config.max_batch_tokens, fixed=True))
+        case "static":
+            return Static(ageing, Chunks(config.max_batch_tokens, fixed=True), config.max_running)

@@ -266,6 +266,35 @@ def test_a_tenant_that_holds_all_places_gives_one_up() -> None:
     assert all(told.ended for told in held) and world.core.stats().preemptions >= 1
 
 
+def test_a_static_batch_is_joined_by_nobody_until_all_of_it_is_done() -> None:
+    world = World("static", running=4)
+    first = [world.ask(id, 10, 5 * id) for id in (1, 2, 3)]
+    world.step()
+    late = world.ask(4, 10, 2)
+    world.run(until=first[2])
+    assert all(told.ended for told in first) and not late.times
+    world.run()
+    assert late.ended
+
+
+def test_exclusive_steps_read_or_write() -> None:
+    world = World("exclusive", budget=16)
+    writer = world.ask(1, 10, 20)
+    world.step()
+    world.ask(2, 60, 3)
+    world.run()
+    assert max(writer.gaps) > 4 * (FIXED + 15 * EACH)  # the whole prompt was read in between
+    assert all({count == 1 for _, count in batch} != {True, False} for batch in world.runner.batches)
+
+
+def test_who_reserves_for_the_longest_leaves_places_empty() -> None:
+    world = World("decode-first", blocks=40, reserve_tokens=40)  # ten blocks of four tokens each
+    for id in range(1, 9):
+        world.ask(id, 5, 6)
+    world.run()
+    assert max(len(batch) for batch in world.runner.batches) == 4
+
+
 @pytest.mark.parametrize("policy", ["decode-first", "fcfs", "priority"])
 def test_an_agents_next_turn_keeps_its_place(policy: str) -> None:
     world = World(policy, running=1)
