@@ -1,6 +1,6 @@
 """The command line: `ponder serve`, `chat`, `index`, `search`, `tools`, `keys`, `eval`, `bench`. Also `app.cli`.
 
-Options are checked where settings are (app/config.py), so that a flag, a variable and the file complain alike; here
+Options are checked where settings are (app/config/), so that a flag, a variable and the file complain alike; here
 they are only named. Imports are made by the command that needs them: `ponder --help` loads no torch.
 """
 

@@ -1,0 +1,34 @@
+"""Where the server listens, who may reach it, and how much of it one of them may take."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ByteSize, Field, field_validator
+
+from app.config.names import CommaSeparated
+
+
+class AccessSettings(BaseModel):
+    host: str = Field("127.0.0.1", min_length=1, description="an address or host name to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="0 (any free port) to 65535")
+    auth: Literal["off", "keys"] = Field(
+        "off", description="off (whoever reaches the server may use it) or keys (who shows an API key)"
+    )
+    cors_origins: CommaSeparated = Field((), description="origins such as https://chat.example.org, comma-separated")
+    allowed_hosts: CommaSeparated = Field((), description="host names such as chat.example.org, comma-separated")
+    max_upload: ByteSize = Field(
+        ByteSize(200 << 20), ge=1, description="a size such as 200MiB, of all files of a request together"
+    )
+    sequences_per_user: int = Field(256, ge=1, description="open sequences of one user, 1 or more")
+    sequence_tokens_per_user: int = Field(
+        262_144, ge=1, description="tokens of a user's open sequences together, 1 or more"
+    )
+    sequence_lease_s: float = Field(600.0, gt=0, le=86_400, description="seconds of the longest lease, up to 86400")
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _is_origin(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if bad := [o for o in value if o != "*" and (not o.startswith(("http://", "https://")) or o.count("/") != 2)]:
+            raise ValueError(f"{bad[0]!r} is not an origin")
+        return value

@@ -1,0 +1,55 @@
+"""How the models run: where, in which numbers, with how much memory, and who of those that wait is next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ByteSize, Field
+
+from app.config.models import find_model
+
+if TYPE_CHECKING:
+    from engine import EngineConfig
+
+
+class EngineSettings(BaseModel):
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto, float32, bfloat16 or float16"
+    )
+    max_model_len: int | None = Field(None, ge=16, description="tokens of context, 16 or more")
+    kv_bytes: ByteSize | None = Field(None, ge=1 << 16, description="a size of 64KiB or more, such as 512MiB or 2GiB")
+    kv_blocks: int | None = Field(None, ge=2, description="a number of KV blocks, 2 or more")
+    block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block, 1 to 256")
+    max_batch_tokens: int = Field(512, ge=1, description="tokens in a step, 1 or more")
+    max_running: int = Field(64, ge=1, description="sequences in a batch, 1 or more")
+    max_waiting: int = Field(1024, ge=1, description="sequences that may wait, 1 or more")
+    policy: Literal["decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair"] = Field(
+        "decode-first", description="decode-first, prefill-first, fcfs, shortest-first, priority or fair"
+    )
+    itl_goal_s: float | None = Field(None, gt=0, description="seconds between two tokens, above 0")
+    prefix_cache: bool = Field(True, description="true or false")
+    threads: int | None = Field(None, ge=1, description="CPU threads, 1 or more")
+
+    def config_of(self, model: str, data_dir: Path) -> EngineConfig:
+        """The engine's part of the settings, for one model. Imports the engine, and so torch."""
+        from engine import EngineConfig
+
+        return EngineConfig(
+            model=find_model(model),
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            kv_blocks=self.kv_blocks,
+            kv_bytes=None if self.kv_bytes is None else int(self.kv_bytes),
+            max_batch_tokens=self.max_batch_tokens,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            policy=self.policy,
+            itl_goal_s=self.itl_goal_s,
+            prefix_cache=self.prefix_cache,
+            threads=self.threads,
+            cache_dir=str(data_dir / "constraints"),
+        )

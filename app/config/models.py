@@ -1,0 +1,94 @@
+"""Which models are served, by which names, and in which order the router asks them. Knows nothing of how they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field, field_validator
+
+from app.config.names import AUTO_NAME, BUNDLED_MODEL, DEFAULT_NAME, BadSetting, CommaSeparated
+
+
+class ModelSettings(BaseModel):
+    model: str = Field(BUNDLED_MODEL, min_length=1, description="a model directory, or a Hugging Face Hub name")
+    served_model_name: str | None = Field(None, min_length=1, description="the name that clients ask for")
+    models: dict[str, str] = Field(
+        {},
+        description="NAME=DIR or NAME=HUB-NAME, or a table of them: further models by the names that clients ask for",
+    )
+    router: CommaSeparated = Field(
+        (), description="names of two or more served models, comma-separated, in the order they are asked"
+    )
+    router_gate: Literal["confidence", "entropy", "whole"] = Field(
+        "confidence", description="confidence, entropy or whole"
+    )
+    router_bar: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="0 to 1 for confidence, 0 or more nats for entropy, none for whole"
+    )
+    tool_dialect: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "mistral"] = Field(
+        "auto", description="auto, hermes, llama3_json, qwen3_coder or mistral"
+    )
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        if not isinstance(value, list):
+            return value
+        pairs = [str(each).partition("=") for each in value]
+        if bad := [name + sign + model for name, sign, model in pairs if not (name and model)]:
+            raise ValueError(f"{bad[0]!r} is no pair")
+        if twice := [name for at, (name, _, _) in enumerate(pairs) if name in {each[0] for each in pairs[:at]}]:
+            raise ValueError(f"{twice[0]!r} is there twice")
+        return {name: model for name, _, model in pairs}
+
+    @property
+    def model_name(self) -> str:
+        """The first model's name: the given one, or its directory's, or its whole name on the Hub."""
+        if self.served_model_name:
+            return self.served_model_name
+        directory = Path(find_model(self.model)).expanduser()
+        return directory.name if directory.is_dir() else self.model
+
+    def check_models(self) -> None:
+        """Whether the models have a name each, and the router's settings fit them. For who serves them.
+
+        Raises:
+            BadSetting: which do not go together, and what is accepted.
+        """
+        taken = {self.model_name: "the name of model", DEFAULT_NAME: "the first model", AUTO_NAME: "the router"}
+        for name, model in self.models.items():
+            if not (name and model):
+                raise BadSetting(f"models has {name!r} = {model!r}; accepted: a name and a directory or Hub name.")
+            if name in taken:
+                raise BadSetting(f"models has {name!r}, which is {taken[name]}; accepted: another name.")
+        if self.models and self.model_name == AUTO_NAME:
+            raise BadSetting("model is called 'auto', which is the router; accepted: another served_model_name.")
+        self._check_router()
+
+    def _check_router(self) -> None:
+        given = [name for name in ("router", "router_gate", "router_bar") if name in self.model_fields_set]
+        if given and not self.models:
+            raise BadSetting(
+                f"{given[0]} is set, and one model alone is served; accepted: {given[0]} not set, or more models "
+                "(--also NAME=DIR)."
+            )
+        served = (self.model_name, *self.models)
+        if bad := [name for name in self.router if name not in served]:
+            raise BadSetting(f"router has {bad[0]!r}, which is not served; accepted: {', '.join(served)}.")
+        if self.router and len(set(self.router)) != max(2, len(self.router)):
+            raise BadSetting(f"router is {', '.join(self.router)}; accepted: two or more models, each once.")
+        if self.router_bar is not None:
+            if self.router_gate == "whole":
+                raise BadSetting("router_bar is set, and the gate 'whole' has none; accepted: router_bar not set.")
+            if self.router_gate == "confidence" and self.router_bar > 1:
+                raise BadSetting(f"router_bar is {self.router_bar:g}; accepted: a probability, 0 to 1.")
+
+
+def find_model(model: str) -> str:
+    """`model` itself, except that the bundled model is also found beside the code when started from elsewhere."""
+    if model == BUNDLED_MODEL and not Path(model).exists():
+        beside_code = Path(__file__).resolve().parents[2] / BUNDLED_MODEL
+        if beside_code.exists():
+            return str(beside_code)
+    return model
