@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from engine.batch import NULL_BLOCK, Batch, KVCache
-from engine.blocks import BlockPool
 from engine.checkpoint import resolve
 from engine.config import EngineConfig
 from engine.constrain.compiler import Compiler, default_compiler
@@ -17,6 +16,7 @@ from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import InvalidParameter
+from engine.kv.blocks import BlockPool
 from engine.memory import (
     LONGEST_BY_DEFAULT,
     block_bytes,

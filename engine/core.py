@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from engine import messages as m
-from engine.blocks import BlockPool, root_digest
 from engine.config import EngineConfig
 from engine.constrain.compiler import Outcome
 from engine.constrain.masks import Constraints
 from engine.constrain.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 from engine.constrain.modes import Modes
 from engine.jobs import ScoreJob, SpanJob
+from engine.kv.blocks import BlockPool, root_digest
 from engine.masking import Masking
 from engine.outputs import FinishReason, Prefill, SpanOutput, Stats
 from engine.runner import Runner

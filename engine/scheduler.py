@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.blocks import BlockPool, OutOfBlocks
 from engine.config import EngineConfig
+from engine.kv.blocks import BlockPool, OutOfBlocks
 from engine.policies import policy_of
 from engine.sequence import SequenceState
 

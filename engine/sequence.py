@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from engine.blocks import chain_digest
 from engine.jobs import Job
+from engine.kv.blocks import chain_digest
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.batch import NULL_BLOCK
-from engine.blocks import BlockPool
+from engine.kv.blocks import BlockPool
 from engine.runner import make_batch
 from engine.scheduler import Step
 

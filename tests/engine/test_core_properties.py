@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine import messages as m
-from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.kv.blocks import BlockPool
 from engine.params import GREEDY, Span
 from tests.engine.fake import FakeRunner, Letters, next_token
 

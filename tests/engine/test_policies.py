@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import messages as m
-from engine.blocks import BlockPool
 from engine.config import EngineConfig, PolicyName
 from engine.core import EngineCore
 from engine.errors import InvalidParameter
+from engine.kv.blocks import BlockPool
 from engine.params import GREEDY, Span
 from engine.policies import Chunks
 from tests.engine.fake import FakeRunner, Letters

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine import messages as m
-from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.kv.blocks import BlockPool
 from engine.params import GREEDY, Span
 from tests.engine.fake import FakeRunner, Letters
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from engine import messages as m
-from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.constrain.compiler import Outcome
 from engine.constrain.layout import Constrained, Layout
@@ -17,6 +16,7 @@ from engine.constrain.masks import Constraints, Masks
 from engine.constrain.matcher import ConstraintFailed, ConstraintRefused, Row
 from engine.constrain.spec import Constraint, Literal
 from engine.core import EngineCore
+from engine.kv.blocks import BlockPool
 from engine.outputs import SpanOutput
 from engine.params import GREEDY, Span
 from tests.engine.fake import VOCAB, FakeRunner, Letters, next_token
