@@ -189,6 +189,9 @@ async def beside_bombs(engine: Engine, *, streams: int, tokens: int, turns: int)
     asked: dict[str, list[float]] = {}
     outcomes: dict[str, str] = {}
     made = bombs()  # whoever sends one has the work of writing it
+    constraints = engine._core._constraints
+    assert constraints is not None
+    compiler = constraints.compiler
     for turn in range(turns + 1):
         before = await _gaps(engine, streams, tokens)
         over = asyncio.Event()
@@ -196,7 +199,7 @@ async def beside_bombs(engine: Engine, *, streams: int, tokens: int, turns: int)
         with_bombs = await _gaps(engine, streams, tokens)
         over.set()
         await bomber
-        while engine._compiler.stats.running:  # one beyond its deadline runs on, and must not run into what is quiet
+        while compiler.stats.running:  # one beyond its deadline runs on, and must not run into what is quiet
             await asyncio.sleep(0.05)
         after = await _gaps(engine, streams, tokens)
         if not turn:  # the first one warms up

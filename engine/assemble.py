@@ -26,6 +26,7 @@ from engine.memory import (
     useful_blocks,
     weight_bytes,
 )
+from engine.messages import Loaded
 from engine.models.decoder import Decoder, load_decoder
 from engine.models.spec import ModelSpec
 from engine.runner import ModelRunner
@@ -42,14 +43,7 @@ _TORCH_THREADS = torch.get_num_threads()  # torch's choice, before any engine of
 class Parts:
     core: EngineCore
     compiler: Compiler
-    tokenizer: Tokenizer
-    path: Path
-    vocab_size: int
-    max_model_len: int
-    max_tokens: int
-    device: str
-    dtype: str
-    threads: int
+    loaded: Loaded
 
 
 def assemble(config: EngineConfig) -> Parts:
@@ -96,14 +90,15 @@ def assemble(config: EngineConfig) -> Parts:
     return Parts(
         core=core,
         compiler=compiler,
-        tokenizer=tokenizer,
-        path=path,
-        vocab_size=spec.vocab_size,
-        max_model_len=max_model_len,
-        max_tokens=min(max_model_len, blocks * config.block_size),
-        device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
-        threads=threads,
+        loaded=Loaded(
+            path=str(path),
+            vocab_size=spec.vocab_size,
+            max_model_len=max_model_len,
+            max_tokens=min(max_model_len, blocks * config.block_size),
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            threads=threads,
+        ),
     )
 
 

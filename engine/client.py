@@ -1,16 +1,19 @@
-"""What a sequence's handle needs of its engine: somewhere to send commands, and somewhere for replies to arrive.
+"""What lies between a handle and the core: where replies arrive, what a handle needs of its engine, and the link that
+carries commands and replies.
 
-Knows nothing of threads; `engine.Engine` is the one that stands behind it.
+Knows nothing of threads or processes; `engine.Engine` is the one that stands behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from engine import messages as m
 from engine.errors import EngineError
+
+State = Literal["running", "restarting", "stopped"]
 
 
 class Request:
@@ -66,3 +69,36 @@ class Client(Protocol):
     def check_length(self, length: int) -> None: ...
 
     def check_queue(self) -> None: ...
+
+
+class Link(Protocol):
+    """The way to a core. What comes back is told to the `Listener` it was made with, on the event loop."""
+
+    @property
+    def state(self) -> State: ...
+
+    async def start(self) -> m.Loaded:
+        """Load the model. Raises what `Engine.start` raises."""
+        ...
+
+    def send(self, command: m.Command) -> None:
+        """Commands keep their order."""
+        ...
+
+    async def close(self) -> None:
+        """End the core. Idempotent."""
+        ...
+
+
+class Listener(Protocol):
+    """Who hears what comes over a link."""
+
+    def deliver(self, replies: list[m.Reply]) -> None: ...
+
+    def given_up(self, request: int, error: EngineError) -> None:
+        """The request will have no more replies."""
+        ...
+
+    def ended(self, error: EngineError) -> None:
+        """Nothing will come any more."""
+        ...

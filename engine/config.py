@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from engine.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+RunsIn = Literal["thread", "process"]
 PolicyName = Literal[
     "decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair", "exclusive", "static"
 ]  # the last two are older ways, to measure against
@@ -39,6 +40,8 @@ class EngineConfig:
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     cache_dir: str | None = None  # where constraints that were compiled ahead are kept; None: in memory only
+    runs_in: RunsIn = "thread"  # of this process, or a process of its own, which is started again when it dies
+    hang_s: float = 60.0  # a process that owes an answer and says nothing for so long is taken for hung
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "kv_blocks", "kv_bytes", "reserve_tokens", "threads"):
@@ -56,5 +59,9 @@ class EngineConfig:
             raise InvalidParameter("policy", f"policy is {self.policy!r}; accepted: {accepted}.")
         if self.itl_goal_s is not None and not self.itl_goal_s > 0:
             raise InvalidParameter("itl_goal_s", f"itl_goal_s is {self.itl_goal_s}; accepted: more than 0 seconds.")
+        if self.runs_in not in get_args(RunsIn):
+            raise InvalidParameter("runs_in", f"runs_in is {self.runs_in!r}; accepted: thread, process.")
+        if not self.hang_s > 0:
+            raise InvalidParameter("hang_s", f"hang_s is {self.hang_s}; accepted: more than 0 seconds.")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise InvalidParameter("dtype", f"dtype is {self.dtype!r}; accepted: auto, float32, bfloat16, float16.")

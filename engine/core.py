@@ -92,13 +92,23 @@ class EngineCore:
         match command:
             case m.Open():
                 self._open(command)
+            case m.Restore():
+                self._restore(command)
             case m.GetStats():
                 self._replies.append(m.StatsReply(command.request, self.stats()))
+            case m.Compile():
+                self._compile(command)
+            case m.Register():
+                if self._constraints is not None:
+                    self._constraints.compiler.register(command.constraint)
+            case m.Compiled(None, request, outcome):
+                self._compiled(request, outcome)
+            case m.Leave():
+                self._close_all("its client is gone", command.client)
             case m.Stop():
-                for seq in list(self._sequences.values()):
-                    if seq.parent is None:
-                        self._close(seq, "the engine stopped")
+                self._close_all("the engine stopped")
             case _:
+                assert command.sequence is not None
                 seq_or_none = self._sequences.get(command.sequence)
                 if seq_or_none is not None:
                     self._handle_for(seq_or_none, command)
@@ -142,6 +152,38 @@ class EngineCore:
             seq.deadline = self._clock() + command.deadline_s
         self._adopt(seq, None)
 
+    def _restore(self, command: m.Restore) -> None:
+        scope = None if command.scope is None else self._sequences.get(command.scope)
+        if command.scope is not None and scope is None:
+            return  # its scope has passed its deadline meanwhile
+        root = root_digest(self._secret, self._config.model, "", command.tenant)
+        seq = SequenceState(
+            command.sequence, list(command.tokens), root, self._next_arrival(), priority=command.priority,
+            tenant=command.tenant, stream=command.stream, forks=command.forks, generated=bytearray(command.generated),
+        )  # fmt: skip
+        seq.counts.update(token for token, drawn in zip(seq.tokens, seq.generated, strict=True) if drawn)
+        if command.deadline_s is not None:
+            seq.deadline = self._clock() + command.deadline_s
+        self._adopt(seq, scope)
+
+    def _close_all(self, reason: str, client: int | None = None) -> None:
+        for seq in list(self._sequences.values()):
+            if seq.parent is None and (client is None or m.client_of(seq.id) == client):
+                self._close(seq, reason)
+
+    def _compile(self, command: m.Compile) -> None:
+        assert self._constraints is not None, "a core without constraints was asked to compile one"
+        post, request = self._post, command.request
+        made = self._constraints.compiler.get(command.constraint, lambda made: post(m.Compiled(None, request, made)))
+        if made is not None:
+            self._compiled(request, made)
+
+    def _compiled(self, request: int, outcome: Outcome) -> None:
+        if isinstance(outcome, ConstraintRefused):
+            self._replies.append(m.Refused(request, outcome.reasons, isinstance(outcome, CompileTimeout)))
+        else:
+            self._replies.append(m.Ready(request))
+
     def _adopt(self, seq: SequenceState, scope: SequenceState | None) -> None:
         self._sequences[seq.id] = seq
         if scope is not None:
@@ -164,11 +206,13 @@ class EngineCore:
             max_tokens=command.max_tokens,
             stop_ids=stop_ids,
             prompt_tokens=len(seq),
-            reading_prompt=span.prompt_logprobs is not None,
+            reading_prompt=span.prompt_logprobs is not None and not command.begun,
             prompt_logprobs=[None],
+            announced=command.begun,
+            delivered=command.delivered,
         )
         if span.constraint is None:
-            self._scheduler.submit(seq)
+            self._submit(seq, job)
             return
         assert self._constraints is not None, "a core without constraints was given a span with one"
         post, sequence, request = self._post, seq.id, command.request
@@ -185,10 +229,19 @@ class EngineCore:
         job.awaited = None
         if isinstance(outcome, ConstraintRefused):
             self._scheduler.finish(seq)
-            self._replies.append(m.Refused(request, outcome.reasons, isinstance(outcome, CompileTimeout)))
+            self._compiled(request, outcome)
             return
         assert job.span.constraint is not None
         job.modes = Modes(job.span.constraint.layout, outcome, self._eos, job.stop_ids)
+        self._submit(seq, job)
+
+    def _submit(self, seq: SequenceState, job: SpanJob) -> None:
+        """Let a span run, from where another core left it."""
+        try:
+            self._writer.replay(seq, job, job.delivered)
+        except ConstraintFailed as failed:
+            self._fail(seq, job, failed)
+            return
         self._scheduler.submit(seq)
 
     def _stop_waiting(self, job: SpanJob) -> None:

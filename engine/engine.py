@@ -1,100 +1,91 @@
-"""The engine's async face: starts the core in a thread of its own and carries commands and replies across.
+"""The engine's async face: opens sequences, and brings commands to the core and replies to whoever awaits them.
 
-One queue leads to the core, one wake-up a step leads back, so the event loop is never blocked by the model and a step
-costs it one callback, however many sequences ran. Knows nothing of scheduling or tensors.
+The core may run in a thread of this process or in a process of its own: what leads there is a `Link`. Knows nothing of
+scheduling, tensors, threads or sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import queue
-import threading
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from engine import messages as m
-from engine.assemble import assemble, use_threads
-from engine.client import Request
+from engine.assemble import Parts, assemble
+from engine.client import Link, Request, State
 from engine.config import EngineConfig
-from engine.constrain.compiler import Compiler, Outcome
-from engine.constrain.matcher import ConstraintRefused
+from engine.constrain.matcher import CompileTimeout, ConstraintRefused
 from engine.constrain.spec import Constraint
 from engine.core import EngineCore
-from engine.errors import ContextLengthExceeded, EngineError, EngineStopped, InvalidParameter, QueueFull
+from engine.errors import (
+    ContextLengthExceeded,
+    EngineError,
+    EngineRestarting,
+    EngineStopped,
+    InvalidParameter,
+    QueueFull,
+)
 from engine.handle import Sequence
 from engine.outputs import Stats
+from engine.thread import ThreadLink
 from engine.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
 
 
 class Engine:
     """A running engine. Get one from `Engine.start`; stop it with `stop` or by leaving `async with`."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        core: EngineCore,
-        compiler: Compiler,
-        tokenizer: Tokenizer,
-        path: Path,
-        vocab_size: int,
-        max_model_len: int,
-        max_tokens: int,
-        device: str,
-        dtype: str,
-        threads: int,
-    ) -> None:
+    tokenizer: Tokenizer
+    model_path: Path
+    model_name: str
+    vocab_size: int
+    max_model_len: int  # tokens that the model's positions allow
+    max_tokens: int  # tokens that one sequence can have here: the same, or what the KV pool holds
+    device: str
+    dtype: str
+    threads: int  # CPU threads of the model
+
+    def __init__(self, config: EngineConfig, assemble: Callable[[EngineConfig], Parts]) -> None:
         self.config = config
-        self.tokenizer = tokenizer
-        self.model_path = path
-        self.model_name = path.name if Path(config.model).is_dir() else config.model
-        self.vocab_size = vocab_size
-        self.max_model_len = max_model_len  # tokens that the model's positions allow
-        self.max_tokens = max_tokens  # tokens that one sequence can have here: the same, or what the KV pool holds
-        self.device = device
-        self.dtype = dtype
-        self.threads = threads  # CPU threads of the model
-        self._core = core
-        self._compiler = compiler
-        self._loop = asyncio.get_running_loop()
-        self._commands: queue.SimpleQueue[m.Command] = queue.SimpleQueue()
-        core.post_with(self._commands.put)
         self._requests: dict[int, Request] = {}
         self._queued: set[int] = set()  # of those, what waits for the model: spans and scores
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(m.first_id(0))
         self._stopped: EngineError | None = None
-        self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
+        if config.runs_in == "process":
+            from engine.process.supervisor import SupervisedLink  # ZeroMQ comes with it
+
+            self._link: Link = SupervisedLink(config, assemble, self)
+        else:
+            self._link = ThreadLink(config, assemble, self)
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> Engine:
+    async def start(cls, config: EngineConfig, assemble: Callable[[EngineConfig], Parts] = assemble) -> Engine:
         """Load the model and start the core.
+
+        `assemble` makes the core's parts; for a core in a process of its own it is a function of a module, which that
+        process imports.
 
         Raises:
             CheckpointError: the model cannot be found or read.
             UnsupportedArchitecture: it can be read, but not run exactly.
             InvalidParameter: the configuration does not fit the model or this machine.
+            EngineStopped: the core's process ended before it was ready.
         """
-        parts = await asyncio.to_thread(assemble, config)
-        engine = cls(
-            config,
-            parts.core,
-            parts.compiler,
-            parts.tokenizer,
-            parts.path,
-            parts.vocab_size,
-            parts.max_model_len,
-            parts.max_tokens,
-            parts.device,
-            parts.dtype,
-            parts.threads,
-        )
-        engine._thread.start()
+        engine = cls(config, assemble)
+        loaded = await engine._link.start()
+        engine.model_path = Path(loaded.path)
+        engine.model_name = engine.model_path.name if Path(config.model).is_dir() else config.model
+        engine.vocab_size = loaded.vocab_size
+        engine.max_model_len = loaded.max_model_len
+        engine.max_tokens = loaded.max_tokens
+        engine.device, engine.dtype, engine.threads = loaded.device, loaded.dtype, loaded.threads
+        try:
+            engine.tokenizer = await asyncio.to_thread(Tokenizer.load, engine.model_path)
+        except BaseException:
+            await engine.stop()
+            raise
         return engine
 
     async def open(
@@ -135,24 +126,23 @@ class Engine:
         Raises:
             ConstraintRefused: no backend can hold it exactly; `CompileTimeout`: not in time.
         """
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[Outcome] = loop.create_future()
-
-        def settle(outcome: Outcome) -> None:
-            if not ready.done():
-                ready.set_result(outcome)
-
-        outcome = self._compiler.get(constraint, lambda made: self._call(settle, made))
-        outcome = await ready if outcome is None else outcome
-        if isinstance(outcome, ConstraintRefused):
-            raise outcome
+        request = self.request(queued=False)
+        try:
+            self.post(m.Compile(request.id, constraint))
+            (reply,) = await request.replies()
+        finally:
+            self.forget(request)
+        if isinstance(reply, m.Refused):
+            raise CompileTimeout("; ".join(reply.reasons)) if reply.timed_out else ConstraintRefused(reply.reasons)
 
     def register(self, constraint: Constraint) -> None:
         """Say that a constraint will be asked for often: what can be made of it ahead is made, in the background."""
-        self._compiler.register(constraint)
+        self.post(m.Register(constraint))
 
     async def stats(self) -> Stats:
-        """A snapshot between two steps. Raises `EngineStopped`."""
+        """A snapshot between two steps. Raises `EngineStopped`, or `EngineRestarting`: it does not wait for that."""
+        if self.state == "restarting":
+            raise EngineRestarting("The engine is being restarted.", retry_after_s=1.0)
         request = self.request(queued=False)
         try:
             self.post(m.GetStats(request.id))
@@ -163,17 +153,19 @@ class Engine:
         return reply.stats
 
     @property
+    def state(self) -> State:
+        """Whether the core runs, is being started again, or has ended for good."""
+        return self._link.state if self._stopped is None else "stopped"
+
+    @property
     def healthy(self) -> bool:
         """Whether the core is running."""
-        return self._stopped is None
+        return self.state == "running"
 
     async def stop(self) -> None:
-        """Close every sequence and end the core's thread. Idempotent."""
-        if self._stopped is None:
-            self._commands.put(m.Stop())
-        await asyncio.to_thread(self._thread.join)
-        self._compiler.close()
-        self._fail(EngineStopped("The engine was stopped."))
+        """Close every sequence and end the core. Idempotent."""
+        await self._link.close()
+        self.ended(EngineStopped("The engine was stopped."))
 
     async def __aenter__(self) -> Self:
         return self
@@ -191,7 +183,7 @@ class Engine:
     def post(self, command: m.Command) -> None:
         """Send a command to the core; commands keep their order. Without effect once the engine has stopped."""
         if self._stopped is None:
-            self._commands.put(command)
+            self._link.send(command)
 
     def request(self, *, queued: bool = True) -> Request:
         """Somewhere for replies to arrive; `queued` counts it towards the limit of spans. Raises `EngineStopped`."""
@@ -226,65 +218,28 @@ class Engine:
         if len(self._queued) >= limit:
             raise QueueFull(f"{len(self._queued)} spans run or wait already; the limit is {limit}.", retry_after_s=1.0)
 
-    # -- the core's thread
+    # -- what comes from the core, on the event loop
 
-    def _run(self) -> None:
-        error = EngineStopped("The engine was stopped.")
-        try:
-            use_threads(self.threads)
-            while self._serve():
-                self._core.step()
-                self._send()
-        except Exception as failure:
-            log.exception("the engine's core failed")
-            error = EngineStopped(f"The engine's core failed: {failure!r}.")
-        finally:
-            self._send()
-            self._call(self._fail, error)
-
-    def _serve(self) -> bool:
-        """Take the commands that have come, waiting for one when there is nothing else to do; False to end."""
-        wait = not self._core.has_work
-        while True:
-            try:
-                command = self._commands.get(block=wait, timeout=self._patience() if wait else None)
-            except queue.Empty:
-                return True
-            self._core.handle(command)
-            if isinstance(command, m.Stop):
-                return False
-            self._send_if_idle()
-            wait = wait and not self._core.has_work
-
-    def _patience(self) -> float | None:
-        deadline = self._core.next_deadline()
-        return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-    def _send_if_idle(self) -> None:
-        if not self._core.has_work:
-            self._send()
-
-    def _send(self) -> None:
-        replies = self._core.take_replies()
-        if replies:
-            self._call(self._deliver, replies)
-
-    def _call(self, callback: object, *args: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)  # type: ignore[arg-type]  # any callable will do
-        except RuntimeError:
-            log.debug("the event loop closed before the engine stopped")
-
-    # -- back on the event loop
-
-    def _deliver(self, replies: list[m.Reply]) -> None:
+    def deliver(self, replies: list[m.Reply]) -> None:
         for reply in replies:
             request = self._requests.get(reply.request)
             if request is not None:
                 request.deliver(reply)
 
-    def _fail(self, error: EngineError) -> None:
+    def given_up(self, request: int, error: EngineError) -> None:
+        """The core will say nothing more of a request."""
+        if (waiting := self._requests.get(request)) is not None:
+            waiting.fail(error)
+
+    def ended(self, error: EngineError) -> None:
+        """The core will say nothing more at all."""
         if self._stopped is None:
             self._stopped = error
             for request in self._requests.values():
                 request.fail(error)
+
+    @property
+    def _core(self) -> EngineCore:
+        """For tests, which look behind the face: the core of an engine that runs in a thread."""
+        assert isinstance(self._link, ThreadLink)
+        return self._link.core

@@ -55,6 +55,16 @@ class EngineStopped(EngineError):
     code = "engine_stopped"
 
 
+class EngineRestarting(EngineStopped):
+    """The engine's process died. It is being started again, or has been without what was asked; trying again may do."""
+
+    code = "engine_restarting"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class CheckpointError(EngineError):
     """A model directory is missing, incomplete or inconsistent; the message says which file and why."""
 

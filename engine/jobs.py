@@ -29,6 +29,7 @@ class SpanJob:
     reading_prompt: bool = False  # prompt log-probabilities are still being gathered
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     announced: bool = False  # the first piece, with the prompt's figures, was sent
+    delivered: tuple[int, ...] = ()  # tokens that another core generated, still to be replayed
     awaited: Done | None = None  # who hears of the constraint: until then the scheduler knows nothing of the job
     modes: Modes | None = None  # of a constrained span
     text: SpanText | None = None  # of the section that is being written, from its first text on

@@ -1,6 +1,7 @@
 """What passes between an engine's clients and its core: commands in, replies out. Plain data, nothing else.
 
-Either side may live in another thread or, later, another process: no object is shared, and order is kept.
+Either side may live in another thread or another process: no object is shared, and order is kept. Ids are a client's
+own: each begins with the client's number.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.constrain.compiler import Outcome
+from engine.constrain.spec import Constraint
 from engine.outputs import Prefill, SpanOutput, Stats
 from engine.params import Span
 
@@ -22,6 +24,24 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """A sequence that another core had, as its client knows it; `scope` was restored before, if it has one.
+
+    `generated` has a byte for each token, 1 where it was drawn. `stream` and `forks` key the random draws.
+    """
+
+    sequence: int
+    scope: int | None
+    tokens: tuple[int, ...]
+    generated: bytes
+    tenant: str
+    priority: int
+    deadline_s: float | None
+    stream: int
+    forks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Append:
     sequence: int
     tokens: tuple[int, ...]
@@ -29,11 +49,16 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
+    """A span. One that another core began goes on after the tokens that were `delivered`, which the sequence does not
+    have yet; `begun` says that a first piece was told."""
+
     sequence: int
     request: int
     span: Span
     seed: int
     max_tokens: int
+    delivered: tuple[int, ...] = ()
+    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +108,33 @@ class GetStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """What the constraint of a span that waits for it compiled to. From the core's own compiler, not from a client."""
+class Compile:
+    """Compile a constraint before a span needs it."""
 
-    sequence: int
+    request: int
+    constraint: Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A constraint will be asked for often: make ahead what can be made."""
+
+    constraint: Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A client is gone: all its sequences close."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a constraint compiled to. From the core's own compiler, not from a client. `sequence` has the span that
+    waits for it, None where nothing but a `Compile` does."""
+
+    sequence: int | None
     request: int
     outcome: Outcome
 
@@ -96,7 +144,23 @@ class Stop:
     """End the core's loop; whatever runs is cancelled."""
 
 
-Command = Open | Append | Generate | Score | Fork | Truncate | Hold | Cancel | Close | GetStats | Compiled | Stop
+Command = (
+    Open | Restore | Append | Generate | Score | Fork | Truncate | Hold | Cancel | Close
+    | GetStats | Compile | Register | Leave | Compiled | Stop
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a core that can run says of its model and of itself."""
+
+    path: str  # the model's directory
+    vocab_size: int
+    max_model_len: int  # tokens that the model's positions allow
+    max_tokens: int  # tokens that one sequence can have here: the same, or what the KV pool holds
+    device: str
+    dtype: str
+    threads: int  # CPU threads of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +194,15 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """The constraint is compiled."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """The span's constraint cannot be held, or not in time. The sequence is as it was."""
+    """The constraint cannot be held, or not in time. A span's sequence is as it was."""
 
     request: int
     reasons: tuple[str, ...]
@@ -152,4 +223,17 @@ class StatsReply:
     stats: Stats
 
 
-Reply = Reading | Piece | Scored | Refused | Failed | Closed | StatsReply
+Reply = Reading | Piece | Scored | Ready | Refused | Failed | Closed | StatsReply
+
+_CLIENT_SHIFT = 48
+NOBODY = 0  # a request whose reply nobody awaits
+
+
+def first_id(client: int) -> int:
+    """The smallest of a client's ids."""
+    return (client << _CLIENT_SHIFT) + 1
+
+
+def client_of(id: int) -> int:
+    """Whose id it is."""
+    return id >> _CLIENT_SHIFT

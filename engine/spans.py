@@ -6,7 +6,7 @@ scheduling, batches or replies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from engine.constrain.matcher import ConstraintFailed
@@ -66,6 +66,16 @@ class SpanWriter:
             if outputs[-1].finish_reason is not None:
                 break
         return _joined(outputs)
+
+    def replay(self, seq: SequenceState, job: SpanJob, tokens: Iterable[int]) -> None:
+        """Take tokens that the span generated before and that were delivered: sequence, text and constraint are then as
+        they were.
+
+        Raises:
+            ConstraintFailed: the constraint does not take them.
+        """
+        for token in tokens:
+            self._take(seq, job, token, ())
 
     def finish(
         self,

@@ -1,7 +1,8 @@
 """A stateful property test of scheduler, block pool and core, on a device that checks its own cache.
 
 Any order of opening, appending, generating, forking, scoring, truncating, cancelling and closing, in a pool far too
-small for it, must give every span the same tokens as a fresh run, and leave nothing behind.
+small for it, must give every span the same tokens as a fresh run, and leave nothing behind. So must it if the core is
+lost at any time and another one goes on with what the journal has.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.kv.blocks import BlockPool
 from engine.params import GREEDY, Span
+from engine.process.journal import Journal
 from tests.engine.fake import FakeRunner, Letters, next_token
 
 tokens = st.lists(st.integers(1, 2), min_size=1, max_size=14)  # a small alphabet: prefixes meet often
@@ -33,18 +35,27 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def start(self, blocks: int, size: int, budget: int, running: int, prefix_cache: bool) -> None:
         self.now = 0.0
-        self.pool = BlockPool(blocks)
+        self.blocks = blocks
         self.limit = blocks * size
-        config = EngineConfig(
+        self.config = EngineConfig(
             "fake", block_size=size, max_batch_tokens=budget, max_running=running, prefix_cache=prefix_cache
         )
-        self.runner = FakeRunner(self.pool, size)
-        self.core = EngineCore(config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now)
+        self.journal = Journal(lambda: self.now)
+        self.make_core()
         self.ids = iter(range(1, 10**6))
         self.expected: dict[int, list[int]] = {}
         self.parents: dict[int, int] = {}
         self.spans: dict[int, tuple[int, int]] = {}  # request -> (sequence, tokens left)
         self.scores: dict[int, tuple[int, list[list[float]]]] = {}
+
+    def make_core(self) -> None:
+        self.pool = BlockPool(self.blocks)
+        self.runner = FakeRunner(self.pool, self.config.block_size)
+        self.core = EngineCore(self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now)
+
+    def send(self, command: m.Command) -> None:
+        self.journal.sent(command)
+        self.core.handle(command)
 
     def usable(self, pick: int) -> int:
         """A sequence on which nothing runs; a new one when there is none."""
@@ -59,7 +70,7 @@ class CoreMachine(RuleBasedStateMachine):
     def new(self, tokens: list[int], tenant: str, priority: int) -> int:
         sequence = next(self.ids)
         tokens = tokens[: self.limit - 1] or [1]
-        self.core.handle(m.Open(sequence, tuple(tokens), tenant, priority, None))
+        self.send(m.Open(sequence, tuple(tokens), tenant, priority, None))
         self.expected[sequence] = list(tokens)
         return sequence
 
@@ -67,7 +78,7 @@ class CoreMachine(RuleBasedStateMachine):
     def append(self, pick: int, added: list[int]) -> None:
         sequence = self.usable(pick)
         added = added[: self.limit - len(self.expected[sequence])]
-        self.core.handle(m.Append(sequence, tuple(added)))
+        self.send(m.Append(sequence, tuple(added)))
         self.expected[sequence] += added
 
     def start_span(self, sequence: int, count: int, prompt: bool) -> None:
@@ -75,7 +86,7 @@ class CoreMachine(RuleBasedStateMachine):
         if count > 0 and self.expected[sequence]:
             request = next(self.ids)
             span = Span(GREEDY, max_tokens=count, prompt_logprobs=0 if prompt else None)
-            self.core.handle(m.Generate(sequence, request, span, 0, count))
+            self.send(m.Generate(sequence, request, span, 0, count))
             self.spans[request] = (sequence, count)
 
     @rule(picks=st.lists(pick, min_size=1, max_size=4), count=st.integers(1, 20), prompt=st.booleans())
@@ -92,7 +103,7 @@ class CoreMachine(RuleBasedStateMachine):
         prefix = self.expected[sequence]
         if 0 < len(prefix) <= self.limit - 3:
             request = next(self.ids)
-            self.core.handle(m.Score(sequence, request, tuple(map(tuple, candidates))))
+            self.send(m.Score(sequence, request, tuple(map(tuple, candidates))))
             right = [[float(next_token(prefix + c[:i]) == t) for i, t in enumerate(c)] for c in candidates]
             self.scores[request] = (sequence, right)
 
@@ -103,7 +114,7 @@ class CoreMachine(RuleBasedStateMachine):
         if first:
             self.settle(sequence, first)
         children = [next(self.ids) for _ in range(n)]
-        self.core.handle(m.Fork(sequence, tuple(children), sequence))
+        self.send(m.Fork(sequence, tuple(children), sequence))
         for child in children:
             self.expected[child] = self.expected[sequence].copy()
             self.parents[child] = sequence
@@ -123,17 +134,17 @@ class CoreMachine(RuleBasedStateMachine):
         if before:
             self.settle(sequence, before)
         length = int(len(self.expected[sequence]) * share)
-        self.core.handle(m.Truncate(sequence, length))
+        self.send(m.Truncate(sequence, length))
         del self.expected[sequence][length:]
         added = added[: self.limit - length]
-        self.core.handle(m.Append(sequence, tuple(added)))
+        self.send(m.Append(sequence, tuple(added)))
         self.expected[sequence] += added
         if after:
             self.start_span(sequence, after, False)
 
     @rule(pick=pick, ttl=st.floats(0, 10))
     def hold(self, pick: int, ttl: float) -> None:
-        self.core.handle(m.Hold(self.usable(pick), ttl))
+        self.send(m.Hold(self.usable(pick), ttl))
 
     @precondition(lambda self: self.spans or self.scores)
     @rule(pick=pick)
@@ -141,7 +152,7 @@ class CoreMachine(RuleBasedStateMachine):
         running = [*self.spans, *self.scores]
         request = running[pick % len(running)]
         sequence, _ = self.spans.get(request) or self.scores[request]
-        self.core.handle(m.Cancel(sequence, request))
+        self.send(m.Cancel(sequence, request))
         self.read()
         self.scores.pop(request, None)
         assert request not in self.spans
@@ -150,7 +161,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(pick=pick)
     def close(self, pick: int) -> None:
         sequence = sorted(self.expected)[pick % len(self.expected)]
-        self.core.handle(m.Close(sequence))
+        self.send(m.Close(sequence))
         closed = {sequence}
         while grown := {c for c, p in self.parents.items() if p in closed} - closed:
             closed |= grown
@@ -158,6 +169,18 @@ class CoreMachine(RuleBasedStateMachine):
             self.expected.pop(gone, None)
         self.read()
         assert not any(s in closed for s, _ in (*self.spans.values(), *self.scores.values()))
+
+    @precondition(lambda self: self.spans or self.scores)
+    @rule()
+    def crash(self) -> None:
+        """The core is lost between two steps, and a fresh one is told what it must know."""
+        suspects = self.journal.crashed()
+        self.make_core()
+        for command in self.journal.commands():
+            self.core.handle(command)
+        for request in suspects:
+            self.spans.pop(request, None)
+            self.scores.pop(request, None)
 
     @rule(times=st.integers(1, 8))
     def step(self, times: int) -> None:
@@ -168,6 +191,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def read(self) -> None:
         for reply in self.core.take_replies():
+            self.journal.heard(reply)
             match reply:
                 case m.Piece():
                     sequence, left = self.spans[reply.request]
@@ -205,7 +229,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.step(1)
         assert not self.core.has_work and not self.spans and not self.scores
         for sequence in list(self.expected):
-            self.core.handle(m.Close(sequence))
+            self.send(m.Close(sequence))
         self.core.check()
         assert self.pool.used == 0, "blocks leaked"
         assert self.core.stats().sequences == 0

@@ -1,0 +1,46 @@
+"""The loop of a core: commands from a mailbox, a step, replies to the mailbox, for as long as nobody says stop.
+
+When nothing runs it waits in the mailbox and uses no CPU. Knows nothing of threads or sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from engine import messages as m
+from engine.core import EngineCore
+
+
+class Mailbox(Protocol):
+    """The core's side of whatever leads to its clients."""
+
+    def take(self, timeout_s: float | None) -> Iterable[m.Command]:
+        """The commands that have come, in order. Waits for the first so long; None: for ever."""
+        ...
+
+    def send(self, replies: list[m.Reply]) -> None: ...
+
+
+def drive(core: EngineCore, mail: Mailbox) -> None:
+    """Run until a `Stop` comes; it has been handled then, and its replies are sent."""
+    while True:
+        for command in mail.take(0.0 if core.has_work else _patience(core)):
+            core.handle(command)
+            if isinstance(command, m.Stop):
+                _send(core, mail)
+                return
+        core.step()
+        _send(core, mail)
+
+
+def _send(core: EngineCore, mail: Mailbox) -> None:
+    replies = core.take_replies()
+    if replies:
+        mail.send(replies)
+
+
+def _patience(core: EngineCore) -> float | None:
+    deadline = core.next_deadline()
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,0 +1,158 @@
+"""The process that a core runs in: `python -m engine.process.child`, started by `spawned.py` and by nobody else.
+
+It reads its start from stdin and then watches it: when that closes, whoever started it is gone, and it ends. Signals
+that a terminal or a service manager sends to a whole group are for the server, which says when to stop.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from engine import messages as m
+from engine.assemble import Parts, use_threads
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import EngineError
+from engine.loop import drive
+from engine.process import wire
+
+_LINGER_MS = 2_000  # for the last replies to leave
+
+log = logging.getLogger(__name__)
+
+
+class Start(msgspec.Struct):
+    """What the process is told first. `assemble` is "module:function"; sockets are files of `directory`."""
+
+    config: EngineConfig
+    assemble: str
+    directory: str
+    log_level: int
+
+
+def address(directory: str) -> str:
+    return f"ipc://{directory}/engine.sock"
+
+
+class Mail:
+    """A mailbox for several clients, which are told apart by the number that their ids begin with."""
+
+    def __init__(self, socket: zmq.Socket[bytes], loaded: m.Loaded) -> None:
+        self._socket = socket
+        self._hello = wire.encode_replies([loaded])
+        self._own: deque[m.Command] = deque()  # from threads of this process
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
+
+    def post(self, command: m.Command) -> None:
+        """From any thread."""
+        self._own.append(command)
+        os.write(self._wake, b"\0")
+
+    def take(self, timeout_s: float | None) -> Iterable[m.Command]:
+        if timeout_s != 0:
+            self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
+        commands = self._received()
+        if self._own:
+            while self._own:
+                commands.append(self._own.popleft())
+            os.read(self._woken, 1 << 16)
+        return commands
+
+    def send(self, replies: list[m.Reply]) -> None:
+        by_client: dict[int, list[m.Reply | m.Loaded | wire.Failure]] = {}
+        for reply in replies:
+            by_client.setdefault(m.client_of(reply.request), []).append(reply)
+        for client, own in by_client.items():
+            self._socket.send_multipart([identity(client), wire.encode_replies(own)])
+
+    def _received(self) -> list[m.Command]:
+        commands: list[m.Command] = []
+        while True:
+            try:
+                who, data = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return commands
+            for command in wire.decode_commands(data):
+                if isinstance(command, wire.Hello):
+                    self._socket.send_multipart([who, self._hello])
+                else:
+                    commands.append(command)
+
+
+def identity(client: int) -> bytes:
+    """What a client's socket is called."""
+    return b"client-%d" % client
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    source = sys.stdin.buffer
+    start = msgspec.msgpack.decode(source.read(int.from_bytes(source.read(4), "big")), type=Start)
+    logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    threading.Thread(target=_end_with, args=(source.fileno(), start.directory), daemon=True).start()
+    context = zmq.Context()
+    with context.socket(zmq.ROUTER) as socket:
+        for option in (zmq.SNDHWM, zmq.RCVHWM):
+            socket.set(option, 0)
+        socket.set(zmq.LINGER, _LINGER_MS)
+        socket.bind(address(start.directory))
+        try:
+            parts = _assembled(start)
+        except EngineError as error:
+            _refuse(socket, wire.failure(error))
+        else:
+            _run(parts, socket)
+    context.term()
+
+
+def _assembled(start: Start) -> Parts:
+    module, _, name = start.assemble.partition(":")
+    parts: Parts = getattr(importlib.import_module(module), name)(start.config)
+    return parts
+
+
+def _refuse(socket: zmq.Socket[bytes], failure: wire.Failure) -> None:
+    """Tell the client that waits why there is no core."""
+    if socket.poll(_LINGER_MS):
+        who, _ = socket.recv_multipart()
+        socket.send_multipart([who, wire.encode_replies([failure])])
+
+
+def _run(parts: Parts, socket: zmq.Socket[bytes]) -> None:
+    mail = Mail(socket, parts.loaded)
+    core: EngineCore = parts.core
+    core.post_with(mail.post)
+    use_threads(parts.loaded.threads)
+    drive(core, mail)
+    parts.compiler.close()
+
+
+def _end_with(stdin: int, directory: str) -> None:
+    """End the process when nobody holds the other end of its stdin any more."""
+    while True:
+        select.select([stdin], [], [])
+        if not os.read(stdin, 1):
+            shutil.rmtree(Path(directory), ignore_errors=True)
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""One life of a core's process, seen from outside: started, spoken to over a socket, and found dead when it is.
+
+Sockets lie in a directory that only this user can enter. Knows nothing of what is said, nor of starting it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+import engine
+from engine import messages as m
+from engine.config import EngineConfig
+from engine.errors import EngineStopped
+from engine.process import wire
+from engine.process.child import Start, address, identity
+
+_STOP_S = 10.0  # from being told to stop to being killed
+
+log = logging.getLogger(__name__)
+
+
+class Spawned:
+    """A core's process. `hear` gets the replies, `died` how it ended, each on the event loop."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        assemble: str,
+        hear: Callable[[list[m.Reply]], None],
+        died: Callable[[str], None],
+    ) -> None:
+        self._hear = hear
+        self._died = died
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[m.Loaded] = self._loop.create_future()
+        self._gone = asyncio.Event()
+        self._directory = tempfile.mkdtemp(prefix="ponder-")  # entered by this user alone
+        self._process = _popen(Start(config, assemble, self._directory, logging.getLogger().getEffectiveLevel()))
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+            self._socket.set(option, 0)
+        self._socket.set(zmq.RECONNECT_IVL, 10)  # milliseconds; it is not bound yet
+        self._socket.set(zmq.IDENTITY, identity(0))
+        self._socket.connect(address(self._directory))
+        self._file = int(self._socket.get(zmq.FD))
+        self._loop.add_reader(self._file, self._receive)
+        threading.Thread(target=self._wait, name="engine-process", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def loaded(self) -> m.Loaded:
+        """What the core says once it can run.
+
+        Raises:
+            EngineError: why it cannot; `EngineStopped` when the process ended without a word.
+        """
+        self._send(wire.Hello())
+        return await self._loaded
+
+    def send(self, command: m.Command) -> None:
+        self._send(command)
+
+    def kill(self) -> None:
+        """At once; `died` is told."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """Ask it to end, and kill it if it does not. Returns when it is gone and nothing is left of it."""
+        if not self._gone.is_set():
+            self._send(m.Stop())
+            try:
+                await asyncio.wait_for(self._gone.wait(), _STOP_S)
+            except TimeoutError:
+                self.kill()
+                await self._gone.wait()
+
+    # -- parts
+
+    def _send(self, command: m.Command | wire.Hello) -> None:
+        if self._gone.is_set():
+            return
+        self._socket.send(wire.encode_command(command))
+        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:  # sending may have taken the signal that something came
+            self._loop.call_soon(self._receive)
+
+    def _receive(self) -> None:
+        """All that has come: the socket's file tells of new messages once, not of each."""
+        while not self._socket.closed:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            replies = wire.decode_replies(data)
+            if self._loaded.done():
+                self._hear(replies)
+            elif isinstance(replies[0], wire.Failure):
+                self._loaded.set_exception(wire.error_of(replies[0]))
+            else:
+                self._loaded.set_result(replies[0])
+
+    def _wait(self) -> None:
+        """In a thread of its own."""
+        code = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
+            self._loop.call_soon_threadsafe(self._end, code)
+
+    def _end(self, code: int) -> None:
+        self._receive()
+        self._loop.remove_reader(self._file)
+        self._socket.close()
+        self._context.term()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        if not self._loaded.done():
+            self._loaded.set_exception(EngineStopped(f"The engine's process ended {how} before it was ready."))
+            self._loaded.exception()  # somebody may have stopped waiting
+        self._gone.set()
+        self._died(how)
+
+
+def _popen(start: Start) -> subprocess.Popen[bytes]:
+    beside = str(Path(engine.__file__).parent.parent)
+    paths = [beside, *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engine.process.child"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    data = msgspec.msgpack.encode(start)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died already: whoever waits for it is told
+        process.stdin.write(len(data).to_bytes(4, "big") + data)
+        process.stdin.flush()
+    return process
