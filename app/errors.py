@@ -25,6 +25,7 @@ from engine.errors import (
     ChatTemplateError,
     ContextLengthExceeded,
     EngineError,
+    EngineRestarting,
     EngineStopped,
     InvalidParameter,
     QueueFull,
@@ -103,6 +104,9 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
         case OSError() | sqlite3.Error() if reason := disk_trouble(error):
             log.error("the disk cannot be written to: %s", error)
             return ApiError(507, reason, code="disk_unusable", kind="server_error")
+        case EngineRestarting():
+            retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+            return ApiError(503, str(error), code=error.code, kind="server_error", headers=retry)
         case EngineStopped() | SequenceClosed():
             return stopping()
         case EngineError():

@@ -37,6 +37,7 @@ from app.api import (
 from app.auth import Auth, RequireUser
 from app.config import BadSetting, Settings
 from app.data.accounts import Accounts
+from app.drain import Draining
 from app.guard import Guard
 from app.library import open_library
 from app.manner import Manners
@@ -51,7 +52,7 @@ from app.served import Served
 from app.state import State
 from app.store import Store
 from app.toolshed import Toolshed
-from engine.errors import EngineStopped
+from engine.errors import EngineRestarting, EngineStopped
 from reasoning.agent import Limits
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def create_app(
     app.router.routes.append(mcp.route())
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
+    app.add_middleware(Draining, drain=state.drain)
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)
     if settings.cors_origins:
@@ -134,19 +136,25 @@ def create_app(
 
 
 async def _health(request: Request) -> Response:
-    models = State.of(request).models
-    stopped: dict[str, str] = {}
-    for served in models:
+    state = State.of(request)
+    states, reasons = dict[str, str](), dict[str, str]()
+    for served in state.models:
         try:
             await served.engine.stats()
+            states[served.name] = "ok"
         except EngineStopped as error:
-            stopped[served.name] = str(error)
+            states[served.name] = "restarting" if isinstance(error, EngineRestarting) else "stopped"
+            reasons[states[served.name]] = str(error)
     told: dict[str, object] = {"status": "ok"}
-    if stopped:
-        told = {"status": "stopped", "reason": next(iter(stopped.values()))}
-    if len(models) > 1:
-        told["models"] = {served.name: "stopped" if served.name in stopped else "ok" for served in models}
-    return JSONResponse(told, 503 if stopped else 200)
+    for worst in ("stopped", "restarting"):
+        if worst in reasons:
+            told = {"status": worst, "reason": reasons[worst]}
+            break
+    if state.drain.begun:
+        told = {"status": "draining", "reason": "The server is stopping."}
+    if len(states) > 1:
+        told["models"] = states
+    return JSONResponse(told, 200 if told["status"] == "ok" else 503)
 
 
 async def _metrics(request: Request) -> Response:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 
 from app.config import Settings
+from app.drain import Drain
 from app.manner import Manners
 from app.metrics import Meter
 from app.models import Models
@@ -30,6 +31,7 @@ class State:
     models: Models
     meter: Meter
     manners: Manners = field(default_factory=Manners)
+    drain: Drain = field(default_factory=Drain)
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
     sequences: Sequences = field(init=False)  # while the app's lifespan lasts
     auth: Auth = field(init=False)  # the same

@@ -156,6 +156,9 @@ def serve(
     sequence_lease_s: Annotated[
         str | None, _option(r"Longest lease of an open sequence. \[600]", "SECONDS", _SERVER)
     ] = None,
+    drain_s: Annotated[
+        str | None, _option(r"What runs may go on so long after SIGTERM. \[5]", "SECONDS", _SERVER)
+    ] = None,
     log_level: Annotated[
         str | None, _option(r"debug, info, warning or error. \[warning]", "LEVEL", _SERVER)
     ] = None,
@@ -191,6 +194,12 @@ def serve(
                      rich_help_panel=_ENGINE, show_default=False),
     ] = None,
     threads: Annotated[str | None, _option("CPU threads of the model.", "N", _ENGINE)] = None,
+    engine: Annotated[
+        str | None, _option(r"Where the engine runs: thread, or process. \[thread]", "WHERE", _ENGINE)
+    ] = None,
+    engine_hang_s: Annotated[
+        str | None, _option(r"Silence after which the engine's process is killed. \[60]", "SECONDS", _ENGINE)
+    ] = None,
 ) -> None:  # fmt: skip
     """Serve a model: the chat page, its API, and OpenAI's API under /v1."""
     settings = settings_of(
@@ -207,6 +216,7 @@ def serve(
         block_size=block_size,
         max_batch_tokens=max_batch_tokens, max_running=max_running, max_waiting=max_waiting,
         policy=policy, itl_goal_s=itl_goal_s, prefix_cache=prefix_cache, threads=threads,
+        engine=engine, engine_hang_s=engine_hang_s, drain_s=drain_s,
     )  # fmt: skip
     from app.config import unknown_variables
 

@@ -1,7 +1,8 @@
 """`ponder serve` from start to end: bind, load, say when ready, and stop cleanly when told to.
 
 The port is taken before the model is loaded, so a port in use is told at once; connections are accepted only when an
-answer can be given. The first SIGINT or SIGTERM ends what runs and then the process; a second one hurries it.
+answer can be given. SIGTERM refuses what is new, lets what runs go on for a while and then ends it and the process;
+SIGINT does not wait; a second signal hurries either.
 """
 
 from __future__ import annotations
@@ -129,18 +130,20 @@ def url(host: str, port: int) -> str:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
-    told_to_stop = asyncio.Event()
+    told_to_stop, at_once = asyncio.Event(), asyncio.Event()
     hurry: list[Callable[[], None]] = []
 
-    def on_signal() -> None:
-        if told_to_stop.is_set():
+    def on_signal(number: int) -> None:
+        if told_to_stop.is_set() and at_once.is_set():
             for action in hurry:
                 action()
+        if told_to_stop.is_set() or number == signal.SIGINT:
+            at_once.set()
         told_to_stop.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number)
 
     stop = asyncio.create_task(told_to_stop.wait())
     async with contextlib.AsyncExitStack() as closing:
@@ -169,7 +172,12 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         except OSError as error:
             raise _explain_bind(error, settings.host, port) from None
         state = app.state.ponder
-        await _until(server, listener, stop, state.ending.set, end_work=[state.runs.stop, models.stop])
+
+        async def drain() -> None:
+            await state.drain.wait(state.runs.live, settings.drain_s, at_once)
+            state.ending.set()
+
+        await _until(server, listener, stop, end_work=[drain, state.runs.stop, models.stop])
 
 
 async def _open_library(settings: Settings) -> Library:
@@ -210,13 +218,11 @@ async def _until(
     server: _Server,
     listener: socket.socket,
     stop: asyncio.Task[bool],
-    end_waiting: Callable[[], None],
     end_work: list[Callable[[], Awaitable[None]]],
 ) -> None:
     """Serve until `stop`, then end the work first: every open stream gets its last event and nothing has to drain."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
-    end_waiting()
     for end in end_work:
         await end()
     server.end()

@@ -26,6 +26,10 @@ class AccessSettings(BaseModel):
     )
     sequence_lease_s: float = Field(600.0, gt=0, le=86_400, description="seconds of the longest lease, up to 86400")
 
+    drain_s: float = Field(
+        5.0, ge=0, le=86_400, description="seconds that what runs may go on after SIGTERM, up to 86400"
+    )
+
     @field_validator("cors_origins")
     @classmethod
     def _is_origin(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -31,6 +31,8 @@ class EngineSettings(BaseModel):
     itl_goal_s: float | None = Field(None, gt=0, description="seconds between two tokens, above 0")
     prefix_cache: bool = Field(True, description="true or false")
     threads: int | None = Field(None, ge=1, description="CPU threads, 1 or more")
+    engine: Literal["thread", "process"] = Field("thread", description="thread or process: where the engine runs")
+    engine_hang_s: float = Field(60.0, ge=1, description="seconds without a word from the engine's process, 1 or more")
 
     def config_of(self, model: str, data_dir: Path) -> EngineConfig:
         """The engine's part of the settings, for one model. Imports the engine, and so torch."""
@@ -52,4 +54,6 @@ class EngineSettings(BaseModel):
             prefix_cache=self.prefix_cache,
             threads=self.threads,
             cache_dir=str(data_dir / "constraints"),
+            runs_in=self.engine,
+            hang_s=self.engine_hang_s,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from app.data.errors import NotThere
@@ -123,6 +123,11 @@ class Runs:
         )  # fmt: skip
         run.begin(history, ask, tools if offered else None)
         return Started(run_id, begun.message_id, begun.branch[-1]["id"])
+
+    @property
+    def live(self) -> Mapping[str, Run]:
+        """The runs that are being made, as they come and go."""
+        return self._live
 
     def tools_of(self, run_id: str) -> RunTools | None:
         """The tools of a run that is being made."""

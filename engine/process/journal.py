@@ -104,17 +104,23 @@ class Journal:
 
     # -- what a fresh core is told
 
-    def crashed(self) -> list[int]:
-        """The core died. Gives up what seems to kill it, and says which requests those were."""
+    def crashed(self) -> dict[int, str]:
+        """The core died. The requests that are given up, and why: what seems to kill it, and what asks how it is."""
         suspects = []
         for known in self._sequences.values():
             if known.running is not None:
                 known.running.crashes += 1
                 if known.running.crashes > MOST_CRASHES:
-                    suspects.append(known.running.command.request)
-        for request in suspects:
-            self._over(self._owners[request])
-        return suspects
+                    suspects.append(known)
+        given_up = dict[int, str]()
+        for known in suspects:
+            assert known.running is not None
+            given_up[known.running.command.request] = "The engine's process died again and again while this ran."
+            self._over(known)
+        for request in [each.request for each in self._asked.values() if isinstance(each, m.GetStats)]:
+            given_up[request] = "The engine's process died, and is being started again."
+            del self._asked[request]
+        return given_up
 
     def commands(self) -> Iterator[m.Command]:
         """In the order in which they must come."""

@@ -102,9 +102,8 @@ class SupervisedLink:
             return  # it was to end, or its end is told to who waits for its start
         self._state = "restarting"
         log.error("the engine's process ended %s; %d sequences are open", how, len(self._journal))
-        for request in self._journal.crashed():
-            message = "The engine's process died again and again while this ran on it; trying again may do."
-            self._listener.given_up(request, EngineRestarting(message, retry_after_s=5.0))
+        for request, why in self._journal.crashed().items():
+            self._listener.given_up(request, EngineRestarting(why, retry_after_s=5.0))
         self._restarting = asyncio.create_task(self._restart(how), name="engine restart")
 
     async def _restart(self, how: str) -> None:

@@ -177,7 +177,7 @@ def test_an_embedder_that_is_not_there_is_told(model: Path, tmp_path: Path) -> N
 
 
 def test_sigterm_ends_streams_and_the_server_cleanly(tmp_path: Path, model: Path) -> None:
-    with serving("--model", str(model), "--data-dir", "data", cwd=tmp_path) as (process, url):
+    with serving("--model", str(model), "--data-dir", "data", "--drain-s", "0", cwd=tmp_path) as (process, url):
         first = threading.Event()
         received: list[bytes] = []
 

@@ -1,0 +1,63 @@
+"""Lets a server that is to stop finish what it has begun: what is new is refused, what runs goes on.
+
+Reading is let in, and so is what a run that goes on may need: an approval, a cancel. Knows nothing of signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sized
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.errors import ApiError, note
+
+_HARMLESS = {"GET", "HEAD", "OPTIONS", "DELETE"}
+_LOOK_S = 0.05
+_RETRY_AFTER_S = 5  # until another server has taken over, as a rule
+
+
+class Drain:
+    """Whether the server is to stop, and how many requests are under way that change something."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.working = 0
+
+    async def wait(self, others: Sized, limit_s: float, hurry: asyncio.Event) -> bool:
+        """Refuse what is new from now on, and wait until nothing runs: no request, and none of `others`.
+
+        False where `limit_s` seconds or `hurry` came before.
+        """
+        self.begun = True
+        until = time.monotonic() + limit_s
+        while self.working or others:
+            if time.monotonic() >= until or hurry.is_set():
+                return False
+            await asyncio.sleep(_LOOK_S)
+        return True
+
+
+class Draining:
+    """The middleware that counts and refuses."""
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self.app = app
+        self.drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in _HARMLESS:
+            await self.app(scope, receive, send)
+            return
+        if self.drain.begun and not scope["path"].startswith("/api/runs/"):
+            message = "The server is stopping and takes on nothing new; try again shortly."
+            retry = {"Retry-After": str(_RETRY_AFTER_S)}
+            refusal = ApiError(503, message, code="draining", kind="server_error", headers=retry)
+            await note(scope, refusal).response()(scope, receive, send)
+            return
+        self.drain.working += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.drain.working -= 1
