@@ -94,7 +94,7 @@ class Manners:
             BudgetForcing(budget, served.engine.tokenizer)  # refuses what cannot be kept to
         unthinking = asked.effort == "none"
         thinks = False if unthinking else asked.thinks
-        return Manner(chosen, options, budget, unthinking, thinks, self.quota, self.seconds)
+        return Manner(chosen, options, budget, unthinking, thinks, quota=self.quota, seconds=self.seconds)
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Manners:
@@ -131,13 +131,14 @@ class Manner:
     budget: ThinkingBudget | None = None
     unthinking: bool = False
     thinks: bool | None = None  # what the chat template is told, None: nothing
+    reduced: bool = False  # the budget is not what was asked for, and does not say whether to think
     quota: Quota = field(default_factory=Quota)
     seconds: float = TIMEOUT_S
 
     @property
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
-        thinks = True if self.budget is not None else self.thinks
+        thinks = True if self.budget is not None and not self.reduced else self.thinks
         return {} if thinks is None else {"enable_thinking": thinks}
 
     def prompt(self, tokens: list[int], served: Served) -> list[int]:

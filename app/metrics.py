@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from app.admission.backlog import Backlog, Work
+from app.admission.ticket import Ticket
 from app.windows import Windows
 from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
     from app.auto import Auto
     from app.models import Models
+    from app.served import Served
     from engine.outputs import Stats
 
+_LOOK_S = 0.5  # between two looks at the engines while requests pass
 _TTFT = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _INTER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 _DURATION = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
@@ -35,6 +39,8 @@ class Meter:
     def __init__(self, models: Models) -> None:
         self._models = models
         self.windows = Windows()
+        self.backlogs = {each.name: Backlog(each.engine.config.max_running) for each in models}
+        self._looked_at = 0.0
         self.answering = 0
         self._looking: asyncio.Task[None] | None = None
         self.registry = CollectorRegistry()
@@ -56,6 +62,10 @@ class Meter:
             "ponder_requests", "Requests that ended, by how: completed, cancelled, refused (4xx) or failed.",
             ["endpoint", "outcome"], registry=self.registry,
         )  # fmt: skip
+        self.refused = Counter(
+            "ponder_requests_rejected", "Requests turned away before anything was made of them, by the limit.",
+            ["reason"], registry=self.registry,
+        )  # fmt: skip
         self.in_flight = Gauge(
             "ponder_requests_in_flight", "Requests being answered, whether running or waiting.", registry=self.registry
         )
@@ -73,6 +83,7 @@ class Meter:
                 seen[served.name] = None
             else:
                 self.windows.counted(served.name, stats)
+                self.backlogs[served.name].seen(stats)
         return seen
 
     def passed(self, change: int = 0) -> None:
@@ -80,11 +91,18 @@ class Meter:
         idle = not self.answering
         self.answering += change
         self.windows.busy(self.answering)
-        if (idle or not self.answering or self.windows.stale) and (self._looking is None or self._looking.done()):
+        now = time.monotonic()
+        due = idle or not self.answering or now - self._looked_at >= _LOOK_S
+        if due and (self._looking is None or self._looking.done()):
+            self._looked_at = now
             self._looking = asyncio.create_task(self._look(), name="engine counters")
 
     async def _look(self) -> None:
         await self.look()
+
+    def refusal(self, reason: str) -> None:
+        """A request was turned away."""
+        self.refused.labels(reason).inc()
 
     async def exposition(self) -> bytes:
         """The text of a scrape.
@@ -105,12 +123,32 @@ class Watch:
         self._began = time.perf_counter()
         self._latest: dict[int, float] = {}
         self._ended = False
+        self._works: list[Work] = []
+        self._ticket = Ticket.current()
+        if self._ticket is not None:
+            self._ticket.hold()
         meter.in_flight.inc()
         meter.passed(1)
 
-    def tokens(self, index: int, count: int) -> None:
+    def admit(self, among: Sequence[Served], tenant: str, prompt: int, limit: int, answers: int = 1) -> None:
+        """Prompts of so many tokens are to be read by one of these models, or by one after another, and for each of
+        the answers at most `limit` tokens written.
+
+        Raises:
+            ApiError: 429: the request's key may not use so many now.
+        """
+        if self._ticket is not None:
+            self._ticket.charge(prompt)
+        self._works += [self._meter.backlogs[each.name].admit(tenant, prompt, limit, answers) for each in among]
+
+    def tokens(self, index: int, count: int, cached: int = 0) -> None:
+        """`count` more of an answer; of its prompt, `cached` needed no reading."""
         if not count:
             return
+        for work in self._works:
+            work.got(count, cached)
+        if self._ticket is not None:
+            self._ticket.spend(count)
         now = time.perf_counter()
         latest = self._latest.get(index)
         if latest is None:
@@ -127,6 +165,10 @@ class Watch:
             return
         self._ended = True
         lasted = time.perf_counter() - self._began
+        for work in self._works:
+            work.end(whole=outcome == "completed" and len(self._works) == 1)
+        if self._ticket is not None:
+            self._ticket.leave()
         self._meter.in_flight.dec()
         self._meter.passed(-1)
         self._meter.windows.observed("duration", lasted)

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
 from app import errors, openai
+from app.admission import Admission, AdmissionGate
 from app.api import (
     accounts,
     chats,
@@ -73,7 +74,9 @@ def create_app(
         models = engine
     else:
         models = Models([Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)])
-    state = State(settings, models, Meter(models), Manners.of_settings(settings))
+    meter = Meter(models)
+    admission = Admission(settings, meter.backlogs, meter.refusal)
+    state = State(settings, models, meter, admission, Manners.of_settings(settings))
     if settings.summary_model is not None and settings.summary_model not in models.names:
         accepted = ", ".join(models.names)
         raise BadSetting(f"summary_model is {settings.summary_model!r}; accepted: a served model: {accepted}.")
@@ -121,6 +124,7 @@ def create_app(
     app.router.routes.append(mcp.route())
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
+    app.add_middleware(AdmissionGate, admission=lambda: state.admission)
     app.add_middleware(Draining, drain=state.drain)
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)

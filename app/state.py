@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 
+from app.admission import Admission
 from app.config import Settings
 from app.drain import Drain
 from app.manner import Manners
@@ -30,6 +31,7 @@ class State:
     settings: Settings
     models: Models
     meter: Meter
+    admission: Admission
     manners: Manners = field(default_factory=Manners)
     drain: Drain = field(default_factory=Drain)
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting

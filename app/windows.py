@@ -86,12 +86,6 @@ class Windows:
     def uptime_s(self) -> float:
         return self._now() - self._began
 
-    @property
-    def stale(self) -> bool:
-        """Whether the engines' counters were not seen since the current bin began."""
-        at = min((at for at, _ in self._counted.values()), default=None)
-        return at is None or int(at / BIN_S) != int(self._now() / BIN_S)
-
     def observed(self, kind: Kind, seconds: float) -> None:
         self._bin().latencies[kind].add(seconds)
 

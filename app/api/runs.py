@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from app.admission.ticket import enter, with_room
 from app.api.query import parameters, texts
 from app.body import json_object
 from app.config import AUTO_NAME, DEFAULT_NAME
@@ -149,7 +150,8 @@ async def start_run(request: Request, user: User, chat_id: str) -> Response:
     state = State.of(request)
     auto = state.models.auto if wanted.model == AUTO_NAME else None
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
-    manner = state.manners.of(wanted.asked(), served)
+    enter(*((served,) if auto is None else auto.rungs))
+    manner = with_room(state.manners.of(wanted.asked(), served), served if auto is None else auto.rungs[0])
     if wanted.content is not None:
         await _check_length(wanted.content, state.models if auto is not None else [served])
     if auto is not None:

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from app.admission.ticket import enter
 from app.api.query import parameters
 from app.body import json_object
 from app.disconnect import while_connected
@@ -104,6 +105,7 @@ async def generate(request: Request, user: User, sequence_id: str) -> Response:
     state = State.of(request)
     leased = state.sequences.get(user, sequence_id)
     wanted = generate_request(await json_object(request))
+    enter(leased.served)
 
     def explain(error: BaseException) -> ApiError:
         return from_exception(error, param="max_tokens")

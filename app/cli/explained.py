@@ -35,6 +35,7 @@ def settings_of(config: Path | None, *, serving: bool = False, **flags: Any) -> 
         settings = load_settings(config, **flags)
         if serving:
             settings.check_models()
+            settings.check_limits()
         return settings
     except BadSetting as error:
         fail(str(error), 2)

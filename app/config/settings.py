@@ -13,6 +13,7 @@ from app.config.access import AccessSettings
 from app.config.answering import AnswerSettings
 from app.config.engine import EngineSettings
 from app.config.file import FileSource
+from app.config.limits import LimitSettings
 from app.config.models import ModelSettings
 from app.config.names import ENV_PREFIX
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from engine import EngineConfig
 
 
-class Settings(EngineSettings, AnswerSettings, AccessSettings, ModelSettings, BaseSettings):
+class Settings(EngineSettings, AnswerSettings, LimitSettings, AccessSettings, ModelSettings, BaseSettings):
     """What an operator may set. A field's description is what is accepted, as an error message says it."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from app.admission.ticket import enter, rungs, with_room
 from app.auto import Prompted
 from app.config import AUTO_NAME
 from app.errors import invalid
@@ -42,7 +43,10 @@ async def chat_job(body: Mapping[str, Any], state: State, user: str) -> ChatJob 
     request = parse(body, ChatRequest, CHAT_REFUSED)
     auto = state.models.auto
     if request.model != AUTO_NAME or auto is None:
-        return await ChatJob.of(request, state.models.get(request.model), state, user)
+        served = state.models.get(request.model)
+        enter(served)
+        return await ChatJob.of(request, served, state, user)
+    enter(*auto.rungs)
     if request.n > 1:
         raise invalid("n", f"n is {request.n}; accepted: 1 together with the model 'auto'.")
     jobs: list[ChatJob] = []
@@ -53,7 +57,7 @@ async def chat_job(body: Mapping[str, Any], state: State, user: str) -> ChatJob 
         jobs.append(job)
         return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=job.calling.plan is not None)
 
-    asked = await auto.prompted(prompt_of)
+    asked = rungs(await auto.prompted(prompt_of))
     return RoutedChat(request, jobs, Routing(auto, asked, state.meter.watch("chat"), user))
 
 
@@ -79,7 +83,7 @@ class ChatJob:
         Raises:
             ApiError: 400, naming the field.
         """
-        manner = state.manners.of(request.asked, served)
+        manner = with_room(state.manners.of(request.asked, served), served)
         manner.check(answers=request.n)
         variables = {**manner.variables, **request.chat_template_kwargs}
         calling = await Calling.of(request, served)

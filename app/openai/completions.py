@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from app.admission.ticket import enter
 from app.errors import invalid
 from app.metrics import Meter
 from app.models import Models
@@ -49,6 +50,7 @@ class CompletionJob:
         """
         request = parse(body, CompletionRequest, COMPLETION_REFUSED)
         served = models.get(request.model)
+        enter(served)
         tokenizer = served.engine.tokenizer
         prompts: list[list[int]] = []
         texts: list[str] = []

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from app.admission.ticket import charge
 from app.errors import ApiError, invalid
 from app.openai.fields import parse
 from app.served import DEFAULT_NAME
@@ -66,6 +67,7 @@ async def embeddings(body: Mapping[str, Any], embedder: Embedder) -> dict[str, A
     batches = range(0, len(texts), BATCH)
     for at in batches:  # all of them before the first is embedded, which takes longer by far
         pieces += await asyncio.to_thread(_count, embedder, texts[at : at + BATCH], at)
+    charge(pieces)
     encoded = list[Any]()
     for at in batches:
         vectors = await asyncio.to_thread(embedder.embed, texts[at : at + BATCH])

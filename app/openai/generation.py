@@ -61,6 +61,9 @@ class Generation:
         outcome = "cancelled"
         roots: list[EngineSequence] = []
         try:
+            limit = max(span.max_tokens or 0 for span in self.spans)
+            answering = len(self.prompts) * self.n
+            watch.admit([self.served], self.tenant, sum(map(len, self.prompts)), limit, answering)
             answers: list[AsyncGenerator[Piece, None]] = []
             for prompt, span in zip(self.prompts, self.spans, strict=True):
                 root = await self.served.engine.open(prompt, tenant=self.tenant)
@@ -76,7 +79,7 @@ class Generation:
                         cached[prompt_index] = piece.cached_tokens
                         self.tally.cached_tokens += piece.cached_tokens
                     self.tally.add(piece)
-                    watch.tokens(index, piece.spent)
+                    watch.tokens(index, piece.spent, self.tally.cached_tokens)
                     yield index, piece
             outcome = "completed"
         except Exception as error:

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from app.admission.ticket import enter, rungs, with_room
 from app.auto import Prompted
 from app.config import AUTO_NAME
 from app.errors import ApiError, from_exception, invalid
@@ -54,6 +55,7 @@ async def response_job(body: Json, state: State, user: str) -> ResponseJob | Rou
     auto = state.models.auto if request.model == AUTO_NAME else None
     served = state.models.default if auto is not None else state.models.get(request.model)
     offer = Offer.of(request)
+    enter(*((served,) if auto is None else auto.rungs))
     stored = StoredResponses(state.store, user)
     try:
         if auto is None:
@@ -69,7 +71,7 @@ async def response_job(body: Json, state: State, user: str) -> ResponseJob | Rou
             calls = job.calling.plan is not None
             return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=calls)
 
-        asked = await auto.prompted(prompt_of)
+        asked = rungs(await auto.prompted(prompt_of))
         return RoutedResponse(request, jobs, Routing(auto, asked, state.meter.watch("responses"), user))
     except Exception as error:
         raise offer.reworded(from_exception(error, param="input")) from error
@@ -149,7 +151,7 @@ class ResponseJob:
         wanted = [] if offer.served is None or offer.choice == "none" else _offered(state, offer)
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
         chat = request.chat(messages, offer, shown)
-        manner = state.manners.of(chat.asked, served)
+        manner = with_room(state.manners.of(chat.asked, served), served)
         variables = {**manner.variables, **chat.chat_template_kwargs}
         calling = await Calling.of(chat, served)
         constraint = await constrain_text(chat, served) if calling.plan is None else None
@@ -252,6 +254,7 @@ class ResponseJob:
         agent = self._agent(tools)
         watch, outcome = self.state.meter.watch("responses"), "cancelled"
         try:
+            watch.admit([self.served], self.user, len(self.prompt), self.span.max_tokens or 0)
             async with (
                 await self.served.engine.open(self.prompt, tenant=self.user) as seq,
                 aclosing(agent.run(seq, self.room)) as happening,
@@ -264,7 +267,7 @@ class ResponseJob:
                         self.tally.prompt_tokens += self._results
                         self._results = 0
                         self.tally.add(each.piece)
-                        watch.tokens(0, each.piece.spent)
+                        watch.tokens(0, each.piece.spent, self.tally.cached_tokens)
                     yield each
             outcome = "completed"
         except HandedOver:

@@ -19,6 +19,11 @@ from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, Tally
 
 
+def _size(asked: Prompted) -> tuple[int, int]:
+    """Tokens of the prompt, and that there may be of an answer."""
+    return len(asked.prompt), asked.span.max_tokens or 0
+
+
 def report_of(routed: Routed) -> dict[str, Any]:
     """As JSON. `cost` is in tokens of the largest model."""
     tried = [
@@ -55,6 +60,8 @@ class Routing:
         """
         self._items = self.auto.answer(self.asked, self.tenant)
         try:
+            prompt, limit = (max(counts) for counts in zip(*map(_size, self.asked), strict=True))
+            self.watch.admit([each.served for each in self.asked], self.tenant, prompt, limit)
             async for item in self._items:
                 if isinstance(item, Speaks):
                     self.tally.prompt_tokens += len(item.asked.prompt)
@@ -78,7 +85,7 @@ class Routing:
                         first = False
                         self.tally.cached_tokens += item.cached_tokens
                     self.tally.add(item)
-                    self.watch.tokens(0, item.spent)
+                    self.watch.tokens(0, item.spent, item.cached_tokens)
                     yield 0, item
             self.outcome = "completed"
         except Exception as error:

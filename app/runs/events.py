@@ -26,6 +26,14 @@ class RunStarted(BaseModel):
     max_tokens: int
 
 
+class RunReduced(BaseModel):
+    """Many wait, so this answer gets less: at most so many tokens of thinking, or only these of `auto`'s models."""
+
+    type: Literal["run.reduced"] = "run.reduced"
+    thinking: int | None = None
+    models: list[str] | None = None
+
+
 class PrefillProgress(BaseModel):
     """How much of what the model reads it has read, where that takes a while: at most ten a second."""
 
@@ -353,6 +361,7 @@ class RunCancelled(BaseModel):
 Event = Annotated[
     RunQueued
     | RunStarted
+    | RunReduced
     | PrefillProgress
     | ThinkingStarted
     | ThinkingDelta

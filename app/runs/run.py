@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from app.admission.ticket import rungs
 from app.auto import Auto, Prompted, Speaks
 from app.config import AUTO_NAME, LOCAL_USER
 from app.data.run_rows import Answer, Place
@@ -29,6 +30,7 @@ from app.runs.events import (
     RunCancelled,
     RunCompleted,
     RunFailed,
+    RunReduced,
     RunStarted,
     ThinkingDone,
     ThinkingProgress,
@@ -184,6 +186,8 @@ class Run:
                 served, manner, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens
             )
 
+        if manner.reduced and manner.budget is not None:
+            self.log.append(RunReduced(thinking=manner.budget.max_tokens))
         self._unseen = manner.strategy is not None or ask.auto is not None
         if ask.auto is not None:
             finish = await self._route(ask.auto, prepared)
@@ -207,6 +211,7 @@ class Run:
         if self.tools is not None:
             limits = replace(self.tools.limits, tokens=min(asked.limit, self.tools.limits.tokens))
             agent = await agent_of(served, specs, self.tools, span, limits, asked.variables, writer, self.tools.clock)
+        self.watch.admit([served], user, len(prompt), asked.limit)
         async with await served.engine.open(prompt, tenant=user) as seq:
             self._start(served.name, asked.limit)
             seq.on_prefill = self._read
@@ -225,8 +230,13 @@ class Run:
             asked = await prepared(served)
             return prompted(served, asked.prompt, asked.span, self._manner, asked.variables)
 
-        asked = await auto.prompted(prompt_of)
-        self._start(AUTO_NAME, max(each.span.max_tokens or 0 for each in asked))
+        able = await auto.prompted(prompt_of)
+        if len(asked := rungs(able)) < len(able):
+            self.log.append(RunReduced(models=[each.served.name for each in asked]))
+        longest = max(len(each.prompt) for each in asked)
+        limit = max(each.span.max_tokens or 0 for each in asked)
+        self.watch.admit([each.served for each in asked], self.user, longest, limit)
+        self._start(AUTO_NAME, limit)
 
         async def pieces() -> AsyncGenerator[Piece, None]:
             async with aclosing(auto.answer(asked, tenant=self.user)) as items:
@@ -287,7 +297,7 @@ class Run:
             self._tally.cached_tokens = piece.cached_tokens
             if piece.spent:
                 self._first_token_at = self._metrics_at = now
-        self.watch.tokens(0, piece.spent)
+        self.watch.tokens(0, piece.spent, self._tally.cached_tokens)
         self._tally.add(piece)
         self._thinking_tokens += piece.spent if piece.part == "thinking" else 0
         if any(isinstance(delta, Reasoning) for delta in deltas):

@@ -44,13 +44,14 @@ async def written(
     try:
         with leased.call() as seq:
             span = await _span(leased, request, served)
+            watch.admit([served], leased.user, len(seq), span.max_tokens or 0)
             sequences.check(leased.user, 0, span.max_tokens or 0)
             with leased.growing(span.max_tokens or 0), seq.generate(span) as outputs:
                 async for out in outputs:
                     tally.prompt_tokens += out.prompt_tokens
                     tally.cached_tokens += out.cached_tokens
                     tally.completion_tokens += len(out.token_ids)
-                    watch.tokens(0, len(out.token_ids))
+                    watch.tokens(0, len(out.token_ids), tally.cached_tokens)
                     if out.token_ids or out.text:
                         yield event(_piece(out, served, request))
                     if out.finish_reason is not None:

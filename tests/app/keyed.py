@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -14,8 +15,8 @@ from tests.app.gate import GatedEmbedder
 
 
 @contextmanager
-def asking_for_keys(model: Path, data: Path) -> Iterator[Server]:
-    with serving(model, data, GatedEmbedder(), auth="keys") as server:
+def asking_for_keys(model: Path, data: Path, **changed: Any) -> Iterator[Server]:
+    with serving(model, data, GatedEmbedder(), auth="keys", **changed) as server:
         server.app.dependency_overrides.clear()  # here users are who their keys say
         yield server
 

@@ -55,6 +55,7 @@ const TOOLS: RunEvent[] = [
   { type: "answer.delta", text: "\n\n" },
   { type: "thinking.started", started_at: 15, max_tokens: null, waits: 0 },
   { type: "thinking.done", duration_s: 0.1, tokens: 3 },
+  { type: "run.reduced", thinking: 256, models: null },
   { type: "limit.reached", limit: "steps" },
   { type: "answer.delta", text: "Done." },
   { type: "answer.done", text: "Let me write it.\n\nDone.", finish_reason: "stop", outcome: "answered" },
@@ -154,6 +155,7 @@ test("thinking, text and calls stand in the order in which they came", () => {
   ]);
   expect(answer.thoughtTokens).toBe(8);
   expect(answer.limit).toBe("steps");
+  expect(answer.reduced).toEqual({ thinking: 256, models: null });
 });
 
 test("a call has what it was given, what it told on its way, and how it ended", () => {

@@ -18,7 +18,7 @@ import {
   type Thought,
 } from "./answer/parts";
 import type { Status, StoredMessage } from "./api";
-import type { LimitReached, Metrics, PrefillProgress, RouteTried, RunEvent, StrategyEvent, Usage } from "./protocol";
+import type { LimitReached, Metrics, PrefillProgress, RouteTried, RunEvent, RunReduced, StrategyEvent, Usage } from "./protocol";
 
 export interface Failure {
   code: string;
@@ -39,6 +39,7 @@ export interface Answer {
   readonly text: string;
   readonly finishReason: "stop" | "length" | null;
   readonly calls: readonly Call[];
+  readonly reduced: Omit<RunReduced, "type"> | null; // what it got less of, as many waited
   readonly limit: LimitReached["limit"] | null; // what ended its calling
   readonly grounds: Grounds | null; // what was found in documents
   readonly marks: readonly Mark[];
@@ -65,6 +66,7 @@ export const EMPTY: Answer = {
   text: "",
   finishReason: null,
   calls: [],
+  reduced: null,
   limit: null,
   grounds: null,
   marks: [],
@@ -90,6 +92,8 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
       return { position: event.position };
     case "run.started":
       return { position: 0, startedAt: event.started_at, maxTokens: event.max_tokens };
+    case "run.reduced":
+      return { reduced: { thinking: event.thinking, models: event.models } };
     case "prefill.progress":
       return { reading: { processed: event.processed, total: event.total, cached: event.cached } };
     case "thinking.started":

@@ -45,6 +45,13 @@ export interface RunStarted {
   max_tokens: number;
 }
 
+/** Many wait, so this answer gets less: at most so many tokens of thinking, or only these of `auto`'s models. */
+export interface RunReduced {
+  type: "run.reduced";
+  thinking: number | null;
+  models: string[] | null;
+}
+
 /** How much of what the model reads it has read, where that takes a while: at most ten a second. */
 export interface PrefillProgress {
   type: "prefill.progress";
@@ -327,6 +334,7 @@ export interface RunCancelled {
 export type RunEvent =
   | RunQueued
   | RunStarted
+  | RunReduced
   | PrefillProgress
   | ThinkingStarted
   | ThinkingDelta

@@ -270,6 +270,10 @@ export const de: Strings = {
   untrusted: "Das kann jemand anders geschrieben haben.",
   progressOf: (name: string) => `Fortschritt von ${name}`,
   toolSources: "Quellen dieses Ergebnisses",
+  reduced: (thinking: number | null, models: readonly string[] | null) =>
+    models === null
+      ? `Viele warten, deshalb darf es höchstens ${thinking} Tokens lang nachdenken.`
+      : `Viele warten, deshalb wurde nur ${models.join(", ")} gefragt.`,
   limit: {
     steps: "Es darf keine Werkzeuge mehr aufrufen: Die Grenze der Schritte ist erreicht.",
     tokens: "Es darf keine Werkzeuge mehr aufrufen: Die Grenze der Tokens ist erreicht.",

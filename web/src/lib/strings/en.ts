@@ -260,6 +260,10 @@ export const en = {
   untrusted: "Somebody else may have written this.",
   progressOf: (name: string) => `Progress of ${name}`,
   toolSources: "Sources of this result",
+  reduced: (thinking: number | null, models: readonly string[] | null) =>
+    models === null
+      ? `Many are waiting, so it may think ${thinking} tokens at most.`
+      : `Many are waiting, so only ${models.join(", ")} was asked.`,
   limit: {
     steps: "It may call no more tools: the limit of steps is reached.",
     tokens: "It may call no more tools: the limit of tokens is reached.",

@@ -1,0 +1,133 @@
+"""The decision to let a request in, to give it less, or to turn it away with when to come again.
+
+A request is turned away because its key asks for too much (requests or tokens in a minute, requests at once), or
+because whoever came before it would keep it waiting for too long. Before that, answers are given less thinking, and
+`auto` asks fewer models. Knows nothing of HTTP's parts but the errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from app.admission.backlog import Backlog
+from app.admission.rates import KeyLimits, Rates, Window
+from app.admission.ticket import Ticket
+from app.errors import ApiError
+
+if TYPE_CHECKING:
+    from app.config import Settings
+    from app.served import Served
+
+
+class Admission:
+    """Of one server; `refused` hears the reason of each refusal."""
+
+    def __init__(
+        self, settings: Settings, backlogs: Mapping[str, Backlog], refused: Callable[[str], None] = lambda reason: None
+    ) -> None:
+        """`backlogs` are those of the served models, by name."""
+        self._max_wait_s = settings.max_wait_s
+        self._reduce_from_s = settings.reduce_from_s if settings.reduce else math.inf
+        self._thinking = settings.reduced_thinking
+        self._queue = settings.max_running + settings.max_waiting
+        self._backlogs = backlogs
+        self._refused = refused
+        self._rates = Rates()
+        self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
+        self._answering = Counter[str]()
+
+    def begin(self, key: str, *, strict: bool = False) -> Ticket:
+        """Let a request of a key in, before anything of it is read.
+
+        Raises:
+            ApiError: 429, saying which limit, and when to come again.
+        """
+        limits = self.limits_of(key)
+        self._check(self._backlogs.values())
+        if limits.concurrent is not None and self._answering[key] >= limits.concurrent:
+            raise self.refusal(
+                "concurrency", f"This key has {self._answering[key]} requests under way; accepted: at most "
+                f"{limits.concurrent} at the same time.", 1.0, "concurrency_limit_exceeded",
+            )  # fmt: skip
+        if limits.tokens is not None and (wait_s := self._rates.room(key, limits.tokens, 1)):
+            raise self._no_tokens(limits.tokens, wait_s)
+        if limits.requests is not None and (wait_s := self._rates.request(key, limits.requests)):
+            raise self.refusal(
+                "requests", f"This key has made {limits.requests} requests in the last minute; accepted: at most "
+                f"{limits.requests} a minute.", wait_s, "rate_limit_exceeded",
+            )  # fmt: skip
+        self._answering[key] += 1
+        return Ticket(self, key, strict=strict)
+
+    def left(self, ticket: Ticket) -> None:
+        """All that answered a request has ended."""
+        self._answering[ticket.key] -= 1
+        if not self._answering[ticket.key]:
+            del self._answering[ticket.key]
+
+    def limits_of(self, key: str) -> KeyLimits:
+        return self._limits
+
+    def windows(self, key: str) -> list[Window]:
+        """How the limits of a key stand."""
+        return self._rates.windows(key, self.limits_of(key))
+
+    def check(self, among: Iterable[Served]) -> None:
+        """
+        Raises:
+            ApiError: 429: all of these models have too much to do.
+        """
+        self._check([self._backlogs[served.name] for served in among])
+
+    def charge(self, key: str, tokens: int) -> None:
+        """
+        Raises:
+            ApiError: 429: the key has fewer tokens left in this minute.
+        """
+        most = self.limits_of(key).tokens
+        if most is None:
+            return
+        if tokens > most:
+            message = f"The prompt has {tokens} tokens; accepted: at most {most}, which this key may use in a minute."
+            self._refused("tokens")
+            raise ApiError(429, message, code="request_too_large", kind="rate_limit_error")
+        if wait_s := self._rates.room(key, most, tokens):
+            raise self._no_tokens(most, wait_s, tokens)
+        self._rates.spend(key, tokens)
+
+    def spend(self, key: str, tokens: int) -> None:
+        """Tokens were written for a key, which may be more than it has left."""
+        if self.limits_of(key).tokens is not None:
+            self._rates.spend(key, tokens)
+
+    def thinking_left(self, served: Served) -> int | None:
+        """Where many wait for a model: the most tokens that an answer may think. None: as many as were asked for."""
+        return self._thinking if self._backlogs[served.name].wait_s() >= self._reduce_from_s else None
+
+    def refusal(self, reason: str, message: str, wait_s: float, code: str) -> ApiError:
+        """A 429 that says when to come again; it is counted."""
+        self._refused(reason)
+        seconds = max(1, math.ceil(wait_s))
+        return ApiError(
+            429, f"{message} Try again in {seconds} s.", code=code, kind="rate_limit_error",
+            headers={"Retry-After": str(seconds)},
+        )  # fmt: skip
+
+    def _check(self, among: Iterable[Backlog]) -> None:
+        least = min(among, key=lambda backlog: backlog.wait_s())
+        wait_s = least.wait_s()
+        if len(least) >= self._queue:
+            message = f"{len(least)} answers are written or wait already; accepted: at most {self._queue}."
+            raise self.refusal("queue", message, wait_s / max(1, len(least)), "queue_full")
+        if wait_s > self._max_wait_s and len(least):
+            raise self.refusal(
+                "overload", f"The server has too much to do: this would have to wait for {math.ceil(wait_s)} s; "
+                f"accepted: at most {self._max_wait_s:g} s.", wait_s - self._max_wait_s, "overloaded",
+            )  # fmt: skip
+
+    def _no_tokens(self, most: int, wait_s: float, wanted: int = 1) -> ApiError:
+        message = f"This key may use {most} tokens in a minute, and has fewer than {wanted} of them left."
+        return self.refusal("tokens", message, wait_s, "rate_limit_exceeded")

@@ -1,0 +1,122 @@
+"""What one model has still to do for those who were let in, and how long whoever comes now would wait.
+
+The estimate: prompts that are not read yet, each without the share that is likely in the prefix cache; and, where all
+places are taken, the answers that must end first, each of the length that answers have had lately. Times are those of
+the engine's measured pace, and are held to what those who came before really waited. Knows nothing of keys or limits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from app.admission.pace import Pace
+
+if TYPE_CHECKING:
+    from engine.outputs import Stats
+
+_FIRST_OUTPUT = 256.0  # tokens of an answer, before any has ended
+_LEARN = 0.1  # what a new observation counts, once there are some
+_TENANTS = 1024  # whose cached shares are remembered
+_STRETCH = 1.8 / 0.8  # reading beside answers that are written: the steps' time, by what of it is left for reading
+_TELLING_S = 0.1  # waits that are shorter say nothing of how good the estimate is
+_MOST_SKEW = 4.0
+
+
+class Work:
+    """One request that was let in: `answers` of it, to prompts of so many tokens that must be read."""
+
+    def __init__(self, backlog: Backlog, tenant: str, prompt: int, unread: float, output: float, answers: int) -> None:
+        self.tenant = tenant
+        self.prompt = prompt
+        self.unread = unread
+        self.output = output  # tokens that are likely, of all its answers together
+        self.answers = answers
+        self.written = 0
+        self.reading = True
+        self._backlog = backlog
+
+    def got(self, tokens: int, cached: int) -> None:
+        """`tokens` more were written; of the prompt, `cached` needed no reading."""
+        self._backlog.got(self, tokens, cached)
+
+    def end(self, *, whole: bool) -> None:
+        """It is over. `whole`: its answers came to their ends."""
+        self._backlog.end(self, whole=whole)
+
+
+class Backlog:
+    """At most `places` sequences run at once, and no more than fit into the KV cache, once that was `seen`."""
+
+    def __init__(self, places: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pace = Pace()
+        self._places = places
+        self._pool_tokens = math.inf
+        self._clock = clock
+        self._works: dict[Work, tuple[float, float]] = {}  # since when, and the wait that was expected, unskewed
+        self._output = _FIRST_OUTPUT
+        self._ended = 0
+        self._cached = OrderedDict[str, float]()  # by tenant: the share of a prompt that is likely cached
+        self._skew = 0.0  # log of how much longer waits were than expected
+
+    def __len__(self) -> int:
+        """Answers that are written or wait."""
+        return sum(work.answers for work in self._works)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to read and to write, as far as is known."""
+        return round(sum(w.unread * w.reading + max(0.0, w.output - w.written) for w in self._works))
+
+    def seen(self, stats: Stats) -> None:
+        """The engine's counters at this moment."""
+        self.pace.seen(stats)
+        self._pool_tokens = stats.blocks_total * stats.block_size or math.inf
+
+    def wait_s(self) -> float:
+        """How long a request that comes now is likely to wait before its own prompt is read."""
+        return self._expected_s() * math.exp(self._skew)
+
+    def admit(self, tenant: str, prompt: int, limit: int, answers: int = 1) -> Work:
+        """A request is let in, with so many tokens of prompts and of room for each answer."""
+        unread = prompt * (1 - self._cached.get(tenant, 0.0))
+        work = Work(self, tenant, prompt, unread, min(limit, self._output) * answers, answers)
+        self._works[work] = self._clock(), self._expected_s() + unread * self.pace.read_s
+        return work
+
+    def got(self, work: Work, tokens: int, cached: int) -> None:
+        work.written += tokens
+        if not work.reading or work not in self._works or not tokens:
+            return
+        work.reading = False
+        since, expected_s = self._works[work]
+        if expected_s > _TELLING_S and (waited_s := self._clock() - since) > 0:
+            seen = math.log(min(_MOST_SKEW, max(1 / _MOST_SKEW, waited_s / expected_s)))
+            self._skew += _LEARN * (seen - self._skew)
+        if work.prompt:
+            before = self._cached.pop(work.tenant, 0.0)
+            self._cached[work.tenant] = before + _LEARN * (min(1.0, cached / work.prompt) - before)
+            if len(self._cached) > _TENANTS:
+                self._cached.popitem(last=False)
+
+    def end(self, work: Work, *, whole: bool) -> None:
+        if self._works.pop(work, None) is not None and whole:
+            self._ended += 1
+            self._output += max(_LEARN, 1 / self._ended) * (work.written / work.answers - self._output)
+
+    def _expected_s(self) -> float:
+        answers = len(self)
+        if not answers:
+            return 0.0
+        unread = sum(work.unread for work in self._works if work.reading)
+        reading_s = unread * self.pace.read_s
+        held = sum(work.prompt * work.answers + work.output for work in self._works)
+        places = max(1.0, min(self._places, self._pool_tokens * answers / held if held else math.inf))
+        ahead = answers + 1 - places
+        if ahead <= 0:
+            return reading_s * (1.0 if all(work.reading for work in self._works) else _STRETCH)
+        each = sum(work.output for work in self._works) / answers
+        return reading_s + self.pace.answers_s(ahead * each, places)

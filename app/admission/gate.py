@@ -1,0 +1,73 @@
+"""The gate before the routes that cost something: a request is refused there before its body is read.
+
+What is left of a key's limits is told in the headers of every answer, in OpenAI's words, and so is what was made less.
+Knows nothing of why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.admission.admission import Admission
+from app.admission.ticket import Ticket
+from app.auth import LOCAL, WHO, Who
+from app.errors import ApiError, note
+from app.scopes import is_metered
+
+REDUCED = "X-Ponder-Reduced"
+
+
+class AdmissionGate:
+    """ASGI middleware: 429, or a ticket for what is answered inside."""
+
+    def __init__(self, app: ASGIApp, *, admission: Callable[[], Admission]) -> None:
+        self.app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_metered(scope["method"], scope["path"]):
+            await self.app(scope, receive, send)
+            return
+        admission, headers = self._admission(), Headers(scope=scope)
+        who: Who = scope.get(WHO, LOCAL)
+        key = who.key_id or who.id
+        ticket: Ticket | None = None
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                out = MutableHeaders(scope=message)
+                for window in admission.windows(key):
+                    out[f"x-ratelimit-limit-{window.what}"] = str(window.limit)
+                    out[f"x-ratelimit-remaining-{window.what}"] = str(window.remaining)
+                    out[f"x-ratelimit-reset-{window.what}"] = duration(window.reset_s)
+                if ticket is not None and ticket.cut:
+                    out[REDUCED] = ", ".join(f'{what}="{value}"' for what, value in ticket.cut.items())
+            await send(message)
+
+        try:
+            ticket = admission.begin(key, strict=_strict(headers))
+        except ApiError as refusal:
+            await note(scope, refusal).response()(scope, receive, told)
+            return
+        ticket.use()
+        try:
+            await self.app(scope, receive, told)
+        finally:
+            ticket.leave()
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: `350ms`, `12s`, `6m0s`."""
+    if seconds < 1:
+        return f"{round(seconds * 1000)}ms"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def _strict(headers: Headers) -> bool:
+    """Whether the client prefers a refusal to less than it asks for (RFC 7240, 4.4)."""
+    given = [part.strip().lower() for value in headers.getlist("prefer") for part in value.split(",")]
+    return "handling=strict" in given

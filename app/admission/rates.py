@@ -1,0 +1,103 @@
+"""What one key may do in a minute and at the same time, by the `limits` library, in memory.
+
+Requests are a moving window: each counts for exactly a minute. Tokens are a sliding window counter, which costs the
+same whatever their number: the minute before counts by the share of it that is less than a minute ago. What an answer
+writes counts when it is written, also beyond the limit. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from limits import RateLimitItemPerMinute
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+
+MINUTE_S = 60.0
+_JUST_AFTER_S = 0.001  # a window still has what is exactly as old as it is long
+
+_TOKENS = RateLimitItemPerMinute(1, namespace="tokens")  # its amount is each key's own: only its name is used
+
+What = Literal["requests", "tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """Of one key; None: none."""
+
+    requests: int | None = None  # in a minute
+    tokens: int | None = None  # in a minute
+    concurrent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How a limit stands: how much of it is left, and in how many seconds all of it will be."""
+
+    what: What
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+class Rates:
+    """The windows of all keys of one server."""
+
+    def __init__(self) -> None:
+        self._storage = MemoryStorage()
+        self._requests = MovingWindowRateLimiter(self._storage)
+
+    def request(self, key: str, limit: int) -> float:
+        """Count a request. Seconds until there is room for one more, where there is none now; else 0."""
+        item = RateLimitItemPerMinute(limit, namespace="requests")
+        if self._requests.hit(item, key):
+            return 0.0
+        return max(0.0, self._requests.get_window_stats(item, key).reset_time - time.time()) + _JUST_AFTER_S
+
+    def room(self, key: str, limit: int, tokens: int) -> float:
+        """Seconds until there is room for `tokens`, at most `limit`; 0 where there is now."""
+        before, before_s, now, now_s = self._counts(key)
+        room = limit - tokens
+        if before * before_s / MINUTE_S + now <= room:
+            return 0.0
+        if now <= room:
+            return max(0.0, before_s - _counting_s(before, room - now)) + _JUST_AFTER_S
+        # Not in this minute of the clock: what it has counts less and less in the next.
+        return now_s + MINUTE_S - _counting_s(now, room) + _JUST_AFTER_S
+
+    def spend(self, key: str, tokens: int) -> None:
+        """Count tokens, whether there is room for them or not."""
+        _, current = self._storage.sliding_window_keys(_TOKENS.key_for(key), _TOKENS.get_expiry(), time.time())
+        self._storage.incr(current, 2 * _TOKENS.get_expiry(), amount=tokens)
+
+    def windows(self, key: str, limits: KeyLimits) -> list[Window]:
+        """How the limits of a key stand."""
+        found: list[Window] = []
+        if limits.requests is not None:
+            item = RateLimitItemPerMinute(limits.requests, namespace="requests")
+            began, count = self._storage.get_moving_window(item.key_for(key), limits.requests, item.get_expiry())
+            newest_s = 0.0 if not count else MINUTE_S - (time.time() - self._newest(item.key_for(key), began))
+            found.append(Window("requests", limits.requests, max(0, limits.requests - count), max(0.0, newest_s)))
+        if limits.tokens is not None:
+            before, before_s, now, now_s = self._counts(key)
+            used = before * before_s / MINUTE_S + now
+            reset_s = now_s + MINUTE_S if now else before_s if before else 0.0
+            found.append(Window("tokens", limits.tokens, max(0, int(limits.tokens - used)), reset_s))
+        return found
+
+    def _newest(self, key: str, began: float) -> float:
+        events = self._storage.events.get(key)
+        return events[0].atime if events else began
+
+    def _counts(self, key: str) -> tuple[int, float, int, float]:
+        """Tokens of the minute of the clock before this one, and for how long the first of them counts still; those of
+        this one, and how long it lasts."""
+        before, before_s, now, now_s = self._storage.get_sliding_window(_TOKENS.key_for(key), _TOKENS.get_expiry())
+        return before, before_s, now, now_s - MINUTE_S
+
+
+def _counting_s(counted: int, room: int) -> float:
+    """For how many seconds of a minute what was `counted` in the one before is `room` or less."""
+    return MINUTE_S if not counted else min(MINUTE_S, MINUTE_S * room / counted)
