@@ -53,6 +53,7 @@ from app.served import Served
 from app.state import State
 from app.store import Store
 from app.toolshed import Toolshed
+from app.wire import AnswerHeaders
 from engine.errors import EngineRestarting, EngineStopped
 from reasoning.agent import Limits
 
@@ -135,6 +136,7 @@ def create_app(
     app.add_middleware(
         Guard, bound=settings.host, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins
     )
+    app.add_middleware(AnswerHeaders)
     mount_page(app)  # last: it answers for every path that nobody else took
     return app
 

@@ -28,6 +28,7 @@ from app.config import BadSetting, Settings, server_file
 from app.data.accounts import Accounts
 from app.loopback import is_loopback
 from app.store import Store
+from app.wire import HEAD_BYTES, Patience, connections_allowed, protocol_of, raise_file_limit
 
 if TYPE_CHECKING:
     from app.models import Models
@@ -159,8 +160,10 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
         app = create_app(models, settings, store=store, library=library)
         await closing.enter_async_context(app.router.lifespan_context(app))
+        patience = Patience(connections_allowed(settings.max_connections, raise_file_limit()))
         config = uvicorn.Config(
-            _dated(app), lifespan="off", log_config=None, access_log=settings.log_level in ("debug", "info"),
+            _dated(app), lifespan="off", log_config=None, ws="none", http=protocol_of(patience),
+            h11_max_incomplete_event_size=HEAD_BYTES, access_log=settings.log_level in ("debug", "info"),
             timeout_graceful_shutdown=_DRAIN_S, server_header=False, date_header=False,
         )  # fmt: skip
         port = listener.getsockname()[1]

@@ -63,6 +63,9 @@ def serve(
     allowed_host: Annotated[
         list[str] | None, _option("A host name that is ours, say behind a proxy. Repeatable.", "NAME", _SERVER)
     ] = None,
+    max_connections: Annotated[
+        str | None, _option("Connections at once. [20000, or what the system allows]".replace("[", r"\["), "N", _SERVER)
+    ] = None,
     embedder: Annotated[
         str | None,
         _option(r"A sentence-transformers model, by name or directory, for documents. \[all-MiniLM-L6-v2]",

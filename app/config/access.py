@@ -17,6 +17,7 @@ class AccessSettings(BaseModel):
     )
     cors_origins: CommaSeparated = Field((), description="origins such as https://chat.example.org, comma-separated")
     allowed_hosts: CommaSeparated = Field((), description="host names such as chat.example.org, comma-separated")
+    max_connections: int | None = Field(None, ge=16, description="connections at the same time, 16 or more")
     max_upload: ByteSize = Field(
         ByteSize(200 << 20), ge=1, description="a size such as 200MiB, of all files of a request together"
     )

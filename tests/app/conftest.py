@@ -25,6 +25,7 @@ from app.config import LOCAL_USER, Settings
 from app.models import Models
 from app.server import create_app
 from app.users import user_of
+from app.wire import Patience, protocol_of
 from engine import Engine, EngineConfig, Stats
 from retrieval import Library
 from tests.app.gate import GatedEmbedder
@@ -67,6 +68,7 @@ def serving(
     embedder: GatedEmbedder | None = None,
     databases: dict[str, Path] | None = None,
     also: dict[str, str] | None = None,
+    patience: Patience | None = None,
     **changed: Any,
 ) -> Iterator[Server]:
     """With an `embedder`, documents need no weights, and users say who they are with X-User. `also`: further models.
@@ -89,7 +91,11 @@ def serving(
             app = create_app(running, settings, library=library)
             if embedder is not None:
                 app.dependency_overrides[user_of] = _who_it_says
-            web = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_keep_alive=60))
+            web = uvicorn.Server(
+                uvicorn.Config(
+                    app, log_config=None, timeout_keep_alive=60, http=protocol_of(patience or Patience()), ws="none"
+                )
+            )
             serving = asyncio.create_task(web.serve(sockets=[listener]))
             while not web.started:
                 await asyncio.sleep(0.01)

@@ -1,0 +1,7 @@
+"""The connections below requests: how long each may take, how many there may be, what every answer carries."""
+
+from app.wire.connection import HEAD_BYTES, Patience, protocol_of
+from app.wire.files import connections_allowed, raise_file_limit
+from app.wire.headers import AnswerHeaders
+
+__all__ = ["HEAD_BYTES", "AnswerHeaders", "Patience", "connections_allowed", "protocol_of", "raise_file_limit"]

@@ -1,0 +1,216 @@
+"""uvicorn's HTTP/1.1 connection, for clients that take their time on purpose.
+
+A request's head has to come within a time from its first byte, and a connection's first within the same; a body has to
+come at a least rate while the server reads it; an answer has to be read at a least rate. When there are too many
+connections, the one that has been idle for longest makes room, so who asks for something is served. Knows nothing of
+what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from app.wire.headers import SECURITY
+
+HEAD_BYTES = 32 << 10  # of a request's line and headers
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How much time a client has. Rates are bytes a second, over `body_s` and `read_s`."""
+
+    connections: int = 10_000
+    head_s: float = 10.0
+    body_s: float = 20.0
+    body_rate: int = 512
+    read_s: float = 60.0  # in which what waits to be read must have become little (64 KiB at most wait)
+
+
+@dataclass(slots=True)
+class _All:
+    """What the connections of one server share."""
+
+    idle: dict[Connection, None] = field(default_factory=dict)  # that wait for a request's head, the longest first
+    turned_away: int = 0
+
+
+class Connection(H11Protocol):
+    """One connection. `patience` and `everybody` belong to the class that `protocol_of` makes."""
+
+    patience: Patience
+    everybody: _All
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:  # uvicorn's, which it may change
+        super().__init__(*arguments, **named)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
+        self._phase = ""
+        self._received = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        if len(self.connections) > self.patience.connections and not self._make_room():
+            self.everybody.turned_away += 1
+            self._refuse(503, "too_many_connections", "The server has as many connections as it may have.")
+            return
+        self._enter("head")
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        super().data_received(data)
+        self._follow()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._enter("")
+        self._stop_reading()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._end_soon()
+        else:
+            self._follow()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._end_soon()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._end_soon()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._reading is None:
+            self._reading = self.loop.call_later(self.patience.read_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP, or too long a head."""
+        error = sys.exception()
+        status = getattr(error, "error_status_hint", 400)
+        if status == 431:
+            message = f"The request's line and headers are too long; accepted: at most {HEAD_BYTES} bytes."
+            self._refuse(431, "headers_too_large", message)
+        else:
+            self._refuse(400, "invalid_http", f"This is no HTTP/1.1 request: {error or msg}.")
+
+    # -- phases
+
+    def _follow(self) -> None:
+        """Enter the phase that what came so far means."""
+        if self.transport.is_closing():
+            return
+        match self.conn.their_state:
+            case h11.IDLE:  # without a deadline while uvicorn has one, for what was kept alive
+                resting = not self.conn.trailing_data[0] and self.timeout_keep_alive_task is not None
+                self._enter("idle" if resting else "head")
+            case h11.SEND_BODY:
+                self._enter("body")
+            case _:
+                self._enter("asked")
+
+    def _enter(self, phase: str) -> None:
+        if phase == self._phase:
+            return
+        self._phase = phase
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self.everybody.idle.pop(self, None)
+        if phase in ("head", "idle"):
+            self.everybody.idle[self] = None
+        if phase == "head":
+            self._deadline = self.loop.call_later(self.patience.head_s, self._late)
+        elif phase == "body":
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._received = 0
+        self._deadline = self.loop.call_later(self.patience.body_s, self._slow)
+
+    def _late(self) -> None:
+        """The head did not come in time."""
+        if not self._received:
+            self.transport.close()
+            return
+        message = f"The request's headers did not come within {self.patience.head_s:g} s."
+        self._refuse(408, "request_timeout", message)
+
+    def _slow(self) -> None:
+        """Whether the body came fast enough since the last look. A server that does not read is no client's fault."""
+        least = self.patience.body_rate * self.patience.body_s
+        if self._received >= least or self.flow.read_paused or self.conn.they_are_waiting_for_100_continue:
+            self._look_again()
+            return
+        self._refuse(
+            408, "request_timeout", f"The request's body came too slowly; accepted: {self.patience.body_rate} bytes a "
+            f"second, over {self.patience.body_s:g} s.",
+        )  # fmt: skip
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been idle for longest; whether there was one."""
+        for other in self.everybody.idle:
+            other._enter("")
+            other.transport.abort()
+            self.connections.discard(other)
+            return True
+        return False
+
+    # -- ends
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Say so, where nothing was said yet, and close."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            began = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if began:
+                self.transport.abort()
+                return
+        body = json.dumps(
+            {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+        ).encode()
+        headers = [
+            ("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close"),
+            *SECURITY.items(),
+        ]  # fmt: skip
+        try:
+            for event in (
+                h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status]),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:  # an answer was sent already
+            self.transport.abort()
+            return
+        self.transport.close()
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        """A closed connection whose client does not read what is left goes all the same."""
+        self._enter("")
+        self.loop.call_later(self.patience.head_s, self.transport.abort)
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+
+def protocol_of(patience: Patience) -> type[Connection]:
+    """The connections of one server, for `uvicorn.Config(http=…)`."""
+    return type("ServedConnection", (Connection,), {"patience": patience, "everybody": _All()})
