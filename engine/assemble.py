@@ -16,7 +16,9 @@ from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import InvalidParameter
+from engine.kv.below import tiers_of
 from engine.kv.blocks import BlockPool
+from engine.kv.disk import kept_secret
 from engine.memory import (
     LONGEST_BY_DEFAULT,
     block_bytes,
@@ -29,7 +31,7 @@ from engine.memory import (
 from engine.messages import Loaded
 from engine.models.decoder import Decoder, load_decoder
 from engine.models.spec import ModelSpec
-from engine.runner import ModelRunner
+from engine.runner import CacheStore, ModelRunner
 from engine.tokenizer import Tokenizer
 
 # Below this, weights live in the processor's cache and a step is bound by calls. A second thread saved a tenth of a
@@ -78,14 +80,16 @@ def assemble(config: EngineConfig) -> Parts:
         tokenizer, spec.vocab_size, cache_dir=None if config.cache_dir is None else Path(config.cache_dir)
     )
     compiler.warm()
+    pool = BlockPool(blocks)
     core = EngineCore(
         config,
         ModelRunner(decoder, kv, device),
-        BlockPool(blocks),
+        pool,
         lambda: Detokenizer(tokenizer),
         tokenizer.eos_token_ids,
-        secrets.token_bytes(32),
+        kept_secret(Path(config.kv_dir)) if config.kv_dir is not None else secrets.token_bytes(32),
         constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
+        tiers=tiers_of(config, path, pool, kv, CacheStore(kv, device), device),
     )
     return Parts(
         core=core,

@@ -50,6 +50,11 @@ class KVCache:
         self.block_size = block_size
         self.data = torch.zeros(layers, 2, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
 
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of one block in all layers: of `read_block`'s row."""
+        return self.data[:, :, 0].numel() * self.data.element_size()
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, each (blocks, block_size, kv_heads, head_dim)."""
         return self.data[index, 0], self.data[index, 1]
@@ -62,3 +67,15 @@ class KVCache:
         elif pairs:
             sources, destinations = zip(*pairs, strict=True)
             self.data[:, :, list(destinations)] = self.data[:, :, list(sources)]
+
+    def read_block(self, block: int, row: Tensor) -> None:
+        """Copy a block's keys and values to a row of `block_nbytes` bytes on the CPU, without waiting where that is
+        page-locked memory and the cache is on a GPU.
+        """
+        whole = self.data[:, :, block]
+        row.view(self.data.dtype).view(whole.shape).copy_(whole, non_blocking=True)
+
+    def write_block(self, block: int, row: Tensor) -> None:
+        """Copy a row that `read_block` filled to a block."""
+        whole = self.data[:, :, block]
+        whole.copy_(row.view(self.data.dtype).view(whole.shape))

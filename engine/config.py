@@ -29,6 +29,11 @@ class EngineConfig:
     block_size: int = 16  # tokens per KV block
     kv_blocks: int | None = None  # size of the KV pool; None: from kv_bytes
     kv_bytes: int | None = None  # None: a quarter of the free memory, but not more than could be used at once
+    kv_host_bytes: int = (
+        0  # of memory outside of the pool, for blocks that it gives up; on a CPU more kv_bytes is better
+    )
+    kv_disk_bytes: int = 0  # of files in kv_dir, below both; what is there is found again after a restart
+    kv_dir: str | None = None  # a directory of this engine's own
     max_batch_tokens: int = 512  # tokens through the model in one step: the chunk that bounds a decode's wait
     max_running: int = 64  # sequences in one step
     max_waiting: int = 1024  # spans queued beyond the running ones before QueueFull
@@ -52,6 +57,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
+        self._check_tiers()
         if not self.ageing_s > 0:
             raise InvalidParameter("ageing_s", f"ageing_s is {self.ageing_s}; accepted: more than 0 seconds.")
         if self.policy not in get_args(PolicyName):
@@ -65,3 +71,15 @@ class EngineConfig:
             raise InvalidParameter("hang_s", f"hang_s is {self.hang_s}; accepted: more than 0 seconds.")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise InvalidParameter("dtype", f"dtype is {self.dtype!r}; accepted: auto, float32, bfloat16, float16.")
+
+    def _check_tiers(self) -> None:
+        for name in ("kv_host_bytes", "kv_disk_bytes"):
+            value = getattr(self, name)
+            if value < 0:
+                raise InvalidParameter(name, f"{name} is {value}; accepted: 0 for none, or a number of bytes.")
+            if value and not self.prefix_cache:
+                message = f"{name} is set and prefix_cache is off; accepted: prefix_cache on."
+                raise InvalidParameter(name, message)
+        if self.kv_disk_bytes and self.kv_dir is None:
+            message = "kv_disk_bytes is set and kv_dir is not; accepted: a directory to write to, or kv_disk_bytes 0."
+            raise InvalidParameter("kv_disk_bytes", message)

@@ -21,8 +21,9 @@ from engine.constrain.matcher import CompileTimeout, ConstraintFailed, Constrain
 from engine.constrain.modes import Modes
 from engine.jobs import ScoreJob, SpanJob
 from engine.kv.blocks import BlockPool, root_digest
+from engine.kv.tiers import Tiers
 from engine.masking import Masking
-from engine.outputs import FinishReason, Prefill, SpanOutput, Stats
+from engine.outputs import FinishReason, Prefill, SpanOutput, Stats, TierStats
 from engine.runner import Runner
 from engine.sampler import Drawn, logprob_of, row_logprobs, sample
 from engine.scheduler import Row, Scheduler
@@ -30,6 +31,8 @@ from engine.scores import read_scores, score_jobs
 from engine.sequence import SequenceState
 from engine.spans import SpanWriter, draw
 from engine.text import Decoder
+
+KEEPING_S = 3.0  # that an engine which stops takes to write K/V to its disk
 
 
 class EngineCore:
@@ -50,11 +53,13 @@ class EngineCore:
         secret: bytes,
         clock: Callable[[], float] = time.monotonic,
         constraints: Constraints | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self._config = config
         self._runner = runner
         self._pool = pool
-        self._scheduler = Scheduler(config, pool, clock)
+        self._tiers = tiers
+        self._scheduler = Scheduler(config, pool, clock, tiers)
         self._eos = frozenset(eos)
         self._writer = SpanWriter(make_decoder, self._eos)
         self._constraints = constraints
@@ -76,8 +81,10 @@ class EngineCore:
     # -- commands
 
     def post_with(self, post: Callable[[m.Command], None]) -> None:
-        """How commands from other threads reach `handle`: constraints are compiled in threads of their own."""
+        """How commands from other threads reach `handle`: constraints are compiled, and K/V is copied, in their own."""
         self._post = post
+        if self._tiers is not None:
+            self._tiers.wake = lambda: post(m.CameUp())
 
     @property
     def has_work(self) -> bool:
@@ -107,6 +114,9 @@ class EngineCore:
                 self._close_all("its client is gone", command.client)
             case m.Stop():
                 self._close_all("the engine stopped")
+                self.close()
+            case m.CameUp():
+                self._scheduler.came_up()
             case _:
                 assert command.sequence is not None
                 seq_or_none = self._sequences.get(command.sequence)
@@ -301,6 +311,11 @@ class EngineCore:
             return
         began = self._clock()
         step = self._scheduler.schedule()
+        if step.saves and self._tiers is not None:
+            self._tiers.save(step.saves)
+        if self._scheduler.stalled:
+            self._scheduler.complete(step)
+            return
         assert step.rows, "there is work but no row: a sequence was admitted that can never fit"
         self._masking.start(step.rows)
         logits = self._runner.run(step)
@@ -434,8 +449,16 @@ class EngineCore:
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
             last_batch=self._last_batch,
+            tiers=TierStats() if self._tiers is None else self._tiers.stats(),
         )
+
+    def close(self) -> None:
+        """Keep what the next start can use, and end the threads below. No step may follow."""
+        if self._tiers is not None:
+            self._tiers.close(KEEPING_S)
 
     def check(self) -> None:
         """Raise AssertionError unless the block pool agrees with every sequence's table."""
         self._pool.check(self._scheduler.tables())
+        if self._tiers is not None:
+            self._tiers.check()

@@ -100,6 +100,7 @@ def divided(configs: Sequence[EngineConfig], needs: Sequence[Needs]) -> list[Eng
     What the first says of the device and of K/V holds for all of them together: `kv_blocks` or `kv_bytes`, or else a
     quarter of what will be free once all weights are loaded. Every pool gets the same number of blocks, and so the
     same number of tokens, as the models are asked the same questions; what a pool has no use for is left to the others.
+    The tiers below get the same number of bytes each.
     One configuration is given back as it is.
 
     Raises:
@@ -108,6 +109,7 @@ def divided(configs: Sequence[EngineConfig], needs: Sequence[Needs]) -> list[Eng
     if len(configs) < 2:
         return list(configs)
     first, count = configs[0], len(configs)
+    host, disk = first.kv_host_bytes // count, first.kv_disk_bytes // count
     sizes = [each.block for each in needs]
     if first.kv_blocks is not None:
         _check("kv_blocks", first.kv_blocks, count)
@@ -118,7 +120,10 @@ def divided(configs: Sequence[EngineConfig], needs: Sequence[Needs]) -> list[Eng
     else:
         free = free_bytes(find_device(first.device)) - sum(each.weights for each in needs)
         blocks = level(max(0, free) // 4, sizes, [each.blocks for each in needs])
-    return [replace(each, kv_bytes=None, kv_blocks=max(1, n)) for each, n in zip(configs, blocks, strict=True)]
+    return [
+        replace(each, kv_bytes=None, kv_blocks=max(1, n), kv_host_bytes=host, kv_disk_bytes=disk)
+        for each, n in zip(configs, blocks, strict=True)
+    ]
 
 
 def _check(name: str, value: int, least: int) -> None:

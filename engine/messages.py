@@ -140,13 +140,18 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
+class CameUp:
+    """A copy between K/V tiers is done. From the core's own worker, not from a client."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the core's loop; whatever runs is cancelled."""
 
 
 Command = (
     Open | Restore | Append | Generate | Score | Fork | Truncate | Hold | Cancel | Close
-    | GetStats | Compile | Register | Leave | Compiled | Stop
+    | GetStats | Compile | Register | Leave | Compiled | CameUp | Stop
 )  # fmt: skip
 
 

@@ -67,6 +67,29 @@ class SpanResult:
 
 
 @dataclass(frozen=True, slots=True)
+class TierStats:
+    """What lies below the pool. Bytes are those in use now and those there may be; the rest counts blocks since start.
+
+    A block goes down when it is evicted from the pool, and comes up when a sequence wants it. All is 0 without tiers.
+    """
+
+    host_bytes: int = 0
+    host_bytes_total: int = 0
+    disk_bytes: int = 0
+    disk_bytes_total: int = 0
+    saved_blocks: int = 0  # copied from the pool to host memory
+    written_blocks: int = 0  # to disk
+    host_hit_blocks: int = 0  # that came back to the pool from host memory
+    disk_hit_blocks: int = 0
+    passed_over_blocks: int = 0  # were there, but computing them again was faster by the measured rates
+    lost_blocks: int = 0  # given up by the lowest tier, or for want of room, with no copy left
+    bad_blocks: int = 0  # files that were damaged or cut short; their tokens were computed again
+    failed_writes: int = 0
+    host_bytes_per_s: float = 0.0  # at which blocks come up, as learnt
+    disk_bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """A snapshot of the engine, by its own counters. Tokens and hits count since start.
 
@@ -93,6 +116,7 @@ class Stats:
     step_tokens: int = 0  # tokens through the model, all steps together
     step_seconds: float = 0.0
     last_batch: int = field(default=0)  # rows in the newest step
+    tiers: TierStats = field(default_factory=TierStats)
 
     @property
     def prefix_hit_rate(self) -> float:

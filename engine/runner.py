@@ -28,6 +28,39 @@ class Runner(Protocol):
         ...
 
 
+class CacheStore:
+    """The paged cache as tiers below it see it (`engine.kv.tiers.BlockStore`).
+
+    On a GPU, saving is queued before the step on the same stream, and loading runs on a stream of the worker's own.
+    """
+
+    def __init__(self, kv: KVCache, device: torch.device) -> None:
+        self._kv = kv
+        self._cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._cuda else None
+        self._saved = torch.cuda.Event() if self._cuda else None
+
+    def save(self, pairs: list[tuple[int, Tensor]]) -> None:
+        for block, row in pairs:
+            self._kv.read_block(block, row)
+        if self._saved is not None:
+            self._saved.record()
+
+    def saved(self) -> None:
+        if self._saved is not None:
+            self._saved.synchronize()
+
+    @torch.inference_mode()
+    def load(self, block: int, payload: Tensor | memoryview) -> None:
+        row = payload if isinstance(payload, Tensor) else torch.frombuffer(payload, dtype=torch.uint8)
+        if self._stream is None:
+            self._kv.write_block(block, row)
+            return
+        with torch.cuda.stream(self._stream):
+            self._kv.write_block(block, row)
+        self._stream.synchronize()
+
+
 class ModelRunner:
     """A decoder and its paged cache."""
 

@@ -14,9 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
-from engine.kv.blocks import BlockPool, OutOfBlocks
+from engine.kv.blocks import BlockPool, Content, OutOfBlocks
+from engine.kv.rates import Tier
+from engine.kv.tiers import Tiers
 from engine.policies import policy_of
 from engine.sequence import SequenceState
+
+MOST_FETCHES = 3  # times that a job waits for blocks to come up, before it computes what is missing
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +43,11 @@ class Row:
 
 @dataclass(slots=True)
 class Step:
+    """`saves`: (block, row of host memory) pairs to copy before anything is written."""
+
     rows: list[Row] = field(default_factory=list)
     tokens: int = 0
+    saves: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -55,14 +62,19 @@ class Counters:
 
 
 class Scheduler:
-    """Turns sequences with jobs into steps, and keeps their block tables."""
+    """Turns sequences with jobs into steps, and keeps their block tables. `tiers` lie below the pool."""
 
-    def __init__(self, config: EngineConfig, pool: BlockPool, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: EngineConfig, pool: BlockPool, clock: Callable[[], float], tiers: Tiers | None = None
+    ) -> None:
         self._config = config
         self._policy = policy_of(config)
         self._size = config.block_size
         self._pool = pool
         self._clock = clock
+        self._tiers = tiers
+        self._tails: list[tuple[int, Content]] = []  # partial blocks that were dropped in this step
+        self._stalled = False  # nothing can run before a block has come up
         self.waiting: dict[int, SequenceState] = {}
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
@@ -77,9 +89,11 @@ class Scheduler:
         self.idle.pop(seq.id, None)
         seq.queued_at = self._clock()
         seq.admitted = False
+        seq.fetches = 0
         seq.own_tokens = seq.kv_len
         self._rewind(seq)
         self.waiting[seq.id] = seq
+        self._stalled = False
 
     def finish(self, seq: SequenceState) -> None:
         """The job is over; K/V stays until the sequence closes or its blocks are needed."""
@@ -97,6 +111,7 @@ class Scheduler:
 
     def truncate(self, seq: SequenceState, length: int) -> None:
         self._pool.release(seq.truncate(length, self._size))
+        self._stalled = False
 
     def fork(self, seq: SequenceState, child_id: int, arrival: int) -> SequenceState:
         """A child that shares all of the parent's blocks; whoever writes to a shared one first copies it."""
@@ -110,11 +125,25 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        """Whether a step would do something. Blocks that come up from a tier are told by `came_up`."""
+        if self._stalled:
+            return False
+        return bool(self.running) or any(not self._waits(seq) for seq in self.waiting.values())
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing can run before blocks have come up."""
+        return self._stalled
+
+    def came_up(self) -> None:
+        """The tiers' worker has done something."""
+        if self._tiers is not None and self._tiers.collect():
+            self._stalled = False
 
     def tables(self) -> list[list[int]]:
-        """Block tables of every sequence known here, for `BlockPool.check`."""
-        return [s.table for group in (self.waiting, self.running, self.idle) for s in group.values()]
+        """Block tables of every sequence known here, and blocks on their way up, for `BlockPool.check`."""
+        tables = [s.table for group in (self.waiting, self.running, self.idle) for s in group.values()]
+        return tables if self._tiers is None else [*tables, self._tiers.blocks]
 
     def fits(self, tokens: int) -> bool:
         """Whether a sequence of this many tokens could ever run, alone in the pool."""
@@ -124,6 +153,7 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Choose the next step's rows and give them their blocks."""
+        self.came_up()
         self._pool.clear_claims()
         rows: dict[int, Row] = {}
         self._now, self._full = self._clock(), False
@@ -131,14 +161,19 @@ class Scheduler:
         budget = self._policy.budget(self.running.values())
         for turn in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
             seq = turn.seq
-            if seq.id in waiting and seq.id in self.waiting and not self._full:
+            if seq.id in waiting and seq.id in self.waiting and not self._full and not self._waits(seq):
                 budget += self._admit(seq, rows)
             if seq.id in self.running:
                 budget += self._schedule_row(seq, budget if turn.most is None else min(budget, turn.most), rows)
             if budget <= 0:
                 break
         chosen = list(rows.values())
-        return Step(chosen, sum(row.count for row in chosen))
+        step = Step(chosen, sum(row.count for row in chosen))
+        if self._tiers is not None:
+            step.saves = self._tiers.saves(self._tails)
+            self._tails.clear()
+            self._stalled = not chosen and bool(self._tiers.blocks)
+        return step
 
     def ran(self, step: Step, seconds: float) -> None:
         """What a step took, its draws included: policies learn from it."""
@@ -156,7 +191,9 @@ class Scheduler:
             self.counters.prompt_tokens += seq.generated.count(0, row.start + again, row.end)
             if self._config.prefix_cache:
                 for index in range(old // self._size, seq.kv_len // self._size):
-                    self._pool.publish(seq.table[index], seq.digest(index, self._size))
+                    self._pool.publish(seq.table[index], seq.digest(index, self._size), seq.root, seq.priority)
+        if self._tiers is not None:
+            self._tiers.ran()
 
     # -- parts
 
@@ -204,6 +241,8 @@ class Scheduler:
                 self._full = True
                 return freed
             freed += self._send_away(victim, rows)
+        if self._bring_up(seq):
+            return freed  # others run meanwhile
         del self.waiting[seq.id]
         self.running[seq.id] = seq
         self._count_admission(seq)
@@ -212,7 +251,7 @@ class Scheduler:
     def _send_away(self, seq: SequenceState, rows: dict[int, Row]) -> int:
         """Preempt a sequence. Returns the tokens that it had in this step."""
         row = rows.pop(seq.id, None)
-        self._preempt(seq)
+        self._preempt(seq, copying=row is not None and row.copy is not None)
         if row is None:
             return 0
         self._policy.charged(seq, -row.count)
@@ -227,7 +266,7 @@ class Scheduler:
         needed = -(-len(seq) // self._size) - len(seq.table) + 1
         while self._pool.available < needed + growth:
             if not self._reclaim(seq):
-                return not self.running  # alone it fits: the core refused what cannot
+                return not (self.running or self._coming)  # alone it fits: the core refused what cannot
         return True
 
     def _match(self, seq: SequenceState) -> bool:
@@ -241,11 +280,63 @@ class Scheduler:
             if block is None:
                 waits = self._pool.is_pending(digest)
                 break
-            self._pool.acquire(block)
+            self._pool.reuse(block, seq.priority)
             seq.table.append(block)
             seq.kv_len += self._size
+        if seq.tail // self._size == len(seq.table) and seq.tail > seq.kv_len:
+            block = self._pool.find(seq.tail_digest(self._size))
+            if block is not None:
+                self._pool.reuse(block, seq.priority)
+                seq.table.append(block)
+                seq.kv_len = seq.tail
         self._rewind(seq)
         return waits
+
+    @property
+    def _coming(self) -> bool:
+        """Whether blocks of the pool are being read back: they will be free."""
+        return self._tiers is not None and bool(self._tiers.blocks)
+
+    def _waits(self, seq: SequenceState) -> bool:
+        return self._tiers is not None and self._tiers.is_waiting(seq.id)
+
+    def _bring_up(self, seq: SequenceState) -> bool:
+        """Have blocks that continue this sequence's K/V brought up from a tier, where that is faster than computing
+        them; True when it should wait for them.
+        """
+        tiers = self._tiers
+        if tiers is None or seq.fetches >= MOST_FETCHES or seq.kv_len != len(seq.table) * self._size:
+            return False
+        found = self._below(seq)
+        line = self._policy.line
+        best = saved = 0.0
+        count = 0
+        for at, (_, tokens, tier) in enumerate(found[: self._pool.available], 1):
+            computing = float("inf") if line is None else line[1] * tokens
+            saved += computing - (tiers.rates.seconds(tier, tiers.host.nbytes) if tier else 0.0)
+            if saved > best:
+                best, count = saved, at
+        for _, _, tier in found[count:]:
+            if tier:
+                tiers.pass_over(tier)
+        seq.fetches += 1
+        tiers.fetch(seq.id, [digest for digest, _, _ in found[:count]])
+        return tiers.is_waiting(seq.id)
+
+    def _below(self, seq: SequenceState) -> list[tuple[bytes, int, Tier | None]]:
+        """Blocks that continue this sequence's K/V and lie anywhere: digest, tokens, and the tier to copy from."""
+        assert self._tiers is not None
+        found: list[tuple[bytes, int, Tier | None]] = []
+        for index in range(len(seq.table), -(-len(seq) // self._size)):
+            whole = (index + 1) * self._size <= len(seq)
+            digest = seq.digest(index, self._size) if whole else b""
+            if not self._tiers.knows(digest) and index == seq.tail // self._size and seq.tail % self._size:
+                digest = seq.tail_digest(self._size)
+            if not self._tiers.knows(digest):
+                break
+            tokens = min(self._size, len(seq) - index * self._size)
+            found.append((digest, tokens, self._tiers.source(digest)))
+        return found
 
     def _rewind(self, seq: SequenceState) -> None:
         """Put the cursor where the next logits are wanted, or where K/V ends if that is earlier."""
@@ -302,15 +393,29 @@ class Scheduler:
             if not holders:
                 return False
             seq = max(holders, key=lambda s: (s.priority, s.arrival))
-        self._pool.release(seq.drop_kv())
+        self._drop(seq)
         return True
 
-    def _preempt(self, seq: SequenceState) -> None:
+    def _preempt(self, seq: SequenceState, *, copying: bool) -> None:
         self.counters.preemptions += 1
         del self.running[seq.id]
-        self._pool.release(seq.drop_kv())
+        self._drop(seq, copying=copying)
         self.waiting[seq.id] = seq
+
+    def _drop(self, seq: SequenceState, *, copying: bool = False) -> None:
+        """Take a sequence's K/V. Full blocks stay findable; a partial one goes down a tier at once, where there are
+        tiers, unless it was to be copied in this step and so holds nothing yet.
+        """
+        seq.tail = 0
+        if self._tiers is not None and seq.kv_len % self._size and not copying:
+            seq.tail = seq.kv_len
+            content = Content(seq.tail_digest(self._size), seq.root, seq.priority)
+            self._tails.append((seq.table[seq.kv_len // self._size], content))
+        self._pool.release(seq.drop_kv())
 
     def _forget(self, seq: SequenceState) -> None:
         self.running.pop(seq.id, None)
         self.waiting.pop(seq.id, None)
+        self._stalled = False
+        if self._tiers is not None:
+            self._tiers.forget(seq.id)

@@ -47,6 +47,8 @@ class SequenceState:
     preempted_at: int = 0  # tokens below this position were computed before and lost: not counted twice
     used_at: float = 0.0
     hold_until: float = 0.0
+    tail: int = 0  # where K/V ended when it was dropped, if inside a block: that block may lie in a tier
+    fetches: int = 0  # times that the current job waited for blocks from a tier
     deadline: float | None = None
 
     def __len__(self) -> int:
@@ -77,6 +79,12 @@ class SequenceState:
             self.digests.append(chain_digest(previous, self.tokens[start : start + block_size]))
         return self.digests[index]
 
+    def tail_digest(self, block_size: int) -> bytes:
+        """Digest of the tokens before `tail` that fill a part of a block."""
+        full = self.tail // block_size
+        previous = self.digest(full - 1, block_size) if full else self.root
+        return chain_digest(previous, self.tokens[full * block_size : self.tail])
+
     def truncate(self, length: int, block_size: int) -> list[int]:
         """Forget the tokens from `length` on; return the blocks that are no longer needed, in table order."""
         for token, was_generated in zip(self.tokens[length:], self.generated[length:], strict=True):
@@ -87,6 +95,7 @@ class SequenceState:
         self.kv_len = min(self.kv_len, length)
         self.cursor = min(self.cursor, self.kv_len)
         self.preempted_at = min(self.preempted_at, length)
+        self.tail = self.tail if self.tail <= length else 0
         keep = -(-self.kv_len // block_size)
         dropped = self.table[keep:]
         del self.table[keep:]
@@ -117,6 +126,7 @@ class SequenceState:
             cursor=self.kv_len,
             digests=self.digests.copy(),
             preempted_at=self.preempted_at,
+            tail=self.tail,
             deadline=self.deadline,
         )
 

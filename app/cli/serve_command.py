@@ -162,6 +162,12 @@ def serve(
                             "SIZE", _ENGINE)
     ] = None,
     kv_blocks: Annotated[str | None, _option("The same, as a number of blocks.", "N", _ENGINE)] = None,
+    kv_host_bytes: Annotated[
+        str | None, _option("Memory for KV that a GPU's cache gives up, such as 16GiB.", "SIZE", _ENGINE)
+    ] = None,
+    kv_disk_bytes: Annotated[
+        str | None, _option("Disk for KV that the cache gives up, kept over restarts.", "SIZE", _ENGINE)
+    ] = None,
     block_size: Annotated[str | None, _option(r"Tokens in a KV block. \[16]", "TOKENS", _ENGINE)] = None,
     max_batch_tokens: Annotated[
         str | None, _option(r"Tokens through the model in one step. \[512]", "TOKENS", _ENGINE)

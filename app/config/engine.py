@@ -21,6 +21,8 @@ class EngineSettings(BaseModel):
     max_model_len: int | None = Field(None, ge=16, description="tokens of context, 16 or more")
     kv_bytes: ByteSize | None = Field(None, ge=1 << 16, description="a size of 64KiB or more, such as 512MiB or 2GiB")
     kv_blocks: int | None = Field(None, ge=2, description="a number of KV blocks, 2 or more")
+    kv_host_bytes: ByteSize = Field(ByteSize(0), ge=0, description="a size such as 8GiB, or 0 for none")
+    kv_disk_bytes: ByteSize = Field(ByteSize(0), ge=0, description="a size such as 50GiB, or 0 for none")
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block, 1 to 256")
     max_batch_tokens: int = Field(512, ge=1, description="tokens in a step, 1 or more")
     max_running: int = Field(64, ge=1, description="sequences in a batch, 1 or more")
@@ -46,6 +48,9 @@ class EngineSettings(BaseModel):
             block_size=self.block_size,
             kv_blocks=self.kv_blocks,
             kv_bytes=None if self.kv_bytes is None else int(self.kv_bytes),
+            kv_host_bytes=int(self.kv_host_bytes),
+            kv_disk_bytes=int(self.kv_disk_bytes),
+            kv_dir=str(data_dir / "kv") if self.kv_disk_bytes else None,
             max_batch_tokens=self.max_batch_tokens,
             max_running=self.max_running,
             max_waiting=self.max_waiting,

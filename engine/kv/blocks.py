@@ -2,17 +2,18 @@
 
 Knows nothing of tensors or requests: blocks are integers, prefixes are digests. The one idea: a block that nobody
 references keeps its content, stays findable by its digest, and is taken for something else only when no empty one is
-left, the least recently released first.
+left, the one worth least first (`order`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from engine.batch import NULL_BLOCK
+from engine.kv.order import Order
 
 
 class OutOfBlocks(Exception):
@@ -29,24 +30,36 @@ def root_digest(secret: bytes, model: str, adapter: str, tenant: str) -> bytes:
 
 
 def chain_digest(previous: bytes, tokens: Sequence[int]) -> bytes:
-    """The digest of a full block of tokens after the prefix that `previous` stands for."""
+    """The digest of a block of tokens, full or not, after the prefix that `previous` stands for."""
     return hashlib.blake2b(array("q", tokens).tobytes(), key=previous, digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class Content:
+    """What a block holds that can be found. `root` is where its chain starts, and so says whose it is."""
+
+    digest: bytes
+    root: bytes = b""
+    priority: int = 0  # of who computed it, or of the best who found it
+    reused: bool = False  # somebody found it
 
 
 class BlockPool:
     """`blocks` KV blocks, numbered from 1; NULL_BLOCK is never handed out.
 
     A block is in exactly one of three states: *used* (reference count > 0), *cached* (0, but findable by its digest)
-    or *empty*.
+    or *empty*. With `keeps_evicted`, what cached blocks held when they were taken is told by `take_evicted`.
     """
 
     def __init__(self, blocks: int) -> None:
         self.total = blocks
+        self.keeps_evicted = False
         self._references = [0] * (blocks + 1)
-        self._digest: list[bytes | None] = [None] * (blocks + 1)
+        self._content: list[Content | None] = [None] * (blocks + 1)
         self._index: dict[bytes, int] = {}
         self._empty = list(range(blocks, NULL_BLOCK, -1))  # a stack: the block used last is warm in the CPU's cache
-        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest release first
+        self._cached = Order(blocks)
+        self._evicted: list[tuple[int, Content]] = []
         self._pending: set[bytes] = set()
 
     # -- references
@@ -69,36 +82,49 @@ class BlockPool:
         return self.total - self.available
 
     def allocate(self) -> int:
-        """An empty block with one reference, evicting the oldest cached one when there is none.
+        """An empty block with one reference, evicting the cached one that is worth least when there is none.
 
         Raises:
             OutOfBlocks: every block is referenced.
         """
         if self._empty:
             block = self._empty.pop()
-        elif self._cached:
-            block, _ = self._cached.popitem(last=False)
-            self._unindex(block)
         else:
-            raise OutOfBlocks
+            digest = self._cached.pop()
+            if digest is None:
+                raise OutOfBlocks
+            block = self._index.pop(digest)
+            content, self._content[block] = self._content[block], None
+            if self.keeps_evicted and content is not None:
+                self._evicted.append((block, content))
         self._references[block] = 1
         return block
 
     def acquire(self, block: int) -> None:
         """One more reference to a block that is used or cached."""
-        if self._references[block] == 0:
-            del self._cached[block]
+        content = self._content[block]
+        if self._references[block] == 0 and content is not None:
+            self._cached.take(content.digest)
         self._references[block] += 1
+
+    def reuse(self, block: int, priority: int) -> None:
+        """The same, by somebody of that priority who found the block by its digest."""
+        content = self._content[block]
+        if content is not None:
+            content.reused = True
+            content.priority = min(content.priority, priority)
+        self.acquire(block)
 
     def release(self, table: Sequence[int]) -> None:
         """Give up one reference to each block of a table, deepest first, so that a prefix outlives its extensions."""
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block] == 0:
-                if self._digest[block] is None:
+                content = self._content[block]
+                if content is None:
                     self._empty.append(block)
                 else:
-                    self._cached[block] = None
+                    self._cached.put(content.digest, reused=content.reused, priority=content.priority)
 
     def is_shared(self, block: int) -> bool:
         return self._references[block] > 1
@@ -109,21 +135,29 @@ class BlockPool:
         """The block that holds this prefix's last tokens, computed."""
         return self._index.get(digest)
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Make a computed, full block findable. When another block has the same content already, that one stays."""
-        if self._digest[block] is None and digest not in self._index:
-            self._digest[block] = digest
+    def publish(self, block: int, digest: bytes, root: bytes = b"", priority: int = 0, *, reused: bool = False) -> None:
+        """Make a computed block findable. When another block has the same content already, that one stays."""
+        if self._content[block] is None and digest not in self._index:
+            self._content[block] = Content(digest, root, priority, reused or self._cached.knew(digest))
             self._index[digest] = block
 
     def make_private(self, block: int) -> None:
         """Before its only holder writes to a block: what it held can no longer be found."""
-        self._unindex(block)
+        content = self._content[block]
+        if content is not None:
+            del self._index[content.digest]
+            self._content[block] = None
 
-    def _unindex(self, block: int) -> None:
-        digest = self._digest[block]
-        if digest is not None:
-            del self._index[digest]
-            self._digest[block] = None
+    def take_evicted(self) -> list[tuple[int, Content]]:
+        """Blocks that were taken since the last call, and what they hold until something is written to them."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def contents(self) -> list[tuple[int, Content]]:
+        """Everything that can be found, cached blocks first, the ones worth most before others."""
+        cached = [self._index[digest] for digest in self._cached.keys()]  # noqa: SIM118  # not a mapping
+        held = [block for block in self._index.values() if self._references[block]]
+        return [(block, content) for block in (*cached, *held) if (content := self._content[block]) is not None]
 
     # -- blocks being computed in the coming step
 
@@ -145,8 +179,9 @@ class BlockPool:
                 counts[block] += 1
         assert counts[NULL_BLOCK] == 0, "the null block is in a table"
         assert counts == self._references, "reference counts differ from the tables"
-        states = [*self._empty, *self._cached, *(b for b, n in enumerate(counts) if n)]
+        cached = [self._index[digest] for digest in self._cached.keys()]  # noqa: SIM118  # not a mapping
+        states = [*self._empty, *cached, *(b for b, n in enumerate(counts) if n)]
         assert sorted(states) == list(range(1, self.total + 1)), "a block is lost or in two states"
-        assert all(self._digest[b] is None for b in self._empty), "an empty block has a digest"
-        assert all(self._digest[b] is not None for b in self._cached), "a cached block has no digest"
-        assert all(self._digest[b] == d for d, b in self._index.items()), "the index names a block of other content"
+        assert all(self._content[b] is None for b in self._empty), "an empty block has a digest"
+        named = {content.digest: block for block, content in enumerate(self._content) if content is not None}
+        assert named == self._index, "the index names a block of other content"

@@ -55,6 +55,11 @@ class Policy:
         """A step ran."""
         self._chunks.ran(tokens, seconds)
 
+    @property
+    def line(self) -> tuple[float, float] | None:
+        """Seconds of a step, and of each of its tokens, as learnt; None while too little is known."""
+        return self._chunks.line
+
     def victim(self, running: Collection[SequenceState], now: float) -> SequenceState:
         """Who loses its blocks when running sequences have too few: the youngest of the lowest class."""
         return max(running, key=lambda seq: (seq.priority, seq.arrival))

@@ -50,13 +50,31 @@ class FakeRunner:
             block = slot // self._size
             if block != NULL_BLOCK:
                 assert not self._pool.is_shared(block), "a shared block is written to"
-                assert self._pool._digest[block] is None, "a block that can be found is written to"
+                assert self._pool._content[block] is None, "a block that can be found is written to"
                 self._cache[slot] = (position, token)
         rows = []
         for at in batch.logits_at.tolist():
             index = next(i for i, start in enumerate(batch.query_starts[1:]) if at < start)
             rows.append(self._logits(batch.block_tables[index].tolist(), positions[at], step, index))
         return torch.stack(rows) if rows else torch.empty(0, VOCAB)
+
+    @property
+    def block_nbytes(self) -> int:
+        return self._size * 4
+
+    def save(self, pairs: list[tuple[int, torch.Tensor]]) -> None:
+        for block, row in pairs:
+            cells = [(-1, -1) if cell is None else cell for cell in self._block(block)]
+            row.view(torch.int16).copy_(torch.tensor(cells, dtype=torch.int16).flatten())
+
+    def saved(self) -> None:
+        pass
+
+    def load(self, block: int, payload: torch.Tensor | memoryview) -> None:
+        assert self._pool._references[block] == 1 and self._pool._content[block] is None, "somebody uses the block"
+        data = payload if isinstance(payload, torch.Tensor) else torch.frombuffer(payload, dtype=torch.uint8)
+        cells = data.view(torch.int16).view(-1, 2).tolist()
+        self._cache[block * self._size : (block + 1) * self._size] = [None if p < 0 else (p, t) for p, t in cells]
 
     def _logits(self, table: list[int], position: int, step: Step, index: int) -> torch.Tensor:
         found = [self._cache[table[p // self._size] * self._size + p % self._size] for p in range(position + 1)]

@@ -35,11 +35,15 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def start(self, blocks: int, size: int, budget: int, running: int, prefix_cache: bool) -> None:
         self.now = 0.0
-        self.blocks = blocks
-        self.limit = blocks * size
-        self.config = EngineConfig(
+        config = EngineConfig(
             "fake", block_size=size, max_batch_tokens=budget, max_running=running, prefix_cache=prefix_cache
         )
+        self.begin(blocks, config)
+
+    def begin(self, blocks: int, config: EngineConfig) -> None:
+        self.blocks = blocks
+        self.config = config
+        self.limit = blocks * config.block_size
         self.journal = Journal(lambda: self.now)
         self.make_core()
         self.ids = iter(range(1, 10**6))

@@ -1,0 +1,100 @@
+"""Blocks in memory outside of the pool: which row holds which, and which row may be taken for another.
+
+A row is *free*, *dirty* (no file holds it), *clean* (a file does), or *busy* while something is copied to or from it.
+Knows nothing of files; the rows themselves are `data`, bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kv.blocks import Content
+from engine.kv.order import Order
+
+
+@dataclass(slots=True)
+class Row:
+    slot: int
+    content: Content
+    dirty: bool = True
+    busy: int = 0  # copies under way
+
+
+class HostTier:
+    """`rows` rows of `nbytes` bytes each, page-locked where a GPU copies from them."""
+
+    def __init__(self, rows: int, nbytes: int, *, pinned: bool = False) -> None:
+        self.total = rows
+        self.nbytes = nbytes
+        self.data = torch.empty(rows, nbytes, dtype=torch.uint8, pin_memory=pinned)
+        self._rows: dict[bytes, Row] = {}
+        self._free = list(range(rows))
+        self._clean, self._dirty = Order(rows), Order(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._rows
+
+    def __getitem__(self, digest: bytes) -> Row:
+        return self._rows[digest]
+
+    @property
+    def replaceable(self) -> int:
+        """Rows that can be taken without losing anything."""
+        return len(self._free) + len(self._clean)
+
+    def row(self, slot: int) -> Tensor:
+        return self.data[slot]
+
+    def place(self, content: Content) -> tuple[Row, Content | None] | None:
+        """A busy row for a block, and what was lost for it; None: all rows are busy."""
+        lost = None
+        if not self._free:
+            digest = self._clean.pop()
+            if digest is None:
+                digest = self._dirty.pop()
+                if digest is None:
+                    return None
+                lost = self._rows[digest].content
+            self._free.append(self._rows.pop(digest).slot)
+        row = self._rows[content.digest] = Row(self._free.pop(), content, busy=1)
+        return row, lost
+
+    def hold(self, digest: bytes) -> Row:
+        """The row is copied from: it stays."""
+        row = self._rows[digest]
+        row.busy += 1
+        self._clean.take(digest)
+        self._dirty.take(digest)
+        return row
+
+    def release(self, digest: bytes) -> None:
+        """A copy to or from the row is over."""
+        row = self._rows[digest]
+        row.busy -= 1
+        if not row.busy:
+            order = self._dirty if row.dirty else self._clean
+            order.put(digest, reused=row.content.reused, priority=row.content.priority)
+
+    def next_dirty(self) -> bytes | None:
+        """The dirty block that is worth least, which is held now."""
+        digest = self._dirty.pop()
+        if digest is not None:
+            self._rows[digest].busy += 1
+        return digest
+
+    def dirty(self) -> list[bytes]:
+        """Digests of what no file holds and nothing copies, those worth most first."""
+        return self._dirty.keys()
+
+    def check(self) -> None:
+        """Raise AssertionError unless every row is in one state."""
+        slots = [*self._free, *(row.slot for row in self._rows.values())]
+        assert sorted(slots) == list(range(self.total)), "a row is lost or holds two blocks"
+        idle = {digest for digest, row in self._rows.items() if not row.busy}
+        assert idle == {*self._clean.keys(), *self._dirty.keys()}, "a row is in no order, or a busy one is"

@@ -1,0 +1,98 @@
+"""Which of the blocks that nobody holds is worth least. Knows digests and groups, and nothing of where blocks lie.
+
+A block is worth the time of its last use, in blocks given up so far. One that was used again, while it was kept or
+not long after it was given up, is worth as much as one used a whole capacity later; a class of priority is worth half a
+capacity. So what is used once goes before what comes back, and whatever is not used any more goes in the end.
+docs/performance.md has how this and others compare with the clairvoyant order (Belady 1966).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Collection
+
+_Entry = tuple[float, int, bytes, bytes]  # worth, number, key, group
+
+
+class Order:
+    """Keys by worth. `capacity`: how many are kept where this order is used; as many that were given up are remembered.
+
+    A group (a tenant) has a heap of its own, so that what some group has too much of can be given up first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = max(1, capacity)
+        self._given_up = 0
+        self._number = 0  # breaks ties: the earlier put goes first
+        self._kept: dict[bytes, _Entry] = {}
+        self._heaps: dict[bytes, list[_Entry]] = {}
+        self._sizes: dict[bytes, int] = {}
+        self._remembered: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._kept
+
+    def knew(self, key: bytes) -> bool:
+        """Whether the key was given up not long ago."""
+        return key in self._remembered
+
+    def put(self, key: bytes, *, group: bytes = b"", reused: bool = False, priority: int = 0) -> None:
+        """Nobody holds the key any more. Lower `priority` is worth more."""
+        self.take(key)
+        reused = reused or key in self._remembered
+        worth = self._given_up + self._capacity * (reused - 0.5 * priority)
+        self._number += 1
+        entry = self._kept[key] = (worth, self._number, key, group)
+        heap = self._heaps.setdefault(group, [])
+        heapq.heappush(heap, entry)
+        size = self._sizes[group] = self._sizes.get(group, 0) + 1
+        if len(heap) > 2 * size + 64:
+            heap[:] = [each for each in heap if self._kept.get(each[2]) is each]
+            heapq.heapify(heap)
+
+    def take(self, key: bytes) -> bool:
+        """Somebody holds the key again, or it is gone; whether it was here."""
+        entry = self._kept.pop(key, None)
+        if entry is None:
+            return False
+        self._shrink(entry[3])
+        return True
+
+    def pop(self, first: Collection[bytes] = ()) -> bytes | None:
+        """Give up the key that is worth least, of the groups `first` if they have any; None: there is none."""
+        least: _Entry | None = None
+        for group in [each for each in first if each in self._heaps] or list(self._heaps):
+            head = self._head(group)
+            if head is not None and (least is None or head < least):
+                least = head
+        if least is None:
+            return self.pop() if first else None
+        key = least[2]
+        heapq.heappop(self._heaps[least[3]])
+        del self._kept[key]
+        self._shrink(least[3])
+        self._given_up += 1
+        self._remembered[key] = None
+        if len(self._remembered) > self._capacity:
+            self._remembered.popitem(last=False)
+        return key
+
+    def keys(self) -> list[bytes]:
+        """All keys, the one worth most first."""
+        return [entry[2] for entry in sorted(self._kept.values(), reverse=True)]
+
+    def _head(self, group: bytes) -> _Entry | None:
+        """The group's live entry that is worth least: those taken out meanwhile are thrown away on the way."""
+        heap = self._heaps[group]
+        while heap and self._kept.get(heap[0][2]) is not heap[0]:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+    def _shrink(self, group: bytes) -> None:
+        self._sizes[group] -= 1
+        if not self._sizes[group]:
+            del self._sizes[group], self._heaps[group]

@@ -1,0 +1,76 @@
+"""K/V that goes down a tier and comes back, on a real model: the same greedy ids, whatever is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine import GREEDY, Engine, EngineConfig, Span
+
+SPAN = Span(GREEDY, max_tokens=8, ignore_eos=True)
+BLOCK = 3 * 2 * 4 * 2 * 8 * 4  # bytes of a block of the tests' model: layers, K and V, tokens, heads, width, float32
+
+
+def prompt(text: int, length: int) -> list[int]:
+    return [(text * 131 + i * i * 7 + i) % 300 + 3 for i in range(length)]
+
+
+def config(model: Path, **options: object) -> EngineConfig:
+    return EngineConfig(str(model), dtype="float32", block_size=4, **options)  # type: ignore[arg-type]  # options
+
+
+async def ask(engine: Engine, tokens: list[int]) -> tuple[int, ...]:
+    async with await engine.open(tokens) as seq:
+        return (await seq.generate_all(SPAN)).token_ids
+
+
+@pytest.fixture(scope="module")
+def answers(random_model: Path) -> dict[tuple[int, int], tuple[int, ...]]:
+    return {}
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    mix=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 70)), min_size=4, max_size=12),
+    blocks=st.sampled_from([24, 32, 60]),
+    rows=st.sampled_from([0, 6, 200]),
+    files=st.sampled_from([0, 10, 400]),
+    restart=st.booleans(),
+)
+def test_tiers_preemption_and_a_restart_never_change_an_answer(
+    random_model: Path,
+    answers: dict[tuple[int, int], tuple[int, ...]],
+    tmp_path_factory: pytest.TempPathFactory,
+    mix: list[tuple[int, int]],
+    blocks: int,
+    rows: int,
+    files: int,
+    restart: bool,
+) -> None:
+    async def run() -> None:
+        missing = [key for key in mix if key not in answers]
+        if missing:
+            async with await Engine.start(config(random_model, kv_blocks=64, prefix_cache=False)) as fresh:
+                for key in missing:
+                    answers[key] = await ask(fresh, prompt(*key))
+        directory = str(tmp_path_factory.mktemp("kv"))
+        crowded = config(
+            random_model,
+            kv_blocks=blocks,
+            kv_host_bytes=rows * 2 * BLOCK,
+            kv_disk_bytes=files * 2 * BLOCK,
+            kv_dir=directory if files else None,
+        )
+        for _ in range(1 + restart):
+            async with await Engine.start(crowded) as engine:
+                for half in (mix[::2], mix[1::2], mix):
+                    results = await asyncio.gather(*(ask(engine, prompt(*key)) for key in half))
+                    assert results == [answers[key] for key in half]
+                engine._core.check()
+                assert (await engine.stats()).blocks_used == 0
+
+    asyncio.run(run())
