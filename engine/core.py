@@ -146,7 +146,7 @@ class EngineCore:
             case m.Truncate():
                 self._scheduler.truncate(seq, command.length)
             case m.Hold():
-                seq.hold_until = self._clock() + command.ttl_s
+                self._scheduler.hold(seq, command.ttl_s, command.waiting_for)
             case m.Cancel():
                 self._cancel(seq, command.request)
             case m.Close():
@@ -449,6 +449,11 @@ class EngineCore:
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
             last_batch=self._last_batch,
+            held=self._scheduler.held,
+            resumed=counters.resumed,
+            resumed_late=counters.resumed_late,
+            resumed_tokens=counters.resumed_tokens,
+            resumed_reused_tokens=counters.resumed_reused_tokens,
             tiers=TierStats() if self._tiers is None else self._tiers.stats(),
         )
 

@@ -180,8 +180,12 @@ class Sequence:
         del self._tokens[n:]
         self._engine.post(m.Truncate(self._id, n))
 
-    def hold(self, ttl_s: float) -> None:
-        """Hint that the sequence will go on within `ttl_s` seconds: its K/V is the last to be taken of those idle.
+    def hold(self, ttl_s: float, *, waiting_for: Iterable[str] = ()) -> None:
+        """Hint that the sequence will go on within `ttl_s` seconds: its K/V is the last to be taken of those idle, and
+        the first after that time.
+
+        `waiting_for` names what it waits for, such as tools. The engine learns how long each takes: the K/V is then
+        kept for as long as nearly all such waits take, and no longer; not at all where that is more than `ttl_s`.
 
         Raises:
             InvalidParameter: `ttl_s` is negative.
@@ -189,7 +193,7 @@ class Sequence:
         if ttl_s < 0:
             raise InvalidParameter("ttl_s", f"ttl_s is {ttl_s}; accepted: 0 or more seconds.")
         if not self._closed:
-            self._engine.post(m.Hold(self._id, ttl_s))
+            self._engine.post(m.Hold(self._id, ttl_s, tuple(waiting_for)))
 
     def close(self) -> None:
         """End the sequence and everything forked from it; what runs on them ends with `SequenceClosed`. Idempotent."""

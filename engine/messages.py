@@ -85,8 +85,11 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
+    """The sequence waits for something: names of it, where they are known."""
+
     sequence: int
     ttl_s: float
+    waiting_for: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,11 @@ class Stats:
     step_tokens: int = 0  # tokens through the model, all steps together
     step_seconds: float = 0.0
     last_batch: int = field(default=0)  # rows in the newest step
+    held: int = 0  # sequences that wait for a tool or the like, and whose K/V is kept for them
+    resumed: int = 0  # sequences that went on after such a wait
+    resumed_late: int = 0  # of those, after their lease was over
+    resumed_tokens: int = 0  # tokens that had K/V when the wait began, of all that went on
+    resumed_reused_tokens: int = 0  # of those, how many needed no computing again
     tiers: TierStats = field(default_factory=TierStats)
 
     @property

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
 from engine.kv.blocks import BlockPool, Content, OutOfBlocks
+from engine.kv.leases import Leases
 from engine.kv.rates import Tier
 from engine.kv.tiers import Tiers
 from engine.policies import policy_of
 from engine.sequence import SequenceState
 
+HELD_SHARE = 0.5  # of the pool, that held sequences keep while others that wait could use it
 MOST_FETCHES = 3  # times that a job waits for blocks to come up, before it computes what is missing
 
 
@@ -59,6 +61,10 @@ class Counters:
     prefix_hit_tokens: int = 0
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
+    resumed: int = 0
+    resumed_late: int = 0
+    resumed_tokens: int = 0
+    resumed_reused_tokens: int = 0
 
 
 class Scheduler:
@@ -73,6 +79,7 @@ class Scheduler:
         self._pool = pool
         self._clock = clock
         self._tiers = tiers
+        self._leases = Leases()
         self._tails: list[tuple[int, Content]] = []  # partial blocks that were dropped in this step
         self._stalled = False  # nothing can run before a block has come up
         self.waiting: dict[int, SequenceState] = {}
@@ -88,12 +95,27 @@ class Scheduler:
         """The sequence has a job. Its cursor moves back to where the job's first logits are."""
         self.idle.pop(seq.id, None)
         seq.queued_at = self._clock()
+        if seq.held_at is not None:
+            self._leases.waited(seq.waiting_for, seq.queued_at - seq.held_at)
         seq.admitted = False
         seq.fetches = 0
         seq.own_tokens = seq.kv_len
         self._rewind(seq)
         self.waiting[seq.id] = seq
         self._stalled = False
+
+    def hold(self, seq: SequenceState, longest_s: float, waiting_for: tuple[str, ...]) -> None:
+        """The sequence will go on once something is over: its K/V is kept until then, or not at all."""
+        seq.held_at = self._clock()
+        seq.held_tokens = seq.kv_len
+        seq.waiting_for = waiting_for
+        seq.hold_until = seq.held_at + self._leases.lease(waiting_for, longest_s)
+
+    @property
+    def held(self) -> int:
+        """Sequences whose K/V is kept for them while they wait for something."""
+        now = self._clock()
+        return sum(seq.hold_until > now for seq in self.idle.values())
 
     def finish(self, seq: SequenceState) -> None:
         """The job is over; K/V stays until the sequence closes or its blocks are needed."""
@@ -265,7 +287,7 @@ class Scheduler:
         growth = len(self.running)  # each running sequence may need one more block soon
         needed = -(-len(seq) // self._size) - len(seq.table) + 1
         while self._pool.available < needed + growth:
-            if not self._reclaim(seq):
+            if not self._reclaim(seq, spare_held=bool(self.running)):
                 return not (self.running or self._coming)  # alone it fits: the core refused what cannot
         return True
 
@@ -348,6 +370,12 @@ class Scheduler:
             return
         seq.admitted = True
         seq.cached_tokens = seq.cursor
+        if seq.held_at is not None:
+            self.counters.resumed += 1
+            self.counters.resumed_late += seq.queued_at > seq.hold_until
+            self.counters.resumed_tokens += seq.held_tokens
+            self.counters.resumed_reused_tokens += min(seq.kv_len, seq.held_tokens)
+            seq.held_at, seq.hold_until = None, 0.0
         self.counters.prefix_query_tokens += len(seq) - seq.own_tokens
         self.counters.prefix_hit_tokens += max(0, seq.cursor - seq.own_tokens)
 
@@ -379,14 +407,19 @@ class Scheduler:
             first, last = seq.kv_len // self._size, len(seq) // self._size
             self._pool.claim([seq.digest(index, self._size) for index in range(first, last)])
 
-    def _reclaim(self, keeper: SequenceState) -> bool:
+    def _reclaim(self, keeper: SequenceState, *, spare_held: bool = False) -> bool:
         """Take the K/V that will be missed least from a sequence that does not run; False when there is none.
 
-        Idle sequences first, held ones last among them, then waiting ones that still have K/V of an earlier job.
+        Idle sequences first: those whose lease is over, then those that have none, then held ones, the one that goes on
+        last first; but `spare_held` leaves those alone that have no more than their share together. Then waiting ones
+        that still have K/V of an earlier job.
         """
-        if self.idle:
-            now = self._clock()
-            seq = min(self.idle.values(), key=lambda s: (s.hold_until > now, s.used_at))
+        now = self._clock()
+        if spare_held and self.idle:
+            held = [s for s in self.idle.values() if s.hold_until > now]
+            spare_held = sum(len(s.table) for s in held) <= HELD_SHARE * self._pool.total
+        seq = min(self.idle.values(), key=lambda s: self._missed(s, now), default=None)
+        if seq is not None and not (spare_held and seq.hold_until > now):
             del self.idle[seq.id]
         else:
             holders = [s for s in self.waiting.values() if s.table and s is not keeper]
@@ -395,6 +428,13 @@ class Scheduler:
             seq = max(holders, key=lambda s: (s.priority, s.arrival))
         self._drop(seq)
         return True
+
+    @staticmethod
+    def _missed(seq: SequenceState, now: float) -> tuple[int, float]:
+        """How much an idle sequence would miss its K/V: less than another that has more."""
+        if seq.hold_until > now:
+            return 2, -seq.hold_until
+        return int(seq.held_at is None), seq.used_at
 
     def _preempt(self, seq: SequenceState, *, copying: bool) -> None:
         self.counters.preemptions += 1

@@ -46,7 +46,10 @@ class SequenceState:
     cached_tokens: int = 0  # tokens that the current job did not need to compute, when it was admitted
     preempted_at: int = 0  # tokens below this position were computed before and lost: not counted twice
     used_at: float = 0.0
-    hold_until: float = 0.0
+    held_at: float | None = None  # when it began to wait for something, with so many tokens of K/V
+    held_tokens: int = 0
+    hold_until: float = 0.0  # until when K/V is kept for it
+    waiting_for: tuple[str, ...] = ()
     tail: int = 0  # where K/V ended when it was dropped, if inside a block: that block may lie in a tier
     fetches: int = 0  # times that the current job waited for blocks from a tier
     deadline: float | None = None

@@ -24,7 +24,7 @@ from tools.outcome import Call
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
 
-HELD_S = 60.0  # that a sequence's K/V waits for tools before it may be dropped
+HELD_S = 60.0  # that a sequence's K/V waits for tools at most; how long they take, the engine learns
 WRAP_UP_TOKENS = 512  # of the budget, kept for the last answer, or an eighth of it where that is less
 LEAST_ANSWER = 128  # tokens that results leave for the last answer
 SHORTEST_RESULT = 200  # characters of a result that is cut
@@ -139,7 +139,7 @@ class Agent:
                 if turn.finish_reason != "tool_calls" or last:
                     return
                 self.steps += 1
-                seq.hold(self.held_s)
+                seq.hold(self.held_s, waiting_for=turn.waits_for())
                 returned = await turn.results()
             finally:
                 turn.cancel()
@@ -235,6 +235,10 @@ class _CallingTurn:
         self._closed.append(call)
         if self._tools.only_reads(call) and all(self._tools.only_reads(other) for other in self._closed):
             self._early[call.id] = asyncio.ensure_future(self._tools.run([call]))
+
+    def waits_for(self) -> set[str]:
+        """Names of the tools that were called."""
+        return {call.name for call in self._closed}
 
     async def results(self) -> list[tuple[Call, str]]:
         """Of every call, in their order."""
