@@ -45,12 +45,12 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 def summary(load: Load, objective: Objective) -> dict[str, Any]:  # Any: JSON
     """Everything of one server, with a part for each class of requests."""
     kinds = sorted({outcome.kind for outcome in load.outcomes})
-    told = _part(load.outcomes, load.seconds, objective)
+    told = part(load.outcomes, load.seconds, objective)
     return {
         "target": load.target.name,
         "seconds": load.seconds,
         **told,
-        "kinds": {kind: _part([o for o in load.outcomes if o.kind == kind], load.seconds, objective) for kind in kinds},
+        "kinds": {kind: part([o for o in load.outcomes if o.kind == kind], load.seconds, objective) for kind in kinds},
         "client": {"late_s": percentiles(load.late), "busy": load.busy, "in_the_way": in_the_way(load)},
     }
 
@@ -65,7 +65,8 @@ def in_the_way(load: Load) -> str:
     return ""
 
 
-def _part(outcomes: Sequence[Outcome], seconds: float, objective: Objective) -> dict[str, Any]:
+def part(outcomes: Sequence[Outcome], seconds: float, objective: Objective) -> dict[str, Any]:  # Any: JSON
+    """The figures of some outcomes of a load that took so many seconds."""
     answered = [outcome for outcome in outcomes if outcome.answered]
     good = sum(map(objective.kept, outcomes))
     prompt = sum(outcome.prompt_tokens for outcome in answered)

@@ -1,0 +1,1 @@
+"""What happens under load: policies on recorded traces, the field's claims switch by switch, overload and faults."""

@@ -1,0 +1,24 @@
+"""`python -m bench.load`: measure each part, keep its figures, draw them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from bench.load import claims, growth, policies
+from bench.load.pictures import draw
+from bench.parts import Json, measure_parts
+
+PARTS: dict[str, Callable[[], Json]] = {
+    "policies on azure": partial(policies.on_trace, "azure"),
+    "policies on mooncake": partial(policies.on_trace, "mooncake"),
+    "burst": policies.burst,
+    **claims.PARTS,
+    "growth of requests": growth.requests,
+    "growth of context": growth.context,
+    "growth of streams": growth.streams,
+}
+
+
+if __name__ == "__main__":
+    draw(measure_parts("load", "What happens under load.", PARTS))
