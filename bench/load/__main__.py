@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bench.load import claims, growth, policies
+from bench.load import claims, growth, overload, policies, soak
 from bench.load.pictures import draw
 from bench.parts import Json, measure_parts
 
@@ -17,6 +17,8 @@ PARTS: dict[str, Callable[[], Json]] = {
     "growth of requests": growth.requests,
     "growth of context": growth.context,
     "growth of streams": growth.streams,
+    "overload": overload.overload,
+    "soak": soak.soak,
 }
 
 

@@ -60,7 +60,7 @@ def overload(*options: str, seconds: float = SECONDS) -> Json:
             "recovery_s_after_the_last_answer": recovery,
             "held_before": before,
             "held_after": server.held(),
-            "rss_mib_by_minute": watched.by_minute(),
+            "held_by_minute": watched.by_minute(),
         }
 
 

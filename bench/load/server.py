@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -42,9 +43,9 @@ class Server:
     def held(self) -> Json:
         """What all of its processes together hold now."""
         family = self.family()
-        pages = [int((_read(f"/proc/{pid}/statm") or "0 0").split()[1]) for pid in family]
+        pss = [re.search(r"^Pss:\s+(\d+) kB", _read(f"/proc/{pid}/smaps_rollup"), re.MULTILINE) for pid in family]
         return {
-            "rss_mib": sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20,
+            "pss_mib": sum(int(each[1]) for each in pss if each) / 1024,  # what is shared counts once
             "descriptors": sum(len(_listed(f"/proc/{pid}/fd")) for pid in family),
             "threads": sum(len(_listed(f"/proc/{pid}/task")) for pid in family),
             "processes": len(family),
