@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bench.load import claims, growth, overload, policies, soak
+from bench.load import claims, faults, growth, overload, policies, soak
 from bench.load.pictures import draw
 from bench.parts import Json, measure_parts
 
@@ -18,6 +18,9 @@ PARTS: dict[str, Callable[[], Json]] = {
     "growth of context": growth.context,
     "growth of streams": growth.streams,
     "overload": overload.overload,
+    "the engine is killed": faults.engine_killed,
+    "clients go away": faults.clients_gone,
+    "the disk is full": faults.disk_full,
     "soak": soak.soak,
 }
 

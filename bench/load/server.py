@@ -59,14 +59,18 @@ class Server:
 
 
 @contextmanager
-def serving(data: Path, *options: str) -> Iterator[Server]:
-    """`ponder serve` of the bundled model, once it answers. Its log is `server.log` in `data`."""
+def serving(scratch: Path, *options: str, data: Path | None = None) -> Iterator[Server]:
+    """`ponder serve` of the bundled model, once it answers. Its log is `server.log` in `scratch`, and so is its data
+    unless that is given a place of its own.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "app.cli", "serve", "--model", str(PEBBLE), "--port", str(port), *options]
-    with (data / "server.log").open("ab") as log:
-        process = subprocess.Popen([*command, "--data-dir", str(data)], stdout=log, stderr=log, start_new_session=True)
+    with (scratch / "server.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, "--data-dir", str(data or scratch)], stdout=log, stderr=log, start_new_session=True
+        )
     server = Server(process, f"http://127.0.0.1:{port}")
     try:
         until(server.healthy, 60, lambda: process.poll() is None)
