@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 
 from bench.serve.asks import Ask, Turn
 
@@ -87,9 +87,9 @@ async def load(
     """
     outcomes: list[Outcome] = []
     headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    base = httpx.URL(target.url.rstrip("/") + "/")
-    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout_s, limits=limits) as http:
+    timeout, pool = aiohttp.ClientTimeout(timeout_s), aiohttp.TCPConnector(limit=0)
+    base = target.url.rstrip("/") + "/"
+    async with aiohttp.ClientSession(base, headers=headers, timeout=timeout, connector=pool) as http:
         began, cpu = time.perf_counter(), time.process_time()
 
         def now() -> float:
@@ -124,7 +124,7 @@ async def load(
 
 
 async def _ask(
-    http: httpx.AsyncClient,
+    http: aiohttp.ClientSession,
     model: str,
     messages: list[dict[str, str]],
     turn: Turn,
@@ -139,10 +139,10 @@ async def _ask(
     words: list[str] = []
     outcome.sent = now()
     try:
-        async with http.stream("POST", "chat/completions", json=body) as reply:
-            outcome.status = reply.status_code
-            if reply.status_code != 200:
-                outcome.error = (await reply.aread()).decode("utf-8", "replace")[:300]
+        async with http.post("chat/completions", json=body) as reply:
+            outcome.status = reply.status
+            if reply.status != 200:
+                outcome.error = (await reply.text(errors="replace"))[:300]
                 return ""
             async for data in _events(reply):
                 if "error" in data:
@@ -160,14 +160,14 @@ async def _ask(
     except asyncio.CancelledError:
         outcome.error = "given up"
         raise
-    except httpx.HTTPError as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         outcome.error = f"{type(error).__name__}: {error}"[:300]
     finally:
         outcome.ended = now()
     return "".join(words)
 
 
-async def _events(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:  # Any: JSON
-    async for line in reply.aiter_lines():
-        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
+async def _events(reply: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:  # Any: JSON
+    async for line in reply.content:
+        if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
             yield json.loads(data)
