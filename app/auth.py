@@ -7,11 +7,12 @@ It stands before all routes, so that one that is added is closed too. Open are t
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,12 +20,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.attempts import Attempts
 from app.config import LOCAL_USER
 from app.credentials import bearer, session_token
-from app.data.accounts import Account, Accounts, ApiKey, Role, hashed
+from app.data.accounts import NO_QUOTA, Account, Accounts, ApiKey, KeyState, Role, hashed
+from app.data.quotas import Quota, Used
 from app.errors import ApiError, note
 from app.page import is_pages
+from app.scopes import scope_of
 
 T = TypeVar("T")
+log = logging.getLogger("ponder")
 
+NOTHING_USED = Used()
 SESSION_PATH = "/api/session"
 WHO = "ponder.who"  # of a request's scope
 _OPEN = frozenset({"/health", SESSION_PATH})
@@ -39,6 +44,12 @@ class Who:
     role: Role
     key_id: str | None = None
     session_ends_at: float | None = None
+    scopes: frozenset[str] | None = None  # that the key is for; None: all
+    quota: Quota = NO_QUOTA
+    used: Used = NOTHING_USED
+
+    def may(self, scope: str | None) -> bool:
+        return scope is None or self.scopes is None or scope in self.scopes
 
 
 LOCAL = Who(LOCAL_USER, LOCAL_USER, "operator")  # everybody, where nobody is asked
@@ -56,6 +67,10 @@ class Auth:
         """What `work` gives, done where it may block."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._accounts)
 
+    def later(self, work: Callable[[Accounts], None]) -> None:
+        """Do `work` some time soon, in order with everything else."""
+        self._thread.submit(_logged, work, self._accounts)
+
     def close(self) -> None:
         self._thread.shutdown()
         self._accounts.close()
@@ -67,11 +82,18 @@ class Auth:
             ApiError: 401 for a key that is none, 429 for too many of them from one address.
         """
         if (key := bearer(headers)) is not None:
-            return _who(*await self.of_key(key, address))
+            return await self._counted(_who(*await self.of_key(key, address)))
         if (token := session_token(headers)) is not None:
             held = await self.do(lambda accounts: accounts.session(token))
-            return None if held is None else _who(*held)
+            return None if held is None else await self._counted(_who(*held))
         return None
+
+    async def _counted(self, who: Who) -> Who:
+        """With what the key has used, where that matters."""
+        key_id = who.key_id
+        if key_id is None or who.quota == NO_QUOTA:
+            return who
+        return replace(who, used=await self.do(lambda accounts: accounts.used(key_id)))
 
     async def of_key(self, text: str, address: str) -> tuple[Account, ApiKey]:
         """
@@ -128,13 +150,29 @@ class RequireUser:
             except ApiError as refusal:
                 await note(scope, refusal).response()(scope, receive, send)
                 return
+            if not who.may(wanted := scope_of(scope["path"])):
+                await note(scope, out_of_scope(who, wanted or "")).response()(scope, receive, send)
+                return
             scope = {**scope, WHO: who}
         await self.app(scope, receive, send)
+
+
+def _logged(work: Callable[[Accounts], None], accounts: Accounts) -> None:
+    try:
+        work(accounts)
+    except Exception:
+        log.exception("what a key has used could not be noted")
 
 
 def is_open(method: str, path: str) -> bool:
     """Whether everybody may ask for this, also where keys are asked for."""
     return path in _OPEN or is_pages(method, path)
+
+
+def out_of_scope(who: Who, wanted: str) -> ApiError:
+    have = ", ".join(sorted(who.scopes or ())) or "nothing"
+    message = f"This needs a key with the scope {wanted!r}, and this one is for {have}; an operator can change that."
+    return ApiError(403, message, code="scope_required", kind="permission_error")
 
 
 def unauthorised(message: str) -> ApiError:
@@ -146,7 +184,9 @@ def address_of(scope: Scope) -> str:
     return str(client[0]) if client else ""
 
 
-_OVER: dict[Literal["valid", "expired", "revoked"], str] = {"expired": "has expired", "revoked": "was revoked"}
+_OVER: dict[KeyState, str] = {
+    "expired": "has expired", "revoked": "was revoked", "disabled": "is of a user who was disabled",
+}  # fmt: skip
 
 
 def _recognised(text: str) -> str:
@@ -154,4 +194,5 @@ def _recognised(text: str) -> str:
 
 
 def _who(account: Account, key: ApiKey, session_ends_at: float | None = None) -> Who:
-    return Who(account.id, account.name, account.role, key.id, session_ends_at)
+    scopes = None if key.scopes is None else frozenset(key.scopes)
+    return Who(account.id, account.name, account.role, key.id, session_ends_at, scopes, key.quota)

@@ -76,7 +76,11 @@ def create_app(
     else:
         models = Models([Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)])
     meter = Meter(models)
-    admission = Admission(settings, meter.backlogs, meter.refusal)
+
+    def used(key_id: str, tokens: int) -> None:
+        state.auth.later(lambda accounts: accounts.add_use(key_id, 1, tokens))
+
+    admission = Admission(settings, meter.backlogs, meter.refusal, used)
     state = State(settings, models, meter, admission, Manners.of_settings(settings))
     if settings.summary_model is not None and settings.summary_model not in models.names:
         accepted = ", ".join(models.names)

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from app.auth import LOCAL, WHO, Who, unauthorised
+from app.auth import LOCAL, WHO, Who, out_of_scope, unauthorised
 from app.errors import ApiError
+from app.scopes import Scope
 from app.state import State
 
 
@@ -20,6 +21,16 @@ async def who_of(request: Request) -> Who:
     if found is None and State.of(request).settings.auth != "off":
         raise unauthorised("This needs an API key, or a session.")
     return found or LOCAL
+
+
+def check_scope(who: Who, scope: Scope) -> None:
+    """That what is asked for besides the route's own scope is within the key's.
+
+    Raises:
+        ApiError: 403.
+    """
+    if not who.may(scope):
+        raise out_of_scope(who, scope)
 
 
 async def user_of(who: Annotated[Who, Depends(who_of)]) -> str:
@@ -38,5 +49,6 @@ async def operator_of(who: Annotated[Who, Depends(who_of)]) -> Who:
     return who
 
 
-User = Annotated[str, Depends(user_of)]  # a route's parameter
+Asker = Annotated[Who, Depends(who_of)]  # a route's parameter
+User = Annotated[str, Depends(user_of)]
 Operator = Annotated[Who, Depends(operator_of)]

@@ -8,6 +8,7 @@ because whoever came before it would keep it waiting for too long. Before that, 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 from app.admission.backlog import Backlog
 from app.admission.rates import KeyLimits, Rates, Window
 from app.admission.ticket import Ticket
+from app.auth import Who
+from app.data.quotas import exhausted
 from app.errors import ApiError
 
 if TYPE_CHECKING:
@@ -26,9 +29,15 @@ class Admission:
     """Of one server; `refused` hears the reason of each refusal."""
 
     def __init__(
-        self, settings: Settings, backlogs: Mapping[str, Backlog], refused: Callable[[str], None] = lambda reason: None
+        self,
+        settings: Settings,
+        backlogs: Mapping[str, Backlog],
+        refused: Callable[[str], None] = lambda reason: None,
+        used: Callable[[str, int], None] = lambda key_id, tokens: None,
     ) -> None:
-        """`backlogs` are those of the served models, by name."""
+        """`backlogs` are those of the served models, by name. `used` hears of each request that ended which key it was
+        for, and its tokens."""
+        self._used = used
         self._max_wait_s = settings.max_wait_s
         self._reduce_from_s = settings.reduce_from_s if settings.reduce else math.inf
         self._thinking = settings.reduced_thinking
@@ -39,13 +48,20 @@ class Admission:
         self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
         self._answering = Counter[str]()
 
-    def begin(self, key: str, *, strict: bool = False) -> Ticket:
-        """Let a request of a key in, before anything of it is read.
+    def begin(self, who: Who, *, strict: bool = False) -> Ticket:
+        """Let a request in, before anything of it is read.
 
         Raises:
             ApiError: 429, saying which limit, and when to come again.
         """
-        limits = self.limits_of(key)
+        key, limits = who.key_id or who.id, self.limits_of(who)
+        if (over := exhausted(who.quota, who.used, time.time())) is not None:
+            name, most, wait_s = over
+            unit, _, span = name.partition("_per_")
+            raise self.refusal(
+                "quota", f"This key has used the {most} {unit} that it may in a {span} (UTC).", wait_s,
+                "insufficient_quota",
+            )  # fmt: skip
         self._check(self._backlogs.values())
         if limits.concurrent is not None and self._answering[key] >= limits.concurrent:
             raise self.refusal(
@@ -60,20 +76,27 @@ class Admission:
                 f"{limits.requests} a minute.", wait_s, "rate_limit_exceeded",
             )  # fmt: skip
         self._answering[key] += 1
-        return Ticket(self, key, strict=strict)
+        return Ticket(self, key, limits, counted=who.key_id is not None, strict=strict)
 
     def left(self, ticket: Ticket) -> None:
         """All that answered a request has ended."""
         self._answering[ticket.key] -= 1
         if not self._answering[ticket.key]:
             del self._answering[ticket.key]
+        if ticket.counted:
+            self._used(ticket.key, ticket.tokens)
 
-    def limits_of(self, key: str) -> KeyLimits:
-        return self._limits
+    def limits_of(self, who: Who) -> KeyLimits:
+        """The key's own, or else the server's for every key."""
+        own, all_keys = who.quota, self._limits
+        return KeyLimits(
+            own.requests_per_minute or all_keys.requests, own.tokens_per_minute or all_keys.tokens,
+            own.concurrent_requests or all_keys.concurrent,
+        )  # fmt: skip
 
-    def windows(self, key: str) -> list[Window]:
+    def windows(self, who: Who) -> list[Window]:
         """How the limits of a key stand."""
-        return self._rates.windows(key, self.limits_of(key))
+        return self._rates.windows(who.key_id or who.id, self.limits_of(who))
 
     def check(self, among: Iterable[Served]) -> None:
         """
@@ -82,14 +105,12 @@ class Admission:
         """
         self._check([self._backlogs[served.name] for served in among])
 
-    def charge(self, key: str, tokens: int) -> None:
-        """
+    def charge(self, key: str, most: int, tokens: int) -> None:
+        """Tokens are to be read for a key, which may use at most `most` in a minute.
+
         Raises:
-            ApiError: 429: the key has fewer tokens left in this minute.
+            ApiError: 429: it has fewer left.
         """
-        most = self.limits_of(key).tokens
-        if most is None:
-            return
         if tokens > most:
             message = f"The prompt has {tokens} tokens; accepted: at most {most}, which this key may use in a minute."
             self._refused("tokens")
@@ -100,8 +121,7 @@ class Admission:
 
     def spend(self, key: str, tokens: int) -> None:
         """Tokens were written for a key, which may be more than it has left."""
-        if self.limits_of(key).tokens is not None:
-            self._rates.spend(key, tokens)
+        self._rates.spend(key, tokens)
 
     def thinking_left(self, served: Served) -> int | None:
         """Where many wait for a model: the most tokens that an answer may think. None: as many as were asked for."""

@@ -33,13 +33,12 @@ class AdmissionGate:
             return
         admission, headers = self._admission(), Headers(scope=scope)
         who: Who = scope.get(WHO, LOCAL)
-        key = who.key_id or who.id
         ticket: Ticket | None = None
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
                 out = MutableHeaders(scope=message)
-                for window in admission.windows(key):
+                for window in admission.windows(who):
                     out[f"x-ratelimit-limit-{window.what}"] = str(window.limit)
                     out[f"x-ratelimit-remaining-{window.what}"] = str(window.remaining)
                     out[f"x-ratelimit-reset-{window.what}"] = duration(window.reset_s)
@@ -48,7 +47,7 @@ class AdmissionGate:
             await send(message)
 
         try:
-            ticket = admission.begin(key, strict=_strict(headers))
+            ticket = admission.begin(who, strict=_strict(headers))
         except ApiError as refusal:
             await note(scope, refusal).response()(scope, receive, told)
             return

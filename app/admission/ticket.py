@@ -15,6 +15,7 @@ from reasoning.budget import ThinkingBudget
 
 if TYPE_CHECKING:
     from app.admission.admission import Admission
+    from app.admission.rates import KeyLimits
     from app.auto import Prompted
     from app.manner import Manner
     from app.served import Served
@@ -25,11 +26,18 @@ _current: ContextVar[Ticket | None] = ContextVar("_current", default=None)
 
 
 class Ticket:
-    """Of the key `key`; `strict`: its client would rather be refused than get less."""
+    """Of the key `key`, or of everybody where there are none; `strict`: its client would rather be refused than get
+    less. `tokens` were read and written so far."""
 
-    def __init__(self, admission: Admission, key: str, *, strict: bool = False) -> None:
+    def __init__(
+        self, admission: Admission, key: str, limits: KeyLimits, *, counted: bool = False, strict: bool = False
+    ) -> None:
+        """`counted`: what it uses is noted for the key."""
         self.key = key
+        self.counted = counted
         self.strict = strict
+        self.tokens = 0
+        self._limits = limits
         self._admission = admission
         self._holders = 1
         self._spent = 0
@@ -74,10 +82,15 @@ class Ticket:
         Raises:
             ApiError: 429: the key has too few left for now.
         """
-        self._admission.charge(self.key, tokens)
+        if self._limits.tokens is not None:
+            self._admission.charge(self.key, self._limits.tokens, tokens)
+        self.tokens += tokens
 
     def spend(self, tokens: int) -> None:
         """So many tokens were written."""
+        self.tokens += tokens
+        if self._limits.tokens is None:
+            return
         self._spent += tokens
         if self._spent >= _SPENT_AT_ONCE or (self._spent and not self._holders):
             self._admission.spend(self.key, self._spent)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,10 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.query import parameters, texts
 from app.body import json_object
-from app.data.accounts import MAX_EXPIRES_S, USER_ID, Account, Accounts, Role
+from app.data.accounts import MAX_EXPIRES_S, USER_ID, Account, Accounts, ApiKey, Role
 from app.data.errors import NameTaken, NotThere
+from app.data.quotas import QUOTAS, Quota, Used
 from app.errors import ApiError, invalid
 from app.openai.fields import parse
+from app.scopes import SCOPES, Scope
 from app.state import State
 from app.users import Operator
 
@@ -21,6 +25,9 @@ router = APIRouter(prefix="/api/operator", tags=["Operator"])
 
 _NAME = "a line of 1 to 100 characters"
 _ROLE = '"operator" or "user"'
+_MOST = 10**15
+_SCOPES = f"a list of scopes ({', '.join(SCOPES)}), or null for all"
+_QUOTA = f"an object of {', '.join(QUOTAS)}, each 1 or more, or null"
 
 
 class UserRequest(BaseModel):
@@ -40,6 +47,23 @@ class UserChange(BaseModel):
 
     name: str | None = Field(None, min_length=1, max_length=100, description=_NAME)
     role: Role | None = Field(None, description=_ROLE)
+    disabled: bool | None = Field(None, description="true: none of the user's keys is valid any more; false: they are")
+
+
+class QuotaFields(BaseModel):
+    """What a key may cost; null: the server's limit for a minute and at once, none for a day and a month."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    requests_per_minute: int | None = Field(None, ge=1, le=_MOST)
+    tokens_per_minute: int | None = Field(None, ge=1, le=_MOST)
+    concurrent_requests: int | None = Field(None, ge=1, le=_MOST)
+    requests_per_day: int | None = Field(None, ge=1, le=_MOST)
+    tokens_per_day: int | None = Field(None, ge=1, le=_MOST)
+    tokens_per_month: int | None = Field(None, ge=1, le=_MOST)
+
+    def quota(self) -> Quota:
+        return Quota(**self.model_dump())
 
 
 class KeyRequest(BaseModel):
@@ -52,6 +76,18 @@ class KeyRequest(BaseModel):
     expires_s: float | None = Field(
         None, gt=0, le=MAX_EXPIRES_S, description=f"seconds that it is valid, above 0 and up to {MAX_EXPIRES_S}"
     )
+    scopes: list[Scope] | None = Field(None, min_length=1, description=_SCOPES)
+    quota: QuotaFields | None = Field(None, description=_QUOTA)
+
+
+class KeyChange(BaseModel):
+    """The body of `PATCH /api/operator/keys/{id}`: what is absent stays as it is."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str = Field("", max_length=100, description="a line of at most 100 characters: what it is for")
+    scopes: list[Scope] | None = Field(None, min_length=1, description=_SCOPES)
+    quota: QuotaFields | None = Field(None, description=_QUOTA)
 
 
 @router.get("/users")
@@ -76,22 +112,32 @@ async def create_user(request: Request, who: Operator) -> Response:
 async def change_user(request: Request, who: Operator, user_id: str) -> dict[str, Any]:
     parameters(request)
     wanted = parse(await json_object(request), UserChange, no_effect=frozenset())
-    if wanted.name is None and wanted.role is None:
+    if (wanted.name, wanted.role, wanted.disabled) == (None, None, None):
         accepted = ", ".join(UserChange.model_fields)
         raise invalid(None, f"The body changes nothing; accepted: some of {accepted}.", "missing_required_parameter")
     if wanted.role == "user" and user_id == who.id:
         message = "You cannot take the operator's role from yourself; another operator can."
         raise ApiError(409, message, param="role", code="own_role")
+    if wanted.disabled and user_id == who.id:
+        message = "You cannot disable yourself; another operator can."
+        raise ApiError(409, message, param="disabled", code="own_role")
     name = None if wanted.name is None else _line("name", wanted.name)
-    auth = State.of(request).auth
-    return _shown(await auth.do(lambda accounts: accounts.change_user(user_id, name=name, role=wanted.role)))
+
+    def change(accounts: Accounts) -> Account:
+        return accounts.change_user(user_id, name=name, role=wanted.role, disabled=wanted.disabled)
+
+    return _shown(await State.of(request).auth.do(change))
 
 
 @router.get("/keys")
 async def keys(request: Request, who: Operator) -> dict[str, Any]:
     user = texts(request, "user").get("user")
-    found = await State.of(request).auth.do(lambda accounts: accounts.keys_of(user))
-    return {"keys": [{**each.told(), "current": each.id == who.key_id} for each in found]}
+
+    def read(accounts: Accounts) -> list[dict[str, Any]]:
+        return [_told(accounts, each) for each in accounts.keys_of(user)]
+
+    found = await State.of(request).auth.do(read)
+    return {"keys": [{**each, "current": each["id"] == who.key_id} for each in found]}
 
 
 @router.post("/keys")
@@ -101,22 +147,62 @@ async def create_key(request: Request, who: Operator) -> Response:
     name = _line("name", wanted.name, empty=True)
     auth = State.of(request).auth
     try:
-        key, text = await auth.do(lambda accounts: accounts.create_key(wanted.user, name, wanted.expires_s))
+        quota = Quota() if wanted.quota is None else wanted.quota.quota()
+        key, text = await auth.do(
+            lambda accounts: accounts.create_key(wanted.user, name, wanted.expires_s, _ordered(wanted.scopes), quota)
+        )
     except NotThere as error:
         raise invalid("user", f"{error} accepted: the id of a user.", "user_not_found") from None
-    return JSONResponse({"key": text, **key.told(), "current": False}, 201, headers={"Cache-Control": "no-store"})
+    told = {"key": text, **key.told(), "used": asdict(Used()), "current": False}
+    return JSONResponse(told, 201, headers={"Cache-Control": "no-store"})
+
+
+@router.patch("/keys/{key_id}")
+async def change_key(request: Request, who: Operator, key_id: str) -> dict[str, Any]:
+    """It holds from the next request on."""
+    parameters(request)
+    wanted = parse(await json_object(request), KeyChange, no_effect=frozenset())
+    given = wanted.model_fields_set
+    if not given:
+        accepted = ", ".join(KeyChange.model_fields)
+        raise invalid(None, f"The body changes nothing; accepted: some of {accepted}.", "missing_required_parameter")
+    if key_id == who.key_id and wanted.scopes is not None and "operator" not in wanted.scopes:
+        message = "You cannot take the scope 'operator' from the key that you use; another one can."
+        raise ApiError(409, message, param="scopes", code="own_role")
+    name = _line("name", wanted.name, empty=True)
+
+    def change(accounts: Accounts) -> dict[str, Any]:
+        key = accounts.key(key_id)
+        changed = accounts.change_key(
+            key_id,
+            name=name if "name" in given else key.name,
+            scopes=_ordered(wanted.scopes) if "scopes" in given else key.scopes,
+            quota=key.quota if "quota" not in given else Quota() if wanted.quota is None else wanted.quota.quota(),
+        )
+        return _told(accounts, changed)
+
+    return {**await State.of(request).auth.do(change), "current": key_id == who.key_id}
 
 
 @router.delete("/keys/{key_id}")
 async def revoke_key(request: Request, who: Operator, key_id: str) -> dict[str, Any]:
     """It stays in the list, as revoked."""
     parameters(request)
-    revoked = await State.of(request).auth.do(lambda accounts: accounts.revoke(key_id))
-    return {**revoked.told(), "current": revoked.id == who.key_id}
+    revoked = await State.of(request).auth.do(lambda accounts: _told(accounts, accounts.revoke(key_id)))
+    return {**revoked, "current": key_id == who.key_id}
+
+
+def _told(accounts: Accounts, key: ApiKey) -> dict[str, Any]:
+    return {**key.told(), "used": asdict(accounts.used(key.id))}
 
 
 def _shown(account: Account) -> dict[str, Any]:
-    return {"id": account.id, "name": account.name, "role": account.role, "created_at": account.created_at}
+    return asdict(account)
+
+
+def _ordered(scopes: Sequence[Scope] | None) -> list[Scope] | None:
+    """Each once, in one order."""
+    return None if scopes is None else [each for each in SCOPES if each in scopes]
 
 
 def _line(field: str, text: str, *, empty: bool = False) -> str:

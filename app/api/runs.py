@@ -33,7 +33,7 @@ from app.runs.trace import lines
 from app.served import Served
 from app.state import State
 from app.toolshed import UnknownTool
-from app.users import User
+from app.users import Asker, User, check_scope
 
 router = APIRouter(prefix="/api", tags=["Runs"])
 
@@ -136,7 +136,7 @@ class RunRequest(BaseModel):
 
 
 @router.post("/chats/{chat_id}/runs")
-async def start_run(request: Request, user: User, chat_id: str) -> Response:
+async def start_run(request: Request, user: User, who: Asker, chat_id: str) -> Response:
     parameters(request)
     body = await json_object(request)
     if unknown := [name for name in body if name not in RunRequest.model_fields]:
@@ -147,6 +147,10 @@ async def start_run(request: Request, user: User, chat_id: str) -> Response:
         wanted = RunRequest.model_validate(body)
     except ValidationError as error:
         raise explain(error, RunRequest) from None
+    if wanted.collections is not None:
+        check_scope(who, "documents")
+    if wanted.tools is not None:
+        check_scope(who, "tools")
     state = State.of(request)
     auto = state.models.auto if wanted.model == AUTO_NAME else None
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)

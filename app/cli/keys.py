@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from datetime import datetime
 
 from rich.console import Console
@@ -18,12 +19,23 @@ from rich.table import Table
 from app.config import BadSetting, Settings
 from app.data.accounts import MAX_EXPIRES_S, USER_ID, Accounts, ApiKey, Role, RoleDiffers
 from app.data.errors import NotThere
+from app.data.quotas import QUOTAS, Quota
+from app.scopes import SCOPES
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _NAME_CHARACTERS = 100
 
 
-def create(user: str, role: str | None, expires: str | None, name: str, as_json: bool, settings: Settings) -> None:
+def create(
+    user: str,
+    role: str | None,
+    expires: str | None,
+    name: str,
+    scopes: Sequence[str] | None,
+    quotas: Sequence[str] | None,
+    as_json: bool,
+    settings: Settings,
+) -> None:
     """Make a key and print it: alone on the output, so that a script can take it.
 
     Raises:
@@ -42,7 +54,7 @@ def create(user: str, role: str | None, expires: str | None, name: str, as_json:
             raise BadSetting(
                 f"{differs} Leave --role out; an operator changes roles on the page, or with PATCH /api/operator/users."
             ) from None
-        key, text = accounts.create_key(user, name, expires_s)
+        key, text = accounts.create_key(user, name, expires_s, _scopes(scopes), _quota(Quota(), quotas))
     if as_json:
         print(json.dumps({"key": text, **key.told(), "role": account.role}, indent=2))
         return
@@ -60,14 +72,47 @@ def list_keys(as_json: bool, settings: Settings) -> None:
         print(json.dumps({"keys": [{**each.told(), "role": roles[each.user]} for each in keys]}, indent=2))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("id", "key", "user", "role", "name", "made", "expires", "last used", "state"):
+    for heading in ("id", "key", "user", "role", "name", "for", "made", "expires", "last used", "state"):
         table.add_column(heading, overflow="fold")
     for each in keys:
         table.add_row(
-            each.id, f"{each.prefix}…", each.user, roles[each.user], each.name, _date(each.created_at),
+            each.id, f"{each.prefix}…", each.user, roles[each.user], each.name, _told(each), _date(each.created_at),
             _date(each.expires_at), _date(each.used_at), each.state,
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 240, markup=False).print(table)
+
+
+def change(id: str, scopes: Sequence[str] | None, quotas: Sequence[str] | None, settings: Settings) -> None:
+    """Change what a key is for and what it may cost; what is not given stays.
+
+    Raises:
+        BadSetting: something of it is not accepted, or there is no such key.
+    """
+    if not scopes and not quotas:
+        raise BadSetting("There is nothing to change; accepted: --scope, --quota, or both.")
+    with _opened(settings) as accounts:
+        found = _named(accounts.keys_of(), id)
+        try:
+            key = accounts.key(found)
+        except NotThere:
+            raise _no_key(id) from None
+        kept = key.scopes if not scopes else _scopes(scopes)
+        changed = accounts.change_key(key.id, name=key.name, scopes=kept, quota=_quota(key.quota, quotas))
+    print(f"{changed.prefix}… of {changed.user} is for {_told(changed)}.")
+
+
+def disable(user: str, disabled: bool, settings: Settings) -> None:
+    """Make none of a user's keys valid, or all that are else.
+
+    Raises:
+        BadSetting: there is no such user.
+    """
+    with _opened(settings) as accounts:
+        try:
+            accounts.change_user(user, disabled=disabled)
+        except NotThere:
+            raise BadSetting(f"There is no user {user!r:.80}; `ponder keys list` has those with keys.") from None
+    print(f"{user} is disabled: no key of theirs is valid." if disabled else f"{user} may use the server again.")
 
 
 def revoke(id: str, settings: Settings) -> None:
@@ -81,7 +126,7 @@ def revoke(id: str, settings: Settings) -> None:
         try:
             revoked = accounts.revoke(found)
         except NotThere:
-            raise BadSetting(f"There is no key {id!r:.80}; `ponder keys list` has them.") from None
+            raise _no_key(id) from None
     print(f"{revoked.prefix}… of {revoked.user} is revoked, and the sessions it opened are over.")
 
 
@@ -90,6 +135,32 @@ def _named(keys: list[ApiKey], id: str) -> str:
     if len(begins) > 1:
         raise BadSetting(f"{len(begins)} keys begin with {id!r:.80}; accepted: the id of one, as `keys list` has it.")
     return begins[0] if begins else id
+
+
+def _no_key(id: str) -> BadSetting:
+    return BadSetting(f"There is no key {id!r:.80}; `ponder keys list` has them.")
+
+
+def _scopes(given: Sequence[str] | None) -> list[str] | None:
+    if not given or list(given) == ["all"]:
+        return None
+    if bad := [each for each in given if each not in SCOPES]:
+        raise BadSetting(f"--scope is {bad[0]!r:.80}; accepted: {', '.join(SCOPES)}, or all by itself.")
+    return [each for each in SCOPES if each in given]
+
+
+def _quota(quota: Quota, given: Sequence[str] | None) -> Quota:
+    for each in given or ():
+        name, _, value = each.partition("=")
+        if name not in QUOTAS or not (value == "none" or re.fullmatch(r"[1-9]\d{0,14}", value)):
+            raise BadSetting(f"--quota is {each!r:.80}; accepted: NAME=N or NAME=none, of {', '.join(QUOTAS)}.")
+        quota = replace(quota, **{name: None if value == "none" else int(value)})
+    return quota
+
+
+def _told(key: ApiKey) -> str:
+    limits = [f"{name}={value}" for name, value in asdict(key.quota).items() if value is not None]
+    return ", ".join(["everything" if key.scopes is None else " ".join(key.scopes), *limits])
 
 
 def _seconds(text: str) -> float:

@@ -8,6 +8,21 @@ import typer
 
 from app.cli.explained import Config, DataDir, or_explain, settings_of
 
+Scopes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SCOPE", help=r"What it is for, repeatable: chat, v1, sequences, documents, tools, metrics, operator. "
+        r"\[all]", show_default=False,
+    ),
+]  # fmt: skip
+Quotas = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=N", help="What it may cost, repeatable: requests_per_minute, tokens_per_minute, "
+        "concurrent_requests, requests_per_day, tokens_per_day, tokens_per_month.", show_default=False,
+    ),
+]  # fmt: skip
+
 keys = typer.Typer(name="keys", help="API keys, which a server with --auth keys asks for: make, list, revoke.")
 
 
@@ -21,6 +36,8 @@ def keys_create(
         str | None, typer.Option(metavar="TIME", help=r"Until when, such as 30d or 12h. \[ever]", show_default=False)
     ] = None,
     name: Annotated[str, typer.Option(metavar="TEXT", help="What it is for, such as laptop.", show_default=False)] = "",
+    scope: Scopes = None,
+    quota: Quotas = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as POST /api/operator/keys answers.")] = False,
     data_dir: DataDir = None,
     config: Config = None,
@@ -29,7 +46,7 @@ def keys_create(
     settings = settings_of(config, data_dir=data_dir)
     from app.cli import keys as work
 
-    or_explain(work.create, user, role, expires, name, as_json, settings)
+    or_explain(work.create, user, role, expires, name, scope, quota, as_json, settings)
 
 
 @keys.command("list")
@@ -56,3 +73,44 @@ def keys_revoke(
     from app.cli import keys as work
 
     or_explain(work.revoke, id, settings)
+
+
+@keys.command("change")
+def keys_change(
+    id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, or how it begins, as `keys list` has them.")],
+    scope: Scopes = None,
+    quota: Quotas = None,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Change what a key is for (--scope all: everything) and what it may cost (--quota NAME=none: no limit)."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.change, id, scope, quota, settings)
+
+
+@keys.command("disable")
+def keys_disable(
+    user: Annotated[str, typer.Argument(metavar="USER", help="Whose keys are to be valid no more.")],
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Let a user in no more, and end their sessions. What is theirs stays."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.disable, user, True, settings)
+
+
+@keys.command("enable")
+def keys_enable(
+    user: Annotated[str, typer.Argument(metavar="USER", help="Whose keys are to be valid again.")],
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Let a user in again who was disabled."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.disable, user, False, settings)

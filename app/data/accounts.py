@@ -11,7 +11,8 @@ import secrets
 import sqlite3
 import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +20,12 @@ from app.config import LOCAL_USER, BadSetting
 from app.data.database import insert, new_id, row, rows
 from app.data.errors import NameTaken, NotThere
 from app.data.migrations import NewerDatabase, migrate
+from app.data.quotas import USAGE_TABLE, Quota, Used, add_use, used
 
 Role = Literal["operator", "user"]
+KeyState = Literal["valid", "expired", "revoked", "disabled"]
 
+NO_QUOTA = Quota()
 SESSION_S = 30 * 24 * 3600.0  # that a page stays signed in
 MAX_EXPIRES_S = 10 * 365 * 24 * 3600  # of a key
 USER_ID = r"[a-z0-9][a-z0-9._-]{0,63}"
@@ -41,6 +45,12 @@ _STEPS = (
         # Whose everything is where nobody has to say who they are: a key for this user opens it from then on.
         f"INSERT INTO users VALUES ('{LOCAL_USER}', '{LOCAL_USER}', 'operator', strftime('%s'))",
     ),
+    (
+        "ALTER TABLE keys ADD COLUMN scopes TEXT",  # with blanks between; null: all there are and will be
+        "ALTER TABLE keys ADD COLUMN quota TEXT",  # as JSON
+        "ALTER TABLE users ADD COLUMN disabled_at REAL",
+        USAGE_TABLE,
+    ),
 )
 
 
@@ -52,6 +62,7 @@ class Account:
     name: str
     role: Role
     created_at: float
+    disabled_at: float | None = None  # since when none of the user's keys is valid
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +77,29 @@ class ApiKey:
     expires_at: float | None
     revoked_at: float | None
     used_at: float | None
+    scopes: tuple[str, ...] | None = None  # what it is for; None: everything
+    quota: Quota = NO_QUOTA
+    disabled: bool = False  # its user is
+
+    @classmethod
+    def of_row(cls, found: dict[str, Any]) -> ApiKey:
+        scopes: str | None = found["scopes"]
+        parts = {"scopes": None if scopes is None else tuple(scopes.split()), "quota": Quota.read(found["quota"])}
+        return cls(**{**found, **parts, "disabled": bool(found["disabled"])})
 
     @property
-    def state(self) -> Literal["valid", "expired", "revoked"]:
+    def state(self) -> KeyState:
         if self.revoked_at is not None:
             return "revoked"
+        if self.disabled:
+            return "disabled"
         return "expired" if self.expires_at is not None and self.expires_at <= time.time() else "valid"
 
     def told(self) -> dict[str, Any]:
         """As JSON, for those who may see whose keys there are."""
-        return {**asdict(self), "state": self.state}
+        told = asdict(self)
+        del told["disabled"]
+        return {**told, "scopes": self.scopes and list(self.scopes), "state": self.state}
 
 
 class RoleDiffers(ValueError):
@@ -132,8 +156,10 @@ class Accounts:
                 raise NameTaken(f"There is a user {id!r:.70} already; choose another id.")
             return self._add(id, name, role)
 
-    def change_user(self, id: str, *, name: str | None = None, role: Role | None = None) -> Account:
-        """What is None stays.
+    def change_user(
+        self, id: str, *, name: str | None = None, role: Role | None = None, disabled: bool | None = None
+    ) -> Account:
+        """What is None stays. Of a user who is disabled, every session ends.
 
         Raises:
             NotThere: there is none.
@@ -142,6 +168,13 @@ class Accounts:
             self._user(id)
             change = "UPDATE users SET name = coalesce(?, name), role = coalesce(?, role) WHERE id = ?"
             self._db.execute(change, [name, role, id])
+            if disabled is False:
+                self._db.execute("UPDATE users SET disabled_at = NULL WHERE id = ?", [id])
+            if disabled:
+                since = "UPDATE users SET disabled_at = coalesce(disabled_at, ?) WHERE id = ?"
+                self._db.execute(since, [time.time(), id])
+                over = "DELETE FROM sessions WHERE key_id IN (SELECT id FROM keys WHERE user = ?)"
+                self._db.execute(over, [id])
             return self._user(id)
 
     def ensure_user(self, id: str, role: Role | None) -> Account:
@@ -163,9 +196,16 @@ class Accounts:
         """Of one user, or all, the newest first; those that are no longer valid too."""
         sql = f"SELECT {_KEY} FROM keys WHERE ?1 IS NULL OR user = ?1 ORDER BY created_at DESC, id"
         with self._lock:
-            return [ApiKey(**each) for each in rows(self._db, sql, user)]
+            return [ApiKey.of_row(each) for each in rows(self._db, sql, user)]
 
-    def create_key(self, user: str, name: str = "", expires_s: float | None = None) -> tuple[ApiKey, str]:
+    def create_key(
+        self,
+        user: str,
+        name: str = "",
+        expires_s: float | None = None,
+        scopes: Sequence[str] | None = None,
+        quota: Quota = NO_QUOTA,
+    ) -> tuple[ApiKey, str]:
         """A new key, and its text, which cannot be had again.
 
         Raises:
@@ -174,12 +214,42 @@ class Accounts:
         text, now = f"ponder_{secrets.token_hex(24)}", time.time()
         key = ApiKey(
             new_id("key"), user, name, text[:_SHOWN_CHARACTERS], now, None if expires_s is None else now + expires_s,
-            None, None,
+            None, None, None if scopes is None else tuple(scopes), quota,
         )  # fmt: skip
         with self._lock, self._db:
-            self._user(user)
-            insert(self._db, "keys", {**asdict(key), "hash": hashed(text)})
+            key = replace(key, disabled=self._user(user).disabled_at is not None)
+            given = {**asdict(key), "hash": hashed(text), "scopes": _joined(scopes), "quota": quota.stored()}
+            del given["disabled"]
+            insert(self._db, "keys", given)
         return key, text
+
+    def change_key(self, id: str, *, name: str, scopes: Sequence[str] | None, quota: Quota) -> ApiKey:
+        """
+        Raises:
+            NotThere: there is no such key.
+        """
+        with self._lock, self._db:
+            change = "UPDATE keys SET name = ?, scopes = ?, quota = ? WHERE id = ?"
+            self._db.execute(change, [name, _joined(scopes), quota.stored(), id])
+            return self._key(id)
+
+    def key(self, id: str) -> ApiKey:
+        """
+        Raises:
+            NotThere: there is no such key.
+        """
+        with self._lock:
+            return self._key(id)
+
+    def used(self, key_id: str) -> Used:
+        """What a key has used in this day and this month."""
+        with self._lock:
+            return used(self._db, key_id, time.time())
+
+    def add_use(self, key_id: str, requests: int, tokens: int) -> None:
+        """Count it."""
+        with self._lock, self._db:
+            add_use(self._db, key_id, requests, tokens, time.time())
 
     def revoke(self, id: str) -> ApiKey:
         """End a key, with the sessions that it opened. One that has ended stays as it is.
@@ -190,10 +260,7 @@ class Accounts:
         with self._lock, self._db:
             self._db.execute("UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?", [time.time(), id])
             self._db.execute("DELETE FROM sessions WHERE key_id = ?", [id])
-            found = row(self._db, f"SELECT {_KEY} FROM keys WHERE id = ?", id)
-        if found is None:
-            raise NotThere("key", id)
-        return ApiKey(**found)
+            return self._key(id)
 
     def forget_key(self, id: str) -> None:
         """Take it out as if it had never been."""
@@ -206,7 +273,7 @@ class Accounts:
             found = row(self._db, f"SELECT {_KEY} FROM keys WHERE hash = ?", hashed(text))
             if found is None:
                 return None
-            key = ApiKey(**found)
+            key = ApiKey.of_row(found)
             self._note_use(key)
             return self._user(key.user), key
 
@@ -226,7 +293,7 @@ class Accounts:
         with self._lock:
             held = row(self._db, sql, hashed(token), time.time())
             found = held and row(self._db, f"SELECT {_KEY} FROM keys WHERE id = ?", held["key_id"])
-            if not held or not found or (key := ApiKey(**found)).state != "valid":
+            if not held or not found or (key := ApiKey.of_row(found)).state != "valid":
                 return None
             self._note_use(key)
             return self._user(key.user), key, held["expires_at"]
@@ -240,6 +307,11 @@ class Accounts:
             raise NotThere("user", id)
         return Account(**found)
 
+    def _key(self, id: str) -> ApiKey:
+        if (found := row(self._db, f"SELECT {_KEY} FROM keys WHERE id = ?", id)) is None:
+            raise NotThere("key", id)
+        return ApiKey.of_row(found)
+
     def _add(self, id: str, name: str, role: Role) -> Account:
         made = Account(id, name, role, time.time())
         insert(self._db, "users", asdict(made))
@@ -252,7 +324,14 @@ class Accounts:
                 self._db.execute("UPDATE keys SET used_at = ? WHERE id = ?", [now, key.id])
 
 
-_KEY = "id, user, name, prefix, created_at, expires_at, revoked_at, used_at"
+_KEY = (
+    "id, user, name, prefix, created_at, expires_at, revoked_at, used_at, scopes, quota, "
+    "(SELECT disabled_at IS NOT NULL FROM users WHERE users.id = keys.user) AS disabled"
+)
+
+
+def _joined(scopes: Sequence[str] | None) -> str | None:
+    return None if scopes is None else " ".join(scopes)
 
 
 def hashed(text: str) -> str:

@@ -15,7 +15,7 @@ from app.openai.responses_job import response_job
 from app.openai.responses_store import StoredResponses
 from app.openai.stream import DONE, EventStream
 from app.state import State
-from app.users import User
+from app.users import Asker, User, check_scope
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
@@ -31,8 +31,11 @@ class TypedEvents(EventStream):
 
 
 @router.post("/responses")
-async def create_response(request: Request, user: User) -> Response:
-    job = await response_job(await json_object(request), State.of(request), user)
+async def create_response(request: Request, user: User, who: Asker) -> Response:
+    body = await json_object(request)
+    if any(isinstance(tool, dict) and tool.get("type") == "mcp" for tool in _list(body.get("tools"))):
+        check_scope(who, "tools")
+    job = await response_job(body, State.of(request), user)
     if job.request.stream:
         return TypedEvents(job.chunks(), explain=_explain)
     try:
@@ -80,6 +83,10 @@ async def input_items(request: Request, response_id: str, user: User) -> dict[st
         "last_id": page[-1]["id"] if page else None,
         "has_more": len(items) > len(page),
     }
+
+
+def _list(value: Any) -> list[Any]:  # Any: JSON
+    return value if isinstance(value, list) else []
 
 
 def _no_query(request: Request, *accepted: str) -> None:

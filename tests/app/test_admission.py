@@ -13,10 +13,12 @@ from app.admission.admission import Admission
 from app.admission.backlog import Backlog, Work
 from app.admission.pace import Pace
 from app.admission.rates import KeyLimits, Rates, Window
+from app.auth import Who
 from app.config import BadSetting, Settings, load_settings
 from app.errors import ApiError
 from engine.outputs import Stats
 
+ANA, BOB = Who("ana", "Ana", "user", "key_a"), Who("bob", "Bob", "user", "key_b")
 STEP_S, READ_S, WRITE_S = 0.02, 0.002, 0.001
 
 
@@ -220,17 +222,17 @@ def test_a_wait_for_a_key_ends_when_it_was_said(clock: Clock) -> None:
     settings = Settings(requests_per_minute=2, concurrent_requests=2, tokens_per_minute=50)
     reasons: list[str] = []
     admission = Admission(settings, {"m": Backlog(4)}, reasons.append)
-    first, second = admission.begin("a"), admission.begin("a")
+    first, second = admission.begin(ANA), admission.begin(ANA)
     with pytest.raises(ApiError) as refused:
-        admission.begin("a")
+        admission.begin(ANA)
     assert refused.value.code == "concurrency_limit_exceeded" and "at most 2" in refused.value.message
-    admission.begin("b").leave()
+    admission.begin(BOB).leave()
     first.leave()
     with pytest.raises(ApiError) as refused:
-        admission.begin("a")
+        admission.begin(ANA)
     assert refused.value.code == "rate_limit_exceeded" and "2 a minute" in refused.value.message
     clock.now += int(refused.value.headers["Retry-After"])
-    admission.begin("a").leave()
+    admission.begin(ANA).leave()
     with pytest.raises(ApiError) as refused:
         second.charge(51)
     assert refused.value.code == "request_too_large" and "50" in refused.value.message
@@ -250,16 +252,16 @@ def test_an_overloaded_model_refuses_and_says_until_when() -> None:
     admission = Admission(settings, {"m": backlog}, reasons.append)
     backlog.admit("a", 20_000, 1)
     with pytest.raises(ApiError) as refused:
-        admission.begin("a")
+        admission.begin(ANA)
     seconds = int(refused.value.headers["Retry-After"])
     assert refused.value.code == "overloaded" and seconds == math.ceil(backlog.wait_s() - 2)
     empty = Backlog(4)
     either = Admission(settings, {"m": backlog, "n": empty}, reasons.append)
-    either.begin("a").leave()  # which of them it asks is not known yet
+    either.begin(ANA).leave()  # which of them it asks is not known yet
     for _ in range(6):
         empty.admit("a", 1, 1)
     with pytest.raises(ApiError) as refused:
-        either.begin("a")
+        either.begin(ANA)
     assert refused.value.code == "queue_full" and "at most 6" in refused.value.message
     assert reasons == ["overload", "queue"]
 

@@ -72,7 +72,7 @@ MOUNTED = {"/mcp": "tried by tests/app/test_sessions.py", "/openapi.json": "the 
 OPERATORS = [
     "GET /api/operator/stats", "GET /api/operator/runs", "GET /api/operator/tools", "GET /api/operator/users",
     "POST /api/operator/users", "PATCH /api/operator/users/{user_id}", "GET /api/operator/keys",
-    "POST /api/operator/keys", "DELETE /api/operator/keys/{key_id}",
+    "POST /api/operator/keys", "PATCH /api/operator/keys/{key_id}", "DELETE /api/operator/keys/{key_id}",
 ]  # fmt: skip
 
 
