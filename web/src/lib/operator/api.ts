@@ -90,7 +90,9 @@ export interface Key {
   expires_at: number | null;
   revoked_at: number | null;
   used_at: number | null;
-  state: "valid" | "expired" | "revoked";
+  scopes: readonly string[] | null; // null: everything
+  quota: Readonly<Record<string, number | null>>;
+  state: "valid" | "expired" | "revoked" | "disabled";
   current: boolean; // the one that asks
 }
 
