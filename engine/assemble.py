@@ -88,6 +88,7 @@ def assemble(config: EngineConfig) -> Parts:
         lambda: Detokenizer(tokenizer),
         tokenizer.eos_token_ids,
         kept_secret(Path(config.kv_dir)) if config.kv_dir is not None else secrets.token_bytes(32),
+        begin_device=lambda: use_threads(threads),
         constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
         tiers=tiers_of(config, path, pool, kv, CacheStore(kv, device), device),
     )

@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from engine import messages as m
+from engine.answers import Answers
 from engine.config import EngineConfig
 from engine.constrain.compiler import Outcome
 from engine.constrain.masks import Constraints
 from engine.constrain.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 from engine.constrain.modes import Modes
+from engine.device import Device
 from engine.jobs import ScoreJob, SpanJob
 from engine.kv.blocks import BlockPool, root_digest
 from engine.kv.tiers import Tiers
 from engine.masking import Masking
-from engine.outputs import FinishReason, Prefill, SpanOutput, Stats, TierStats
+from engine.outputs import FinishReason, Stats, TierStats
 from engine.runner import Runner
-from engine.sampler import Drawn, logprob_of, row_logprobs, sample
-from engine.scheduler import Row, Scheduler
-from engine.scores import read_scores, score_jobs
+from engine.sampler import is_greedy
+from engine.scheduler import Scheduler, Step
+from engine.scores import score_jobs
 from engine.sequence import SequenceState
-from engine.spans import SpanWriter, draw
+from engine.spans import SpanWriter
 from engine.text import Decoder
 
 KEEPING_S = 3.0  # that an engine which stops takes to write K/V to its disk
@@ -39,8 +40,9 @@ class EngineCore:
     """Owns every sequence.
 
     `make_decoder` gives a fresh incremental detokeniser, `eos` the model's end-of-sequence ids, `secret` keys the
-    prefix digests. The caller has checked that commands are in range (see `engine.Engine`); the core only guards their
-    order: commands for a sequence that closed meanwhile are dropped, since its owner may not have heard yet.
+    prefix digests, and `begin_device` runs first in the thread of the overlapped loop's device. The caller has checked
+    that commands are in range (see `engine.Engine`); the core only guards their order: commands for a sequence that
+    closed meanwhile are dropped, since its owner may not have heard yet.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         constraints: Constraints | None = None,
         tiers: Tiers | None = None,
+        begin_device: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._runner = runner
@@ -72,7 +75,10 @@ class EngineCore:
         self._arrivals = 0
         self._private_id = 0  # throw-away children count down, so they never meet a client's ids
         self._replies: list[m.Reply] = []
-        self._generated_tokens = 0
+        self._answers = Answers(self._writer, self._masking, self, self._reply)
+        self._device = None if config.loop == "plain" else Device(runner, begin_device)
+        self._flying: tuple[Step, float] | None = None  # what the device runs, and since when
+        self._later: list[m.Command] = []  # came while it ran
         self._steps = 0
         self._step_tokens = 0
         self._step_seconds = 0.0
@@ -88,14 +94,20 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._flying is not None or bool(self._later)
 
     def next_deadline(self) -> float | None:
         """When the core must wake although nothing runs, by its clock."""
         return min((s.deadline for s in self._deadlines.values() if s.deadline is not None), default=None)
 
     def handle(self, command: m.Command) -> None:
-        """Take one command. Replies wait for `take_replies`."""
+        """Take one command, or keep it until the device is done. Replies wait for `take_replies`."""
+        if self._flying is None:
+            self._handle(command)
+        else:
+            self._later.append(command)
+
+    def _handle(self, command: m.Command) -> None:
         match command:
             case m.Open():
                 self._open(command)
@@ -124,6 +136,9 @@ class EngineCore:
                     self._handle_for(seq_or_none, command)
                 elif isinstance(command, m.Generate | m.Score):
                     self._replies.append(m.Closed(command.request, "the sequence is closed"))
+
+    def _reply(self, reply: m.Reply) -> None:
+        self._replies.append(reply)
 
     def take_replies(self) -> list[m.Reply]:
         replies, self._replies = self._replies, []
@@ -216,6 +231,7 @@ class EngineCore:
             max_tokens=command.max_tokens,
             stop_ids=stop_ids,
             prompt_tokens=len(seq),
+            greedy=is_greedy(span.sampling) and span.logprobs is None,
             reading_prompt=span.prompt_logprobs is not None and not command.begun,
             prompt_logprobs=[None],
             announced=command.begun,
@@ -250,7 +266,7 @@ class EngineCore:
         try:
             self._writer.replay(seq, job, job.delivered)
         except ConstraintFailed as failed:
-            self._fail(seq, job, failed)
+            self._answers.fail(seq, job, failed)
             return
         self._scheduler.submit(seq)
 
@@ -278,7 +294,7 @@ class EngineCore:
             return
         for child in list(seq.children.values()):
             if isinstance(child.job, ScoreJob) and child.job.request.id == request:
-                self._drop(child)
+                self.drop(child)
 
     def _close(self, seq: SequenceState, reason: str) -> None:
         """Close a scope: the descendants first, then the sequence itself."""
@@ -292,9 +308,14 @@ class EngineCore:
                 job.request.open_children -= 1
                 if job.request.open_children == 0:
                     self._replies.append(m.Closed(job.request.id, reason))
-        self._drop(seq)
+        self.drop(seq)
 
-    def _drop(self, seq: SequenceState) -> None:
+    def finish(self, seq: SequenceState) -> None:
+        """The sequence's job is over."""
+        self._scheduler.finish(seq)
+
+    def drop(self, seq: SequenceState) -> None:
+        """The sequence is gone."""
         self._scheduler.release(seq)
         self._sequences.pop(seq.id, None)
         self._deadlines.pop(seq.id, None)
@@ -305,28 +326,73 @@ class EngineCore:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Run one step, or nothing when there is no work."""
-        self._expire()
-        if not self._scheduler.has_work:
+        """Run one step, or nothing when there is no work. In the overlapped loop: fetch what the device has, start it
+        on the next step, and tell meanwhile what came of the one before.
+        """
+        if self._device is None:
+            self._expire()
+            if self._scheduler.has_work:
+                began = self._clock()
+                if (step := self._begin()) is not None:
+                    self._end(step, self._runner.run(step), began)
+                    self._answers.tell()
             return
-        began = self._clock()
+        self._fetch()
+        self._catch_up()
+        if self._scheduler.has_work:
+            began = self._clock()
+            if (step := self._begin()) is not None:
+                self._device.start(step)
+                self._flying = step, began
+        self._answers.tell()
+
+    def settle(self) -> None:
+        """Fetch what the device has, tell it, and take the commands that waited. In the plain loop there is nothing."""
+        self._fetch()
+        self._answers.tell()
+        self._catch_up()
+
+    def _begin(self) -> Step | None:
+        """The next step; None where nothing can run before a block has come up from a tier."""
         step = self._scheduler.schedule()
         if step.saves and self._tiers is not None:
             self._tiers.save(step.saves)
         if self._scheduler.stalled:
             self._scheduler.complete(step)
-            return
+            return None
         assert step.rows, "there is work but no row: a sequence was admitted that can never fit"
         self._masking.start(step.rows)
-        logits = self._runner.run(step)
+        return step
+
+    def _end(self, step: Step, logits: Tensor, began: float) -> None:
+        """The step ran: tokens are drawn and taken."""
         self._scheduler.complete(step)
-        self._read(step.rows, logits)
+        self._answers.read(step.rows, logits)
         self._steps += 1
         self._step_tokens += step.tokens
         self._last_batch = len(step.rows)
         seconds = self._clock() - began
         self._scheduler.ran(step, seconds)
         self._step_seconds += seconds
+
+    def _fetch(self) -> None:
+        if self._flying is not None:
+            assert self._device is not None
+            (step, began), self._flying = self._flying, None
+            self._end(step, self._device.wait(), began)
+
+    def _catch_up(self) -> None:
+        """Take the commands that came while the device ran, and close what has reached its deadline. All that was drawn
+        is told before: a command is about a sequence as its client knows it.
+        """
+        now = self._clock() if self._deadlines else 0.0
+        due = any(s.deadline is not None and s.deadline <= now for s in self._deadlines.values())
+        if self._later or due:
+            self._answers.tell()
+            later, self._later = self._later, []
+            for command in later:
+                self._handle(command)
+            self._expire()
 
     def _expire(self) -> None:
         if not self._deadlines:
@@ -340,91 +406,11 @@ class EngineCore:
             if seq.id in self._sequences:
                 self._close(seq, "its deadline passed")
 
-    def _read(self, rows: list[Row], logits: Tensor) -> None:
-        """Hand each row's logits to its job, and draw for the spans that reached their last token."""
-        drawing: list[tuple[SequenceState, SpanJob, int]] = []
-        at = 0
-        for row in rows:
-            seq = row.seq
-            first = max(row.start, row.logits_from)
-            wanted = max(0, row.end - first)
-            match seq.job:
-                case ScoreJob() as job:
-                    self._read_scores(seq, job, first, logits[at : at + wanted], done=row.end == len(seq))
-                case SpanJob() as job:
-                    if job.reading_prompt:
-                        self._read_prompt(seq, job, first, logits[at : at + wanted])
-                    if row.end == len(seq):
-                        drawing.append((seq, job, at + wanted - 1))
-                    elif not job.announced:
-                        self._replies.append(m.Reading(job.id, Prefill(row.end, len(seq), seq.cached_tokens)))
-            at += wanted
-        if drawing:
-            index = [row for _, _, row in drawing]
-            chosen = logits if index == list(range(logits.shape[0])) else logits[index]
-            draws = [draw(s, j) for s, j, _ in drawing]
-            failed: dict[int, ConstraintFailed] = {}
-            forbid = self._masking.forbid([job for _, job, _ in drawing], failed)
-            for at, ((seq, job, _), drawn) in enumerate(zip(drawing, sample(chosen, draws, forbid), strict=True)):
-                if at in failed:
-                    self._fail(seq, job, failed[at])
-                else:
-                    self._advance(seq, job, drawn)
-
-    def _read_scores(self, seq: SequenceState, job: ScoreJob, first: int, logits: Tensor, *, done: bool) -> None:
-        read_scores(job, first, logits)
-        if done:
-            job.request.open_children -= 1
-            self._drop(seq)
-            if job.request.open_children == 0:
-                scores = tuple(tuple(candidate) for candidate in job.request.logprobs)
-                self._replies.append(m.Scored(job.request.id, scores))
-
-    def _read_prompt(self, seq: SequenceState, job: SpanJob, first: int, logits: Tensor) -> None:
-        """Log-probabilities of the prompt's tokens; a preempted sequence reads again from the start."""
-        del job.prompt_logprobs[first + 1 :]
-        for offset in range(logits.shape[0]):
-            position = first + offset + 1
-            if position < len(seq):
-                row = row_logprobs(logits[offset])
-                job.prompt_logprobs.append(logprob_of(row, seq.tokens[position], job.span.prompt_logprobs or 0))
-            else:
-                job.reading_prompt = False
-
-    def _advance(self, seq: SequenceState, job: SpanJob, drawn: Drawn) -> None:
-        """A token was drawn: append it and what must follow it, and see whether the span ends here."""
-        produced = job.produced
-        try:
-            outputs = self._writer.advance(seq, job, drawn)
-        except ConstraintFailed as failed:
-            self._fail(seq, job, failed)
-            return
-        self._generated_tokens += job.produced - produced
-        for output in outputs:
-            if output.finish_reason is not None:
-                self._scheduler.finish(seq)
-            self._emit(seq, job, output)
-
-    def _fail(self, seq: SequenceState, job: SpanJob, failed: ConstraintFailed) -> None:
-        """The span's constraint cannot go on: the client cuts the sequence back to what it was given."""
-        self._scheduler.finish(seq)
-        self._replies.append(m.Failed(job.id, str(failed)))
-
     def _end_span(self, seq: SequenceState, job: SpanJob, finish: FinishReason) -> None:
         """End a span from outside."""
         self._stop_waiting(job)
         self._scheduler.finish(seq)
-        self._emit(seq, job, self._writer.finish(job, finish, None))
-
-    def _emit(self, seq: SequenceState, job: SpanJob, output: SpanOutput) -> None:
-        if not job.announced:
-            job.announced = True
-            read = job.span.prompt_logprobs is not None and not job.reading_prompt
-            prompt = tuple(job.prompt_logprobs) if read else None
-            output = replace(
-                output, prompt_logprobs=prompt, prompt_tokens=job.prompt_tokens, cached_tokens=seq.cached_tokens
-            )
-        self._replies.append(m.Piece(job.id, output))
+        self._answers.emit(seq, job, self._writer.finish(job, finish, None))
 
     # -- what operators see
 
@@ -443,7 +429,7 @@ class EngineCore:
             prefix_hit_tokens=counters.prefix_hit_tokens,
             preemptions=counters.preemptions,
             prompt_tokens=counters.prompt_tokens,
-            generated_tokens=self._generated_tokens,
+            generated_tokens=self._answers.generated_tokens,
             recomputed_tokens=counters.recomputed_tokens,
             steps=self._steps,
             step_tokens=self._step_tokens,
@@ -459,6 +445,8 @@ class EngineCore:
 
     def close(self) -> None:
         """Keep what the next start can use, and end the threads below. No step may follow."""
+        if self._device is not None:
+            self._device.close()
         if self._tiers is not None:
             self._tiers.close(KEEPING_S)
 

@@ -35,21 +35,30 @@ class Detokenizer:
         self._skip_special = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = tokenizer.strips_first_space
+        self._partial = False  # inside a character
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; possibly empty."""
-        data = b"".join(self._tokenizer.visible_bytes(id, self._skip_special) for id in token_ids)
-        return self._begin(self._utf8.decode(data)) if data else ""
+        if len(token_ids) == 1:
+            data = self._tokenizer.visible_bytes(token_ids[0], self._skip_special)
+            if data.isascii() and not self._partial:  # the common case: nothing to decode
+                return self._begin(data.decode("ascii"))
+        else:
+            data = b"".join(self._tokenizer.visible_bytes(id, self._skip_special) for id in token_ids)
+        text = self._utf8.decode(data)
+        self._partial = bool(self._utf8.getstate()[0])
+        return self._begin(text)
 
     def flush(self) -> str:
         """What is left of an unfinished character, as U+FFFD; the detokeniser then starts afresh within the text."""
+        self._partial = False
         return self._begin(self._utf8.decode(b"", final=True))
 
     def fork(self) -> Detokenizer:
         """A copy that goes on from here on its own."""
         twin = Detokenizer(self._tokenizer, skip_special=self._skip_special)
         twin._utf8.setstate(self._utf8.getstate())
-        twin._at_start = self._at_start
+        twin._at_start, twin._partial = self._at_start, self._partial
         return twin
 
     def _begin(self, text: str) -> str:

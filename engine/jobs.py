@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from engine.constrain.compiler import Done
 from engine.constrain.modes import Modes
-from engine.outputs import Kind, TokenLogprob
+from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
 from engine.params import Span
 from engine.text import SpanText
 
@@ -24,8 +24,8 @@ class SpanJob:
     max_tokens: int
     stop_ids: frozenset[int]
     prompt_tokens: int
+    greedy: bool = False  # nothing but the likeliest token is asked for
     produced: int = 0
-    cached_tokens: int = 0
     reading_prompt: bool = False  # prompt log-probabilities are still being gathered
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     announced: bool = False  # the first piece, with the prompt's figures, was sent
@@ -35,6 +35,10 @@ class SpanJob:
     text: SpanText | None = None  # of the section that is being written, from its first text on
     kind: Kind = "text"
     section: int = 0
+    fresh: list[SpanOutput] = field(default_factory=list)  # of a constrained span: not yet told
+    token: int | None = None  # of any other: drawn and not yet told
+    logprob: TokenLogprob | None = None  # the token's
+    ended: tuple[FinishReason, int | None] | None = None  # what the newest token's id or the span's length ended it by
 
     def logits_from(self, length: int) -> int:
         return 0 if self.reading_prompt else length - 1

@@ -29,6 +29,7 @@ def drive(core: EngineCore, mail: Mailbox) -> None:
         for command in mail.take(0.0 if core.has_work else _patience(core)):
             core.handle(command)
             if isinstance(command, m.Stop):
+                core.settle()
                 _send(core, mail)
                 return
         core.step()

@@ -38,21 +38,40 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    token_id: int
-    logprob: TokenLogprob | None
+    """Token ids by row, and the log-probabilities of those rows that asked for them."""
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprob]
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], forbid: Callable[[Tensor], object] | None = None) -> list[Drawn]:
-    """Draw one token for each row of `logits` (rows, vocabulary), fp32. The logits are changed in place.
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether it is the likeliest token that is wanted, whatever came before."""
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    return sampling.temperature < _GREEDY_BELOW and penalties == (1.0, 0.0, 0.0) and not sampling.logit_bias
 
-    `forbid` sets the logits of tokens that a constraint does not allow to -inf, in place.
+
+def sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None) -> Drawn:
+    """Draw one token for each row of `logits` (rows, vocabulary), fp32: the likeliest where its draw is None.
+
+    The logits are changed in place. `forbid` sets the logits of tokens that a constraint does not allow to -inf, in
+    place.
     """
-    raw = {i: row_logprobs(logits[i]) for i, draw in enumerate(draws) if draw.logprobs is not None}
-    _adjust(logits, draws)
+    chosen = {i: draw for i, draw in enumerate(draws) if draw is not None}
+    raw = {i: row_logprobs(logits[i]) for i, draw in chosen.items() if draw.logprobs is not None}
+    if chosen:
+        _adjust(logits, chosen)
     if forbid is not None:
         forbid(logits)
     tokens = _likeliest(logits)
-    drawn = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= _GREEDY_BELOW]
+    if chosen:
+        _draw(logits, chosen, tokens)
+    ids: list[int] = tokens.tolist()
+    return Drawn(ids, {i: logprob_of(row, ids[i], chosen[i].logprobs or 0) for i, row in raw.items()})
+
+
+def _draw(logits: Tensor, draws: Mapping[int, Draw], tokens: Tensor) -> None:
+    """Put what is drawn into `tokens`, where it is not the likeliest."""
+    drawn = [i for i, draw in draws.items() if draw.sampling.temperature >= _GREEDY_BELOW]
     filtered = [i for i in drawn if _filters(draws[i].sampling)]
     plain = [i for i in drawn if not _filters(draws[i].sampling)]
     if filtered:
@@ -62,11 +81,6 @@ def sample(logits: Tensor, draws: Sequence[Draw], forbid: Callable[[Tensor], obj
             logits[plain] / _column(logits, [draws[i].sampling.temperature for i in plain]), -1
         )
         tokens[plain] = _invert(probabilities, [draws[i] for i in plain])
-    ids: list[int] = tokens.tolist()
-    return [
-        Drawn(token, logprob_of(raw[i], token, draw.logprobs or 0) if i in raw else None)
-        for i, (token, draw) in enumerate(zip(ids, draws, strict=True))
-    ]
 
 
 def _likeliest(logits: Tensor) -> Tensor:
@@ -103,14 +117,14 @@ def _column(like: Tensor, values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
 
 
-def _adjust(logits: Tensor, draws: Sequence[Draw]) -> None:
+def _adjust(logits: Tensor, draws: Mapping[int, Draw]) -> None:
     """Bias, penalties and bans, as sparse updates: only tokens that a row names are touched."""
-    _add(logits, ((i, d.sampling.logit_bias.items()) for i, d in enumerate(draws)))
-    for i, draw in enumerate(draws):
+    _add(logits, ((i, d.sampling.logit_bias.items()) for i, d in draws.items()))
+    for i, draw in draws.items():
         if draw.sampling.repetition_penalty != 1.0:
             _repetition(logits[i], draw)
-    _add(logits, ((i, _occurrence_penalties(d)) for i, d in enumerate(draws)))
-    _add(logits, ((i, ((t, -torch.inf) for t in d.banned)) for i, d in enumerate(draws)))
+    _add(logits, ((i, _occurrence_penalties(d)) for i, d in draws.items()))
+    _add(logits, ((i, ((t, -torch.inf) for t in d.banned)) for i, d in draws.items()))
 
 
 def _add(logits: Tensor, deltas: Iterable[tuple[int, Iterable[tuple[int, float]]]]) -> None:
@@ -137,7 +151,7 @@ def _repetition(row: Tensor, draw: Draw) -> None:
     row[ids] = torch.where(values > 0, values / penalty, values * penalty)
 
 
-def _draw_filtered(logits: Tensor, draws: Sequence[Draw], rows: list[int]) -> Tensor:
+def _draw_filtered(logits: Tensor, draws: Mapping[int, Draw], rows: list[int]) -> Tensor:
     """Token ids for rows with top-k, top-p or min-p: cut the sorted distribution, then draw from what is left."""
     scaled = logits[rows] / _column(logits, [draws[i].sampling.temperature for i in rows])
     width = min(scaled.shape[1], max(_LIKELIEST, *(draws[i].sampling.top_k for i in rows)))

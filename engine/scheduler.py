@@ -202,9 +202,13 @@ class Scheduler:
         self._policy.ran(step.tokens, seconds)
 
     def complete(self, step: Step) -> None:
-        """The step ran: its tokens have K/V, and blocks that became full can be found."""
+        """The step ran: its tokens have K/V, and blocks that became full can be found. A row whose job has ended
+        meanwhile is thrown away: what it wrote lies beyond the sequence's K/V.
+        """
         for row in step.rows:
             seq = row.seq
+            if seq.job is None:
+                continue
             old = seq.kv_len
             seq.cursor = row.end
             seq.kv_len = max(old, row.end)

@@ -160,12 +160,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
         app = create_app(models, settings, store=store, library=library)
         await closing.enter_async_context(app.router.lifespan_context(app))
-        patience = Patience(connections_allowed(settings.max_connections, raise_file_limit()))
-        config = uvicorn.Config(
-            _dated(app), lifespan="off", log_config=None, ws="none", http=protocol_of(patience),
-            h11_max_incomplete_event_size=HEAD_BYTES, access_log=settings.log_level in ("debug", "info"),
-            timeout_graceful_shutdown=_DRAIN_S, server_header=False, date_header=False,
-        )  # fmt: skip
+        config = server_config(settings, app)
         port = listener.getsockname()[1]
         server = _Server(config, ready=lambda: _say_ready(settings, port))
         closing.callback(server_file(settings).unlink, missing_ok=True)
@@ -230,6 +225,16 @@ async def _until(
         await end()
     server.end()
     await serving
+
+
+def server_config(settings: Settings, app: ASGIApp) -> uvicorn.Config:
+    """How this server speaks HTTP. The application's lifespan is the caller's to begin and end."""
+    patience = Patience(connections_allowed(settings.max_connections, raise_file_limit()))
+    return uvicorn.Config(
+        _dated(app), lifespan="off", log_config=None, ws="none", http=protocol_of(patience),
+        h11_max_incomplete_event_size=HEAD_BYTES, access_log=settings.log_level in ("debug", "info"),
+        timeout_graceful_shutdown=_DRAIN_S, server_header=False, date_header=False,
+    )  # fmt: skip
 
 
 def _dated(app: ASGIApp) -> ASGIApp:

@@ -7,12 +7,14 @@ lost at any time and another one goes on with what the journal has.
 
 from __future__ import annotations
 
+from typing import get_args
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine import messages as m
-from engine.config import EngineConfig
+from engine.config import EngineConfig, LoopName
 from engine.core import EngineCore
 from engine.kv.blocks import BlockPool
 from engine.params import GREEDY, Span
@@ -32,11 +34,12 @@ class CoreMachine(RuleBasedStateMachine):
         budget=st.integers(1, 9),
         running=st.integers(1, 5),
         prefix_cache=st.booleans(),
+        loop=st.sampled_from(get_args(LoopName)),
     )
-    def start(self, blocks: int, size: int, budget: int, running: int, prefix_cache: bool) -> None:
+    def start(self, blocks: int, size: int, budget: int, running: int, prefix_cache: bool, loop: LoopName) -> None:
         self.now = 0.0
         config = EngineConfig(
-            "fake", block_size=size, max_batch_tokens=budget, max_running=running, prefix_cache=prefix_cache
+            "fake", block_size=size, max_batch_tokens=budget, max_running=running, prefix_cache=prefix_cache, loop=loop
         )
         self.begin(blocks, config)
 
@@ -50,9 +53,13 @@ class CoreMachine(RuleBasedStateMachine):
         self.expected: dict[int, list[int]] = {}
         self.parents: dict[int, int] = {}
         self.spans: dict[int, tuple[int, int]] = {}  # request -> (sequence, tokens left)
+        self.stops: dict[int, tuple[str, ...]] = {}  # of every request so far
+        self.texts: dict[int, str] = {}
         self.scores: dict[int, tuple[int, list[list[float]]]] = {}
 
     def make_core(self) -> None:
+        if hasattr(self, "core"):
+            self.core.close()
         self.pool = BlockPool(self.blocks)
         self.runner = FakeRunner(self.pool, self.config.block_size)
         self.core = EngineCore(self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now)
@@ -85,18 +92,25 @@ class CoreMachine(RuleBasedStateMachine):
         self.send(m.Append(sequence, tuple(added)))
         self.expected[sequence] += added
 
-    def start_span(self, sequence: int, count: int, prompt: bool) -> None:
+    def start_span(self, sequence: int, count: int, prompt: bool, stop: tuple[str, ...] = ()) -> None:
         count = min(count, self.limit - len(self.expected[sequence]))
         if count > 0 and self.expected[sequence]:
             request = next(self.ids)
-            span = Span(GREEDY, max_tokens=count, prompt_logprobs=0 if prompt else None)
+            span = Span(GREEDY, max_tokens=count, stop=stop, prompt_logprobs=0 if prompt else None)
             self.send(m.Generate(sequence, request, span, 0, count))
             self.spans[request] = (sequence, count)
+            self.stops[request] = stop
+            self.texts[request] = ""
 
-    @rule(picks=st.lists(pick, min_size=1, max_size=4), count=st.integers(1, 20), prompt=st.booleans())
-    def generate(self, picks: list[int], count: int, prompt: bool) -> None:
+    @rule(
+        picks=st.lists(pick, min_size=1, max_size=4),
+        count=st.integers(1, 20),
+        prompt=st.booleans(),
+        stop=st.sampled_from([(), (), ("bc",), ("dd", "cbb")]),
+    )
+    def generate(self, picks: list[int], count: int, prompt: bool, stop: tuple[str, ...]) -> None:
         for pick in picks:
-            self.start_span(self.usable(pick), count, prompt)
+            self.start_span(self.usable(pick), count, prompt, stop)
 
     @rule(
         pick=pick,
@@ -156,22 +170,23 @@ class CoreMachine(RuleBasedStateMachine):
         running = [*self.spans, *self.scores]
         request = running[pick % len(running)]
         sequence, _ = self.spans.get(request) or self.scores[request]
+        self.spans.pop(request, None)
+        self.scores.pop(request, None)  # what still comes is dropped, as by a handle
         self.send(m.Cancel(sequence, request))
-        self.read()
-        self.scores.pop(request, None)
-        assert request not in self.spans
+        self.send(m.Truncate(sequence, len(self.expected[sequence])))
 
     @precondition(lambda self: len(self.expected) > 3)
     @rule(pick=pick)
     def close(self, pick: int) -> None:
         sequence = sorted(self.expected)[pick % len(self.expected)]
         self.send(m.Close(sequence))
+        self.core.settle()
+        self.read()
         closed = {sequence}
         while grown := {c for c, p in self.parents.items() if p in closed} - closed:
             closed |= grown
         for gone in closed:
             self.expected.pop(gone, None)
-        self.read()
         assert not any(s in closed for s, _ in (*self.spans.values(), *self.scores.values()))
 
     @precondition(lambda self: self.spans or self.scores)
@@ -197,20 +212,28 @@ class CoreMachine(RuleBasedStateMachine):
         for reply in self.core.take_replies():
             self.journal.heard(reply)
             match reply:
+                case m.Piece() | m.Scored() if reply.request not in {*self.spans, *self.scores}:
+                    continue
                 case m.Piece():
                     sequence, left = self.spans[reply.request]
                     if reply.output.prompt_logprobs is not None:
                         assert len(reply.output.prompt_logprobs) == len(self.expected[sequence])
                     for token in reply.output.token_ids:
                         assert token == next_token(self.expected[sequence])
+                        self.texts[reply.request] += Letters().push([token])
                         self.expected[sequence].append(token)
                         left -= 1
                     self.spans[reply.request] = (sequence, left)
                     if reply.output.finish_reason is not None:
                         if reply.output.finish_reason == "length":
                             assert left == 0
-                        if reply.output.finish_reason == "stop":
+                        text, found = self.texts[reply.request], reply.output.stop_reason
+                        if isinstance(found, str):
+                            assert text.endswith(found)
+                            text = text[:-1]
+                        elif reply.output.finish_reason == "stop":
                             assert next_token(self.expected[sequence]) == 0
+                        assert not any(each in text for each in self.stops[reply.request])
                         del self.spans[reply.request]
                 case m.Scored():
                     _, right = self.scores.pop(reply.request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -23,14 +24,17 @@ from engine import (
     SequenceClosed,
     Span,
 )
+from engine.config import LoopName
 from tests.known_answers import shared
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]
 
 
-@pytest.fixture
-async def engine(random_model: Path) -> AsyncIterator[Engine]:
-    config = EngineConfig(str(random_model), dtype="float32", kv_blocks=64, max_batch_tokens=32, max_running=8)
+@pytest.fixture(params=get_args(LoopName))
+async def engine(random_model: Path, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    config = EngineConfig(
+        str(random_model), dtype="float32", kv_blocks=64, max_batch_tokens=32, max_running=8, loop=request.param
+    )
     async with await Engine.start(config) as engine:
         yield engine
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
+from engine.config import LoopName
 
 COUNT = 10
 prompts = st.lists(
@@ -53,6 +55,7 @@ def answers(random_model: Path) -> dict[tuple[int, int], tuple[int, ...]]:
     blocks=st.sampled_from([28, 40, 256]),
     forks=st.integers(0, 3),
     noise=st.booleans(),
+    loop=st.sampled_from(get_args(LoopName)),
 )
 def test_every_way_of_running_gives_the_answer_of_a_fresh_single_run(
     random_model: Path,
@@ -63,6 +66,7 @@ def test_every_way_of_running_gives_the_answer_of_a_fresh_single_run(
     blocks: int,
     forks: int,
     noise: bool,
+    loop: LoopName,
 ) -> None:
     async def run() -> None:
         plain = EngineConfig(str(random_model), dtype="float32", kv_blocks=64, prefix_cache=False, max_running=1)
@@ -78,6 +82,7 @@ def test_every_way_of_running_gives_the_answer_of_a_fresh_single_run(
             kv_blocks=blocks,
             prefix_cache=prefix_cache,
             max_batch_tokens=budget,
+            loop=loop,
         )
         async with await Engine.start(config) as engine:
             results = await asyncio.gather(*(generate(engine, prompt(*key), forks, noise) for key in mix))

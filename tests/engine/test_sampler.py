@@ -52,8 +52,8 @@ samplings = st.builds(
 def test_only_tokens_that_the_filters_leave_are_drawn(samplings: list[Sampling], vocab: int, seed: int) -> None:
     rows = logits(len(samplings), vocab, seed)
     drawn = sample(rows.clone(), [draw(s, seed=seed) for s in samplings])
-    for row, s, d in zip(rows.numpy(), samplings, drawn, strict=True):
-        assert allowed(row, s)[d.token_id]
+    for row, s, token in zip(rows.numpy(), samplings, drawn.token_ids, strict=True):
+        assert allowed(row, s)[token]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_draws_follow_the_filtered_distribution(sampling: Sampling, vocab: int) 
     n = 20_000
     row = logits(1, vocab)
     drawn = sample(row.repeat(n, 1), [draw(sampling, position=i) for i in range(n)])
-    counts = np.bincount([d.token_id for d in drawn], minlength=vocab)
+    counts = np.bincount(drawn.token_ids, minlength=vocab)
     keep = allowed(row[0].numpy(), sampling)
     p = np.where(keep, np.exp(row[0].double().numpy() / sampling.temperature), 0)
     p /= p.sum()
@@ -91,18 +91,18 @@ def test_a_row_draws_the_same_whatever_shares_its_batch(mine: Sampling, others: 
     alone = sample(row.clone(), [draw(mine, seed=seed)])
     crowd = torch.cat([logits(len(others), 700, seed + 1), row]) if others else row.clone()
     together = sample(crowd, [*(draw(s, seed=9) for s in others), draw(mine, seed=seed)])
-    assert together[-1].token_id == alone[0].token_id
+    assert together.token_ids[-1] == alone.token_ids[0]
 
 
 def test_greedy_takes_the_likeliest_and_ignores_filters() -> None:
     rows = logits(3, 100)
     greedy = Sampling(temperature=0, top_k=5, top_p=0.1, seed=3)
-    assert [d.token_id for d in sample(rows.clone(), [draw(greedy)] * 3)] == rows.argmax(-1).tolist()
+    assert sample(rows.clone(), [draw(greedy)] * 3).token_ids == rows.argmax(-1).tolist()
 
 
 def test_a_temperature_near_zero_is_greedy_and_not_nan() -> None:
     rows = logits(1, 100)
-    assert sample(rows.clone(), [draw(Sampling(temperature=1e-40))])[0].token_id == int(rows.argmax())
+    assert sample(rows.clone(), [draw(Sampling(temperature=1e-40))]).token_ids[0] == int(rows.argmax())
 
 
 def test_penalties_and_bias_change_the_logits_as_documented() -> None:
@@ -113,25 +113,25 @@ def test_penalties_and_bias_change_the_logits_as_documented() -> None:
         3: Sampling(temperature=0, logit_bias={3: 5.0}),
     }
     for expected, sampling in cases.items():
-        assert sample(row.clone(), [draw(sampling, counts={0: 1})])[0].token_id == expected
+        assert sample(row.clone(), [draw(sampling, counts={0: 1})]).token_ids[0] == expected
     frequency = Sampling(temperature=0, frequency_penalty=0.05)
-    assert [sample(row.clone(), [draw(frequency, counts={0: n})])[0].token_id for n in (1, 3)] == [0, 1]
+    assert [sample(row.clone(), [draw(frequency, counts={0: n})]).token_ids[0] for n in (1, 3)] == [0, 1]
     repetition = Sampling(temperature=0, repetition_penalty=1.2)
-    assert sample(row.clone(), [draw(repetition, seen=[0])])[0].token_id == 1
+    assert sample(row.clone(), [draw(repetition, seen=[0])]).token_ids[0] == 1
     negative = torch.tensor([[-1.0, -1.1]])  # a negative logit is multiplied: it gets less likely too
-    assert sample(negative, [draw(repetition, seen=[0])])[0].token_id == 1
+    assert sample(negative, [draw(repetition, seen=[0])]).token_ids[0] == 1
 
 
 def test_repetition_is_applied_to_the_biased_logit() -> None:
     row = torch.tensor([[1.0, 2.5]])
     sampling = Sampling(temperature=0, repetition_penalty=2.0, logit_bias={0: 3.0})
-    assert sample(row.clone(), [draw(sampling, seen=[0])])[0].token_id == 1  # (1 + 3) / 2 < 2.5
+    assert sample(row.clone(), [draw(sampling, seen=[0])]).token_ids[0] == 1  # (1 + 3) / 2 < 2.5
 
 
 def test_banned_tokens_are_never_drawn() -> None:
     rows = logits(1, 10)
     best = int(rows.argmax())
-    assert sample(rows.clone(), [draw(Sampling(temperature=0), banned={best})])[0].token_id != best
+    assert sample(rows.clone(), [draw(Sampling(temperature=0), banned={best})]).token_ids[0] != best
 
 
 def test_logprobs_are_the_models_own() -> None:
@@ -139,13 +139,13 @@ def test_logprobs_are_the_models_own() -> None:
     changed = Sampling(temperature=0, logit_bias={7: 100.0})
     drawn = sample(rows.clone(), [draw(changed, logprobs=3), draw(Sampling())])
     expected = torch.log_softmax(rows[0], -1)
-    record = drawn[0].logprob
-    assert record is not None and record.token_id == 7
+    record = drawn.logprobs[0]
+    assert record.token_id == 7
     assert record.logprob == pytest.approx(float(expected[7]))
     values, ids = expected.topk(3)
     assert [t for t, _ in record.top] == ids.tolist()
     assert [lp for _, lp in record.top] == pytest.approx(values.tolist())
-    assert drawn[1].logprob is None
+    assert list(drawn.logprobs) == [0]
 
 
 def test_the_uniform_numbers_are_uniform_and_differ_by_every_key() -> None:

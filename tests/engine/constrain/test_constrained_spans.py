@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import get_args
 
 import pytest
 import torch
 
 from engine import messages as m
-from engine.config import EngineConfig
+from engine.config import EngineConfig, LoopName
 from engine.constrain.compiler import Outcome
 from engine.constrain.layout import Constrained, Layout
 from engine.constrain.masks import Constraints, Masks
@@ -50,9 +51,11 @@ class Shelf:
 class Bench:
     """A core with its runner, and what its spans have said."""
 
-    def __init__(self, shelf: Shelf, blocks: int = 100, **config: int) -> None:
+    loop: LoopName = "plain"
+
+    def __init__(self, shelf: Shelf, blocks: int = 100) -> None:
         self.pool = BlockPool(blocks)
-        settings = EngineConfig("fake", block_size=4, **config)  # type: ignore[arg-type]  # all that is given is a number
+        settings = EngineConfig("fake", block_size=4, loop=self.loop)
         self.runner = FakeRunner(self.pool, 4)
         constraints = Constraints(shelf, Masks(VOCAB, torch.device("cpu")))  # type: ignore[arg-type]  # stands for it
         self.core = EngineCore(settings, self.runner, self.pool, Letters, (EOS,), b"secret", constraints=constraints)
@@ -85,6 +88,12 @@ class Bench:
 
     def finish(self, id: int) -> str | None:
         return self.outputs[id][-1].finish_reason
+
+
+@pytest.fixture(params=get_args(LoopName), autouse=True)
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it in both loops."""
+    monkeypatch.setattr(Bench, "loop", request.param)
 
 
 def constrained(layout: Layout | None = None, **more: object) -> Span:

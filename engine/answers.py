@@ -1,0 +1,139 @@
+"""What the logits of a step mean for the jobs that wait for them: scores are read, tokens drawn, spans advanced.
+
+Tokens are taken at once, as the next step depends on them; `tell` makes replies of them and may come later. Knows
+nothing of commands or scheduling: what ends is handed to whoever made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from torch import Tensor
+
+from engine import messages as m
+from engine.constrain.matcher import ConstraintFailed
+from engine.jobs import ScoreJob, SpanJob
+from engine.masking import Masking
+from engine.outputs import Prefill, SpanOutput
+from engine.sampler import logprob_of, row_logprobs, sample
+from engine.scheduler import Row
+from engine.scores import read_scores
+from engine.sequence import SequenceState
+from engine.spans import SpanWriter, draw
+
+
+class Ending(Protocol):
+    """Who hears that a job is over."""
+
+    def finish(self, seq: SequenceState) -> None:
+        """The job is; the sequence stays."""
+        ...
+
+    def drop(self, seq: SequenceState) -> None:
+        """A throw-away child is read: it goes."""
+        ...
+
+
+class Answers:
+    """The jobs of one core. `emit` takes the replies."""
+
+    def __init__(self, writer: SpanWriter, masking: Masking, ending: Ending, emit: Callable[[m.Reply], None]) -> None:
+        self.generated_tokens = 0
+        self._writer = writer
+        self._masking = masking
+        self._ending = ending
+        self._emit = emit
+        self._untold: list[tuple[SequenceState, SpanJob]] = []
+
+    def read(self, rows: list[Row], logits: Tensor) -> None:
+        """Hand each row's logits to its job, and draw for the spans that reached their last token."""
+        drawing: list[tuple[SequenceState, SpanJob]] = []
+        index: list[int] = []
+        at = 0
+        for row in rows:
+            seq, start, end = row.seq, row.start, row.start + row.count
+            first = max(start, row.logits_from)
+            wanted = max(0, end - first)
+            job = seq.job
+            if isinstance(job, SpanJob):
+                if job.reading_prompt:
+                    self._read_prompt(seq, job, first, logits[at : at + wanted])
+                if end == len(seq.tokens):
+                    drawing.append((seq, job))
+                    index.append(at + wanted - 1)
+                elif not job.announced:
+                    self._emit(m.Reading(job.id, Prefill(end, len(seq), seq.cached_tokens)))
+            elif job is not None:
+                self._read_scores(seq, job, first, logits[at : at + wanted], done=end == len(seq))
+            at += wanted
+        if drawing:
+            self._draw(drawing, logits if index == list(range(logits.shape[0])) else logits[index])
+
+    def tell(self) -> None:
+        """Replies of all that was taken and not yet told. A stop string may end a span only now."""
+        untold, self._untold = self._untold, []
+        for seq, job in untold:
+            for output in self._writer.tell(seq, job):
+                if output.finish_reason is not None and seq.job is job:
+                    self._ending.finish(seq)
+                self.emit(seq, job, output)
+
+    def fail(self, seq: SequenceState, job: SpanJob, failed: ConstraintFailed) -> None:
+        """The span's constraint cannot go on: the client cuts the sequence back to what it was given."""
+        self._ending.finish(seq)
+        self._emit(m.Failed(job.id, str(failed)))
+
+    def emit(self, seq: SequenceState, job: SpanJob, output: SpanOutput) -> None:
+        if not job.announced:
+            job.announced = True
+            read = job.span.prompt_logprobs is not None and not job.reading_prompt
+            prompt = tuple(job.prompt_logprobs) if read else None
+            output = replace(
+                output, prompt_logprobs=prompt, prompt_tokens=job.prompt_tokens, cached_tokens=seq.cached_tokens
+            )
+        self._emit(m.Piece(job.id, output))
+
+    # -- parts
+
+    def _draw(self, drawing: list[tuple[SequenceState, SpanJob]], logits: Tensor) -> None:
+        draws = [draw(seq, job) for seq, job in drawing]
+        failed: dict[int, ConstraintFailed] = {}
+        forbid = self._masking.forbid([job for _, job in drawing], failed)
+        drawn = sample(logits, draws, forbid)
+        logprobs = drawn.logprobs
+        for at, ((seq, job), token) in enumerate(zip(drawing, drawn.token_ids, strict=True)):
+            if at in failed:
+                self.fail(seq, job, failed[at])
+                continue
+            produced = job.produced
+            try:
+                goes_on = self._writer.take(seq, job, token, logprobs.get(at))
+            except ConstraintFailed as failure:
+                self.fail(seq, job, failure)
+                continue
+            self.generated_tokens += job.produced - produced
+            self._untold.append((seq, job))
+            if not goes_on:
+                self._ending.finish(seq)
+
+    def _read_scores(self, seq: SequenceState, job: ScoreJob, first: int, logits: Tensor, *, done: bool) -> None:
+        read_scores(job, first, logits)
+        if done:
+            job.request.open_children -= 1
+            self._ending.drop(seq)
+            if job.request.open_children == 0:
+                scores = tuple(tuple(candidate) for candidate in job.request.logprobs)
+                self._emit(m.Scored(job.request.id, scores))
+
+    def _read_prompt(self, seq: SequenceState, job: SpanJob, first: int, logits: Tensor) -> None:
+        """Log-probabilities of the prompt's tokens; a preempted sequence reads again from the start."""
+        del job.prompt_logprobs[first + 1 :]
+        for offset in range(logits.shape[0]):
+            position = first + offset + 1
+            if position < len(seq):
+                row = row_logprobs(logits[offset])
+                job.prompt_logprobs.append(logprob_of(row, seq.tokens[position], job.span.prompt_logprobs or 0))
+            else:
+                job.reading_prompt = False
