@@ -357,7 +357,7 @@ class EngineCore:
         step = self._scheduler.schedule()
         if step.saves and self._tiers is not None:
             self._tiers.save(step.saves)
-        if self._scheduler.stalled:
+        if not step.rows and (step.saves or self._scheduler.stalled):  # blocks go down or come up, and nobody can run
             self._scheduler.complete(step)
             return None
         assert step.rows, "there is work but no row: a sequence was admitted that can never fit"

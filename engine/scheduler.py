@@ -22,7 +22,7 @@ from engine.policies import policy_of
 from engine.sequence import SequenceState
 
 HELD_SHARE = 0.5  # of the pool, that held sequences keep while others that wait could use it
-MOST_FETCHES = 3  # times that a job waits for blocks to come up, before it computes what is missing
+MOST_FETCHES = 8  # times that a job waits for blocks to come up, before it computes what is missing
 
 
 @dataclass(slots=True, eq=False)
@@ -158,9 +158,12 @@ class Scheduler:
         return self._stalled
 
     def came_up(self) -> None:
-        """The tiers' worker has done something."""
-        if self._tiers is not None and self._tiers.collect():
+        """The tiers' worker has done something: who waited for a block takes it, before others can."""
+        served = None if self._tiers is None else self._tiers.collect()
+        if served is not None:
             self._stalled = False
+            for id in served & self.waiting.keys():
+                self._match(self.waiting[id])
 
     def tables(self) -> list[list[int]]:
         """Block tables of every sequence known here, and blocks on their way up, for `BlockPool.check`."""
@@ -334,18 +337,22 @@ class Scheduler:
         if tiers is None or seq.fetches >= MOST_FETCHES or seq.kv_len != len(seq.table) * self._size:
             return False
         found = self._below(seq)
-        line = self._policy.line
+        seq.fetches += 1
+        if len(seq.table) + len(found) < len(seq) // self._size and self._pool.was_evicted(
+            seq.digest(len(seq.table) + len(found), self._size)
+        ):
+            return True  # a block is on its way down: after this step it can come up
+        token_s = self._policy.token_s
         best = saved = 0.0
         count = 0
         for at, (_, tokens, tier) in enumerate(found[: self._pool.available], 1):
-            computing = float("inf") if line is None else line[1] * tokens
+            computing = float("inf") if token_s is None else token_s * tokens
             saved += computing - (tiers.rates.seconds(tier, tiers.host.nbytes) if tier else 0.0)
             if saved > best:
                 best, count = saved, at
         for _, _, tier in found[count:]:
             if tier:
                 tiers.pass_over(tier)
-        seq.fetches += 1
         tiers.fetch(seq.id, [digest for digest, _, _ in found[:count]])
         return tiers.is_waiting(seq.id)
 
@@ -450,8 +457,8 @@ class Scheduler:
         """Take a sequence's K/V. Full blocks stay findable; a partial one goes down a tier at once, where there are
         tiers, unless it was to be copied in this step and so holds nothing yet.
         """
-        seq.tail = 0
-        if self._tiers is not None and seq.kv_len % self._size and not copying:
+        seq.tail = seq.tail if seq.tail > seq.kv_len else 0
+        if self._tiers is not None and seq.kv_len % self._size and not (seq.tail or copying):
             seq.tail = seq.kv_len
             content = Content(seq.tail_digest(self._size), seq.root, seq.priority)
             self._tails.append((seq.table[seq.kv_len // self._size], content))

@@ -59,7 +59,7 @@ class BlockPool:
         self._index: dict[bytes, int] = {}
         self._empty = list(range(blocks, NULL_BLOCK, -1))  # a stack: the block used last is warm in the CPU's cache
         self._cached = Order(blocks)
-        self._evicted: list[tuple[int, Content]] = []
+        self._evicted: dict[bytes, tuple[int, Content]] = {}
         self._pending: set[bytes] = set()
 
     # -- references
@@ -96,7 +96,7 @@ class BlockPool:
             block = self._index.pop(digest)
             content, self._content[block] = self._content[block], None
             if self.keeps_evicted and content is not None:
-                self._evicted.append((block, content))
+                self._evicted[digest] = (block, content)
         self._references[block] = 1
         return block
 
@@ -150,8 +150,12 @@ class BlockPool:
 
     def take_evicted(self) -> list[tuple[int, Content]]:
         """Blocks that were taken since the last call, and what they hold until something is written to them."""
-        evicted, self._evicted = self._evicted, []
-        return evicted
+        evicted, self._evicted = self._evicted, {}
+        return list(evicted.values())
+
+    def was_evicted(self, digest: bytes) -> bool:
+        """Whether the block was, since `take_evicted`."""
+        return digest in self._evicted
 
     def contents(self) -> list[tuple[int, Content]]:
         """Everything that can be found, cached blocks first, the ones worth most before others."""

@@ -239,18 +239,19 @@ class Tiers:
         self.counters.passed_over += 1
         self.rates.passed_over(tier)
 
-    def collect(self) -> bool:
-        """Take in what the worker has done; whether there was anything."""
-        some = bool(self._done)
+    def collect(self) -> set[int] | None:
+        """Take in what the worker has done. The sequences for which a block came; None where nothing was done."""
+        if not self._done:
+            return None
+        served = set[int]()
         while self._done:
             match self._done.popleft():
                 case _Written() as written:
                     self._take_written(written)
                 case _Loaded() as loaded:
-                    self._take_loaded(loaded)
-        if some:
-            self._write()
-        return some
+                    served |= self._take_loaded(loaded)
+        self._write()
+        return served
 
     def forget(self, sequence: int) -> None:
         """The sequence waits for nothing any more; what is on its way comes all the same."""
@@ -346,7 +347,7 @@ class Tiers:
         self.host[digest].dirty = written.error is not None
         self.host.release(digest)
 
-    def _take_loaded(self, loaded: _Loaded) -> None:
+    def _take_loaded(self, loaded: _Loaded) -> set[int]:
         content, digest = loaded.content, loaded.content.digest
         block, waiting = self._coming.pop(digest)
         if loaded.tier == "host":
@@ -369,6 +370,7 @@ class Tiers:
                 self._waits[sequence] -= 1
                 if not self._waits[sequence]:
                     del self._waits[sequence]
+        return waiting
 
     def _keep_file(self, content: Content) -> None:
         """A file is there; the one worth least goes where there are too many."""

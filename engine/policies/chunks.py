@@ -46,6 +46,11 @@ class Chunks:
         self._sums = (n, x, y, xx, xy)
 
     @property
+    def token_s(self) -> float | None:
+        """Seconds of each token of a step that has as many as it may; None while too little is known."""
+        return None if self.line is None else self.line[0] / self._most + self.line[1]
+
+    @property
     def line(self) -> tuple[float, float] | None:
         """Seconds of a step, and of each of its tokens; None while too little is known."""
         n, x, y, xx, xy = self._sums

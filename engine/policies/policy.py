@@ -56,9 +56,9 @@ class Policy:
         self._chunks.ran(tokens, seconds)
 
     @property
-    def line(self) -> tuple[float, float] | None:
-        """Seconds of a step, and of each of its tokens, as learnt; None while too little is known."""
-        return self._chunks.line
+    def token_s(self) -> float | None:
+        """Seconds of a token of a prompt, in steps of nothing else, as learnt; None while too little is known."""
+        return self._chunks.token_s
 
     def victim(self, running: Collection[SequenceState], now: float) -> SequenceState:
         """Who loses its blocks when running sequences have too few: the youngest of the lowest class."""

@@ -1,0 +1,97 @@
+"""`python -m bench.kv`: measure, show tables, draw, keep the JSON. `--only` measures one part, and keeps the others."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+from bench import hardware, report
+from bench.kv import held, hits
+from tests.known_answers import shared
+
+SIZES = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 20_000, 24_000, 32_000)
+PICTURE = report.ROOT / "docs" / "img" / "kv-hits.png"
+MIXES = ((8, 18), (20, 6))  # agents, and prompts beside them at any time
+WAYS: tuple[dict[str, Any], ...] = (  # Any: arguments
+    {"hold": False},
+    {"hold": True},
+    {"hold": False, "disk_bytes": 1 << 30},
+    {"hold": True, "disk_bytes": 1 << 30},
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.kv", description="What is kept, and where.")
+    parser.add_argument("--only", choices=["hits", "held"], help="this part alone")
+    parser.add_argument("--model", type=Path, default=report.ROOT / "models" / "pebble", help="for the agents")
+    today = datetime.date.today().isoformat()
+    parser.add_argument("--out", type=Path, default=report.RESULTS / f"{today}-kv-{hardware.slug()}.json")
+    options = parser.parse_args()
+    made: dict[str, Any] = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
+    made |= {"date": today, "hardware": hardware.describe()}
+    if options.only != "held":
+        made["hits"] = hits.measure(shared("data/traces/mooncake_synthetic.jsonl"), SIZES)
+        draw(made["hits"])
+    if options.only != "hits":
+        made["held"] = [
+            asyncio.run(held.measure(options.model, agents, others, **way)) for agents, others in MIXES for way in WAYS
+        ]
+    options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    print(tables(made))
+
+
+def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
+    lines = list[str]()
+    if "hits" in made:
+        lines += [
+            "| blocks | of all | ideal | least recent first | engine | of the ideal | with tiers |",
+            "|" + "---|" * 7,
+        ]
+        for row in made["hits"]["rows"]:
+            tiered = row["engine_with_tiers"]
+            lines.append(
+                f"| {row['blocks']:,} | {row['share_of_distinct']:.0%} | {row['ideal']:.1%} "
+                f"| {row['least_recent_first']:.1%} | {row['engine']:.1%} | **{row['engine'] / row['ideal']:.0%}** "
+                f"| {'–' if tiered is None else f'{tiered:.1%}'} |"
+            )
+        lines.append("")
+    if "held" in made:
+        lines += ["| agents | leases | disk | reused | worst wait | prompts beside a second |", "|" + "---|" * 6]
+        for row in made["held"]:
+            lines.append(
+                f"| {row['agents']} | {'yes' if row['hold'] else 'no'} | {'yes' if row['disk_bytes'] else 'no'} "
+                f"| **{row['reused']:.1%}** | {row['worst_reused']:.0%} "
+                f"| {row['prompts_beside'] / row['seconds']:.1f} |"
+            )
+    return "\n".join(lines)
+
+
+def draw(made: dict[str, Any]) -> None:  # Any: plain JSON
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6.4, 3.6))
+    x = [row["blocks"] for row in made["rows"]]
+    for key, label, style in (
+        ("ideal", "clairvoyant (Belady)", "k--"),
+        ("engine", "engine, pool alone", "o-"),
+        ("engine_with_tiers", "engine, an eighth in the pool, all on disk", "s:"),
+        ("least_recent_first", "least recent first", "^-."),
+    ):
+        points = [(at, row[key]) for at, row in zip(x, made["rows"], strict=True) if row[key] is not None]
+        axis.plot([at for at, _ in points], [100 * share for _, share in points], style, label=label, markersize=4)
+    axis.set(xlabel="blocks in the cache", ylabel="blocks found, %", ylim=(0, None))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(PICTURE, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
