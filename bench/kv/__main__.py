@@ -6,12 +6,12 @@ import argparse
 import asyncio
 import datetime
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from bench import hardware, report
 from bench.kv import held, hits
-from tests.known_answers import shared
 
 SIZES = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 20_000, 24_000, 32_000)
 PICTURE = report.ROOT / "docs" / "img" / "kv-hits.png"
@@ -27,14 +27,19 @@ WAYS: tuple[dict[str, Any], ...] = (  # Any: arguments
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description="What is kept, and where.")
     parser.add_argument("--only", choices=["hits", "held"], help="this part alone")
+    material = Path(os.environ.get("PONDER_SHARED", report.ROOT.parent / "shared"))
+    trace = material / "data" / "traces" / "mooncake_synthetic.jsonl"
+    parser.add_argument("--trace", type=Path, default=trace, help="a Mooncake trace, of PONDER_SHARED unless told")
     parser.add_argument("--model", type=Path, default=report.ROOT / "models" / "pebble", help="for the agents")
     today = datetime.date.today().isoformat()
     parser.add_argument("--out", type=Path, default=report.RESULTS / f"{today}-kv-{hardware.slug()}.json")
     options = parser.parse_args()
+    if options.only != "held" and not options.trace.is_file():
+        parser.error(f"there is no trace {options.trace}; set PONDER_SHARED or --trace")
     made: dict[str, Any] = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     made |= {"date": today, "hardware": hardware.describe()}
     if options.only != "held":
-        made["hits"] = hits.measure(shared("data/traces/mooncake_synthetic.jsonl"), SIZES)
+        made["hits"] = hits.measure(options.trace, SIZES)
         draw(made["hits"])
     if options.only != "hits":
         made["held"] = [
