@@ -7,6 +7,7 @@ while the engine batches everything that runs, shares K/V between equal prefixes
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import (
+    BadSnapshot,
     ChatTemplateError,
     CheckpointError,
     ContextLengthExceeded,
@@ -26,6 +27,7 @@ from engine.tokenizer import Tokenizer
 __all__ = [
     "GREEDY",
     "MAX_LOGPROBS",
+    "BadSnapshot",
     "ChatTemplateError",
     "CheckpointError",
     "ContextLengthExceeded",

@@ -19,6 +19,7 @@ from engine.errors import InvalidParameter
 from engine.kv.below import tiers_of
 from engine.kv.blocks import BlockPool
 from engine.kv.disk import kept_secret
+from engine.kv.image import fingerprint
 from engine.memory import (
     LONGEST_BY_DEFAULT,
     block_bytes,
@@ -80,6 +81,7 @@ def assemble(config: EngineConfig) -> Parts:
         tokenizer, spec.vocab_size, cache_dir=None if config.cache_dir is None else Path(config.cache_dir)
     )
     compiler.warm()
+    model = fingerprint(path)
     pool = BlockPool(blocks)
     core = EngineCore(
         config,
@@ -90,7 +92,8 @@ def assemble(config: EngineConfig) -> Parts:
         kept_secret(Path(config.kv_dir)) if config.kv_dir is not None else secrets.token_bytes(32),
         begin_device=lambda: use_threads(threads),
         constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
-        tiers=tiers_of(config, path, pool, kv, CacheStore(kv, device), device),
+        model=model,
+        tiers=tiers_of(config, model, pool, kv, CacheStore(kv, device), device),
     )
     return Parts(
         core=core,
@@ -103,6 +106,7 @@ def assemble(config: EngineConfig) -> Parts:
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             threads=threads,
+            fingerprint=model,
         ),
     )
 

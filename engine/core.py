@@ -22,6 +22,7 @@ from engine.constrain.modes import Modes
 from engine.device import Device
 from engine.jobs import ScoreJob, SpanJob
 from engine.kv.blocks import BlockPool, root_digest
+from engine.kv.snapshot import Snapshot, packed
 from engine.kv.tiers import Tiers
 from engine.masking import Masking
 from engine.outputs import FinishReason, Stats, TierStats
@@ -56,12 +57,14 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         constraints: Constraints | None = None,
         tiers: Tiers | None = None,
+        model: bytes = b"",
         begin_device: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._runner = runner
         self._pool = pool
         self._tiers = tiers
+        self._model = model
         self._scheduler = Scheduler(config, pool, clock, tiers)
         self._eos = frozenset(eos)
         self._writer = SpanWriter(make_decoder, self._eos)
@@ -134,7 +137,7 @@ class EngineCore:
                 seq_or_none = self._sequences.get(command.sequence)
                 if seq_or_none is not None:
                     self._handle_for(seq_or_none, command)
-                elif isinstance(command, m.Generate | m.Score):
+                elif isinstance(command, m.Generate | m.Score | m.Snap):
                     self._replies.append(m.Closed(command.request, "the sequence is closed"))
 
     def _reply(self, reply: m.Reply) -> None:
@@ -162,6 +165,8 @@ class EngineCore:
                 self._scheduler.truncate(seq, command.length)
             case m.Hold():
                 self._scheduler.hold(seq, command.ttl_s, command.waiting_for)
+            case m.Snap():
+                self._replies.append(m.Snapped(command.request, self._snapshot(seq)))
             case m.Cancel():
                 self._cancel(seq, command.request)
             case m.Close():
@@ -185,11 +190,21 @@ class EngineCore:
         seq = SequenceState(
             command.sequence, list(command.tokens), root, self._next_arrival(), priority=command.priority,
             tenant=command.tenant, stream=command.stream, forks=command.forks, generated=bytearray(command.generated),
+            tail=command.tail,
         )  # fmt: skip
         seq.counts.update(token for token, drawn in zip(seq.tokens, seq.generated, strict=True) if drawn)
         if command.deadline_s is not None:
             seq.deadline = self._clock() + command.deadline_s
         self._adopt(seq, scope)
+
+    def _snapshot(self, seq: SequenceState) -> bytes:
+        """The sequence as bytes; what it has of K/V is put where the next engine finds it."""
+        self._scheduler.keep(seq)
+        told = Snapshot(
+            seq.tenant, seq.priority, tuple(seq.tokens), bytes(seq.generated), seq.stream, seq.forks,
+            max(seq.tail, seq.kv_len),
+        )  # fmt: skip
+        return packed(told, self._model)
 
     def _close_all(self, reason: str, client: int | None = None) -> None:
         for seq in list(self._sequences.values()):

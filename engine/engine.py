@@ -21,6 +21,7 @@ from engine.constrain.matcher import CompileTimeout, ConstraintRefused
 from engine.constrain.spec import Constraint
 from engine.core import EngineCore
 from engine.errors import (
+    BadSnapshot,
     ContextLengthExceeded,
     EngineError,
     EngineRestarting,
@@ -29,6 +30,7 @@ from engine.errors import (
     QueueFull,
 )
 from engine.handle import Sequence
+from engine.kv.snapshot import unpacked
 from engine.outputs import Stats
 from engine.thread import ThreadLink
 from engine.tokenizer import Tokenizer
@@ -49,6 +51,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig, assemble: Callable[[EngineConfig], Parts]) -> None:
         self.config = config
+        self._fingerprint = b""
         self._requests: dict[int, Request] = {}
         self._queued: set[int] = set()  # of those, what waits for the model: spans and scores
         self._ids = itertools.count(m.first_id(0))
@@ -80,6 +83,7 @@ class Engine:
         engine.vocab_size = loaded.vocab_size
         engine.max_model_len = loaded.max_model_len
         engine.max_tokens = loaded.max_tokens
+        engine._fingerprint = loaded.fingerprint
         engine.device, engine.dtype, engine.threads = loaded.device, loaded.dtype, loaded.threads
         try:
             engine.tokenizer = await asyncio.to_thread(Tokenizer.load, engine.model_path)
@@ -119,6 +123,31 @@ class Engine:
         id = self.next_id()
         self.post(m.Open(id, tuple(given), tenant, priority, deadline_s))
         return Sequence(self, id, given)
+
+    async def resume(
+        self, snapshot: bytes, *, tenant: str = "", priority: int = 0, deadline_s: float | None = None
+    ) -> Sequence:
+        """A sequence that goes on where another was when `Sequence.snapshot` was asked for, here or elsewhere.
+
+        Raises:
+            BadSnapshot: the bytes are damaged, cut short, of another model, or of another tenant.
+            What `open` raises.
+        """
+        kept = unpacked(snapshot, self._fingerprint)
+        if kept.tenant != tenant:
+            raise BadSnapshot("The snapshot is of another tenant; accepted: the tenant that the sequence had.")
+        if deadline_s is not None and deadline_s <= 0:
+            raise InvalidParameter("deadline_s", f"deadline_s is {deadline_s}; accepted: None, or more than 0 seconds.")
+        self.check_tokens(kept.tokens)
+        self.check_length(len(kept.tokens) + 1)
+        self.check_queue()
+        id = self.next_id()
+        self.post(
+            m.Restore(
+                id, None, kept.tokens, kept.generated, tenant, priority, deadline_s, kept.stream, kept.forks, kept.tail
+            )
+        )
+        return Sequence(self, id, list(kept.tokens))
 
     async def compile(self, constraint: Constraint) -> None:
         """Compile a constraint before a span needs it; the span then finds it ready.

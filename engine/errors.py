@@ -65,6 +65,12 @@ class EngineRestarting(EngineStopped):
         self.retry_after_s = retry_after_s
 
 
+class BadSnapshot(EngineError, ValueError):
+    """The bytes are no snapshot that this engine can go on from; the message says why."""
+
+    code = "bad_snapshot"
+
+
 class CheckpointError(EngineError):
     """A model directory is missing, incomplete or inconsistent; the message says which file and why."""
 

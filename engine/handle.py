@@ -195,6 +195,31 @@ class Sequence:
         if not self._closed:
             self._engine.post(m.Hold(self._id, ttl_s, tuple(waiting_for)))
 
+    async def snapshot(self) -> bytes:
+        """What the sequence is, as bytes, for `Engine.resume` of another engine of the same model.
+
+        Tokens, penalty counts and random draws go on there as they would here. K/V is written to the engine's disk
+        tier, if it has one, where a later engine over the same directory finds it; else tokens are read again there.
+        What was forked from the sequence is not part of it.
+
+        Raises:
+            SequenceBusy, SequenceClosed, EngineStopped: see there.
+        """
+        self._check_free()
+        request = self._engine.request(queued=False)
+        self._busy = True
+        try:
+            self._engine.post(m.Snap(self._id, request.id))
+            (reply,) = await request.replies()
+        finally:
+            self._engine.forget(request)
+            self._busy = False
+        if isinstance(reply, m.Closed):
+            self._mark_closed()
+            raise SequenceClosed(reply.reason)
+        assert isinstance(reply, m.Snapped)
+        return reply.data
+
     def close(self) -> None:
         """End the sequence and everything forked from it; what runs on them ends with `SequenceClosed`. Idempotent."""
         if not self._closed:

@@ -39,6 +39,7 @@ class Restore:
     deadline_s: float | None
     stream: int
     forks: int
+    tail: int = 0  # tokens that had K/V, which may lie in a tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,14 @@ class Hold:
     sequence: int
     ttl_s: float
     waiting_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snap:
+    """Tell what the sequence is, and put its K/V where the next engine finds it, if there is a disk for that."""
+
+    sequence: int
+    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +162,7 @@ class Stop:
 
 
 Command = (
-    Open | Restore | Append | Generate | Score | Fork | Truncate | Hold | Cancel | Close
+    Open | Restore | Append | Generate | Score | Fork | Truncate | Hold | Snap | Cancel | Close
     | GetStats | Compile | Register | Leave | Compiled | CameUp | Stop
 )  # fmt: skip
 
@@ -169,6 +178,7 @@ class Loaded:
     device: str
     dtype: str
     threads: int  # CPU threads of the model
+    fingerprint: bytes = b""  # of the model's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +236,18 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapped:
+    request: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StatsReply:
     request: int
     stats: Stats
 
 
-Reply = Reading | Piece | Scored | Ready | Refused | Failed | Closed | StatsReply
+Reply = Reading | Piece | Scored | Ready | Refused | Failed | Closed | Snapped | StatsReply
 
 _CLIENT_SHIFT = 48
 NOBODY = 0  # a request whose reply nobody awaits

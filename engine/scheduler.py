@@ -22,6 +22,7 @@ from engine.policies import policy_of
 from engine.sequence import SequenceState
 
 HELD_SHARE = 0.5  # of the pool, that held sequences keep while others that wait could use it
+UNKNOWN_TOKEN_S = 1.0  # what a token takes while nothing is known: blocks are copied then
 MOST_FETCHES = 8  # times that a job waits for blocks to come up, before it computes what is missing
 
 
@@ -130,6 +131,15 @@ class Scheduler:
         self._forget(seq)
         self.idle.pop(seq.id, None)
         self._pool.release(seq.drop_kv())
+
+    def keep(self, seq: SequenceState) -> None:
+        """Put the sequence's K/V on the disk, where there is one. No step may be under way."""
+        if self._tiers is not None:
+            full, part = divmod(seq.kv_len, self._size)
+            digests = [seq.digest(index, self._size) for index in range(full)]
+            if part:
+                digests.append(seq.partial_digest(seq.kv_len, self._size))
+            self._tiers.keep(zip(seq.table, digests, strict=False), seq.root, seq.priority)
 
     def truncate(self, seq: SequenceState, length: int) -> None:
         self._pool.release(seq.truncate(length, self._size))
@@ -313,7 +323,7 @@ class Scheduler:
             seq.table.append(block)
             seq.kv_len += self._size
         if seq.tail // self._size == len(seq.table) and seq.tail > seq.kv_len:
-            block = self._pool.find(seq.tail_digest(self._size))
+            block = self._pool.find(seq.partial_digest(seq.tail, self._size))
             if block is not None:
                 self._pool.reuse(block, seq.priority)
                 seq.table.append(block)
@@ -346,7 +356,7 @@ class Scheduler:
         best = saved = 0.0
         count = 0
         for at, (_, tokens, tier) in enumerate(found[: self._pool.available], 1):
-            computing = float("inf") if token_s is None else token_s * tokens
+            computing = tokens * (UNKNOWN_TOKEN_S if token_s is None else token_s)
             saved += computing - (tiers.rates.seconds(tier, tiers.host.nbytes) if tier else 0.0)
             if saved > best:
                 best, count = saved, at
@@ -364,7 +374,7 @@ class Scheduler:
             whole = (index + 1) * self._size <= len(seq)
             digest = seq.digest(index, self._size) if whole else b""
             if not self._tiers.knows(digest) and index == seq.tail // self._size and seq.tail % self._size:
-                digest = seq.tail_digest(self._size)
+                digest = seq.partial_digest(seq.tail, self._size)
             if not self._tiers.knows(digest):
                 break
             tokens = min(self._size, len(seq) - index * self._size)
@@ -460,7 +470,7 @@ class Scheduler:
         seq.tail = seq.tail if seq.tail > seq.kv_len else 0
         if self._tiers is not None and seq.kv_len % self._size and not (seq.tail or copying):
             seq.tail = seq.kv_len
-            content = Content(seq.tail_digest(self._size), seq.root, seq.priority)
+            content = Content(seq.partial_digest(seq.tail, self._size), seq.root, seq.priority)
             self._tails.append((seq.table[seq.kv_len // self._size], content))
         self._pool.release(seq.drop_kv())
 

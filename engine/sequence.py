@@ -82,11 +82,11 @@ class SequenceState:
             self.digests.append(chain_digest(previous, self.tokens[start : start + block_size]))
         return self.digests[index]
 
-    def tail_digest(self, block_size: int) -> bytes:
-        """Digest of the tokens before `tail` that fill a part of a block."""
-        full = self.tail // block_size
+    def partial_digest(self, end: int, block_size: int) -> bytes:
+        """Digest of the tokens before `end` that fill a part of a block."""
+        full = end // block_size
         previous = self.digest(full - 1, block_size) if full else self.root
-        return chain_digest(previous, self.tokens[full * block_size : self.tail])
+        return chain_digest(previous, self.tokens[full * block_size : end])
 
     def truncate(self, length: int, block_size: int) -> list[int]:
         """Forget the tokens from `length` on; return the blocks that are no longer needed, in table order."""

@@ -21,9 +21,10 @@ STAGED_ROWS = (8, 256)  # at least and at most
 
 
 def tiers_of(
-    config: EngineConfig, path: Path, pool: BlockPool, kv: KVCache, store: BlockStore, device: torch.device
+    config: EngineConfig, model: bytes, pool: BlockPool, kv: KVCache, store: BlockStore, device: torch.device
 ) -> Tiers | None:
-    """The tiers that `config` asks for, with what an earlier engine left on the disk; None: none.
+    """The tiers that `config` asks for, with what an earlier engine left on the disk; None: none. `model` is the
+    fingerprint of the model's files.
 
     Raises:
         InvalidParameter: there is no room for a block, or the directory cannot be used.
@@ -40,7 +41,7 @@ def tiers_of(
             raise InvalidParameter(name, message)
     disk = None
     if files and config.kv_dir is not None:
-        layout = layout_of(path, config, (kv.data.dtype, *kv.data[:, :, 0].shape))
+        layout = layout_of(model, config, (kv.data.dtype, *kv.data[:, :, 0].shape))
         disk = DiskTier(Path(config.kv_dir), layout, nbytes)
     host = HostTier(rows, nbytes, pinned=device.type == "cuda")
     return Tiers(pool, store, host, ThreadWorker(), disk=disk, files=files, keep=bool(config.kv_host_bytes))

@@ -64,15 +64,19 @@ def payload_of(image: Bytes, layout: bytes, digest: bytes, nbytes: int) -> memor
     return payload
 
 
-def layout_of(path: Path, config: EngineConfig, shape: Sequence[object]) -> bytes:
-    """A fingerprint of a model's files and of how its K/V is laid out, 16 bytes.
+def layout_of(model: bytes, config: EngineConfig, shape: Sequence[object]) -> bytes:
+    """A fingerprint of how a model's K/V is laid out, 16 bytes. `shape` is what says how a payload is to be read."""
+    told = {each.name: getattr(config, each.name) for each in fields(config) if each.name in _TELLING}
+    return hashlib.blake2b(repr((VERSION, sorted(told.items()), *shape)).encode(), key=model, digest_size=16).digest()
+
+
+def fingerprint(path: Path) -> bytes:
+    """Of a model's files, 16 bytes.
 
     Weights are told apart by their sizes and by samples of their bytes: a fine-tune of the same shape differs in all of
-    them. `shape` is whatever else says how the payload is to be read.
+    them.
     """
     digest = hashlib.blake2b(digest_size=16)
-    told = {each.name: getattr(config, each.name) for each in fields(config) if each.name in _TELLING}
-    digest.update(repr((VERSION, sorted(told.items()), *shape)).encode())
     digest.update((path / "config.json").read_bytes())
     for file in sorted(path.glob("*.safetensors")):
         size = file.stat().st_size

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.kv.blocks import BlockPool, Content
 from engine.kv.disk import DiskTier, is_full
-from engine.kv.host import HostTier
+from engine.kv.host import HostTier, Row
 from engine.kv.image import BadImage
 from engine.kv.order import Order
 from engine.kv.rates import Rates, Tier
@@ -191,6 +191,27 @@ class Tiers:
             pairs.append((block, row.slot))
         return pairs
 
+    def keep(self, blocks: Iterable[tuple[int, bytes]], root: bytes, priority: int) -> None:
+        """Write blocks to the disk as soon as may be, as (block, digest) pairs. Nothing happens without a disk. No step
+        may be under way.
+        """
+        if self._disk is None:
+            return
+        for block, digest in blocks:
+            if digest in self._files or digest in self._writing or digest in self._saves:
+                continue
+            if digest in self.host:
+                row = self.host.hold(digest)
+            else:
+                placed = self.host.place(Content(digest, root, priority, reused=True))
+                if placed is None:
+                    return
+                row, lost = placed
+                self.counters.lost += lost is not None
+                self._store.save([(block, self.host.row(row.slot))])
+                self.counters.saved += 1
+            self._start_writing(row)
+
     def save(self, pairs: list[tuple[int, int]]) -> None:
         """Copy what `saves` told of. The device's part of the step comes after it."""
         self._store.save([(block, self.host.row(slot)) for block, slot in pairs])
@@ -296,9 +317,11 @@ class Tiers:
             digest = self.host.next_dirty()
             if digest is None:
                 return
-            row = self.host[digest]
-            self._writing.add(digest)
-            self._worker.submit(LATER, partial(self._write_file, row.content, self.host.row(row.slot)))
+            self._start_writing(self.host[digest])
+
+    def _start_writing(self, row: Row) -> None:
+        self._writing.add(row.content.digest)
+        self._worker.submit(LATER, partial(self._write_file, row.content, self.host.row(row.slot)))
 
     def _write_file(self, content: Content, row: Tensor) -> None:
         assert self._disk is not None

@@ -51,7 +51,7 @@ class Journal:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._sequences: dict[int, _Known] = {}  # a scope stands before what it holds
-        self._asked: dict[int, m.GetStats | m.Compile] = {}
+        self._asked: dict[int, m.GetStats | m.Compile | m.Snap] = {}
         self._owners: dict[int, _Known] = {}  # by the request that runs on it
         self._registered: dict[Constraint, None] = {}
 
@@ -70,7 +70,9 @@ class Journal:
         match command:
             case m.Open():
                 self._open(command)
-            case m.GetStats() | m.Compile():
+            case m.Restore():
+                self._reopen(command)
+            case m.GetStats() | m.Compile() | m.Snap():
                 self._asked[command.request] = command
             case m.Register():
                 self._registered[command.constraint] = None
@@ -141,6 +143,13 @@ class Journal:
         self._sequences[command.sequence] = _Known(
             command.sequence, None, tokens, bytearray(len(tokens)), command.tenant, command.priority, deadline
         )
+
+    def _reopen(self, command: m.Restore) -> None:
+        deadline = None if command.deadline_s is None else self._clock() + command.deadline_s
+        self._sequences[command.sequence] = _Known(
+            command.sequence, None, list(command.tokens), bytearray(command.generated), command.tenant,
+            command.priority, deadline, command.stream, command.forks,
+        )  # fmt: skip
 
     def _sent_to(self, known: _Known, command: m.Command) -> None:
         match command:

@@ -62,11 +62,12 @@ class Hello(msgspec.Struct, array_like=True):
 
 
 _COMMANDS: tuple[type, ...] = (
-    Hello, m.Open, m.Restore, m.Append, _Generate, m.Score, m.Fork, m.Truncate, m.Hold, m.Cancel, m.Close, m.GetStats,
-    _Constraint, m.Leave, m.Stop,
+    Hello, m.Open, m.Restore, m.Append, _Generate, m.Score, m.Fork, m.Truncate, m.Hold, m.Snap, m.Cancel, m.Close,
+    m.GetStats, _Constraint, m.Leave, m.Stop,
 )  # fmt: skip
 _REPLIES: tuple[type, ...] = (
-    m.Loaded, Failure, m.Reading, m.Piece, m.Scored, m.Ready, m.Refused, m.Failed, m.Closed, m.StatsReply,
+    m.Loaded, Failure, m.Reading, m.Piece, m.Scored, m.Ready, m.Refused, m.Failed, m.Closed, m.Snapped,
+    m.StatsReply,
 )  # fmt: skip
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import GREEDY, Engine, EngineConfig, Span
+from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Span
+from engine.kv.image import HEADER_BYTESfrom tests.engine.kv_below import Eager
 
 SPAN = Span(GREEDY, max_tokens=8, ignore_eos=True)
-BLOCK = 3 * 2 * 4 * 2 * 8 * 4  # bytes of a block of the tests' model: layers, K and V, tokens, heads, width, float32
+BLOCK = 3 * 2 * 4 * 2 * 16 * 4  # bytes of a block of the tests' model: layers, K and V, tokens, heads, width, float32
 
 
 def prompt(text: int, length: int) -> list[int]:
@@ -61,8 +62,8 @@ def test_tiers_preemption_and_a_restart_never_change_an_answer(
         crowded = config(
             random_model,
             kv_blocks=blocks,
-            kv_host_bytes=rows * 2 * BLOCK,
-            kv_disk_bytes=files * 2 * BLOCK,
+            kv_host_bytes=rows * BLOCK,
+            kv_disk_bytes=files * (HEADER_BYTES + BLOCK),
             kv_dir=directory if files else None,
         )
         for _ in range(1 + restart):
@@ -74,3 +75,35 @@ def test_tiers_preemption_and_a_restart_never_change_an_answer(
                 assert (await engine.stats()).blocks_used == 0
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_host_bytes": -1}, "0 for none"),
+        ({"kv_disk_bytes": 1 << 20}, "kv_dir is not"),
+        ({"kv_host_bytes": 1 << 20, "prefix_cache": False}, "prefix_cache on"),
+        ({"kv_host_bytes": 10}, "one block of this model"),
+    ],
+)
+async def test_tiers_that_cannot_be_are_refused(random_model: Path, options: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidParameter, match=words):
+        await Engine.start(config(random_model, kv_blocks=8, **options))
+
+
+@pytest.mark.parametrize("tier", ["kv_host_bytes", "kv_disk_bytes"])
+async def test_what_was_evicted_is_copied_back_and_not_read_again(
+    random_model: Path, tmp_path: Path, tier: str
+) -> None:
+    below = {tier: 1 << 20, "kv_dir": str(tmp_path)}
+    async with await Engine.start(config(random_model, kv_blocks=24, **below)) as engine:
+        assert engine._core._tiers is not None
+        engine._core._tiers.rates = Eager()  # a model so small would rather compute
+        first = await ask(engine, prompt(0, 60))
+        for text in (1, 2, 1, 2):
+            await ask(engine, prompt(text, 70))
+        async with await engine.open(prompt(0, 60)) as seq:
+            again = await seq.generate_all(SPAN)
+        stats = (await engine.stats()).tiers
+    assert again.token_ids == first and again.cached_tokens == 59
+    assert stats.host_hit_blocks + stats.disk_hit_blocks > 0

@@ -41,7 +41,7 @@ SPAN = Span(
 BIG = m.first_id(3)
 COMMANDS: list[m.Command] = [
     m.Open(BIG, (1, 2), "tenant", -1, 2.5),
-    m.Restore(BIG, None, (1, 2), b"\0\1", "", 0, None, 2**64 - 1, 4),
+    m.Restore(BIG, None, (1, 2), b"\0\1", "", 0, None, 2**64 - 1, 4, 2),
     m.Append(BIG, ()),
     m.Generate(BIG, BIG + 1, SPAN, -5, 9, (4, 5), True),
     m.Generate(BIG, BIG + 1, Span(), 2**63 - 1, 9),
@@ -49,6 +49,7 @@ COMMANDS: list[m.Command] = [
     m.Fork(BIG, (4, 5), BIG),
     m.Truncate(BIG, 0),
     m.Hold(BIG, 1.5, ("search",)),
+    m.Snap(BIG, 2),
     m.Cancel(BIG, 2),
     m.Close(BIG),
     m.GetStats(3),
@@ -67,6 +68,7 @@ REPLIES: list[m.Reply] = [
     m.Refused(1, ("why",), True),
     m.Failed(1, "why"),
     m.Closed(1, "why"),
+    m.Snapped(2, b"\0\xff"),
     m.StatsReply(1, Stats(waiting=3, step_seconds=1.5)),
 ]
 
