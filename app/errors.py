@@ -131,8 +131,13 @@ def note(scope: Scope, error: ApiError) -> ApiError:
     return error
 
 
-def install(app: FastAPI, hear: Callable[[ApiError], None] = lambda error: None) -> None:
-    """Make every error response of `app` take the one shape. `hear` is told of each."""
+def install(
+    app: FastAPI,
+    hear: Callable[[ApiError], None] = lambda error: None,
+    methods_at: Callable[[FastAPI, str], list[str]] = lambda app, path: [],
+) -> None:
+    """Make every error response of `app` take the one shape. `hear` is told of each; `methods_at` tells which methods
+    an address has."""
     app.state.on_error = hear
 
     @app.exception_handler(ApiError)
@@ -154,7 +159,10 @@ def install(app: FastAPI, hear: Callable[[ApiError], None] = lambda error: None)
         }
         message = messages.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        return note(request.scope, ApiError(error.status_code, message, code=code, headers=error.headers)).response()
+        headers = dict(error.headers or {})
+        if error.status_code == 405 and (methods := methods_at(app, request.url.path)):
+            headers["Allow"] = ", ".join(methods)  # Starlette tells those of one of its routes
+        return note(request.scope, ApiError(error.status_code, message, code=code, headers=headers)).response()
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:

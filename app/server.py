@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
-from app import errors, openai
+from app import errors, openai, openapi, tracing
 from app.admission import Admission, AdmissionGate
 from app.api import (
     accounts,
@@ -43,7 +43,7 @@ from app.guard import Guard
 from app.library import open_library
 from app.manner import Manners
 from app.mcp import McpEndpoint
-from app.metrics import Meter
+from app.metrics import Goals, Meter
 from app.models import Models
 from app.openai import responses
 from app.page import mount_page
@@ -75,7 +75,8 @@ def create_app(
         models = engine
     else:
         models = Models([Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)])
-    meter = Meter(models)
+    goals = Goals(settings.slo_ttft_ms / 1000, settings.slo_itl_ms / 1000, settings.price_per_hour)
+    meter = Meter(models, goals)
 
     def used(key_id: str, tokens: int) -> None:
         state.auth.later(lambda accounts: accounts.add_use(key_id, 1, tokens))
@@ -116,7 +117,7 @@ def create_app(
 
     app = FastAPI(title="Ponder", version=chats.version(), lifespan=lifespan, docs_url=None, redoc_url=None)
     state.attach(app)
-    errors.install(app, lambda error: state.meter.windows.error(error.code or str(error.status)))
+    errors.install(app, lambda error: state.meter.windows.error(error.code or str(error.status)), openapi.methods_at)
     app.include_router(openai.router)
     app.include_router(responses.router)
     # Before chats: their addresses would be those of a chat's id.
@@ -131,6 +132,7 @@ def create_app(
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
     app.add_middleware(AdmissionGate, admission=lambda: state.admission)
     app.add_middleware(Draining, drain=state.drain)
+    openapi.install(app)
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)
     if settings.cors_origins:
@@ -140,6 +142,7 @@ def create_app(
     app.add_middleware(
         Guard, bound=settings.host, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins
     )
+    app.add_middleware(tracing.Traced)
     app.add_middleware(AnswerHeaders)
     mount_page(app)  # last: it answers for every path that nobody else took
     return app

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import errno
 import itertools
-import logging
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ import uvicorn
 from rich.console import Console
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app import logs, tracing
 from app.config import BadSetting, Settings, server_file
 from app.data.accounts import Accounts
 from app.loopback import is_loopback
@@ -75,15 +75,19 @@ def serve(settings: Settings) -> None:
             cannot be used.
         EngineError: the model cannot be loaded.
     """
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(settings.log_level, settings.log_format)
     if settings.auth == "off" and not is_loopback(settings.host):
         raise BadSetting(
             f"host is {settings.host!r}, where others can reach it, and it would ask nobody for a key; accepted: "
             "--auth keys with it (`ponder keys create --user NAME` makes a key), or a loopback host such as 127.0.0.1."
         )
     listener = bind(settings.host, settings.port)
-    with listener:
-        asyncio.run(_serve(settings, listener))
+    stop_tracing = tracing.setup()
+    try:
+        with listener:
+            asyncio.run(_serve(settings, listener))
+    finally:
+        stop_tracing()
 
 
 def bind(host: str, port: int) -> socket.socket:

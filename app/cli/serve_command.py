@@ -150,6 +150,16 @@ def serve(
     log_level: Annotated[
         str | None, _option(r"debug, info, warning or error. \[warning]", "LEVEL", _SERVER)
     ] = None,
+    log_format: Annotated[str | None, _option(r"text, or json: a line of JSON each. \[text]", "FORM", _SERVER)] = None,
+    slo_ttft_ms: Annotated[
+        str | None, _option(r"Goodput: milliseconds to the first token. \[2000]", "MS", _SERVER)
+    ] = None,
+    slo_itl_ms: Annotated[
+        str | None, _option(r"Goodput: milliseconds between two tokens. \[200]", "MS", _SERVER)
+    ] = None,
+    price_per_hour: Annotated[
+        str | None, _option("What an hour of the machine costs, for the cost of tokens.", "PRICE", _SERVER)
+    ] = None,
     device: Annotated[str | None, _option(r"auto, cpu, cuda or cuda:N. \[auto]", "DEVICE", _ENGINE)] = None,
     dtype: Annotated[
         str | None, _option(r"auto, float32, bfloat16 or float16. \[auto]", "TYPE", _ENGINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -16,20 +16,20 @@ from app.config.file import FileSource
 from app.config.limits import LimitSettings
 from app.config.models import ModelSettings
 from app.config.names import ENV_PREFIX
+from app.config.observing import ObservingSettings
 
 if TYPE_CHECKING:
     from engine import EngineConfig
 
 
-class Settings(EngineSettings, AnswerSettings, LimitSettings, AccessSettings, ModelSettings, BaseSettings):
+class Settings(
+    EngineSettings, AnswerSettings, ObservingSettings, LimitSettings, AccessSettings, ModelSettings, BaseSettings
+):
     """What an operator may set. A field's description is what is accepted, as an error message says it."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
 
     data_dir: Path | None = Field(None, description="a directory that Ponder may write to")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "warning", description="debug, info, warning or error"
-    )
 
     @field_validator("cors_origins", "allowed_hosts", "router", mode="before")
     @classmethod

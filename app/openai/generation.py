@@ -68,6 +68,7 @@ class Generation:
             for prompt, span in zip(self.prompts, self.spans, strict=True):
                 root = await self.served.engine.open(prompt, tenant=self.tenant)
                 roots.append(root)
+                root.on_prefill = lambda _: watch.reading()
                 answers += [self._answer(seq, prompt, span) for seq in ([root] if self.n == 1 else root.fork(self.n))]
             self.tally.prompt_tokens = sum(map(len, self.prompts))
             cached: dict[int, int] = {}
@@ -79,7 +80,7 @@ class Generation:
                         cached[prompt_index] = piece.cached_tokens
                         self.tally.cached_tokens += piece.cached_tokens
                     self.tally.add(piece)
-                    watch.tokens(index, piece.spent, self.tally.cached_tokens)
+                    watch.tokens(index, piece.spent, self.tally.cached_tokens, piece.part)
                     yield index, piece
             outcome = "completed"
         except Exception as error:

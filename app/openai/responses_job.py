@@ -267,7 +267,7 @@ class ResponseJob:
                         self.tally.prompt_tokens += self._results
                         self._results = 0
                         self.tally.add(each.piece)
-                        watch.tokens(0, each.piece.spent, self.tally.cached_tokens)
+                        watch.tokens(0, each.piece.spent, self.tally.cached_tokens, each.piece.part)
                     yield each
             outcome = "completed"
         except HandedOver:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from app import tracing
 from tools.outcome import Call, Outcome
 from tools.session import Session
 
@@ -46,7 +47,7 @@ class ServedTools:
             HandedOver: some of the calls are the client's; the others were run.
         """
         wanted = [call for call in calls if call.name in self._offered]
-        outcomes = await self._executor.run(wanted, self._session)
+        outcomes = await self._executor.run(wanted, self._session, tracing.calls(lambda _: None))
         self.outcomes |= {outcome.call_id: outcome for outcome in outcomes}
         if len(wanted) < len(calls):
             raise HandedOver

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from app import tracing
 from app.admission.ticket import rungs
 from app.auto import Auto, Prompted, Speaks
 from app.config import AUTO_NAME, LOCAL_USER
@@ -170,7 +171,8 @@ class Run:
         found: Grounds | None = None
         if ask.collections is not None:
             among = None if ask.collections == "all" else frozenset(ask.collections)
-            found = await grounds(self._library, self._served, ask.user, history.question, among)
+            with tracing.span("retrieval"):
+                found = await grounds(self._library, self._served, ask.user, history.question, among)
             self.log.append(found.event())
             if found.verdict == "none":
                 self._answer(REFUSAL)
@@ -297,7 +299,7 @@ class Run:
             self._tally.cached_tokens = piece.cached_tokens
             if piece.spent:
                 self._first_token_at = self._metrics_at = now
-        self.watch.tokens(0, piece.spent, self._tally.cached_tokens)
+        self.watch.tokens(0, piece.spent, self._tally.cached_tokens, piece.part)
         self._tally.add(piece)
         self._thinking_tokens += piece.spent if piece.part == "thinking" else 0
         if any(isinstance(delta, Reasoning) for delta in deltas):
@@ -321,6 +323,7 @@ class Run:
                 self.log.append(ThinkingProgress(tokens=self._tally.reasoning_tokens))
 
     def _read(self, prefill: Prefill) -> None:
+        self.watch.reading()
         now = time.perf_counter()
         if now - self._read_at >= _PREFILL_S:
             self._read_at = now

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
+from app import tracing
 from app.errors import ApiError, invalid
 from app.runs.events import (
     ApprovalRequested,
@@ -101,7 +102,7 @@ class RunTools:
 
     async def run(self, calls: Sequence[Call]) -> list[str]:
         offered = [call for call in calls if call.name in self.offered]  # a plan holds names, but this is what counts
-        outcomes = await self._executor.run(offered, self._session, self._listen)
+        outcomes = await self._executor.run(offered, self._session, tracing.calls(self._listen))
         texts = {outcome.call_id: outcome.text for outcome in outcomes}
         there = ", ".join(self.offered)
         return [texts.get(call.id) or f"There is no tool {call.name!r:.70} here; there are: {there}." for call in calls]

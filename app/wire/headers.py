@@ -1,9 +1,14 @@
-"""Headers of every answer, whoever makes it: what a browser must not do with it. Knows nothing of what it carries."""
+"""Headers of every answer, whoever makes it: its request's id, and what a browser must not do with it.
+
+Knows nothing of what it carries.
+"""
 
 from __future__ import annotations
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.logs import HEADER, begin_request
 
 # An answer that says otherwise is right: the page's own files do.
 SECURITY = {
@@ -23,11 +28,17 @@ class AnswerHeaders:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        id = begin_request(Headers(scope=scope).get(HEADER))
+
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                headers.setdefault(HEADER, id)
                 for name, value in SECURITY.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        await self.app(scope, receive, told if scope["type"] == "http" else send)
+        await self.app(scope, receive, told)

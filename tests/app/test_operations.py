@@ -50,15 +50,43 @@ def test_metrics_count_what_happens(http: httpx.Client, client: openai.OpenAI, n
         return after[name, labels] - before.get((name, labels), 0)
 
     assert grown("ponder_generation_tokens_total") == 4
-    assert grown("ponder_time_to_first_token_seconds_count") == 1
-    assert grown("ponder_inter_token_latency_seconds_count") == 3
+    assert grown("ponder_time_to_first_token_seconds_count", "endpoint=chat") == 1
+    assert grown("ponder_inter_token_latency_seconds_count", "endpoint=chat") == 3
     assert grown("ponder_requests_total", "endpoint=chat,outcome=completed") == 1
     assert grown("ponder_request_duration_seconds_count", "endpoint=chat") == 1
     assert after["ponder_requests_running", ""] == 0 and after["ponder_requests_in_flight", ""] == 0
     blocks = [after["ponder_kv_blocks", f"state={state}"] for state in ("used", "cached", "free")]
     assert blocks[0] == 0 and sum(blocks) == 600
+    assert grown("ponder_slo_requests_total", "endpoint=chat,result=met") == 1
+    sizes = [after["ponder_kv_bytes", f"state={state}"] for state in ("used", "cached", "free")]
+    assert sum(sizes) == 600 * 16 * 2 * 1 * 16 * 4  # blocks of 16 tokens; K and V of one layer and head, in float32
+    assert after["ponder_backlog_answers", ""] == 0 and after["ponder_expected_wait_seconds", ""] == 0
+    assert after["process_resident_memory_bytes", ""] > 1 << 20 and after["process_open_fds", ""] > 0
+    assert ("ponder_cost_per_million_tokens", "") not in after, "no price is known"
     for name in ("prompt_tokens", "prefix_cache_query_tokens", "prefix_cache_hit_tokens", "preemptions"):
         assert (f"ponder_{name}_total", "") in after
+
+
+async def test_goodput_is_what_came_in_time_and_a_price_makes_a_cost(model: Path, tmp_path: Path) -> None:
+    settings = Settings(model=str(model), data_dir=tmp_path, slo_ttft_ms=1e-6, price_per_hour=3.6)
+    async with await Engine.start(EngineConfig(model=str(model), device="cpu", dtype="float32")) as engine:
+        app = create_app(engine, settings)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http,
+        ):
+            for _ in range(2):
+                assert (await http.post("/v1/chat/completions", json=BODY)).status_code == 200
+            text = (await http.get("/metrics")).text
+    assert 'ponder_slo_requests_total{endpoint="chat",result="missed"} 2.0' in text
+    (cost,) = [line for line in text.splitlines() if line.startswith("ponder_cost_per_million_tokens ")]
+    assert float(cost.split()[1]) > 0
+
+
+async def test_no_users_words_are_labels(http: httpx.Client) -> None:
+    http.post("/v1/chat/completions", json={**BODY, "model": "label-bomb", "user": "label-bomb"})
+    http.post("/v1/label-bomb", headers={"X-Request-ID": "label-bomb", "User-Agent": "label-bomb"})
+    assert "label-bomb" not in http.get("/metrics").text
 
 
 def test_a_stream_is_not_buffered_on_its_way(http: httpx.Client) -> None:

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from app import tracing
 from app.admission.backlog import Backlog, Work
 from app.admission.ticket import Ticket
+from app.metrics.engines import EngineCounters
 from app.windows import Windows
 from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
-    from app.auto import Auto
     from app.models import Models
     from app.served import Served
     from engine.outputs import Stats
@@ -33,26 +33,38 @@ _INTER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 _DURATION = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """What a request must keep to, to count as goodput: the wait for its first token, and then for each further one on
+    average. And what an hour of the machine costs, if that is known."""
+
+    ttft_s: float = 2.0
+    inter_token_s: float = 0.2
+    price_per_hour: float | None = None
+
+
 class Meter:
     """Counts what passes. `watch()` one of these per answer."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, goals: Goals | None = None) -> None:
         self._models = models
+        self.goals = goals or Goals()
         self.windows = Windows()
         self.backlogs = {each.name: Backlog(each.engine.config.max_running) for each in models}
         self._looked_at = 0.0
         self.answering = 0
         self._looking: asyncio.Task[None] | None = None
         self.registry = CollectorRegistry()
-        self._snapshot = _EngineCounters(models)
+        self._snapshot = EngineCounters(models, self.backlogs, self.windows, self.goals.price_per_hour)
         self.registry.register(self._snapshot)
+        ProcessCollector(registry=self.registry)  # memory, CPU, open files
         self.ttft = Histogram(
-            "ponder_time_to_first_token_seconds", "From a request's arrival to its first token.",
+            "ponder_time_to_first_token_seconds", "From a request's arrival to its first token.", ["endpoint"],
             registry=self.registry, buckets=_TTFT,
         )  # fmt: skip
         self.inter_token = Histogram(
             "ponder_inter_token_latency_seconds", "Between two tokens of one answer, as its reader gets them.",
-            registry=self.registry, buckets=_INTER_TOKEN,
+            ["endpoint"], registry=self.registry, buckets=_INTER_TOKEN,
         )  # fmt: skip
         self.duration = Histogram(
             "ponder_request_duration_seconds", "From a request's arrival to its end.", ["endpoint"],
@@ -61,6 +73,11 @@ class Meter:
         self.outcomes = Counter(
             "ponder_requests", "Requests that ended, by how: completed, cancelled, refused (4xx) or failed.",
             ["endpoint", "outcome"], registry=self.registry,
+        )  # fmt: skip
+        self.slo = Counter(
+            "ponder_slo_requests", "Completed requests (and failed: missed), by whether they met the goals for "
+            "the first token and between tokens. Goodput is the rate of those that did.",
+            ["endpoint", "result"], registry=self.registry,
         )  # fmt: skip
         self.refused = Counter(
             "ponder_requests_rejected", "Requests turned away before anything was made of them, by the limit.",
@@ -122,8 +139,12 @@ class Watch:
         self._endpoint = endpoint
         self._began = time.perf_counter()
         self._latest: dict[int, float] = {}
+        self._first: dict[int, float] = {}
+        self._count: dict[int, int] = {}
         self._ended = False
         self._works: list[Work] = []
+        self._trace = tracing.here()
+        self._phases = [("queue and prefill", time.time_ns())]  # of the first answer, where somebody traces it
         self._ticket = Ticket.current()
         if self._ticket is not None:
             self._ticket.hold()
@@ -141,21 +162,30 @@ class Watch:
             self._ticket.charge(prompt)
         self._works += [self._meter.backlogs[each.name].admit(tenant, prompt, limit, answers) for each in among]
 
-    def tokens(self, index: int, count: int, cached: int = 0) -> None:
-        """`count` more of an answer; of its prompt, `cached` needed no reading."""
+    def reading(self) -> None:
+        """Its prompt is being read, as is heard of those that take several steps."""
+        if self._trace is not None and len(self._phases) == 1:
+            self._phases = [("queue", self._phases[0][1]), ("prefill", time.time_ns())]
+
+    def tokens(self, index: int, count: int, cached: int = 0, part: str = "answer") -> None:
+        """`count` more of an answer, or of another `part`; of its prompt, `cached` needed no reading."""
         if not count:
             return
+        if self._trace is not None and index == 0 and self._phases[-1][0] != part:
+            self._phases.append((part, time.time_ns()))
         for work in self._works:
             work.got(count, cached)
         if self._ticket is not None:
             self._ticket.spend(count)
         now = time.perf_counter()
         latest = self._latest.get(index)
+        self._count[index] = self._count.get(index, 0) + count
         if latest is None:
-            self._meter.ttft.observe(now - self._began)
+            self._first[index] = now
+            self._meter.ttft.labels(self._endpoint).observe(now - self._began)
             self._meter.windows.observed("ttft", now - self._began)
         else:
-            self._meter.inter_token.observe((now - latest) / count)
+            self._meter.inter_token.labels(self._endpoint).observe((now - latest) / count)
             self._meter.windows.observed("inter_token", (now - latest) / count)
         self._latest[index] = now
         self._meter.passed()
@@ -175,63 +205,17 @@ class Watch:
         self._meter.windows.ended(outcome)
         self._meter.duration.labels(self._endpoint).observe(lasted)
         self._meter.outcomes.labels(self._endpoint, outcome).inc()
+        written = sum(self._count.values())
+        attributes: tracing.Attributes = {"ponder.outcome": outcome, "gen_ai.usage.output_tokens": written}
+        tracing.answer(self._endpoint, self._phases[0][1], self._phases, self._trace, attributes)
+        if outcome in ("completed", "failed"):
+            met = outcome == "completed" and self._kept_to(self._meter.goals)
+            self._meter.slo.labels(self._endpoint, "met" if met else "missed").inc()
 
-
-_GAUGES = {
-    "requests_running": ("Sequences in the engine's batch.", "running"),
-    "requests_waiting": ("Sequences waiting for the engine.", "waiting"),
-    "sequences_open": ("Open sequence handles, idle ones included.", "sequences"),
-}
-_BLOCKS = {"used": "blocks_used", "cached": "blocks_cached", "free": "blocks_free"}
-_COUNTERS = {
-    "prompt_tokens": ("Prompt tokens computed (prefix cache hits excluded).", "prompt_tokens"),
-    "generation_tokens": ("Tokens generated.", "generated_tokens"),
-    "recomputed_tokens": ("Tokens computed again after a preemption.", "recomputed_tokens"),
-    "prefix_cache_query_tokens": ("Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
-    "prefix_cache_hit_tokens": ("Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
-    "preemptions": ("Sequences that lost their KV to others.", "preemptions"),
-    "engine_steps": ("Steps of the engine.", "steps"),
-    "engine_step_tokens": ("Tokens through the model, all steps together.", "step_tokens"),
-    "engine_step_seconds": ("Seconds spent in steps.", "step_seconds"),
-}
-
-
-class _EngineCounters(Collector):
-    """The engines' newest statistics as metrics, labelled by model where there are several."""
-
-    def __init__(self, models: Models) -> None:
-        self.stats: dict[str, Stats] = {}  # by model
-        self._auto = models.auto
-        self._labels = ["model"] if len(models) > 1 else []
-
-    def collect(self) -> Iterator[Metric]:
-        if not self.stats:
-            return
-        told = [([model] if self._labels else [], stats) for model, stats in self.stats.items()]
-        for name, (text, field) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"ponder_{name}", text, labels=self._labels)
-            for model, stats in told:
-                gauge.add_metric(model, getattr(stats, field))
-            yield gauge
-        blocks = GaugeMetricFamily("ponder_kv_blocks", "KV blocks by state.", labels=[*self._labels, "state"])
-        for model, stats in told:
-            for state, field in _BLOCKS.items():
-                blocks.add_metric([*model, state], getattr(stats, field))
-        yield blocks
-        for name, (text, field) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"ponder_{name}", text, labels=self._labels)
-            for model, stats in told:
-                counter.add_metric(model, getattr(stats, field))
-            yield counter
-        if self._auto is not None:
-            yield self._answers(self._auto)
-
-    def _answers(self, auto: Auto) -> Metric:
-        answers = CounterMetricFamily(
-            "ponder_auto_answers", "Answers written for the model `auto`: given, or escalated to the next model.",
-            labels=["model", "outcome"],
-        )  # fmt: skip
-        for served in auto.rungs:
-            for outcome, passed in (("given", True), ("escalated", False)):
-                answers.add_metric([served.name, outcome], auto.counts[served.name, passed])
-        return answers
+    def _kept_to(self, goals: Goals) -> bool:
+        """Whether every answer came in time."""
+        for index, first in self._first.items():
+            further = max(1, self._count[index] - 1)
+            if first - self._began > goals.ttft_s or (self._latest[index] - first) / further > goals.inter_token_s:
+                return False
+        return True

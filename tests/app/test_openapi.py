@@ -1,0 +1,119 @@
+"""The server holds to `/openapi.json`: schemathesis asks what the document allows, and what it does not.
+
+The longer run by hand is in docs/operations.md; here it has a few examples of each operation, the same in every run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.openapi import BODIES, PARAMETERS
+from tests.app.chatting import begin, log_of, new_chat
+from tests.app.conftest import Server, serving
+from tests.app.gate import GatedEmbedder
+from tests.app.library import upload
+from tests.app.test_user_isolation import routes
+
+WITHOUT_BODY = {
+    "POST /api/chats", "POST /api/chats/{chat_id}/restore", "POST /api/folders/{folder_id}/restore",
+    "POST /api/runs/{run_id}/cancel", "POST /api/jobs/{job_id}/cancel",
+}  # fmt: skip
+A_FORM = {"POST /api/documents"}
+
+
+@pytest.fixture(scope="module")
+def told(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(model, tmp_path_factory.mktemp("told"), GatedEmbedder()) as server:
+        server.app.dependency_overrides.clear()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def ids(told: Server) -> dict[str, str]:
+    """Of things that are there, so that not every address ends at a 404."""
+    with httpx.Client(base_url=told.url, timeout=30) as http:
+        chat = new_chat(http)
+        run = begin(http, chat, "abc")["run_id"]
+        log_of(http, run)
+        made = upload(http, ("a.txt", b"Granite is a stone."), wait=10).json()
+        folder = http.post("/api/folders", json={"name": "f"}).json()["id"]
+        sequence = http.post("/api/sequences", json={"prompt": "abc", "lease_s": 500}).json()["id"]
+        response = http.post("/v1/responses", json={"model": "default", "input": "a"}).json()["id"]
+        document = made["documents"][0]
+        return {
+            "chat_id": chat, "run_id": run, "folder_id": folder, "document_id": str(document["id"]), "page": "1",
+            "collection_id": str(document["collection"]), "job_id": str(made["job"]["id"]), "sequence_id": sequence,
+            "response_id": response, "name": "tiny", "user_id": "local", "member": "ana",
+        }  # fmt: skip
+
+
+CONFIG = """
+[checks.positive_data_acceptance]
+enabled = false  # what a schema cannot say, such as two fields that exclude each other, is refused with a reason
+
+[checks.negative_data_rejection]
+expected-statuses = [400, 401, 403, 404, 405, 409, 413, 422, 429]
+"""
+HOOKS = """
+import json, os, schemathesis
+
+IDS = json.loads(os.environ["IDS"])
+
+@schemathesis.hook
+def map_path_parameters(context, path_parameters):
+    # Two of three ids are of something that is there, so that not every address ends at a 404.
+    return path_parameters and {
+        name: IDS[name] if name in IDS and len(str(value)) % 3 else value for name, value in path_parameters.items()
+    }
+"""
+
+
+def test_the_server_holds_to_its_document(told: Server, ids: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "schemathesis.toml").write_text(CONFIG)
+    (tmp_path / "ids_hooks.py").write_text(HOOKS)
+    known = {"SCHEMATHESIS_HOOKS": "ids_hooks", "PYTHONPATH": str(tmp_path), "IDS": json.dumps(ids)}
+    command = [
+        str(Path(sys.executable).with_name("schemathesis")), "--config-file", "schemathesis.toml", "run",
+        f"{told.url}/openapi.json", "--max-examples", "4", "--seed", "1", "--generation-deterministic",
+        "--continue-on-failure", "--request-timeout", "30", "--no-color",
+    ]  # fmt: skip
+    ran = subprocess.run(command, cwd=tmp_path, env={**os.environ, **known}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-6000:]
+    selected = re.search(r"Operations: +(\d+) selected", ran.stdout)
+    assert selected is not None and int(selected[1]) == sum(map(len, told.app.openapi()["paths"].values()))
+
+
+def test_every_body_and_parameter_is_in_the_document(told: Server) -> None:
+    found = {route for route in routes(told.app.routes) if route.split()[1].startswith(("/api", "/v1"))}
+    changing = {route for route in found if route.split()[0] in ("POST", "PUT", "PATCH")}
+    assert {*BODIES, *WITHOUT_BODY, *A_FORM} == changing | {"POST /api/session"}
+    assert set(PARAMETERS) <= found
+    document = httpx.get(f"{told.url}/openapi.json").json()
+    assert "HTTPValidationError" not in json.dumps(document)
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert "4XX" in operation["responses"], (method, path)
+            assert ("requestBody" in operation) == (f"{method.upper()} {path}" in BODIES)
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [
+        ("/api/chats", "GET, POST"),
+        ("/api/chats/search", "GET"),
+        ("/api/chats/x", "DELETE, GET, PATCH"),
+        ("/v1/models/a/b", "GET"),
+    ],
+)
+def test_a_method_that_is_not_accepted_is_told_which_are(told: Server, path: str, allow: str) -> None:
+    reply = httpx.put(f"{told.url}{path}")
+    assert reply.status_code == 405 and reply.headers["allow"] == allow
