@@ -20,6 +20,7 @@ from engine.kv.below import tiers_of
 from engine.kv.blocks import BlockPool
 from engine.kv.disk import kept_secret
 from engine.kv.image import fingerprint
+from engine.kv.int8 import Int8Cache
 from engine.memory import (
     LONGEST_BY_DEFAULT,
     block_bytes,
@@ -72,7 +73,8 @@ def assemble(config: EngineConfig) -> Parts:
         )
     max_model_len = config.max_model_len or min(declared, LONGEST_BY_DEFAULT)
     blocks = _kv_blocks(config, spec, dtype, device, max_model_len)
-    kv = KVCache(
+    cache = Int8Cache if config.kv_dtype == "int8" else KVCache
+    kv = cache(
         spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim, dtype, device
     )  # one more: the null block
     _warm_up(decoder, kv, device)
@@ -117,7 +119,7 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def _warm_up(decoder: Decoder, kv: KVCache, device: torch.device) -> None:
+def _warm_up(decoder: Decoder, kv: KVCache | Int8Cache, device: torch.device) -> None:
     """Run a prefill and a decode on the null block, so that the first request does not pay for first calls."""
     table = torch.full((1, 1), NULL_BLOCK, device=device)
     for tokens in (kv.block_size, 1):
@@ -132,7 +134,7 @@ def _kv_blocks(
     """Blocks in the pool: what was asked for, or a quarter of the free memory, up to what could ever be used."""
     if config.kv_blocks is not None:
         return config.kv_blocks
-    per_block = block_bytes(spec, config.block_size, dtype)
+    per_block = block_bytes(spec, config.block_size, dtype, config.kv_dtype)
     if config.kv_bytes is not None:
         blocks = config.kv_bytes // per_block
         if blocks < 1:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.batch import Batch, KVCache
+from engine.kv.int8 import Int8Cache, Int8Layer
 
 BATCHED_QUERIES = 8  # rows of at most this many query tokens are batched with rows of as many; longer ones go alone
 SMALL_BLOCKS = 4  # rows of so few blocks share a group whatever the ratio of their lengths
@@ -79,7 +80,7 @@ class AttentionPlan:
     def __init__(
         self,
         batch: Batch,
-        kv: KVCache,
+        kv: KVCache | Int8Cache,
         windows: Iterable[int | None],
         *,
         group_heads: int,
@@ -87,15 +88,16 @@ class AttentionPlan:
         maskless: bool = True,
     ) -> None:
         self.batch = batch
-        self._cache = kv.data[0]
+        self._cache = kv.like
+        self._in_place = kv.in_place and kv.device.type == "cpu"
         self._block_size = kv.block_size
         self._scratch = scratch or Scratch()
         self._group_heads = group_heads
         self._maskless = maskless
         self._longest = max(batch.context_lens)
-        self._on_cpu = kv.data.device.type == "cpu"
+        self._on_cpu = kv.device.type == "cpu"
         # asking a device for its block tables would wait for it, so runs of neighbours are looked for on the CPU alone
-        self._tables: list[list[int]] = batch.block_tables.tolist() if self._on_cpu else []
+        self._tables: list[list[int]] = batch.block_tables.tolist() if self._in_place else []
         self._groups: dict[int | None, list[_Group]] = {}
         for window in windows:
             window = self._effective(window)
@@ -182,7 +184,7 @@ class AttentionPlan:
 
     def _run(self, row: _Row) -> int | None:
         """The first block, where the row's blocks are known to be neighbours in the cache."""
-        if not self._on_cpu:
+        if not self._in_place:
             return None
         blocks = self._tables[row.index][row.first : row.first + row.count]
         return blocks[0] if blocks == list(range(blocks[0], blocks[0] + row.count)) else None
@@ -232,7 +234,7 @@ def _similar(rows: list[_Row]) -> list[list[_Row]]:
 
 def paged(
     query: Tensor,
-    cache: Tensor,
+    cache: Tensor | Int8Layer,
     plan: AttentionPlan,
     *,
     window: int | None,
@@ -262,7 +264,7 @@ def paged(
 
 def _attend_group(
     q: Tensor,
-    cache: Tensor,
+    cache: Tensor | Int8Layer,
     group: _Group,
     kv_heads: int,
     shared: int,
@@ -286,12 +288,15 @@ def _attend_group(
     return attended.reshape(rows * queries, kv_heads * shared, width)
 
 
-def _keys_and_values(cache: Tensor, group: _Group, shared: int) -> tuple[Tensor, Tensor]:
+def _keys_and_values(cache: Tensor | Int8Layer, group: _Group, shared: int) -> tuple[Tensor, Tensor]:
     _, blocks, block_size, kv_heads, width = cache.shape
     if group.k is not None and group.v is not None and group.buffer is not None and group.gathered is not None:
-        torch.index_select(cache.view(2 * blocks, -1), 0, group.gathered, out=group.buffer)
+        if isinstance(cache, Int8Layer):
+            cache.gather(group.gathered, group.buffer)
+        else:
+            torch.index_select(cache.view(2 * blocks, -1), 0, group.gathered, out=group.buffer)
         return group.k, group.v
-    assert group.run is not None
+    assert group.run is not None and not isinstance(cache, Int8Layer)
     token = kv_heads * width
     if group.queries > BATCHED_QUERIES:
         shape, strides = (kv_heads, shared, group.keys, width), (width, 0, token, 1)

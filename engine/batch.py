@@ -37,6 +37,8 @@ class Batch:
 class KVCache:
     """Paged keys and values of all layers in one tensor: (layers, 2, blocks, block_size, kv_heads, head_dim)."""
 
+    in_place = True  # attention may read blocks where they are
+
     def __init__(
         self,
         layers: int,
@@ -49,6 +51,24 @@ class KVCache:
     ) -> None:
         self.block_size = block_size
         self.data = torch.zeros(layers, 2, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
+
+    @property
+    def like(self) -> Tensor:
+        """Of the shape of a layer, and the dtype that is computed in."""
+        return self.data[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def block_shape(self) -> tuple[object, ...]:
+        """What tells how `read_block`'s rows are laid out."""
+        return (self.data.dtype, *self.data[:, :, 0].shape)
+
+    def layers(self) -> list[Tensor]:
+        """Each (2, blocks, block_size, kv_heads, head_dim): keys, then values."""
+        return list(self.data.unbind(0))
 
     @property
     def block_nbytes(self) -> int:

@@ -9,6 +9,7 @@ from engine.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoopName = Literal["plain", "overlapped"]
+KvDType = Literal["auto", "int8"]
 RunsIn = Literal["thread", "process"]
 PolicyName = Literal[
     "decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair", "exclusive", "static"
@@ -30,9 +31,8 @@ class EngineConfig:
     block_size: int = 16  # tokens per KV block
     kv_blocks: int | None = None  # size of the KV pool; None: from kv_bytes
     kv_bytes: int | None = None  # None: a quarter of the free memory, but not more than could be used at once
-    kv_host_bytes: int = (
-        0  # of memory outside of the pool, for blocks that it gives up; on a CPU more kv_bytes is better
-    )
+    kv_dtype: KvDType = "auto"  # auto: the model's; int8: about twice as many tokens of 16 bits, a little less exact
+    kv_host_bytes: int = 0  # of memory outside of the pool, for blocks that it gives up; on a CPU kv_bytes is better
     kv_disk_bytes: int = 0  # of files in kv_dir, below both; what is there is found again after a restart
     kv_dir: str | None = None  # a directory of this engine's own
     max_batch_tokens: int = 512  # tokens through the model in one step: the chunk that bounds a decode's wait
@@ -77,6 +77,8 @@ class EngineConfig:
             raise InvalidParameter("dtype", f"dtype is {self.dtype!r}; accepted: auto, float32, bfloat16, float16.")
 
     def _check_tiers(self) -> None:
+        if self.kv_dtype not in get_args(KvDType):
+            raise InvalidParameter("kv_dtype", f"kv_dtype is {self.kv_dtype!r}; accepted: auto, int8.")
         for name in ("kv_host_bytes", "kv_disk_bytes"):
             value = getattr(self, name)
             if value < 0:

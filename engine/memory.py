@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint import read_json, resolve
-from engine.config import EngineConfig
+from engine.config import EngineConfig, KvDType
 from engine.errors import InvalidParameter
 from engine.families import family_of
 from engine.linear import default_dtype
@@ -26,9 +26,10 @@ def weight_bytes(path: Path, dtype: torch.dtype) -> int:
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
 
 
-def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one K/V block, of `block_size` tokens in all layers."""
-    return 2 * spec.layers * spec.kv_heads * spec.head_dim * block_size * dtype.itemsize
+def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> int:
+    """Bytes of one K/V block, of `block_size` tokens in all layers. In int8 each head of a token has a scale too."""
+    head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else spec.head_dim + torch.float32.itemsize
+    return 2 * spec.layers * spec.kv_heads * head * block_size
 
 
 def useful_blocks(config: EngineConfig, max_model_len: int) -> int:
@@ -91,7 +92,11 @@ def needs_of(config: EngineConfig) -> Needs:
     json = read_json(path / "config.json")
     spec = family_of(json).spec(json)
     length = config.max_model_len or min(spec.max_position_embeddings, LONGEST_BY_DEFAULT)
-    return Needs(weight_bytes(path, dtype), block_bytes(spec, config.block_size, dtype), useful_blocks(config, length))
+    return Needs(
+        weight_bytes(path, dtype),
+        block_bytes(spec, config.block_size, dtype, config.kv_dtype),
+        useful_blocks(config, length),
+    )
 
 
 def divided(configs: Sequence[EngineConfig], needs: Sequence[Needs]) -> list[EngineConfig]:

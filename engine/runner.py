@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import NULL_BLOCK, Batch, KVCache
+from engine.kv.int8 import Int8Cache
 from engine.scheduler import Step
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class CacheStore:
     On a GPU, saving is queued before the step on the same stream, and loading runs on a stream of the worker's own.
     """
 
-    def __init__(self, kv: KVCache, device: torch.device) -> None:
+    def __init__(self, kv: KVCache | Int8Cache, device: torch.device) -> None:
         self._kv = kv
         self._cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
@@ -64,7 +65,7 @@ class CacheStore:
 class ModelRunner:
     """A decoder and its paged cache."""
 
-    def __init__(self, decoder: Decoder, kv: KVCache, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder, kv: KVCache | Int8Cache, device: torch.device) -> None:
         self.vocab_size = decoder.spec.vocab_size
         self._decoder = decoder
         self._kv = kv

@@ -172,6 +172,9 @@ def serve(
                             "SIZE", _ENGINE)
     ] = None,
     kv_blocks: Annotated[str | None, _option("The same, as a number of blocks.", "N", _ENGINE)] = None,
+    kv_dtype: Annotated[
+        str | None, _option(r"auto, or int8: twice as many tokens, a little less exact. \[auto]", "TYPE", _ENGINE)
+    ] = None,
     kv_host_bytes: Annotated[
         str | None, _option("Memory for KV that a GPU's cache gives up, such as 16GiB.", "SIZE", _ENGINE)
     ] = None,

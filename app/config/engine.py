@@ -21,6 +21,7 @@ class EngineSettings(BaseModel):
     max_model_len: int | None = Field(None, ge=16, description="tokens of context, 16 or more")
     kv_bytes: ByteSize | None = Field(None, ge=1 << 16, description="a size of 64KiB or more, such as 512MiB or 2GiB")
     kv_blocks: int | None = Field(None, ge=2, description="a number of KV blocks, 2 or more")
+    kv_dtype: Literal["auto", "int8"] = Field("auto", description="auto (the model's) or int8")
     kv_host_bytes: ByteSize = Field(ByteSize(0), ge=0, description="a size such as 8GiB, or 0 for none")
     kv_disk_bytes: ByteSize = Field(ByteSize(0), ge=0, description="a size such as 50GiB, or 0 for none")
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block, 1 to 256")
@@ -48,6 +49,7 @@ class EngineSettings(BaseModel):
             block_size=self.block_size,
             kv_blocks=self.kv_blocks,
             kv_bytes=None if self.kv_bytes is None else int(self.kv_bytes),
+            kv_dtype=self.kv_dtype,
             kv_host_bytes=int(self.kv_host_bytes),
             kv_disk_bytes=int(self.kv_disk_bytes),
             kv_dir=str(data_dir / "kv") if self.kv_disk_bytes else None,

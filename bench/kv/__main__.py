@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import hardware, report
-from bench.kv import held, hits
+from bench.kv import held, hits, quality
 
 SIZES = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 20_000, 24_000, 32_000)
 PICTURE = report.ROOT / "docs" / "img" / "kv-hits.png"
@@ -26,7 +26,7 @@ WAYS: tuple[dict[str, Any], ...] = (  # Any: arguments
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description="What is kept, and where.")
-    parser.add_argument("--only", choices=["hits", "held"], help="this part alone")
+    parser.add_argument("--only", choices=["hits", "held", "quality"], help="this part alone")
     material = Path(os.environ.get("PONDER_SHARED", report.ROOT.parent / "shared"))
     trace = material / "data" / "traces" / "mooncake_synthetic.jsonl"
     parser.add_argument("--trace", type=Path, default=trace, help="a Mooncake trace, of PONDER_SHARED unless told")
@@ -34,17 +34,19 @@ def main() -> None:
     today = datetime.date.today().isoformat()
     parser.add_argument("--out", type=Path, default=report.RESULTS / f"{today}-kv-{hardware.slug()}.json")
     options = parser.parse_args()
-    if options.only != "held" and not options.trace.is_file():
+    if options.only in (None, "hits") and not options.trace.is_file():
         parser.error(f"there is no trace {options.trace}; set PONDER_SHARED or --trace")
     made: dict[str, Any] = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     made |= {"date": today, "hardware": hardware.describe()}
-    if options.only != "held":
+    if options.only in (None, "hits"):
         made["hits"] = hits.measure(options.trace, SIZES)
         draw(made["hits"])
-    if options.only != "hits":
+    if options.only in (None, "held"):
         made["held"] = [
             asyncio.run(held.measure(options.model, agents, others, **way)) for agents, others in MIXES for way in WAYS
         ]
+    if options.only in (None, "quality"):
+        made["quality"] = quality.measure(options.model)
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(tables(made))
 
@@ -71,6 +73,15 @@ def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
                 f"| {row['agents']} | {'yes' if row['hold'] else 'no'} | {'yes' if row['disk_bytes'] else 'no'} "
                 f"| **{row['reused']:.1%}** | {row['worst_reused']:.0%} "
                 f"| {row['prompts_beside'] / row['seconds']:.1f} |"
+            )
+        lines.append("")
+    if "quality" in made:
+        head = "| model in | perplexity | with int8 K/V | KL, nats | same likeliest token | bytes of K/V |"
+        lines += [head, "|" + "---|" * 6]
+        for row in made["quality"]["rows"]:
+            lines.append(
+                f"| {row['dtype']} | {row['perplexity']:.4f} | {row['perplexity_int8']:.4f} | {row['kl_nats']:.2e} "
+                f"| {row['same_likeliest']:.2%} | {row['bytes_ratio']:.2f} |"
             )
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ from engine.kv.blocks import BlockPool
 from engine.kv.disk import DiskTier
 from engine.kv.host import HostTier
 from engine.kv.image import HEADER_BYTES, layout_of
+from engine.kv.int8 import Int8Cache
 from engine.kv.tiers import BlockStore, Tiers
 from engine.kv.worker import ThreadWorker
 
@@ -21,7 +22,12 @@ STAGED_ROWS = (8, 256)  # at least and at most
 
 
 def tiers_of(
-    config: EngineConfig, model: bytes, pool: BlockPool, kv: KVCache, store: BlockStore, device: torch.device
+    config: EngineConfig,
+    model: bytes,
+    pool: BlockPool,
+    kv: KVCache | Int8Cache,
+    store: BlockStore,
+    device: torch.device,
 ) -> Tiers | None:
     """The tiers that `config` asks for, with what an earlier engine left on the disk; None: none. `model` is the
     fingerprint of the model's files.
@@ -41,7 +47,7 @@ def tiers_of(
             raise InvalidParameter(name, message)
     disk = None
     if files and config.kv_dir is not None:
-        layout = layout_of(model, config, (kv.data.dtype, *kv.data[:, :, 0].shape))
+        layout = layout_of(model, config, kv.block_shape)
         disk = DiskTier(Path(config.kv_dir), layout, nbytes)
     host = HostTier(rows, nbytes, pinned=device.type == "cuda")
     return Tiers(pool, store, host, ThreadWorker(), disk=disk, files=files, keep=bool(config.kv_host_bytes))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 REMEMBERED = 64  # waits of a name
 NAMES = 1024  # that are remembered; the one not used for longest is forgotten
-LEARNT = 3  # waits before they are believed
+LEARNT = 8  # waits before they are believed
 QUANTILE = 0.95
 MARGIN = 1.5  # what a lease is longer than that quantile
 LEAST_S = 0.05

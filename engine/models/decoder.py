@@ -8,7 +8,7 @@ layer below is written for few calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from engine.batch import Batch, KVCache
 from engine.checkpoint import Weights, read_json
 from engine.errors import CheckpointError
 from engine.families import family_of
+from engine.kv.int8 import Int8Cache, Int8Layer
 from engine.linear import pack
 from engine.models.layers import ACTIVATIONS, Layer, LayerReader
 from engine.models.rope import Rotation, rotate_
@@ -76,7 +77,7 @@ class Decoder:
         self._lm_head = pack(head)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KVCache) -> Tensor:
+    def forward(self, batch: Batch, kv: KVCache | Int8Cache) -> Tensor:
         """Run one step, writing its K/V to the cache.
 
         Returns:
@@ -85,7 +86,7 @@ class Decoder:
         return self.logits(self._run(batch, kv).index_select(0, batch.logits_at))
 
     @torch.inference_mode()
-    def hidden(self, batch: Batch, kv: KVCache) -> Tensor:
+    def hidden(self, batch: Batch, kv: KVCache | Int8Cache) -> Tensor:
         """Run one step; the final-normed hidden states of all its tokens: (tokens, hidden) in the model's dtype."""
         return self._norm(self._run(batch, kv))
 
@@ -99,7 +100,7 @@ class Decoder:
             logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
         return logits
 
-    def _run(self, batch: Batch, kv: KVCache) -> Tensor:
+    def _run(self, batch: Batch, kv: KVCache | Int8Cache) -> Tensor:
         spec = self.spec
         x = self._embedding.index_select(0, batch.token_ids)
         if self._embedding_multiplier != 1.0:
@@ -113,13 +114,15 @@ class Decoder:
             maskless=spec.attention_softcap is None,
         )
         rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
-        caches = kv.data.unbind(0)
+        caches: Sequence[Tensor | Int8Layer] = kv.layers()
         for layer, cache in zip(self._layers, caches, strict=True):
             self._attention(layer, x, cache, plan, None if layer.rope is None else rotations[layer.rope])
             self._mlp(layer, x)
         return x
 
-    def _attention(self, layer: Layer, x: Tensor, cache: Tensor, plan: AttentionPlan, rotation: Tensor | None) -> None:
+    def _attention(
+        self, layer: Layer, x: Tensor, cache: Tensor | Int8Layer, plan: AttentionPlan, rotation: Tensor | None
+    ) -> None:
         """Add the layer's attention to `x` (tokens, hidden), in place."""
         spec = self.spec
         heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
@@ -138,7 +141,10 @@ class Decoder:
         # keys and values of the new tokens as (2, tokens, kv_heads, head_dim): one view instead of four
         row, side = joined.shape[1], kv_heads * width
         new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)
-        cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)
+        if isinstance(cache, Int8Layer):
+            cache.store(plan.batch.slots, new)
+        else:
+            cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)
         attended = self._attend(
             qkv[:, :heads],
             cache,

@@ -21,7 +21,7 @@ def test_a_lease_lasts_as_long_as_nearly_all_waits_for_the_same_tool() -> None:
 
 
 def test_a_tool_that_takes_longer_than_may_be_held_is_not_waited_for() -> None:
-    assert learnt("approval", 300.0, 200.0, 400.0).lease(["approval"], 60.0) == 0.0
+    assert learnt("approval", *([300.0] * LEARNT)).lease(["approval"], 60.0) == 0.0
 
 
 def test_several_tools_are_waited_for_as_long_as_the_slowest_and_teach_about_that_one() -> None:
@@ -29,7 +29,8 @@ def test_several_tools_are_waited_for_as_long_as_the_slowest_and_teach_about_tha
     for _ in range(LEARNT):
         leases.waited(["slow"], 4.0)
     assert leases.lease(["fast", "slow"], 60.0) == MARGIN * 4.0
-    leases.waited(["fast", "slow"], 8.0)
+    for _ in range(LEARNT):
+        leases.waited(["fast", "slow"], 8.0)
     assert leases.expected("fast") == MARGIN * 0.1 and leases.expected("slow") == MARGIN * 8.0
 
 
@@ -91,6 +92,6 @@ def test_what_is_held_and_goes_on_is_counted_and_teaches_how_long_its_tool_takes
     bench.drain()
     stats = bench.core.stats()
     assert (stats.resumed, stats.resumed_late, stats.held) == (LEARNT, 0, 0)
-    assert stats.resumed_tokens == stats.resumed_reused_tokens == 7 + 8 + 9
+    assert stats.resumed_tokens == stats.resumed_reused_tokens == sum(range(7, 7 + LEARNT))
     bench.core.handle(m.Hold(1, 60.0, ("search",)))
     assert bench.core._sequences[1].hold_until == bench.now + MARGIN * 2.0
