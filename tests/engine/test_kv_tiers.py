@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Span
-from engine.kv.image import HEADER_BYTESfrom tests.engine.kv_below import Eager
+from engine.kv.image import HEADER_BYTES
+from tests.engine.kv_below import Eager
 
 SPAN = Span(GREEDY, max_tokens=8, ignore_eos=True)
 BLOCK = 3 * 2 * 4 * 2 * 16 * 4  # bytes of a block of the tests' model: layers, K and V, tokens, heads, width, float32
