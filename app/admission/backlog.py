@@ -11,6 +11,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.admission.pace import Pace
@@ -24,12 +25,13 @@ _TENANTS = 1024  # whose cached shares are remembered
 _STRETCH = 1.8 / 0.8  # reading beside answers that are written: the steps' time, by what of it is left for reading
 _TELLING_S = 0.1  # waits that are shorter say nothing of how good the estimate is
 _MOST_SKEW = 4.0
+_LONGER, _SHORTER = 0.2, 0.05  # what a wait counts that was longer than expected, or shorter: rather too long a guess
 
 
 class Work:
     """One request that was let in: `answers` of it, to prompts of so many tokens that must be read."""
 
-    def __init__(self, backlog: Backlog, tenant: str, prompt: int, unread: float, output: float, answers: int) -> None:
+    def __init__(self, backlog: Backlog, tenant: str, prompt: int, unread: int, output: int, answers: int) -> None:
         self.tenant = tenant
         self.prompt = prompt
         self.unread = unread
@@ -48,6 +50,30 @@ class Work:
         self._backlog.end(self, whole=whole)
 
 
+@dataclass(slots=True)
+class _Sums:
+    """Of all that was let in and has not ended, kept as it comes and goes: a refusal must cost the same whatever waits.
+    Whole numbers, so that nothing is left of what is gone."""
+
+    answers: int = 0
+    reading: int = 0  # requests whose prompt is not read yet
+    unread: int = 0  # tokens of theirs
+    held: int = 0  # tokens that all will have in the KV cache
+    output: int = 0  # tokens that are likely to be written
+
+    def add(self, work: Work, sign: int) -> None:
+        self.answers += sign * work.answers
+        self.held += sign * (work.prompt * work.answers + work.output)
+        self.output += sign * work.output
+        if work.reading:
+            self.read(work, -sign)
+
+    def read(self, work: Work, sign: int = 1) -> None:
+        """The work's prompt was read."""
+        self.reading -= sign
+        self.unread -= sign * work.unread
+
+
 class Backlog:
     """At most `places` sequences run at once, and no more than fit into the KV cache, once that was `seen`."""
 
@@ -57,6 +83,7 @@ class Backlog:
         self._pool_tokens = math.inf
         self._clock = clock
         self._works: dict[Work, tuple[float, float]] = {}  # since when, and the wait that was expected, unskewed
+        self._sums = _Sums()
         self._output = _FIRST_OUTPUT
         self._ended = 0
         self._cached = OrderedDict[str, float]()  # by tenant: the share of a prompt that is likely cached
@@ -64,12 +91,12 @@ class Backlog:
 
     def __len__(self) -> int:
         """Answers that are written or wait."""
-        return sum(work.answers for work in self._works)
+        return self._sums.answers
 
     @property
     def tokens(self) -> int:
         """Tokens to read and to write, as far as is known."""
-        return round(sum(w.unread * w.reading + max(0.0, w.output - w.written) for w in self._works))
+        return sum(w.unread * w.reading + max(0, w.output - w.written) for w in self._works)
 
     def seen(self, stats: Stats) -> None:
         """The engine's counters at this moment."""
@@ -82,20 +109,22 @@ class Backlog:
 
     def admit(self, tenant: str, prompt: int, limit: int, answers: int = 1) -> Work:
         """A request is let in, with so many tokens of prompts and of room for each answer."""
-        unread = prompt * (1 - self._cached.get(tenant, 0.0))
-        work = Work(self, tenant, prompt, unread, min(limit, self._output) * answers, answers)
+        unread = round(prompt * (1 - self._cached.get(tenant, 0.0)))
+        work = Work(self, tenant, prompt, unread, round(min(limit, self._output) * answers), answers)
         self._works[work] = self._clock(), self._expected_s() + unread * self.pace.read_s
+        self._sums.add(work, 1)
         return work
 
     def got(self, work: Work, tokens: int, cached: int) -> None:
         work.written += tokens
         if not work.reading or work not in self._works or not tokens:
             return
+        self._sums.read(work)
         work.reading = False
         since, expected_s = self._works[work]
         if expected_s > _TELLING_S and (waited_s := self._clock() - since) > 0:
             seen = math.log(min(_MOST_SKEW, max(1 / _MOST_SKEW, waited_s / expected_s)))
-            self._skew += _LEARN * (seen - self._skew)
+            self._skew += (_LONGER if seen > self._skew else _SHORTER) * (seen - self._skew)
         if work.prompt:
             before = self._cached.pop(work.tenant, 0.0)
             self._cached[work.tenant] = before + _LEARN * (min(1.0, cached / work.prompt) - before)
@@ -103,20 +132,20 @@ class Backlog:
                 self._cached.popitem(last=False)
 
     def end(self, work: Work, *, whole: bool) -> None:
-        if self._works.pop(work, None) is not None and whole:
+        if self._works.pop(work, None) is None:
+            return
+        self._sums.add(work, -1)
+        if whole:
             self._ended += 1
             self._output += max(_LEARN, 1 / self._ended) * (work.written / work.answers - self._output)
 
     def _expected_s(self) -> float:
-        answers = len(self)
-        if not answers:
+        sums = self._sums
+        if not sums.answers:
             return 0.0
-        unread = sum(work.unread for work in self._works if work.reading)
-        reading_s = unread * self.pace.read_s
-        held = sum(work.prompt * work.answers + work.output for work in self._works)
-        places = max(1.0, min(self._places, self._pool_tokens * answers / held if held else math.inf))
-        ahead = answers + 1 - places
+        reading_s = sums.unread * self.pace.read_s
+        places = max(1.0, min(self._places, self._pool_tokens * sums.answers / sums.held if sums.held else math.inf))
+        ahead = sums.answers + 1 - places
         if ahead <= 0:
-            return reading_s * (1.0 if all(work.reading for work in self._works) else _STRETCH)
-        each = sum(work.output for work in self._works) / answers
-        return reading_s + self.pace.answers_s(ahead * each, places)
+            return reading_s * (1.0 if sums.reading == len(self._works) else _STRETCH)
+        return reading_s + self.pace.answers_s(ahead * sums.output / sums.answers, places)

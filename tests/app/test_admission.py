@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from limits.storage import memory
 
 from app.admission.admission import Admission
@@ -162,6 +164,23 @@ def test_what_ended_is_waited_for_no_more() -> None:
         work.end(whole=False)
         work.end(whole=False)
     assert len(backlog) == 0 and backlog.wait_s() == 0 and backlog.tokens == 0
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(["admit", "got", "end"]), st.integers(0, 5), st.integers(0, 3000))))
+def test_nothing_is_left_of_what_is_gone(steps: list[tuple[str, int, int]]) -> None:
+    backlog, open_works = Backlog(2), list[Work]()
+    for what, place, tokens in steps:
+        if what == "admit":
+            open_works.append(backlog.admit(f"t{place}", tokens, 100, place + 1))
+        elif open_works and what == "got":
+            open_works[place % len(open_works)].got(tokens % 7, tokens)
+        elif open_works:
+            open_works.pop(place % len(open_works)).end(whole=bool(tokens % 2))
+        assert len(backlog) == sum(work.answers for work in open_works)
+        assert backlog._sums.unread == sum(work.unread for work in open_works if work.reading)
+    for work in open_works:
+        work.end(whole=True)
+    assert backlog._sums == type(backlog._sums)() and backlog.wait_s() == 0
 
 
 # -- limits of a key
