@@ -78,7 +78,7 @@ class EngineCore:
         self._arrivals = 0
         self._private_id = 0  # throw-away children count down, so they never meet a client's ids
         self._replies: list[m.Reply] = []
-        self._answers = Answers(self._writer, self._masking, self, self._reply)
+        self._answers = Answers(self._writer, self._masking, self, self._replies.append)
         self._device = None if config.loop == "plain" else Device(runner, begin_device)
         self._flying: tuple[Step, float] | None = None  # what the device runs, and since when
         self._later: list[m.Command] = []  # came while it ran
@@ -140,11 +140,9 @@ class EngineCore:
                 elif isinstance(command, m.Generate | m.Score | m.Snap):
                     self._replies.append(m.Closed(command.request, "the sequence is closed"))
 
-    def _reply(self, reply: m.Reply) -> None:
-        self._replies.append(reply)
-
     def take_replies(self) -> list[m.Reply]:
-        replies, self._replies = self._replies, []
+        replies = self._replies.copy()
+        self._replies.clear()
         return replies
 
     def _handle_for(self, seq: SequenceState, command: m.Command) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import NULL_BLOCK, Batch, KVCache
+from engine.batch import KVCache
+from engine.batching import Batching
 from engine.kv.int8 import Int8Cache
 from engine.scheduler import Step
 
@@ -69,44 +69,8 @@ class ModelRunner:
         self.vocab_size = decoder.spec.vocab_size
         self._decoder = decoder
         self._kv = kv
-        self._device = device
+        self._batching = Batching(kv.block_size, device)
 
     def run(self, step: Step) -> Tensor:
         self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
-        return self._decoder.forward(make_batch(step, self._kv.block_size, self._device), self._kv)
-
-
-def make_batch(step: Step, block_size: int, device: torch.device | str = "cpu") -> Batch:
-    """The step's tensors. Tokens whose K/V exists already write to the null block."""
-    rows = step.rows
-    tables = np.full((len(rows), max(-(-row.end // block_size) for row in rows)), NULL_BLOCK, dtype=np.int64)
-    tokens: list[int] = []
-    wanted: list[int] = []
-    starts = [0]
-    for index, row in enumerate(rows):
-        blocks = -(-row.end // block_size)
-        tables[index, :blocks] = row.seq.table[:blocks]
-        first = starts[-1] - row.start  # position p of this row is token first + p of the batch
-        wanted.extend(range(first + max(row.start, row.logits_from), first + row.end))
-        tokens.extend(row.seq.tokens[row.start : row.end])
-        starts.append(starts[-1] + row.count)
-    counts = np.array([row.count for row in rows])
-    row_of = np.repeat(np.arange(len(rows)), counts)
-    offsets = np.array([row.start for row in rows]) - np.array(starts[:-1])
-    positions = np.arange(len(tokens)) + offsets[row_of]
-    slots = tables[row_of, positions // block_size] * block_size + positions % block_size
-    cached = np.array([row.seq.kv_len for row in rows])[row_of]
-    slots = np.where(positions < cached, NULL_BLOCK * block_size + positions % block_size, slots)
-
-    def tensor(values: np.ndarray | list[int]) -> Tensor:
-        return torch.as_tensor(values, dtype=torch.int64).to(device, non_blocking=True)
-
-    return Batch(
-        token_ids=tensor(tokens),
-        positions=tensor(positions),
-        slots=tensor(slots),
-        query_starts=tuple(starts),
-        context_lens=tuple(row.end for row in rows),
-        block_tables=tensor(tables),
-        logits_at=tensor(wanted),
-    )
+        return self._decoder.forward(self._batching.make(step), self._kv)

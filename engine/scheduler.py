@@ -222,13 +222,16 @@ class Scheduler:
             seq = row.seq
             if seq.job is None:
                 continue
-            old = seq.kv_len
-            seq.cursor = row.end
-            seq.kv_len = max(old, row.end)
-            again = max(0, min(row.end, seq.preempted_at) - row.start)
-            self.counters.recomputed_tokens += again
-            self.counters.prompt_tokens += seq.generated.count(0, row.start + again, row.end)
-            if self._config.prefix_cache:
+            old, end = seq.kv_len, row.start + row.count
+            seq.cursor = end
+            seq.kv_len = max(old, end)
+            if row.count == 1 and row.start >= seq.preempted_at:  # a decode, as most are
+                self.counters.prompt_tokens += not seq.generated[row.start]
+            else:
+                again = max(0, min(end, seq.preempted_at) - row.start)
+                self.counters.recomputed_tokens += again
+                self.counters.prompt_tokens += seq.generated.count(0, row.start + again, end)
+            if self._config.prefix_cache and seq.kv_len // self._size > old // self._size:
                 for index in range(old // self._size, seq.kv_len // self._size):
                     self._pool.publish(seq.table[index], seq.digest(index, self._size), seq.root, seq.priority)
         if self._tiers is not None:
@@ -242,11 +245,12 @@ class Scheduler:
         """
         before = rows.get(seq.id)
         had = 0 if before is None else before.count
-        count = min(seq.remaining, had + most)
+        length, cursor = len(seq.tokens), seq.cursor
+        count = min(length - cursor, had + most)
         freed = 0
         while True:
             try:
-                copy = self._provide(seq, seq.cursor + count)
+                copy = self._provide(seq, cursor + count)
                 break
             except OutOfBlocks:
                 if self._reclaim(seq):
@@ -258,8 +262,9 @@ class Scheduler:
         assert seq.job is not None
         if copy is None and before is not None:
             copy = before.copy
-        rows[seq.id] = Row(seq, seq.cursor, count, seq.job.logits_from(len(seq)), copy)
-        self._claim(seq)
+        rows[seq.id] = Row(seq, cursor, count, seq.job.logits_from(length), copy)
+        if length - cursor > 1:
+            self._claim(seq)
         self._policy.charged(seq, count - had)
         return freed - (count - had)
 
@@ -406,7 +411,7 @@ class Scheduler:
         Raises:
             OutOfBlocks: there are too few; nothing has changed then.
         """
-        if end <= seq.kv_len:
+        if end <= seq.kv_len or end <= seq.writable:
             return None
         first = seq.kv_len // self._size  # the first block that is written to
         shared = first < len(seq.table) and self._pool.is_shared(seq.table[first])
@@ -418,13 +423,16 @@ class Scheduler:
             copy = (seq.table[first], self._pool.allocate())
             self._pool.release(seq.table[first : first + 1])
             seq.table[first] = copy[1]
+            seq.moves += 1
         elif first < len(seq.table):
             self._pool.make_private(seq.table[first])
-        seq.table.extend(self._pool.allocate() for _ in range(missing))
+        if missing:
+            seq.table.extend(self._pool.allocate() for _ in range(missing))
+        seq.writable = len(seq.table) * self._size
         return copy
 
     def _claim(self, seq: SequenceState) -> None:
-        if self._config.prefix_cache and seq.remaining > 1:
+        if self._config.prefix_cache:
             first, last = seq.kv_len // self._size, len(seq) // self._size
             self._pool.claim([seq.digest(index, self._size) for index in range(first, last)])
 

@@ -35,6 +35,8 @@ class SequenceState:
     counts: Counter[int] = field(default_factory=Counter)  # of generated tokens, for penalties
 
     table: list[int] = field(default_factory=list)
+    moves: int = 0  # times that a block of the table went or was replaced: else it has only grown
+    writable: int = 0  # the table's blocks from K/V's end to this position are this sequence's alone
     kv_len: int = 0
     cursor: int = 0
     digests: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as they were needed
@@ -98,6 +100,8 @@ class SequenceState:
         self.kv_len = min(self.kv_len, length)
         self.cursor = min(self.cursor, self.kv_len)
         self.preempted_at = min(self.preempted_at, length)
+        self.moves += 1
+        self.writable = 0
         self.tail = self.tail if self.tail <= length else 0
         keep = -(-self.kv_len // block_size)
         dropped = self.table[keep:]
@@ -107,6 +111,8 @@ class SequenceState:
     def drop_kv(self) -> list[int]:
         """Lose all K/V; return the blocks it was in."""
         dropped, self.table = self.table, []
+        self.moves += 1
+        self.writable = 0
         self.preempted_at = max(self.preempted_at, self.kv_len)
         self.kv_len = self.cursor = 0
         return dropped
@@ -114,6 +120,7 @@ class SequenceState:
     def fork(self, child_id: int, arrival: int) -> SequenceState:
         """A twin with the same tokens and a random key of its own. The caller takes the references to its blocks."""
         self.forks += 1
+        self.writable = 0
         return SequenceState(
             id=child_id,
             tokens=self.tokens.copy(),

@@ -161,6 +161,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             models = await _or_leave(_start_models(settings, tell), stop)
         closing.push_async_callback(models.stop)
         from app.server import create_app
+        from engine.loop import calm_collector
 
         app = create_app(models, settings, store=store, library=library)
         await closing.enter_async_context(app.router.lifespan_context(app))
@@ -174,6 +175,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         except OSError as error:
             raise _explain_bind(error, settings.host, port) from None
         state = app.state.ponder
+
+        calm_collector()
 
         async def drain() -> None:
             await state.drain.wait(state.runs.live, settings.drain_s, at_once)

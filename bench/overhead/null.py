@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.assemble import Parts
+from engine.batching import Batching
 from engine.config import EngineConfig
 from engine.constrain.compiler import default_compiler
 from engine.constrain.masks import Constraints, Masks
@@ -21,7 +22,6 @@ from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.kv.blocks import BlockPool
 from engine.messages import Loaded
-from engine.runner import make_batch
 from engine.scheduler import Step
 from engine.tokenizer import Tokenizer
 
@@ -36,37 +36,36 @@ class NullRunner:
 
     vocab_size = VOCAB
 
-    def __init__(self, config: EngineConfig, step_s: float) -> None:
-        self._block_size = config.block_size
-        self._step_s = step_s
+    def __init__(self, config: EngineConfig, step_s: float, *, paced: bool) -> None:
+        """A step takes `step_s`; or `paced`, it ends so long after the one before did, if there is time."""
+        self._batching = Batching(config.block_size)
+        self._step_s, self._paced = step_s, paced
         self._next = 0.0
         rows = max(config.max_running, config.max_batch_tokens)
         self._logits = 5 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(0))
 
     def run(self, step: Step) -> Tensor:
-        batch = make_batch(step, self._block_size)
+        batch = self._batching.make(step)
         if self._step_s:
             now = time.monotonic()
-            self._next = max(now, self._next + self._step_s)
-            time.sleep(max(0.0, self._next - now))
+            self._next = max(now, self._next + self._step_s) if self._paced else now + self._step_s
+            time.sleep(self._next - now)
         return self._logits[: len(batch.logits_at)]
 
 
-def core_of(config: EngineConfig, step_s: float = 0.0) -> tuple[EngineCore, Tokenizer, BlockPool]:
+def core_of(config: EngineConfig, step_s: float = 0.0, *, paced: bool = False) -> EngineCore:
     tokenizer = Tokenizer.load(MODEL)
-    pool = BlockPool(config.kv_blocks or 1 << 15)
     compiler = default_compiler(tokenizer, VOCAB)
-    core = EngineCore(
-        config, NullRunner(config, step_s), pool, lambda: Detokenizer(tokenizer), tokenizer.eos_token_ids, b"bench",
+    return EngineCore(
+        config, NullRunner(config, step_s, paced=paced), BlockPool(config.kv_blocks or 1 << 15), lambda: Detokenizer(tokenizer), tokenizer.eos_token_ids, b"bench",
         constraints=Constraints(compiler, Masks(VOCAB, torch.device("cpu"))),
     )  # fmt: skip
-    return core, tokenizer, pool
 
 
 def assemble(config: EngineConfig) -> Parts:
     """As `engine.assemble.assemble`, with this model."""
     torch.set_num_threads(1)
-    core, _, _ = core_of(config, float(os.environ.get(PACE, "0")))
+    core = core_of(config, float(os.environ.get(PACE, "0")), paced=True)
     assert core._constraints is not None
     loaded = Loaded(str(MODEL), VOCAB, LONGEST, LONGEST, "cpu", "float32", 1)
     return Parts(core, core._constraints.compiler, loaded)

@@ -13,6 +13,7 @@ from bench.overhead.null import core_of
 from engine import GREEDY, EngineConfig, Sampling, Span
 from engine import messages as m
 from engine.core import EngineCore
+from engine.loop import calm_collector
 
 PROMPT = 120  # tokens of each sequence
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=1)
@@ -20,13 +21,14 @@ SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=1)
 
 def decode(rows: int, steps: int, sampling: Sampling = GREEDY, **config: Any) -> dict[str, Any]:
     """`rows` sequences that decode. Seconds of a step, and tokens for each second of CPU that they took."""
-    core = _filled(rows, sampling, **config)
+    core = filled(rows, sampling, **config)
     while core.stats().last_batch < rows or core.stats().waiting:
         core.step()
         core.take_replies()
     for _ in range(20):
         core.step()
         core.take_replies()
+    calm_collector()
     seconds = []
     before, cpu = core.stats().step_tokens, time.process_time()
     for _ in range(steps):
@@ -56,12 +58,13 @@ def prefill(tokens: int, **config: Any) -> dict[str, Any]:
     return {"tokens": done, "tokens_per_cpu_s": done / cpu, "tokens_per_s": done / seconds}
 
 
-def _core(rows: int, **config: Any) -> EngineCore:
+def _core(rows: int, step_s: float = 0.0, **config: Any) -> EngineCore:
     torch.set_num_threads(1)
-    return core_of(EngineConfig("null", max_running=rows, kv_blocks=1 << 15, **config))[0]
+    return core_of(EngineConfig("null", max_running=rows, kv_blocks=1 << 15, **config), step_s)
 
 
-def _filled(rows: int, sampling: Sampling, **config: Any) -> EngineCore:
+def filled(rows: int, sampling: Sampling, **config: Any) -> EngineCore:
+    """A core with `rows` sequences that are to decode, none of them begun."""
     core = _core(rows, **config)
     for id in itertools.islice(itertools.count(1, 2), rows):
         _start(core, id, [id % 4000 + 5, *range(10, 9 + PROMPT)], 3000, sampling)

@@ -27,7 +27,7 @@ from engine.assemble import Parts, use_threads
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
-from engine.loop import drive
+from engine.loop import calm_collector, drive
 from engine.process import wire
 
 _LINGER_MS = 2_000  # for the last replies to leave
@@ -141,6 +141,7 @@ def _run(parts: Parts, socket: zmq.Socket[bytes]) -> None:
     core: EngineCore = parts.core
     core.post_with(mail.post)
     use_threads(parts.loaded.threads)
+    calm_collector()
     drive(core, mail)
     parts.compiler.close()
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from engine.batch import NULL_BLOCK
+from engine.batching import Batching
 from engine.kv.blocks import BlockPool
-from engine.runner import make_batch
 from engine.scheduler import Step
 
 VOCAB = 4
@@ -33,6 +33,7 @@ class FakeRunner:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._size = block_size
+        self._batching = Batching(block_size)
         self._cache: list[tuple[int, int] | None] = [None] * ((pool.total + 1) * block_size)
         self.batches: list[list[tuple[int, int]]] = []  # (sequence id, tokens run) of every step
 
@@ -42,7 +43,7 @@ class FakeRunner:
         for (_, content), row in zip(copies, [r for r in step.rows if r.copy], strict=True):
             assert row.copy is not None
             self._cache[row.copy[1] * self._size : (row.copy[1] + 1) * self._size] = content
-        batch = make_batch(step, self._size)
+        batch = self._batching.make(step)
         slots, tokens, positions = batch.slots.tolist(), batch.token_ids.tolist(), batch.positions.tolist()
         written = [slot for slot in slots if slot // self._size != NULL_BLOCK]
         assert len(written) == len(set(written)), "two tokens of one step write to one slot"

@@ -1,0 +1,94 @@
+"""`python -m bench.overhead`: what serving costs beside the model. About three minutes on two cores.
+
+Prints tables and keeps the JSON. The core stepped directly, the two loops, handles against the core, and streams over
+HTTP; goals stand beside what was measured.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench import hardware
+from bench.overhead.handles import handles
+from bench.overhead.loops import loops
+from bench.overhead.steps import SAMPLED, decode, prefill
+from bench.overhead.streams import streams
+
+console = Console(width=140)
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="A real model, for handles against the core.")] = Path("models/pebble"),
+    write: Annotated[bool, typer.Option(help="Keep the JSON in bench/results/.")] = True,
+    quick: Annotated[bool, typer.Option(help="Fewer steps and turns.")] = False,
+) -> None:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `ponder serve` has it
+    steps, turns, tokens = (100, 1, 300) if quick else (500, 5, 1200)
+    made: dict[str, Any] = {"date": datetime.date.today().isoformat(), "hardware": hardware.describe()}
+    made["decode"] = [decode(rows, steps) for rows in (1, 16, 64, 256)]
+    made["decode_sampled"] = [decode(64, steps // 4, SAMPLED)]
+    made["prefill"] = prefill(1 << 17)
+    made["loops"] = [loops(rows, step_s, steps) for rows, step_s in ((64, 0.005), (256, 0.005), (256, 0.02))]
+    made["handles"] = [
+        handles(model, rows, 200, turns, loop="plain", runs_in=where)
+        for rows in (1, 16, 64)
+        for where in ("thread", "process")
+    ]
+    made["streams"] = [streams(where, tokens=tokens) for where in ("thread", "process")]
+    _show(made)
+    if write:
+        path = Path("bench/results") / f"{made['date']}-overhead-{hardware.slug()}.json"
+        path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        console.print(f"Kept in {path}.")
+
+
+def _show(made: dict[str, Any]) -> None:
+    table = Table(
+        "the core, null model", "tokens/s of a core (goal: 20,000 at 256)", "step p50", "step p99 (goal: 2 ms)"
+    )
+    for each in made["decode"] + made["decode_sampled"]:
+        name = f"{each['rows']} rows{', top-p' if each in made['decode_sampled'] else ''}"
+        table.add_row(name, f"{each['tokens_per_cpu_s']:,.0f}", _ms(each["step_s"]["p50"]), _ms(each["step_s"]["p99"]))
+    table.add_row("prefill", f"{made['prefill']['tokens_per_cpu_s']:,.0f}", "", "")
+    console.print(table)
+    table = Table("the loops, null model", "the device alone", "plain", "overlapped", "saved")
+    for each in made["loops"]:
+        table.add_row(
+            f"{each['rows']} rows", _ms(each["device_step_s"]), _ms(each["plain"]["step_s"]),
+            _ms(each["overlapped"]["step_s"]), f"{each['saved']:.1%}",
+        )  # fmt: skip
+    console.print(table)
+    table = Table("handles, real model", "engine in", "the core alone, tokens/s", "handles", "ratio (goal: 0.95)")
+    for each in made["handles"]:
+        ratio = each["ratio"]
+        table.add_row(
+            f"{each['rows']} rows", each["engine"], f"{each['raw_tokens_per_s']:,.0f}",
+            f"{each['handle_tokens_per_s']:,.0f}", f"{ratio['median']:.3f} ({ratio['min']:.3f}–{ratio['max']:.3f})",
+        )  # fmt: skip
+    console.print(table)
+    table = Table(
+        "64 streams at 200/s", "tokens/s", "gap p50", "gap p99 (goal: 25 ms)", "longest", "CPU: server", "engine"
+    )
+    for each in made["streams"]:
+        gap, cpu = each["gap_s"], each["cpu"]
+        table.add_row(
+            f"engine in a {each['engine']}", f"{each['tokens_per_s']:,.0f}", _ms(gap["p50"]), _ms(gap["p99"]),
+            _ms(gap["p100"]), f"{cpu['server']:.2f}", f"{cpu.get('engine', 0):.2f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
+
+
+if __name__ == "__main__":
+    typer.run(main)

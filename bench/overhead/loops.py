@@ -1,0 +1,37 @@
+"""The two loops on a device that takes its time and leaves the processor free meanwhile, as a GPU does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, get_args
+
+from bench.overhead.steps import filled
+from engine.config import LoopName
+from engine.loop import calm_collector
+from engine.params import GREEDY
+
+
+def loops(rows: int, step_s: float, steps: int) -> dict[str, Any]:
+    """Seconds from one step to the next, replies made and encoded as for another process, on each loop."""
+    told: dict[str, Any] = {"rows": rows, "device_step_s": step_s}
+    for loop in get_args(LoopName):
+        told[loop] = {"step_s": _period(rows, step_s, steps, loop)}
+    told["saved"] = 1 - told["overlapped"]["step_s"] / told["plain"]["step_s"]
+    return told
+
+
+def _period(rows: int, step_s: float, steps: int, loop: LoopName) -> float:
+    from engine.process.wire import encode_replies
+
+    core = filled(rows, GREEDY, step_s=step_s, loop=loop)
+    while core.stats().last_batch < rows or core.stats().waiting:
+        core.step()
+        core.take_replies()
+    calm_collector()
+    start = time.perf_counter()
+    for _ in range(steps):
+        core.step()
+        encode_replies([*core.take_replies()])
+    took = time.perf_counter() - start
+    core.close()
+    return took / steps
