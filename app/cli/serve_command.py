@@ -201,6 +201,9 @@ def serve(
                      rich_help_panel=_ENGINE, show_default=False),
     ] = None,
     threads: Annotated[str | None, _option("CPU threads of the model.", "N", _ENGINE)] = None,
+    loop: Annotated[
+        str | None, _option(r"plain, or overlapped: replies are made during the next step. \[plain]", "NAME", _ENGINE)
+    ] = None,
     engine: Annotated[
         str | None, _option(r"Where the engine runs: thread, or process. \[thread]", "WHERE", _ENGINE)
     ] = None,

@@ -34,6 +34,7 @@ class EngineSettings(BaseModel):
     itl_goal_s: float | None = Field(None, gt=0, description="seconds between two tokens, above 0")
     prefix_cache: bool = Field(True, description="true or false")
     threads: int | None = Field(None, ge=1, description="CPU threads, 1 or more")
+    loop: Literal["plain", "overlapped"] = Field("plain", description="plain or overlapped")
     engine: Literal["thread", "process"] = Field("thread", description="thread or process: where the engine runs")
     engine_hang_s: float = Field(60.0, ge=1, description="seconds without a word from the engine's process, 1 or more")
 
@@ -61,6 +62,7 @@ class EngineSettings(BaseModel):
             prefix_cache=self.prefix_cache,
             threads=self.threads,
             cache_dir=str(data_dir / "constraints"),
+            loop=self.loop,
             runs_in=self.engine,
             hang_s=self.engine_hang_s,
         )

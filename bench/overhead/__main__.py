@@ -1,4 +1,4 @@
-"""`python -m bench.overhead`: what serving costs beside the model. About three minutes on two cores.
+"""`python -m bench.overhead`: what serving costs beside the model. About two minutes on two cores.
 
 Prints tables and keeps the JSON. The core stepped directly, the two loops, handles against the core, and streams over
 HTTP; goals stand beside what was measured.
@@ -31,14 +31,14 @@ def main(
     quick: Annotated[bool, typer.Option(help="Fewer steps and turns.")] = False,
 ) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `ponder serve` has it
-    steps, turns, tokens = (100, 1, 300) if quick else (500, 5, 1200)
+    steps, turns, tokens = (100, 1, 300) if quick else (500, 3, 800)
     made: dict[str, Any] = {"date": datetime.date.today().isoformat(), "hardware": hardware.describe()}
     made["decode"] = [decode(rows, steps) for rows in (1, 16, 64, 256)]
     made["decode_sampled"] = [decode(64, steps // 4, SAMPLED)]
     made["prefill"] = prefill(1 << 17)
     made["loops"] = [loops(rows, step_s, steps) for rows, step_s in ((64, 0.005), (256, 0.005), (256, 0.02))]
     made["handles"] = [
-        handles(model, rows, 200, turns, loop="plain", runs_in=where)
+        handles(model, rows, 200 if rows < 64 else 80, turns, loop="plain", runs_in=where)
         for rows in (1, 16, 64)
         for where in ("thread", "process")
     ]

@@ -56,9 +56,11 @@ class NullRunner:
 def core_of(config: EngineConfig, step_s: float = 0.0, *, paced: bool = False) -> EngineCore:
     tokenizer = Tokenizer.load(MODEL)
     compiler = default_compiler(tokenizer, VOCAB)
+    runner = NullRunner(config, step_s, paced=paced)
+    constraints = Constraints(compiler, Masks(VOCAB, torch.device("cpu")))
     return EngineCore(
-        config, NullRunner(config, step_s, paced=paced), BlockPool(config.kv_blocks or 1 << 15), lambda: Detokenizer(tokenizer), tokenizer.eos_token_ids, b"bench",
-        constraints=Constraints(compiler, Masks(VOCAB, torch.device("cpu"))),
+        config, runner, BlockPool(config.kv_blocks or 1 << 15), lambda: Detokenizer(tokenizer),
+        tokenizer.eos_token_ids, b"bench", constraints=constraints,
     )  # fmt: skip
 
 
