@@ -84,7 +84,7 @@ def assemble(config: EngineConfig) -> Parts:
     )
     compiler.warm()
     model = fingerprint(path)
-    pool = BlockPool(blocks)
+    pool = BlockPool(blocks, config.kv_tenant_share)
     core = EngineCore(
         config,
         ModelRunner(decoder, kv, device),

@@ -35,6 +35,7 @@ class EngineConfig:
     kv_host_bytes: int = 0  # of memory outside of the pool, for blocks that it gives up; on a CPU kv_bytes is better
     kv_disk_bytes: int = 0  # of files in kv_dir, below both; what is there is found again after a restart
     kv_dir: str | None = None  # a directory of this engine's own
+    kv_tenant_share: float = 1.0  # of the pool and of each tier, that a tenant may have when others want it too
     max_batch_tokens: int = 512  # tokens through the model in one step: the chunk that bounds a decode's wait
     max_running: int = 64  # sequences in one step
     max_waiting: int = 1024  # spans queued beyond the running ones before QueueFull
@@ -77,6 +78,12 @@ class EngineConfig:
             raise InvalidParameter("dtype", f"dtype is {self.dtype!r}; accepted: auto, float32, bfloat16, float16.")
 
     def _check_tiers(self) -> None:
+        if not 0 < self.kv_tenant_share <= 1:
+            message = f"kv_tenant_share is {self.kv_tenant_share}; accepted: more than 0, up to 1 for no limit."
+            raise InvalidParameter("kv_tenant_share", message)
+        if self.kv_tenant_share < 1 and not self.prefix_cache:
+            message = "kv_tenant_share is set and prefix_cache is off; accepted: prefix_cache on, or kv_tenant_share 1."
+            raise InvalidParameter("kv_tenant_share", message)
         if self.kv_dtype not in get_args(KvDType):
             raise InvalidParameter("kv_dtype", f"kv_dtype is {self.kv_dtype!r}; accepted: auto, int8.")
         for name in ("kv_host_bytes", "kv_disk_bytes"):

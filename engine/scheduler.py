@@ -10,7 +10,7 @@ the policy names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
@@ -255,7 +255,7 @@ class Scheduler:
             except OutOfBlocks:
                 if self._reclaim(seq):
                     continue
-                victim = self._policy.victim(self.running.values(), self._now)
+                victim = self._policy.victim(self._first_to_lose(), self._now)
                 freed += self._send_away(victim, rows)
                 if victim is seq:
                     return freed
@@ -447,8 +447,10 @@ class Scheduler:
         if spare_held and self.idle:
             held = [s for s in self.idle.values() if s.hold_until > now]
             spare_held = sum(len(s.table) for s in held) <= HELD_SHARE * self._pool.total
-        seq = min(self.idle.values(), key=lambda s: self._missed(s, now), default=None)
-        if seq is not None and not (spare_held and seq.hold_until > now):
+        greedy = self._pool.greedy
+        idle = [s for s in self.idle.values() if not (spare_held and s.hold_until > now)]
+        seq = min(idle, key=lambda s: (s.root not in greedy, *self._missed(s, now)), default=None)
+        if seq is not None:
             del self.idle[seq.id]
         else:
             holders = [s for s in self.waiting.values() if s.table and s is not keeper]
@@ -457,6 +459,11 @@ class Scheduler:
             seq = max(holders, key=lambda s: (s.priority, s.arrival))
         self._drop(seq)
         return True
+
+    def _first_to_lose(self) -> Collection[SequenceState]:
+        """Running sequences: those of tenants that have more than their share, if there are such."""
+        greedy = self._pool.greedy
+        return [seq for seq in self.running.values() if seq.root in greedy] or self.running.values()
 
     @staticmethod
     def _missed(seq: SequenceState, now: float) -> tuple[int, float]:

@@ -172,6 +172,9 @@ def serve(
                             "SIZE", _ENGINE)
     ] = None,
     kv_blocks: Annotated[str | None, _option("The same, as a number of blocks.", "N", _ENGINE)] = None,
+    kv_tenant_share: Annotated[
+        str | None, _option(r"Of the KV cache, that a user may have when others want it. \[1]", "SHARE", _ENGINE)
+    ] = None,
     kv_dtype: Annotated[
         str | None, _option(r"auto, or int8: twice as many tokens, a little less exact. \[auto]", "TYPE", _ENGINE)
     ] = None,

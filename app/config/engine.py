@@ -24,6 +24,7 @@ class EngineSettings(BaseModel):
     kv_dtype: Literal["auto", "int8"] = Field("auto", description="auto (the model's) or int8")
     kv_host_bytes: ByteSize = Field(ByteSize(0), ge=0, description="a size such as 8GiB, or 0 for none")
     kv_disk_bytes: ByteSize = Field(ByteSize(0), ge=0, description="a size such as 50GiB, or 0 for none")
+    kv_tenant_share: float = Field(1.0, gt=0, le=1, description="a share above 0, up to 1 for no limit")
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block, 1 to 256")
     max_batch_tokens: int = Field(512, ge=1, description="tokens in a step, 1 or more")
     max_running: int = Field(64, ge=1, description="sequences in a batch, 1 or more")
@@ -51,6 +52,7 @@ class EngineSettings(BaseModel):
             kv_blocks=self.kv_blocks,
             kv_bytes=None if self.kv_bytes is None else int(self.kv_bytes),
             kv_dtype=self.kv_dtype,
+            kv_tenant_share=self.kv_tenant_share,
             kv_host_bytes=int(self.kv_host_bytes),
             kv_disk_bytes=int(self.kv_disk_bytes),
             kv_dir=str(data_dir / "kv") if self.kv_disk_bytes else None,

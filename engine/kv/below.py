@@ -49,8 +49,17 @@ def tiers_of(
     if files and config.kv_dir is not None:
         layout = layout_of(model, config, kv.block_shape)
         disk = DiskTier(Path(config.kv_dir), layout, nbytes)
-    host = HostTier(rows, nbytes, pinned=device.type == "cuda")
-    return Tiers(pool, store, host, ThreadWorker(), disk=disk, files=files, keep=bool(config.kv_host_bytes))
+    host = HostTier(rows, nbytes, pinned=device.type == "cuda", share=config.kv_tenant_share)
+    return Tiers(
+        pool,
+        store,
+        host,
+        ThreadWorker(),
+        disk=disk,
+        files=files,
+        keep=bool(config.kv_host_bytes),
+        share=config.kv_tenant_share,
+    )
 
 
 def _staged(nbytes: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,14 +52,17 @@ class BlockPool:
     or *empty*. With `keeps_evicted`, what cached blocks held when they were taken is told by `take_evicted`.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, share: float = 1.0) -> None:
+        """`share` of the blocks is what one root may have when others want them too."""
         self.total = blocks
+        self._share = share
+        self._owned: dict[bytes, int] = {}  # blocks that can be found, by root; kept where there is a share
         self.keeps_evicted = False
         self._references = [0] * (blocks + 1)
         self._content: list[Content | None] = [None] * (blocks + 1)
         self._index: dict[bytes, int] = {}
         self._empty = list(range(blocks, NULL_BLOCK, -1))  # a stack: the block used last is warm in the CPU's cache
-        self._cached = Order(blocks)
+        self._cached = Order(blocks, share)
         self._evicted: dict[bytes, tuple[int, Content]] = {}
         self._pending: set[bytes] = set()
 
@@ -90,11 +94,11 @@ class BlockPool:
         if self._empty:
             block = self._empty.pop()
         else:
-            digest = self._cached.pop()
+            digest = self._cached.pop(self.greedy)
             if digest is None:
                 raise OutOfBlocks
-            block = self._index.pop(digest)
-            content, self._content[block] = self._content[block], None
+            block = self._index[digest]
+            content = self._forget(block)
             if self.keeps_evicted and content is not None:
                 self._evicted[digest] = (block, content)
         self._references[block] = 1
@@ -124,7 +128,9 @@ class BlockPool:
                 if content is None:
                     self._empty.append(block)
                 else:
-                    self._cached.put(content.digest, reused=content.reused, priority=content.priority)
+                    self._cached.put(
+                        content.digest, group=content.root, reused=content.reused, priority=content.priority
+                    )
 
     def is_shared(self, block: int) -> bool:
         return self._references[block] > 1
@@ -140,13 +146,28 @@ class BlockPool:
         if self._content[block] is None and digest not in self._index:
             self._content[block] = Content(digest, root, priority, reused or self._cached.knew(digest))
             self._index[digest] = block
+            if self._share < 1:
+                self._owned[root] = self._owned.get(root, 0) + 1
 
     def make_private(self, block: int) -> None:
         """Before its only holder writes to a block: what it held can no longer be found."""
-        content = self._content[block]
+        self._forget(block)
+
+    def _forget(self, block: int) -> Content | None:
+        """What the block held can no longer be found; what that was."""
+        content, self._content[block] = self._content[block], None
         if content is not None:
             del self._index[content.digest]
-            self._content[block] = None
+            if self._share < 1:
+                self._owned[content.root] -= 1
+                if not self._owned[content.root]:
+                    del self._owned[content.root]
+        return content
+
+    @property
+    def greedy(self) -> list[bytes]:
+        """Roots that have more than their share."""
+        return [root for root, count in self._owned.items() if count > self._share * self.total]
 
     def take_evicted(self) -> list[tuple[int, Content]]:
         """Blocks that were taken since the last call, and what they hold until something is written to them."""
@@ -189,3 +210,6 @@ class BlockPool:
         assert all(self._content[b] is None for b in self._empty), "an empty block has a digest"
         named = {content.digest: block for block, content in enumerate(self._content) if content is not None}
         assert named == self._index, "the index names a block of other content"
+        if self._share < 1:
+            roots = Counter(content.root for content in self._content if content is not None)
+            assert roots == self._owned, "a root has more or fewer blocks than are counted"

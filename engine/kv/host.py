@@ -26,13 +26,13 @@ class Row:
 class HostTier:
     """`rows` rows of `nbytes` bytes each, page-locked where a GPU copies from them."""
 
-    def __init__(self, rows: int, nbytes: int, *, pinned: bool = False) -> None:
+    def __init__(self, rows: int, nbytes: int, *, pinned: bool = False, share: float = 1.0) -> None:
         self.total = rows
         self.nbytes = nbytes
         self.data = torch.empty(rows, nbytes, dtype=torch.uint8, pin_memory=pinned)
         self._rows: dict[bytes, Row] = {}
         self._free = list(range(rows))
-        self._clean, self._dirty = Order(rows), Order(rows)
+        self._clean, self._dirty = Order(rows, share), Order(rows, share)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -79,7 +79,8 @@ class HostTier:
         row.busy -= 1
         if not row.busy:
             order = self._dirty if row.dirty else self._clean
-            order.put(digest, reused=row.content.reused, priority=row.content.priority)
+            content = row.content
+            order.put(digest, group=content.root, reused=content.reused, priority=content.priority)
 
     def next_dirty(self) -> bytes | None:
         """The dirty block that is worth least, which is held now."""

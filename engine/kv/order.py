@@ -18,11 +18,12 @@ _Entry = tuple[float, int, bytes, bytes]  # worth, number, key, group
 class Order:
     """Keys by worth. `capacity`: how many are kept where this order is used; as many that were given up are remembered.
 
-    A group (a tenant) has a heap of its own, so that what some group has too much of can be given up first.
+    With a `share` below 1, a group (a tenant) that has more than that share of the capacity gives up its own first.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, share: float = 1.0) -> None:
         self._capacity = max(1, capacity)
+        self._share = share
         self._given_up = 0
         self._number = 0  # breaks ties: the earlier put goes first
         self._kept: dict[bytes, _Entry] = {}
@@ -43,6 +44,7 @@ class Order:
     def put(self, key: bytes, *, group: bytes = b"", reused: bool = False, priority: int = 0) -> None:
         """Nobody holds the key any more. Lower `priority` is worth more."""
         self.take(key)
+        group = group if self._share < 1 else b""
         reused = reused or key in self._remembered
         worth = self._given_up + self._capacity * (reused - 0.5 * priority)
         self._number += 1
@@ -63,14 +65,19 @@ class Order:
         return True
 
     def pop(self, first: Collection[bytes] = ()) -> bytes | None:
-        """Give up the key that is worth least, of the groups `first` if they have any; None: there is none."""
+        """Give up the key that is worth least: of the groups `first` if they have any, else of those that have more
+        than their share, else of all; None: there is none.
+        """
         least: _Entry | None = None
-        for group in [each for each in first if each in self._heaps] or list(self._heaps):
+        groups = [each for each in first if each in self._heaps] or list(self._heaps)
+        if len(groups) > 1 and (over := [each for each in groups if self._sizes[each] > self._share * self._capacity]):
+            groups = over
+        for group in groups:
             head = self._head(group)
             if head is not None and (least is None or head < least):
                 least = head
         if least is None:
-            return self.pop() if first else None
+            return None
         key = least[2]
         heapq.heappop(self._heaps[least[3]])
         del self._kept[key]

@@ -84,7 +84,8 @@ class Tiers:
     """Host memory and, where there is one, a disk of at most `files` files below a pool.
 
     `wake` is called from the worker's thread when there is something to collect. With `keep` host memory is a tier of
-    its own; else it only holds what is on its way to the disk.
+    its own; else it only holds what is on its way to the disk. `share` is what one root may have of the files when
+    others want to keep some.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Tiers:
         disk: DiskTier | None = None,
         files: int = 0,
         keep: bool = True,
+        share: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = TierCounters()
@@ -113,7 +115,7 @@ class Tiers:
         self._clock = clock
         self._paused_until = 0.0
         self._files: dict[bytes, Content] = {}
-        self._order = Order(files)
+        self._order = Order(files, share)
         self._writing: set[bytes] = set()
         self._saves: list[bytes] = []  # busy rows that the coming step fills
         self._starting: list[Callable[[], None]] = []  # jobs that must come after that
@@ -249,7 +251,7 @@ class Tiers:
                 self._coming[digest] = (block, set())
                 self._starting.append(partial(self._load, content, block, row))
                 if digest in self._files:
-                    self._order.put(digest, reused=True, priority=content.priority)
+                    self._order.put(digest, group=content.root, reused=True, priority=content.priority)
             waiting = self._coming[digest][1]
             if sequence not in waiting:
                 waiting.add(sequence)
@@ -399,7 +401,7 @@ class Tiers:
         """A file is there; the one worth least goes where there are too many."""
         if content.digest not in self._files:
             self._files[content.digest] = content
-        self._order.put(content.digest, reused=content.reused, priority=content.priority)
+        self._order.put(content.digest, group=content.root, reused=content.reused, priority=content.priority)
         while len(self._files) > self._most_files and (least := self._order.pop()) is not None:
             self._remove(least)
 

@@ -33,19 +33,25 @@ class TieredMachine(CoreMachine):
         rows=st.sampled_from([1, 1, 2, 4, 12]),
         files=st.sampled_from([0, 0, 3, 40]),
         keep=st.booleans(),
+        share=st.sampled_from([0.3, 1.0]),
     )
-    def start(self, blocks: int, size: int, budget: int, running: int, rows: int, files: int, keep: bool) -> None:
+    def start(
+        self, blocks: int, size: int, budget: int, running: int, rows: int, files: int, keep: bool, share: float
+    ) -> None:
         self.now = 0.0
         self.directory = Path(tempfile.mkdtemp(prefix="ponder-tiers-"))
         self.rows, self.most_files, self.keep = rows, files, keep or not files
         self.disk = None
-        self.begin(blocks, EngineConfig("fake", block_size=size, max_batch_tokens=budget, max_running=running))
+        self.begin(
+            blocks,
+            EngineConfig("fake", block_size=size, max_batch_tokens=budget, max_running=running, kv_tenant_share=share),
+        )
 
     def make_core(self) -> None:
         """A fresh core, over what an earlier one left on the disk."""
         if self.disk is not None:
             self.disk.close()
-        self.pool = BlockPool(self.blocks)
+        self.pool = BlockPool(self.blocks, self.config.kv_tenant_share)
         self.runner = FakeRunner(self.pool, self.config.block_size)
         self.worker = Told()
         self.tiers, self.disk = tiers_below(

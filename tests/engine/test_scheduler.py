@@ -19,8 +19,8 @@ class Bench:
 
     def __init__(self, blocks: int = 64, budget: int = 8, running: int = 8, **options: object) -> None:
         self.now = 0.0
-        self.pool = BlockPool(blocks)
         config = EngineConfig("fake", block_size=SIZE, max_batch_tokens=budget, max_running=running, **options)  # type: ignore[arg-type]  # test options
+        self.pool = BlockPool(blocks, config.kv_tenant_share)
         self.runner = FakeRunner(self.pool, SIZE)
         self.core = EngineCore(config, self.runner, self.pool, Letters, (), b"secret", lambda: self.now)
 
