@@ -63,7 +63,10 @@ def assemble(config: EngineConfig) -> Parts:
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
     threads = config.threads or (1 if small else _TORCH_THREADS)
     use_threads(threads)
-    decoder = load_decoder(path, dtype=dtype, device=device, max_model_len=config.max_model_len)
+    if config.deterministic and device.type != "cpu":
+        raise InvalidParameter("deterministic", f"deterministic on {device}; accepted: on the CPU only.")
+    kernels = config.kernels if config.kv_dtype == "auto" else "torch"  # AMX attention reads K/V of 16 bits
+    decoder = load_decoder(path, dtype=dtype, device=device, max_model_len=config.max_model_len, kernels=kernels)
     spec = decoder.spec
     declared = spec.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > declared:
@@ -87,7 +90,7 @@ def assemble(config: EngineConfig) -> Parts:
     pool = BlockPool(blocks, config.kv_tenant_share)
     core = EngineCore(
         config,
-        ModelRunner(decoder, kv, device),
+        ModelRunner(decoder, kv, device, deterministic=config.deterministic),
         pool,
         lambda: Detokenizer(tokenizer),
         tokenizer.eos_token_ids,

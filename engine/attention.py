@@ -184,7 +184,7 @@ class AttentionPlan:
 
     def _run(self, row: _Row) -> int | None:
         """The first block, where the row's blocks are known to be neighbours in the cache."""
-        if not self._in_place:
+        if not self._in_place or not self.batch.in_place:
             return None
         blocks = self._tables[row.index][row.first : row.first + row.count]
         return blocks[0] if blocks == list(range(blocks[0], blocks[0] + row.count)) else None

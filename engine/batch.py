@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.pages import zeros
+
 NULL_BLOCK = 0  # never allocated: writes that must go nowhere (tokens whose K/V is already cached) go here
 
 
@@ -32,6 +34,7 @@ class Batch:
     context_lens: tuple[int, ...]
     block_tables: Tensor
     logits_at: Tensor
+    in_place: bool = True  # whether keys that lie together may be read where they are, which is faster
 
 
 class KVCache:
@@ -50,7 +53,7 @@ class KVCache:
         device: torch.device | str,
     ) -> None:
         self.block_size = block_size
-        self.data = torch.zeros(layers, 2, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
+        self.data = zeros(layers, 2, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
 
     @property
     def like(self) -> Tensor:

@@ -10,6 +10,7 @@ transposed 333, 681 and 882, prepacked 415, 449 and 586. So small matrices are t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -17,6 +18,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Linear = Callable[[Tensor], Tensor]  # (tokens, in) -> (tokens, out)
+Pack = Callable[[Tensor, Tensor | None], Linear]  # from weight (out, in) and bias (out,)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a model's weights are laid out: `gated` packs gate and up, one below the other, `plain` all else."""
+
+    plain: Pack
+    gated: Pack
+
 
 # Elements. Below this, packing costs a step of one row a fifth and saves one of sixteen up to a third: a CPU mostly
 # serves one chat at a time, so one row decides.

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.batch import KVCache
 from engine.batching import Batching
 from engine.kv.int8 import Int8Cache
+from engine.models.tilewise import tilewise
 from engine.scheduler import Step
 
 if TYPE_CHECKING:
@@ -65,12 +66,18 @@ class CacheStore:
 class ModelRunner:
     """A decoder and its paged cache."""
 
-    def __init__(self, decoder: Decoder, kv: KVCache | Int8Cache, device: torch.device) -> None:
+    def __init__(
+        self, decoder: Decoder, kv: KVCache | Int8Cache, device: torch.device, *, deterministic: bool = False
+    ) -> None:
         self.vocab_size = decoder.spec.vocab_size
         self._decoder = decoder
+        self._tilewise = deterministic and not decoder.tiled  # the AMX kernels treat every token by itself anyway
         self._kv = kv
         self._batching = Batching(kv.block_size, device)
 
     def run(self, step: Step) -> Tensor:
         self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
-        return self._decoder.forward(self._batching.make(step), self._kv)
+        batch = self._batching.make(step)
+        if self._tilewise:
+            return tilewise(self._decoder.forward, batch, self._kv)
+        return self._decoder.forward(batch, self._kv)

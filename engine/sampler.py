@@ -152,42 +152,67 @@ def _repetition(row: Tensor, draw: Draw) -> None:
 
 
 def _draw_filtered(logits: Tensor, draws: Mapping[int, Draw], rows: list[int]) -> Tensor:
-    """Token ids for rows with top-k, top-p or min-p: cut the sorted distribution, then draw from what is left."""
-    scaled = logits[rows] / _column(logits, [draws[i].sampling.temperature for i in rows])
-    width = min(scaled.shape[1], max(_LIKELIEST, *(draws[i].sampling.top_k for i in rows)))
-    values, ids = torch.topk(scaled, width, dim=-1)
-    undecided = _undecided(scaled, values, [draws[i].sampling for i in rows])
-    if undecided:
-        values, ids = torch.sort(scaled, dim=-1, descending=True)
+    """Token ids for rows with top-k, top-p or min-p: cut the sorted distribution, then draw from what is left.
+
+    Rows are sorted as far as they themselves need it, so that none is drawn differently for what stands beside it.
+    """
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    by_width: dict[int, list[int]] = {}
+    for at, i in enumerate(rows):
+        by_width.setdefault(min(logits.shape[1], max(_LIKELIEST, draws[i].sampling.top_k)), []).append(at)
+    for width, members in by_width.items():
+        chosen = [draws[rows[at]] for at in members]
+        picked = logits[[rows[at] for at in members]]
+        scaled = picked / _column(logits, [draw.sampling.temperature for draw in chosen])
+        values, ids = torch.topk(scaled, width, dim=-1)
+        undecided = _undecided(scaled, values, [draw.sampling for draw in chosen])
+        decided = [at for at in range(len(members)) if at not in undecided]
+        for part, whole in ((decided, False), (sorted(undecided), True)):
+            if part:
+                order = torch.sort(scaled[part], dim=-1, descending=True) if whole else (values[part], ids[part])
+                drawn = _cut_and_draw(scaled[part], *order, [chosen[at] for at in part])
+                tokens[[members[at] for at in part]] = drawn
+    return tokens
+
+
+def _cut_and_draw(scaled: Tensor, values: Tensor, ids: Tensor, draws: list[Draw]) -> Tensor:
+    """Token ids drawn from the largest `values` of `scaled` (rows, vocabulary), which have `ids`, both descending."""
+    samplings = [draw.sampling for draw in draws]
     order = torch.arange(values.shape[1], device=values.device)
-    top_k = torch.tensor([draws[i].sampling.top_k or scaled.shape[1] for i in rows], device=values.device)
+    top_k = torch.tensor([s.top_k or scaled.shape[1] for s in samplings], device=values.device)
     values = values.masked_fill(order >= top_k.unsqueeze(1), -torch.inf)
     # With top-k on, the rest is gone before top-p looks: probabilities are among those left.
-    whole = torch.where(
-        top_k.unsqueeze(1) < scaled.shape[1], torch.logsumexp(values, -1, True), torch.logsumexp(scaled, -1, True)
-    )
+    whole = torch.where(top_k.unsqueeze(1) < scaled.shape[1], _log_total(values), _log_total(scaled))
     probabilities = torch.exp(values - whole)
     before = probabilities.cumsum(-1) - probabilities  # mass of the likelier tokens; the first is always kept
-    top_p = _column(logits, [draws[i].sampling.top_p for i in rows])
+    top_p = _column(scaled, [s.top_p for s in samplings])
     probabilities = probabilities.masked_fill((before >= top_p) & (top_p < 1.0), 0.0)
-    min_p = _column(logits, [draws[i].sampling.min_p for i in rows])
+    min_p = _column(scaled, [s.min_p for s in samplings])
     probabilities = probabilities.masked_fill(probabilities < min_p * probabilities[:, :1], 0.0)
-    return ids.gather(1, _invert(probabilities, [draws[i] for i in rows]).unsqueeze(1)).squeeze(1)
+    return ids.gather(1, _invert(probabilities, draws).unsqueeze(1)).squeeze(1)
 
 
-def _undecided(scaled: Tensor, values: Tensor, samplings: list[Sampling]) -> bool:
-    """Whether some row's cut may lie beyond the likeliest tokens in `values`."""
+def _log_total(rows: Tensor) -> Tensor:
+    """log of the sum of exponentials of each row, (rows, 1). `torch.logsumexp` cuts a lone row into parts for its
+    threads, and several rows not: its bits would depend on the batch."""
+    largest = rows.max(-1, keepdim=True)
+    return largest.values - torch.log_softmax(rows, -1).gather(1, largest.indices)
+
+
+def _undecided(scaled: Tensor, values: Tensor, samplings: list[Sampling]) -> set[int]:
+    """The rows whose cut may lie beyond the likeliest tokens in `values`."""
     if values.shape[1] == scaled.shape[1]:
-        return False
-    mass = torch.exp(torch.logsumexp(values, -1) - torch.logsumexp(scaled, -1)).tolist()
+        return set()
+    mass = torch.exp(_log_total(values) - _log_total(scaled)).squeeze(1).tolist()
     ratio = torch.exp(values[:, -1] - values[:, 0]).tolist()
-    for s, covered, last in zip(samplings, mass, ratio, strict=True):
+    found = set()
+    for at, (s, covered, last) in enumerate(zip(samplings, mass, ratio, strict=True)):
         by_k = s.top_k > 0
         by_p = s.top_p < 1.0 and covered >= s.top_p
         by_min = s.min_p > 0.0 and last < s.min_p
         if not (by_k or by_p or by_min):
-            return True
-    return False
+            found.add(at)
+    return found
 
 
 def _invert(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -198,6 +198,15 @@ def serve(
     itl_goal_s: Annotated[
         str | None, _option("Seconds between two tokens that reading prompts must not exceed.", "SECONDS", _ENGINE)
     ] = None,
+    kernels: Annotated[
+        str | None, _option(r"auto: our own where the CPU has AMX; or torch. \[auto]", "NAME", _ENGINE)
+    ] = None,
+    deterministic: Annotated[
+        bool | None,
+        typer.Option("--deterministic/--no-deterministic",
+                     help=r"Give a request the same bits whatever else runs, on the CPU. \[off]",
+                     rich_help_panel=_ENGINE, show_default=False),
+    ] = None,
     prefix_cache: Annotated[
         bool | None,
         typer.Option("--prefix-cache/--no-prefix-cache", help=r"Reuse KV of equal prompt beginnings. \[on]",

@@ -33,6 +33,8 @@ class EngineSettings(BaseModel):
         "decode-first", description="decode-first, prefill-first, fcfs, shortest-first, priority or fair"
     )
     itl_goal_s: float | None = Field(None, gt=0, description="seconds between two tokens, above 0")
+    kernels: Literal["auto", "torch"] = Field("auto", description="auto or torch")
+    deterministic: bool = Field(False, description="true or false")
     prefix_cache: bool = Field(True, description="true or false")
     threads: int | None = Field(None, ge=1, description="CPU threads, 1 or more")
     loop: Literal["plain", "overlapped"] = Field("plain", description="plain or overlapped")
@@ -61,6 +63,8 @@ class EngineSettings(BaseModel):
             max_waiting=self.max_waiting,
             policy=self.policy,
             itl_goal_s=self.itl_goal_s,
+            kernels=self.kernels,
+            deterministic=self.deterministic,
             prefix_cache=self.prefix_cache,
             threads=self.threads,
             cache_dir=str(data_dir / "constraints"),

@@ -19,10 +19,13 @@ from engine import attention
 from engine.attention import AttentionPlan, Scratch
 from engine.batch import Batch, KVCache
 from engine.checkpoint import Weights, read_json
+from engine.config import KernelName
 from engine.errors import CheckpointError
 from engine.families import family_of
+from engine.kernels.amx.binding import TiledWeight
 from engine.kv.int8 import Int8Cache, Int8Layer
-from engine.linear import pack
+from engine.linear import Packing, pack
+from engine.models import amx
 from engine.models.layers import ACTIVATIONS, Layer, LayerReader
 from engine.models.rope import Rotation, rotate_
 from engine.models.spec import ModelSpec, Rope, WeightNames
@@ -48,6 +51,7 @@ class Decoder:
         device: torch.device,
         max_model_len: int | None = None,
         attend: Attention = attention.paged,
+        kernels: KernelName = "auto",
     ) -> None:
         long_context = False
         if spec.longrope_context is not None:
@@ -65,7 +69,9 @@ class Decoder:
             for rope in dict.fromkeys(spec.ropes)
             if rope is not None
         }
-        read = LayerReader(spec, names, weights, dtype, device)
+        tiled = kernels == "auto" and attend is attention.paged and amx.suits(spec, dtype, device)
+        packing = amx.packing() if tiled else Packing(pack, pack)
+        read = LayerReader(spec, names, weights, dtype, device, packing)
         self._embedding = read.tensor(f"{names.root}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         # rounded like the embeddings it scales, as the checkpoints were trained
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
@@ -74,7 +80,13 @@ class Decoder:
         head = self._embedding
         if not spec.tied_embeddings:
             head = read.tensor(names.lm_head, spec.vocab_size, spec.hidden_size)
-        self._lm_head = pack(head)
+        self._lm_head = packing.plain(head, None)
+        self._amx = amx.AmxLayers(spec, self._layers) if tiled else None
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the AMX kernels run it."""
+        return self._amx is not None
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVCache | Int8Cache) -> Tensor:
@@ -93,7 +105,10 @@ class Decoder:
     def logits(self, states: Tensor) -> Tensor:
         """Logits of last-layer states (n, hidden), before the final norm: (n, vocab) float32."""
         spec = self.spec
-        logits = self._lm_head(self._norm(states)).float()
+        if isinstance(self._lm_head, TiledWeight):
+            logits = self._lm_head.logits(states, self._norm.weight, spec.norm_eps)
+        else:
+            logits = self._lm_head(self._norm(states)).float()
         if spec.logits_scaling != 1.0:
             logits = logits / spec.logits_scaling
         if spec.logit_softcap is not None:
@@ -105,6 +120,13 @@ class Decoder:
         x = self._embedding.index_select(0, batch.token_ids)
         if self._embedding_multiplier != 1.0:
             x.mul_(self._embedding_multiplier)
+        rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
+        if self._amx is not None:
+            assert isinstance(kv, KVCache), (
+                "the AMX kernels read K/V of 16 bits; such a decoder is loaded with kernels='torch'"
+            )
+            self._amx.run(x, batch, kv, rotations)
+            return x
         plan = AttentionPlan(
             batch,
             kv,
@@ -113,7 +135,6 @@ class Decoder:
             scratch=self._scratch,
             maskless=spec.attention_softcap is None,
         )
-        rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
         caches: Sequence[Tensor | Int8Layer] = kv.layers()
         for layer, cache in zip(self._layers, caches, strict=True):
             self._attention(layer, x, cache, plan, None if layer.rope is None else rotations[layer.rope])
@@ -174,10 +195,12 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     max_model_len: int | None = None,
+    kernels: KernelName = "auto",
 ) -> Decoder:
     """The decoder of a model directory (see `checkpoint.resolve`), with weights in `dtype` on `device`.
 
-    `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`.
+    `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`. `kernels` is "torch"
+    or "auto", which takes the AMX kernels where they run the model.
 
     Raises:
         UnsupportedArchitecture: no family here runs it.
@@ -192,6 +215,8 @@ def load_decoder(
             f"{spec.max_position_embeddings} positions (max_position_embeddings)."
         )
     weights = Weights(path)
-    decoder = Decoder(spec, names, weights, dtype=dtype, device=torch.device(device), max_model_len=max_model_len)
+    decoder = Decoder(
+        spec, names, weights, dtype=dtype, device=torch.device(device), max_model_len=max_model_len, kernels=kernels
+    )
     weights.check_all_used((*names.ignored, names.lm_head) if spec.tied_embeddings else names.ignored)
     return decoder

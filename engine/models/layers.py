@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from engine.checkpoint import Weights
 from engine.errors import CheckpointError
-from engine.linear import Linear, pack
+from engine.linear import Linear, Packing
 from engine.models.rope import interleave
 from engine.models.spec import Activation, ModelSpec, Rope, WeightNames
 
@@ -38,7 +38,7 @@ class RMSNorm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         width = weight.shape[-1]
         self._eps = eps
-        self._weight = weight
+        self.weight = weight  # float32
         # x / sqrt(|x|^2 / n + eps) * w  ==  x / hypot(|x|, sqrt(n * eps)) * (w * sqrt(n))
         self._scaled = weight.float() * math.sqrt(width)
         self._floor = torch.tensor(math.sqrt(width * eps), device=weight.device)
@@ -46,9 +46,9 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """A new tensor of x's shape and dtype."""
         if x.device.type != "cpu":
-            if self._weight.dim() > 1:
-                return F.rms_norm(x.float(), x.shape[-1:], eps=self._eps).mul_(self._weight).to(x.dtype)
-            return F.rms_norm(x, x.shape[-1:], self._weight.to(x.dtype), self._eps)
+            if self.weight.dim() > 1:
+                return F.rms_norm(x.float(), x.shape[-1:], eps=self._eps).mul_(self.weight).to(x.dtype)
+            return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self._eps)
         if x.dtype != torch.float32:
             return self(x.float()).to(x.dtype)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -84,9 +84,10 @@ class LayerReader:
         weights: Weights,
         dtype: torch.dtype,
         device: torch.device,
+        packing: Packing,
     ) -> None:
         self._spec, self._names, self._weights = spec, names, weights
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._packing = dtype, device, packing
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """One tensor of the checkpoint. Raises CheckpointError: missing, or of another shape or kind."""
@@ -139,7 +140,8 @@ class LayerReader:
         return weight if rope is None else interleave(weight, self._spec.head_dim, rope.dim)
 
     def _linear(self, name: str, rows: int, columns: int, bias: bool) -> Linear:
-        return pack(self.tensor(f"{name}.weight", rows, columns), self.tensor(f"{name}.bias", rows) if bias else None)
+        weight = self.tensor(f"{name}.weight", rows, columns)
+        return self._packing.plain(weight, self.tensor(f"{name}.bias", rows) if bias else None)
 
     def _qkv(self, prefix: str, rope: Rope | None, widths: tuple[int, int, int]) -> Linear:
         weight = self._joined(prefix, self._names.qkv, widths, "weight")
@@ -149,12 +151,12 @@ class LayerReader:
             q, k, v = joined.split(widths)
             return torch.cat([self._order(q, rope), self._order(k, rope), v])
 
-        return pack(ordered(weight), None if bias is None else ordered(bias))
+        return self._packing.plain(ordered(weight), None if bias is None else ordered(bias))
 
     def _gate_up(self, prefix: str) -> Linear:
         widths = (self._spec.intermediate_size,) * 2
         bias = self._joined(prefix, self._names.gate_up, widths, "bias") if self._spec.mlp_bias else None
-        return pack(self._joined(prefix, self._names.gate_up, widths, "weight"), bias)
+        return self._packing.gated(self._joined(prefix, self._names.gate_up, widths, "weight"), bias)
 
     def _joined(self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...], part: str) -> Tensor:
         """The rows of several projections one below the other, whether the checkpoint joins them or not."""

@@ -1,0 +1,457 @@
+// Softmax(q k^T) v over the paged cache, for rows of any number of queries, on AMX tiles. Knows nothing of layers.
+//
+// FlashAttention's online softmax (Dao et al. 2022) over chunks of 64 keys. A tile has 16 columns: the query heads that
+// share a K/V head, for as many tokens as fit. Scores are computed as k q^T, so that keys are read as they lie in the
+// cache and the softmax runs down the columns without a horizontal sum. Chunks begin at multiples of 64 whatever the
+// queries, and a chunk that is hidden from a query changes nothing: a token's bits depend neither on the batch nor on
+// how its prompt was cut.
+#include "attention.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <vector>
+
+#include "pool.h"
+
+namespace ponder {
+namespace {
+
+constexpr int kChunk = 64;        // keys of one step of the softmax
+constexpr int kColumns = 16;      // of a tile: query heads times tokens
+constexpr int64_t kSegment = 64;  // query tokens of one task
+constexpr int kAhead = 128;       // rows of keys and values that are fetched while one head is computed
+constexpr float kNever = -1e30f;  // a maximum before any key: finite, so that hidden chunks subtract to -inf
+
+inline void transpose16(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+  }
+}
+
+// What one thread reuses from task to task.
+struct Room {
+  std::vector<bf16> storage;
+  bf16* aligned(size_t elements) {
+    if (storage.size() < elements + 32) storage.resize(elements + 32);
+    return reinterpret_cast<bf16*>((reinterpret_cast<uintptr_t>(storage.data()) + 63) & ~uintptr_t{63});
+  }
+};
+
+// Query tokens [first, last) of one row, for one K/V head; or, where they fill one tile only, for several of them.
+class Task {
+ public:
+  Task(const Attention& a, int64_t row, int64_t kv_head, int64_t first, int64_t last)
+      : a_(a), row_(row), kv_head_(kv_head), first_(first), last_(last) {
+    group_ = a.heads / a.kv_heads;
+    steps_ = a.width / 32;
+    context_ = a.contexts[row];
+    // position of token t of the batch is t + offset
+    offset_ = context_ - a.starts[row + 1];
+    stride_ = a.kv_heads * a.width;
+    begin_ = chunk_of_first(first);
+  }
+
+  // All tiles of one K/V head, one after the other: the values are packed once for all of them.
+  void run() {
+    const int64_t end = (last_ - 1 + offset_) / kChunk + 1, tokens = tile_tokens(a_);
+    reserve(1, end - begin_);
+    packed_until_ = begin_;
+    for (int64_t token = first_; token < last_; token += tokens)
+      for (int64_t head = 0; head < group_; head += kColumns)
+        tile(token, std::min(token + tokens, last_), head, std::min<int64_t>(group_ - head, kColumns));
+  }
+
+  // One tile for each K/V head from kv_head_ to `end_head`, chunk by chunk. A step of few queries waits for memory alone,
+  // and a processor reads ahead only where addresses follow each other: so a chunk of all heads is copied first, in the
+  // order in which it lies in the cache.
+  void run_heads(int64_t end_head) {
+    const int64_t first_head = kv_head_, heads = end_head - first_head;
+    reserve(heads, 1);
+    std::vector<Progress> all(heads);
+    for (int64_t i = 0; i < heads; ++i) {
+      at_head(first_head + i, i);
+      all[i] = begin_tile(first_, last_, 0, group_);
+    }
+    static thread_local Room keys_room, values_room;
+    const int64_t of_head = kChunk * a_.width;
+    bf16* keys = keys_room.aligned(heads * of_head);
+    bf16* values = values_room.aligned(heads * of_head);
+    for (int64_t chunk = begin_; chunk < all[0].end; ++chunk) {
+      stage(find(chunk), first_head, heads, keys, values);
+      const int64_t* next = find(chunk + 1);
+      for (int64_t i = 0; i < heads; ++i) {
+        at_head(first_head + i, i);
+        look_ahead(next, i * kChunk / heads, (i + 1) * kChunk / heads, first_head, heads);
+        const bf16* tiles[4];
+        for (int tile = 0; tile < 4; ++tile) tiles[tile] = keys + i * of_head + tile * 16 * a_.width;
+        score(tiles, {a_.width * 2, a_.width * 2, a_.width * 2, a_.width * 2});
+        weigh_in(chunk, values + i * of_head, all[i]);
+      }
+    }
+    for (int64_t i = 0; i < heads; ++i) {
+      at_head(first_head + i, i);
+      finish(all[i]);
+    }
+  }
+
+  static int64_t tile_tokens(const Attention& a) { return std::max<int64_t>(1, kColumns / (a.heads / a.kv_heads)); }
+
+ private:
+  // A tile under way: columns are tokens [from, to) times heads [head, head + heads), column = (token - from) * heads +
+  // head.
+  struct Progress {
+    int64_t from, to, head, heads, begin, end;
+    int columns;
+    __m512i first, last;  // keys that each column sees
+    __m512 maximum, total;
+  };
+
+  void reserve(int64_t heads, int64_t chunks) {
+    static thread_local Room values_room, work_room;
+    const int64_t tile = kColumns * a_.width;
+    packed_values_ = values_room.aligned(chunks * kChunk * a_.width);
+    bf16* work = work_room.aligned(tile * 3 * heads + tile * 2 + kChunk * a_.width + kChunk * kColumns * 3);
+    all_out_ = reinterpret_cast<float*>(work);
+    part_ = all_out_ + tile * heads;
+    all_queries_ = reinterpret_cast<bf16*>(part_ + tile);
+    gathered_ = all_queries_ + tile * heads;
+    scores_ = reinterpret_cast<float*>(gathered_ + kChunk * a_.width);
+    probabilities_ = reinterpret_cast<bf16*>(scores_ + kChunk * kColumns);
+    several_ = chunks > 1;
+    at_head(kv_head_, 0);
+  }
+
+  void at_head(int64_t kv_head, int64_t room) {
+    kv_head_ = kv_head;
+    queries_ = all_queries_ + room * kColumns * a_.width;
+    out_ = all_out_ + room * kColumns * a_.width;
+  }
+
+  int64_t chunk_of_first(int64_t token) const {
+    return a_.window ? std::max<int64_t>(0, token + offset_ - a_.window + 1) / kChunk : 0;
+  }
+
+  // Where the chunk's keys and values are in the cache, in elements; -1 past the context.
+  const int64_t* find(int64_t chunk) {
+    int64_t* places = places_;
+    int64_t key = chunk * kChunk, block = key / a_.block_size, within = key % a_.block_size;
+    const int64_t* table = a_.tables + row_ * a_.table_stride;
+    for (int k = 0; k < kChunk; ++k, ++key) {
+      if (key >= context_) {
+        places[k] = -1;
+        continue;
+      }
+      places[k] = (table[block] * a_.block_size + within) * stride_;
+      if (++within == a_.block_size) {
+        within = 0;
+        ++block;
+      }
+    }
+    return places;
+  }
+
+  void tile(int64_t from, int64_t to, int64_t head, int64_t heads) {
+    Progress p = begin_tile(from, to, head, heads);
+    for (int64_t chunk = p.begin; chunk < p.end; ++chunk) advance(chunk, find(chunk), p);
+    finish(p);
+  }
+
+  Progress begin_tile(int64_t from, int64_t to, int64_t head, int64_t heads) {
+    const int columns = static_cast<int>((to - from) * heads);
+    pack_queries(from, head, heads, columns);
+    alignas(64) int32_t last_key[kColumns], first_key[kColumns];
+    for (int c = 0; c < kColumns; ++c) {
+      const int64_t position = c < columns ? from + c / heads + offset_ : from + offset_;
+      last_key[c] = static_cast<int32_t>(position);
+      first_key[c] = static_cast<int32_t>(a_.window ? std::max<int64_t>(0, position - a_.window + 1) : 0);
+    }
+    const int64_t end = (to - 1 + offset_) / kChunk + 1;
+    return {from,    to,
+            head,    heads,
+            chunk_of_first(from), end,
+            columns, _mm512_load_si512(first_key),
+            _mm512_load_si512(last_key), _mm512_set1_ps(kNever),
+            _mm512_setzero_ps()};
+  }
+
+  void advance(int64_t chunk, const int64_t* places, Progress& p) {
+    const bf16* values = pack_values(chunk, places);
+    score(places);
+    weigh_in(chunk, values, p);
+  }
+
+  void weigh_in(int64_t chunk, const bf16* values, Progress& p) {
+    const bool masked = (chunk + 1) * kChunk > p.from + offset_ + 1 ||
+                        (a_.window && chunk * kChunk < std::max<int64_t>(0, p.to - 1 + offset_ - a_.window + 1));
+    const __m512 shrink = soften(chunk, masked, p.first, p.last, p.maximum, p.total);
+    weigh(values, shrink, chunk == p.begin, p.columns);
+  }
+
+  void pack_queries(int64_t from, int64_t head, int64_t heads, int columns) {
+    for (int64_t step = 0; step < steps_; ++step) {
+      __m512i rows[16];
+      for (int c = 0; c < kColumns; ++c)
+        rows[c] = c < columns ? _mm512_loadu_si512(a_.queries + (from + c / heads) * a_.query_stride +
+                                                   (kv_head_ * group_ + head + c % heads) * a_.width + step * 32)
+                              : _mm512_setzero_si512();
+      transpose16(rows);
+      for (int i = 0; i < 16; ++i) _mm512_store_si512(queries_ + step * kTileElements + i * 32, rows[i]);
+    }
+  }
+
+  // What soften() is to fetch meanwhile: keys [from, to) of the next chunk and their values, for all heads of the task.
+  void look_ahead(const int64_t* places, int64_t from, int64_t to, int64_t first_head, int64_t heads) {
+    ahead_ = 0;
+    ahead_bytes_ = heads * a_.width * 2;
+    for (const bf16* cache : {a_.keys, a_.values})
+      for (int64_t k = from; k < std::min(to, from + kAhead / 2) && places[k] >= 0; ++k)
+        ahead_rows_[ahead_++] = reinterpret_cast<const char*>(cache + places[k] + first_head * a_.width);
+  }
+
+  // The turn-th of 32 parts of it.
+  void fetch(int turn) const {
+    for (int row = turn / 2 * ahead_ / 16; row < (turn / 2 + 1) * ahead_ / 16; ++row)
+      for (int64_t byte = turn % 2 * 64; byte < ahead_bytes_; byte += 128)
+        _mm_prefetch(ahead_rows_[row] + byte, _MM_HINT_T1);
+  }
+
+  // Copies a chunk of several heads: keys to [head][64][width], values as pack_values has them to [head].
+  void stage(const int64_t* places, int64_t first_head, int64_t heads, bf16* keys, bf16* values) const {
+    const int64_t from = first_head * a_.width, of_head = kChunk * a_.width;
+    for (int k = 0; k < kChunk; ++k)
+      for (int64_t head = 0; head < heads; ++head) {
+        bf16* to = keys + head * of_head + k * a_.width;
+        const bf16* row = places[k] < 0 ? nullptr : a_.keys + places[k] + from + head * a_.width;
+        for (int64_t w = 0; w < a_.width; w += 32)
+          _mm512_store_si512(to + w, row ? _mm512_loadu_si512(row + w) : _mm512_setzero_si512());
+      }
+    for (int pair = 0; pair < kChunk / 2; ++pair)
+      for (int64_t head = 0; head < heads; ++head)
+        pack_pair(pair, places, from + head * a_.width, values + head * of_head);
+  }
+
+  // Pairs of keys side by side, as tiles [chunk][2][width / 16]; keys past the context are zero, not what was there.
+  const bf16* pack_values(int64_t chunk, const int64_t* places) {
+    bf16* to = packed_values_ + (several_ ? (chunk - begin_) * kChunk * a_.width : 0);
+    if (chunk < packed_until_) return to;
+    packed_until_ = chunk + 1;
+    for (int pair = 0; pair < kChunk / 2; ++pair) pack_pair(pair, places, kv_head_ * a_.width, to);
+    return to;
+  }
+
+  void pack_pair(int pair, const int64_t* places, int64_t within, bf16* to) const {
+    alignas(64) static const uint16_t low_order[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i low = _mm512_load_si512(low_order), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const int64_t first = places[pair * 2], second = places[pair * 2 + 1];
+    const bf16* one = first >= 0 ? a_.values + first + within : nullptr;
+    const bf16* two = second >= 0 ? a_.values + second + within : nullptr;
+    bf16* row = to + pair / 16 * 32 * a_.width + pair % 16 * 32;
+    for (int64_t w = 0; w < a_.width; w += 32) {
+      const __m512i x = one ? _mm512_loadu_si512(one + w) : _mm512_setzero_si512();
+      const __m512i y = two ? _mm512_loadu_si512(two + w) : _mm512_setzero_si512();
+      _mm512_store_si512(row + w / 16 * kTileElements, _mm512_permutex2var_epi16(x, low, y));
+      _mm512_store_si512(row + w / 16 * kTileElements + kTileElements, _mm512_permutex2var_epi16(x, high, y));
+    }
+  }
+
+  // scores_[key][column] = k . q for the chunk's keys.
+  void score(const int64_t* places) {
+    const bf16* tiles[4];
+    std::array<int64_t, 4> strides;
+    for (int i = 0; i < 4; ++i) {
+      const int64_t* keys = places + i * 16;
+      if (keys[15] >= 0 && a_.block_size % 16 == 0) {
+        tiles[i] = a_.keys + keys[0] + kv_head_ * a_.width;
+        strides[i] = stride_ * 2;
+        continue;
+      }
+      bf16* rows = gathered_ + i * 16 * a_.width;
+      for (int k = 0; k < 16; ++k)
+        if (keys[k] >= 0)
+          std::memcpy(rows + k * a_.width, a_.keys + keys[k] + kv_head_ * a_.width, a_.width * 2);
+        else
+          std::memset(rows + k * a_.width, 0, a_.width * 2);
+      tiles[i] = rows;
+      strides[i] = a_.width * 2;
+    }
+    score(tiles, strides);
+  }
+
+  // For 16 keys of each of four tiles, rows `strides` bytes apart.
+  void score(const bf16* const (&tiles)[4], const std::array<int64_t, 4>& strides) {
+    before_tiles();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < steps_; ++step) {
+      _tile_loadd(4, queries_ + step * kTileElements, 64);
+      _tile_loadd(5, tiles[0] + step * 32, strides[0]);
+      _tile_dpbf16ps(0, 5, 4);
+      _tile_loadd(6, tiles[1] + step * 32, strides[1]);
+      _tile_dpbf16ps(1, 6, 4);
+      _tile_loadd(7, tiles[2] + step * 32, strides[2]);
+      _tile_dpbf16ps(2, 7, 4);
+      _tile_loadd(5, tiles[3] + step * 32, strides[3]);
+      _tile_dpbf16ps(3, 5, 4);
+    }
+    _tile_stored(0, scores_, 64);
+    _tile_stored(1, scores_ + 256, 64);
+    _tile_stored(2, scores_ + 512, 64);
+    _tile_stored(3, scores_ + 768, 64);
+  }
+
+  // Turns scores into probabilities_ relative to the new maximum; gives what the sums so far shrink by.
+  __m512 soften(int64_t chunk, bool masked, __m512i first, __m512i last, __m512& maximum, __m512& total) {
+    const __m512 scale = _mm512_set1_ps(a_.scale * 1.4426950408889634f);  // powers of two are cheaper
+    if (masked) {
+      const __m512 hidden = _mm512_set1_ps(-INFINITY);
+      for (int k = 0; k < kChunk; ++k) {
+        const __m512i key = _mm512_set1_epi32(static_cast<int32_t>(chunk * kChunk + k));
+        const __mmask16 out = _mm512_cmpgt_epi32_mask(key, last) | _mm512_cmpgt_epi32_mask(first, key);
+        float* at = scores_ + k * 16;
+        _mm512_store_ps(at, _mm512_mask_blend_ps(out, _mm512_load_ps(at), hidden));
+      }
+    }
+    __m512 largest[4];
+    for (int i = 0; i < 4; ++i) largest[i] = _mm512_load_ps(scores_ + i * 16);
+    for (int k = 4; k < kChunk; k += 4)
+      for (int i = 0; i < 4; ++i) largest[i] = _mm512_max_ps(largest[i], _mm512_load_ps(scores_ + (k + i) * 16));
+    const __m512 top = _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3]));
+    const __m512 peak = _mm512_max_ps(maximum, _mm512_mul_ps(top, scale));
+    const __m512 shrink = exp2_16(_mm512_sub_ps(maximum, peak));
+    maximum = peak;
+    __m512 even = _mm512_setzero_ps(), odd = even;
+    for (int half = 0; half < 2; ++half) {
+      __m512i pairs[16];
+      for (int i = 0; i < 16; ++i) {
+        const float* at = scores_ + (half * 32 + i * 2) * 16;
+        const __m512 a = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(at), scale, peak));
+        const __m512 b = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(at + 16), scale, peak));
+        if (ahead_) fetch(half * 16 + i);
+        even = _mm512_add_ps(even, a);
+        odd = _mm512_add_ps(odd, b);
+        pairs[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(narrow(a)),
+                                   _mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow(b)), 16));
+      }
+      transpose16(pairs);
+      for (int i = 0; i < 16; ++i) _mm512_store_si512(probabilities_ + half * kTileElements + i * 32, pairs[i]);
+    }
+    total = _mm512_fmadd_ps(total, shrink, _mm512_add_ps(even, odd));
+    return shrink;
+  }
+
+  // out_ = out_ * shrink + probabilities_ @ values.
+  void weigh(const bf16* values, __m512 shrink, bool first, int columns) {
+    before_tiles();
+    const int64_t tiles = a_.width / 16;
+    float* sums = first ? out_ : part_;
+    for (int64_t tile = 0; tile < tiles; tile += 2) {
+      _tile_zero(0);
+      _tile_zero(1);
+      for (int half = 0; half < 2; ++half) {
+        const bf16* from = values + (half * tiles + tile) * kTileElements;
+        _tile_loadd(4, probabilities_ + half * kTileElements, 64);
+        _tile_loadd(5, from, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, from + kTileElements, 64);
+        _tile_dpbf16ps(1, 4, 6);
+      }
+      _tile_stored(0, sums + tile * 16, a_.width * 4);
+      _tile_stored(1, sums + tile * 16 + 16, a_.width * 4);
+    }
+    if (first) return;
+    alignas(64) float by[kColumns];
+    _mm512_store_ps(by, shrink);
+    for (int c = 0; c < columns; ++c) {
+      const __m512 factor = _mm512_set1_ps(by[c]);
+      float *to = out_ + c * a_.width, *part = part_ + c * a_.width;
+      for (int64_t w = 0; w < a_.width; w += 16)
+        _mm512_store_ps(to + w, _mm512_fmadd_ps(_mm512_load_ps(to + w), factor, _mm512_load_ps(part + w)));
+    }
+  }
+
+  void finish(const Progress& p) {
+    alignas(64) float totals[kColumns];
+    _mm512_store_ps(totals, p.total);
+    const int64_t blocks = a_.heads * a_.width / 32;
+    for (int c = 0; c < p.columns; ++c) {
+      const __m512 inverse = _mm512_set1_ps(1.0f / totals[c]);
+      const int64_t column = (kv_head_ * group_ + p.head + c % p.heads) * a_.width;
+      const float* sums = out_ + c * a_.width;
+      for (int64_t w = 0; w < a_.width; w += 32)
+        _mm512_storeu_si512(a_.out + packed_at(p.from + c / p.heads, blocks, column + w),
+                            narrow32(_mm512_mul_ps(_mm512_load_ps(sums + w), inverse),
+                                     _mm512_mul_ps(_mm512_load_ps(sums + w + 16), inverse)));
+    }
+  }
+
+  const Attention& a_;
+  int64_t row_, kv_head_, first_, last_, group_, steps_, context_, offset_, stride_, begin_, packed_until_;
+  bool several_;  // chunks of packed values, for tiles to come
+  int64_t places_[kChunk];
+  int ahead_ = 0;
+  int64_t ahead_bytes_ = 0;
+  const char* ahead_rows_[kAhead];
+  bf16 *packed_values_, *gathered_, *all_queries_, *queries_, *probabilities_;
+  float *all_out_, *out_, *part_, *scores_;
+};
+
+}  // namespace
+
+void attend(const Attention& a, int threads) {
+  const int64_t group = a.heads / a.kv_heads;
+  const auto one_tile = [&](int64_t row) {
+    return group <= kColumns && a.starts[row + 1] - a.starts[row] <= Task::tile_tokens(a);
+  };
+  // Rows of one tile are cut by heads only as far as all threads need something to do.
+  const int64_t parts = std::clamp<int64_t>((2 * threads + a.rows - 1) / a.rows, 1, a.kv_heads);
+  std::vector<int64_t> before(a.rows + 1, 0);  // tasks are counted through rows in order; long ones come in pieces
+  for (int64_t row = 0; row < a.rows; ++row)
+    before[row + 1] = before[row] + (one_tile(row) ? parts
+                                                   : (a.starts[row + 1] - a.starts[row] + kSegment - 1) / kSegment *
+                                                         a.kv_heads);
+  std::atomic<int64_t> next{0};
+  pool().run(threads, [&](int) {
+    configure_tiles({16, 16, 16, 16, 16, 16, 16, 16});
+    int64_t row = 0;
+    for (int64_t index; (index = next.fetch_add(1)) < before[a.rows];) {
+      while (before[row + 1] <= index) ++row;
+      const int64_t task = index - before[row];
+      if (one_tile(row)) {
+        if (a.starts[row + 1] > a.starts[row])
+          Task(a, row, task * a.kv_heads / parts, a.starts[row], a.starts[row + 1])
+              .run_heads((task + 1) * a.kv_heads / parts);
+        continue;
+      }
+      const int64_t first = a.starts[row] + task / a.kv_heads * kSegment;
+      Task(a, row, task % a.kv_heads, first, std::min(first + kSegment, a.starts[row + 1])).run();
+    }
+    _tile_release();
+  });
+}
+
+}  // namespace ponder

@@ -1,0 +1,140 @@
+// The layers of a decoder, one after the other, in one call; the plain C face of all kernels. Mirrored in native.py.
+//
+// Knows what engine.models.decoder knows: norms that a family lacks are null. Nothing here allocates per step but the
+// scratch memory, which grows to the largest step and stays.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+#include "rows.h"
+
+namespace ponder {
+
+Pool& pool() {
+  static Pool* shared = new Pool;  // never destroyed: its threads may outlive the exit of main
+  return *shared;
+}
+
+namespace {
+
+struct Layer {
+  Weight qkv, o, gate_up, down;
+  const float *attention_pre, *attention_post, *mlp_pre, *mlp_post, *head_norm, *query_norm, *key_norm;
+  int64_t window;    // 0: the whole context
+  int64_t rotation;  // which of the step's rotations; -1: none
+};
+
+struct Model {
+  int64_t layers, hidden, heads, kv_heads, width, intermediate, gated;  // `gated` is the Output of the MLP's first half
+  float eps, scale, residual;
+  const Layer* layer;
+};
+
+struct Step {
+  int64_t tokens, rows, table_stride, block_size, threads;
+  const int64_t *slots, *starts, *contexts, *tables;
+  const float* const* rotations;
+  bf16* states;            // (tokens, hidden), changed in place
+  bf16* const* caches;     // of each layer: keys, then values
+  int64_t cache_elements;  // of one layer's keys
+};
+
+// Memory for one step's activations. Two engines of a process may compute at once, so each thread has its own.
+struct Scratch {
+  char* memory = nullptr;
+  size_t size = 0;
+
+  void reserve(size_t bytes) {
+    if (bytes <= size) return;
+    release();
+    size = (bytes + (2 << 20) - 1) >> 21 << 21;
+    memory = static_cast<char*>(std::aligned_alloc(2 << 20, size));
+    if (memory) madvise(memory, size, MADV_HUGEPAGE);
+  }
+  void release() {
+    std::free(memory);
+    memory = nullptr;
+    size = 0;
+  }
+  ~Scratch() { release(); }
+};
+
+thread_local Scratch scratch;
+
+void run_layer(const Model& model, const Layer& layer, const Step& step, bf16* cache, bf16* packed, bf16* rows,
+               bf16* wide) {
+  const int threads = static_cast<int>(step.threads);
+  const int64_t tokens = step.tokens, hidden = model.hidden, queries = model.heads * model.width;
+  const int64_t joined = queries + 2 * model.kv_heads * model.width;
+  bf16 *keys = cache, *values = cache + step.cache_elements;
+
+  norm_packed(step.states, tokens, hidden, layer.attention_pre, model.eps, packed, threads);
+  linear(packed, tokens, layer.qkv, {Output::kRows, rows, joined, 1.0f}, threads);
+  const Heads heads{model.heads,      model.kv_heads,  model.width, layer.head_norm,
+                    layer.query_norm, layer.key_norm, model.eps,
+                    layer.rotation < 0 ? nullptr : step.rotations[layer.rotation]};
+  place(rows, tokens, heads, step.slots, keys, values, threads);
+  attend({rows, joined, keys, values, step.block_size, model.heads, model.kv_heads, model.width, step.tables,
+          step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed},
+         threads);
+  const auto add = [&](const bf16* from, const Weight& weight, const float* post) {
+    if (!post) {
+      linear(from, tokens, weight, {Output::kAdd, step.states, hidden, model.residual}, threads);
+      return;
+    }
+    linear(from, tokens, weight, {Output::kRows, rows, hidden, 1.0f}, threads);
+    norm_add(step.states, rows, tokens, hidden, post, model.eps, model.residual, threads);
+  };
+  add(packed, layer.o, layer.attention_post);
+
+  norm_packed(step.states, tokens, hidden, layer.mlp_pre, model.eps, packed, threads);
+  linear(packed, tokens, layer.gate_up,
+         {static_cast<Output>(model.gated), wide, model.intermediate / 32, 1.0f}, threads);
+  add(wide, layer.down, layer.mlp_post);
+}
+
+}  // namespace
+}  // namespace ponder
+
+extern "C" {
+
+// Asks the system for the tile registers. 0, or an error number.
+int ponder_start() { return static_cast<int>(syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* TILEDATA */)); }
+
+int64_t ponder_packed_bytes(int64_t out, int64_t in) { return ponder::packed_bytes(out, in); }
+
+void ponder_pack(const ponder::bf16* weight, int64_t out, int64_t in, ponder::bf16* tiles) {
+  ponder::pack_weight(weight, out, in, tiles);
+}
+
+// All layers. 0, or -1 where there is no memory for the activations.
+int ponder_layers(const ponder::Model* model, const ponder::Step* step) {
+  using namespace ponder;
+  const int64_t tokens = (step->tokens + 15) / 16 * 16;
+  const int64_t queries = model->heads * model->width, joined = queries + 2 * model->kv_heads * model->width;
+  const size_t packed = tokens * std::max(model->hidden, queries), rows = tokens * std::max(joined, model->hidden);
+  const size_t wide = tokens * model->intermediate;
+  scratch.reserve((packed + rows + wide) * sizeof(bf16) + 64);
+  if (!scratch.memory) return -1;
+  bf16* memory = reinterpret_cast<bf16*>(scratch.memory);
+  for (int64_t i = 0; i < model->layers; ++i)
+    run_layer(*model, model->layer[i], *step, step->caches[i], memory, memory + packed, memory + packed + rows);
+  return 0;
+}
+
+// `to` = RMSNorm(rows) @ weight.T in float32 (to_floats) or bfloat16; a null norm multiplies the rows as they are.
+int ponder_linear(const ponder::bf16* rows, int64_t tokens, const float* norm, float eps, const ponder::Weight* weight,
+                  void* to, int to_floats, int threads) {
+  using namespace ponder;
+  scratch.reserve((tokens + 15) / 16 * 16 * weight->in * sizeof(bf16) + 64);
+  if (!scratch.memory) return -1;
+  bf16* packed = reinterpret_cast<bf16*>(scratch.memory);
+  norm_packed(rows, tokens, weight->in, norm, eps, packed, threads);
+  linear(packed, tokens, *weight, {to_floats ? Output::kFloats : Output::kRows, to, weight->out, 1.0f}, threads);
+  return 0;
+}
+}

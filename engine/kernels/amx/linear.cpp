@@ -1,0 +1,223 @@
+// y = x @ weight.T in bfloat16 with float32 sums, on AMX tiles. Knows nothing of what the columns mean.
+//
+// The weight lies as [out / 32][in / 32][2][16][16][2]: for 32 columns of the output and 32 of the input two tiles of
+// 16 pairs, in the order in which they are read, so that a step of few rows is one stream through memory. Every sum
+// runs over the input in the same order whatever the number of rows: a row's bits do not depend on its neighbours.
+#include "linear.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "pool.h"
+
+namespace ponder {
+namespace {
+
+constexpr int64_t kAhead = 2048;            // bytes that a stream of weights is prefetched ahead
+constexpr int64_t kRowsInCache = 1536 << 10;  // bytes of packed rows that stay in a core's second cache
+
+inline void prefetch(const bf16* tile) {
+  const char* at = reinterpret_cast<const char*>(tile) + kAhead;
+  for (int line = 0; line < 32; ++line) _mm_prefetch(at + line * 64, _MM_HINT_T0);
+}
+
+inline __m512 sigmoid(__m512 x) {
+  const __m512 e = exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-1.4426950408889634f)));
+  return _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_add_ps(_mm512_set1_ps(1.0f), e));
+}
+
+inline __m512 activate(Output kind, __m512 x) {
+  if (kind == Output::kGatedSilu) return _mm512_mul_ps(x, sigmoid(x));
+  if (kind == Output::kGatedGeluTanh) {  // x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3))
+    const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
+    const __m512 inner = _mm512_fmadd_ps(cube, _mm512_set1_ps(0.044715f), x);
+    return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(inner, _mm512_set1_ps(1.5957691216057308f))));
+  }
+  alignas(64) float values[16];
+  _mm512_store_ps(values, x);
+  for (float& v : values) v = 0.5f * v * (1.0f + std::erf(v * 0.70710678f));
+  return _mm512_load_ps(values);
+}
+
+// Takes `rows` rows of 32 sums, `sums[row * 32 + column]`, from token `token` and column block `block` on.
+inline void put(const float* sums, int rows, int64_t token, int64_t block, const Weight& weight,
+                const Destination& to, bool past_cache) {
+  const int64_t column = block * 32;
+  const int columns = static_cast<int>(std::min<int64_t>(32, weight.out - column));
+  const __mmask16 low_mask = columns >= 16 ? 0xffff : (1u << columns) - 1;
+  const __mmask16 high_mask = columns >= 32 ? 0xffff : columns <= 16 ? 0 : (1u << (columns - 16)) - 1;
+  __m512 low_bias = _mm512_setzero_ps(), high_bias = low_bias;
+  if (weight.bias) {
+    low_bias = _mm512_maskz_loadu_ps(low_mask, weight.bias + column);
+    high_bias = _mm512_maskz_loadu_ps(high_mask, weight.bias + column + 16);
+  }
+  for (int row = 0; row < rows; ++row) {
+    const __m512 low = _mm512_add_ps(_mm512_load_ps(sums + row * 32), low_bias);
+    const __m512 high = _mm512_add_ps(_mm512_load_ps(sums + row * 32 + 16), high_bias);
+    switch (to.kind) {
+      case Output::kRows: {
+        bf16* at = static_cast<bf16*>(to.data) + (token + row) * to.stride + column;
+        if (past_cache && columns == 32 && reinterpret_cast<uintptr_t>(at) % 64 == 0)
+          _mm512_stream_si512(reinterpret_cast<__m512i*>(at), narrow32(low, high));
+        else {
+          _mm256_mask_storeu_epi16(at, low_mask, narrow(low));
+          _mm256_mask_storeu_epi16(at + 16, high_mask, narrow(high));
+        }
+        break;
+      }
+      case Output::kAdd: {
+        bf16* at = static_cast<bf16*>(to.data) + (token + row) * to.stride + column;
+        const __m512 multiplier = _mm512_set1_ps(to.multiplier);
+        store16(at, _mm512_fmadd_ps(low, multiplier, load16(at)));
+        store16(at + 16, _mm512_fmadd_ps(high, multiplier, load16(at + 16)));
+        break;
+      }
+      case Output::kFloats: {
+        float* at = static_cast<float*>(to.data) + (token + row) * to.stride + column;
+        _mm512_mask_storeu_ps(at, low_mask, low);
+        _mm512_mask_storeu_ps(at + 16, high_mask, high);
+        break;
+      }
+      default: {
+        const __m512 product = _mm512_mul_ps(activate(to.kind, low), high);
+        store16(static_cast<bf16*>(to.data) + packed_at(token + row, to.stride, block * 16), product);
+      }
+    }
+  }
+}
+
+struct Work {
+  const bf16* packed;
+  int64_t tokens, blocks, steps;  // blocks of 32 output columns; steps of 32 input columns
+  const Weight& weight;
+  const Destination& to;
+};
+
+// Up to 16 tokens: four accumulators over two blocks of columns, two streams of weights.
+void few(const Work& work, int64_t first, int64_t last) {
+  const int rows = static_cast<int>(work.tokens);
+  const int64_t panel = work.steps * 1024;
+  const bf16* weight = static_cast<const bf16*>(work.weight.tiles);
+  alignas(64) float sums[2][16 * 32];
+  for (int64_t block = first; block < last; block += 2) {
+    const bf16 *one = weight + block * panel, *two = one + panel;
+    const bool both = block + 1 < last;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < work.steps; ++step) {
+      _tile_loadd(4, work.packed + step * kTileElements, 64);
+      _tile_loadd(5, one + step * 1024, 64);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_loadd(6, one + step * 1024 + 512, 64);
+      _tile_dpbf16ps(1, 4, 6);
+      prefetch(one + step * 1024);
+      if (!both) continue;
+      _tile_loadd(7, two + step * 1024, 64);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_loadd(5, two + step * 1024 + 512, 64);
+      _tile_dpbf16ps(3, 4, 5);
+      prefetch(two + step * 1024);
+    }
+    _tile_stored(0, sums[0], 128);
+    _tile_stored(1, sums[0] + 16, 128);
+    put(sums[0], rows, 0, block, work.weight, work.to, false);
+    if (!both) continue;
+    _tile_stored(2, sums[1], 128);
+    _tile_stored(3, sums[1] + 16, 128);
+    put(sums[1], rows, 0, block + 1, work.weight, work.to, false);
+  }
+}
+
+// One block of columns for the tokens from `from` to `to`: 32 tokens at a time.
+void many(const Work& work, int64_t block, int64_t from, int64_t to, int& configured) {
+  const bf16* panel = static_cast<const bf16*>(work.weight.tiles) + block * work.steps * 1024;
+  const int64_t tile_row = work.steps * kTileElements;
+  alignas(64) float sums[32 * 32];
+  for (int64_t token = from; token < to; token += 32) {
+    const int upper = static_cast<int>(std::min<int64_t>(16, to - token));
+    const int lower = static_cast<int>(std::clamp<int64_t>(to - token - 16, 0, 16));
+    if (configured != upper * 32 + lower) {
+      const int low = lower ? lower : 16;
+      configure_tiles({upper, upper, low, low, upper, low, 16, 16});
+      configured = upper * 32 + lower;
+    }
+    const bf16* one = work.packed + token / 16 * tile_row;
+    const bf16* two = lower ? one + tile_row : one;
+    const bool first = token == from;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < work.steps; ++step) {
+      const bf16* tile = panel + step * 1024;
+      _tile_loadd(6, tile, 64);
+      _tile_loadd(4, one + step * kTileElements, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, tile + 512, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, two + step * kTileElements, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+      if (first) prefetch(tile);
+    }
+    _tile_stored(0, sums, 128);
+    _tile_stored(1, sums + 16, 128);
+    if (lower) {
+      _tile_stored(2, sums + 512, 128);
+      _tile_stored(3, sums + 528, 128);
+    }
+    put(sums, upper + lower, token, block, work.weight, work.to, work.tokens > 16);
+  }
+}
+
+}  // namespace
+
+int64_t packed_bytes(int64_t out, int64_t in) { return (out + 31) / 32 * 32 * in * 2; }
+
+void pack_weight(const bf16* weight, int64_t out, int64_t in, bf16* tiles) {
+  for (int64_t row = 0; row < (out + 31) / 32 * 32; ++row)
+    for (int64_t column = 0; column < in; column += 32) {
+      bf16* tile = tiles + (row / 32 * (in / 32) + column / 32) * 1024 + row % 32 / 16 * 512 + row % 16 * 2;
+      for (int pair = 0; pair < 16; ++pair)
+        if (row < out)
+          std::memcpy(tile + pair * 32, weight + row * in + column + pair * 2, 4);
+        else
+          std::memset(tile + pair * 32, 0, 4);
+    }
+}
+
+void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads) {
+  const Work work{packed, tokens, (weight.out + 31) / 32, weight.in / 32, weight, to};
+  std::atomic<int64_t> next{0};
+  if (tokens <= 16) {
+    const int64_t share = std::clamp<int64_t>(work.blocks / (threads * 8) / 2 * 2, 2, 16);
+    pool().run(threads, [&](int) {
+      const int rows = static_cast<int>(tokens);
+      configure_tiles({rows, rows, rows, rows, rows, 16, 16, 16});
+      before_tiles();
+      for (int64_t first; (first = next.fetch_add(share)) < work.blocks;)
+        few(work, first, std::min(first + share, work.blocks));
+      _tile_release();
+    });
+    return;
+  }
+  // As many tokens at a time as stay in the cache while the weights stream past them.
+  int64_t chunk = std::max<int64_t>(32, kRowsInCache / (weight.in * 2) / 32 * 32);
+  if (chunk < tokens) chunk = ((tokens + (tokens + chunk - 1) / chunk - 1) / ((tokens + chunk - 1) / chunk) + 31) / 32 * 32;
+  const int64_t chunks = (tokens + chunk - 1) / chunk;
+  pool().run(threads, [&](int) {
+    int configured = -1;
+    before_tiles();
+    for (int64_t index; (index = next.fetch_add(1)) < chunks * work.blocks;) {
+      const int64_t from = index / work.blocks * chunk;
+      many(work, index % work.blocks, from, std::min(from + chunk, tokens), configured);
+    }
+    _tile_release();
+    _mm_sfence();
+  });
+}
+
+}  // namespace ponder

@@ -1,0 +1,36 @@
+// Linear layers over packed rows. See linear.cpp.
+#pragma once
+
+#include "tiles.h"
+
+namespace ponder {
+
+enum class Output : int32_t {
+  kRows = 0,      // bfloat16 rows
+  kAdd = 1,       // added to bfloat16 rows, times `multiplier`
+  kFloats = 2,    // float32 rows
+  kGatedSilu = 3, // silu(gate) * up as packed rows, where gate and up alternate in blocks of 16 columns
+  kGatedGelu = 4,
+  kGatedGeluTanh = 5,
+};
+
+// A weight (columns out, columns in) as tiles, with what is added to its product. Mirrored in native.py.
+struct Weight {
+  const void* tiles;
+  const float* bias;    // (out,) or null
+  const float* scales;  // (out,): float32 of one step of int8; null for bfloat16
+  int64_t out, in;      // `in` is a multiple of 32 (bfloat16) or 64 (int8)
+};
+
+struct Destination {
+  Output kind;
+  void* data;
+  int64_t stride;  // elements from row to row; blocks of 32 columns for packed rows
+  float multiplier;
+};
+
+int64_t packed_bytes(int64_t out, int64_t in);
+void pack_weight(const bf16* weight, int64_t out, int64_t in, bf16* tiles);
+void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads);
+
+}  // namespace ponder

@@ -1,0 +1,27 @@
+// What happens to single tokens between linear layers. See rows.cpp.
+#pragma once
+
+#include "tiles.h"
+
+namespace ponder {
+
+// RMSNorm of rows of `width` elements, a multiple of 32, to packed rows; a null weight copies.
+void norm_packed(const bf16* rows, int64_t tokens, int64_t width, const float* weight, float eps, bf16* packed,
+                 int threads);
+// rows += multiplier * RMSNorm(update).
+void norm_add(bf16* rows, const bf16* update, int64_t tokens, int64_t width, const float* weight, float eps,
+              float multiplier, int threads);
+
+struct Heads {
+  int64_t heads, kv_heads, width;  // width of one head, a multiple of 32
+  const float* head_norm;          // (heads + kv_heads, width): each head is normed, or null
+  const float *query_norm, *key_norm;  // over all heads of the projection at once, or null
+  float eps;
+  const float* rotations;  // (tokens, width / 2) of cosine and sine, or null
+};
+
+// Norms and rotates queries and keys of `qkv` (tokens, (heads + 2 * kv_heads) * width): queries in place, keys and
+// values to their slots of the cache, each (slots, kv_heads, width).
+void place(bf16* qkv, int64_t tokens, const Heads& heads, const int64_t* slots, bf16* keys, bf16* values, int threads);
+
+}  // namespace ponder

@@ -1,0 +1,67 @@
+// AMX tiles, bfloat16 and the layouts that all kernels share. Knows nothing of layers.
+//
+// "Packed rows" are activations (tokens, width) as tiles of 16 tokens by 32 columns, [tokens / 16][width / 32][16][32]:
+// what a tile register loads lies together, and rows a power of two apart do not fight for the same cache lines. Every
+// kernel whose output a linear layer reads writes it packed.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace ponder {
+
+using bf16 = uint16_t;
+
+constexpr int kTileRows = 16;
+constexpr int kTileElements = 512;  // 16 rows of 32 bfloat16
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// All eight tiles 64 bytes wide; tile i has rows[i] rows.
+inline void configure_tiles(const int (&rows)[8]) {
+  TileConfig config;
+  for (int i = 0; i < 8; ++i) {
+    config.row_bytes[i] = 64;
+    config.rows[i] = static_cast<uint8_t>(rows[i]);
+  }
+  asm volatile("" ::"r"(&config) : "memory");  // the intrinsic does not say that it reads all 64 bytes
+  _tile_loadconfig(&config);
+}
+
+// Makes what was stored before visible to the tile loads after it: their intrinsics do not say that they read memory.
+inline void before_tiles() { asm volatile("" ::: "memory"); }
+
+inline __m512 widen(__m256i values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16)); }
+inline __m512 load16(const bf16* from) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))); }
+inline __m256i narrow(__m512 values) { return (__m256i)_mm512_cvtneps_pbh(values); }
+inline void store16(bf16* to, __m512 values) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(values)); }
+inline __m512i narrow32(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+
+// Where column `column` of token `token` is in packed rows of width 32 * blocks.
+inline size_t packed_at(size_t token, size_t blocks, size_t column) {
+  return (token / 16 * blocks + column / 32) * kTileElements + token % 16 * 32 + column % 32;
+}
+
+// 2 ** x, relative error under 2e-7 (a polynomial of degree 6 on [-0.5, 0.5]); -inf gives 0.
+inline __m512 exp2_16(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-200.0f));
+  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 rest = _mm512_sub_ps(x, whole);
+  __m512 y = _mm512_set1_ps(1.5403530393381609e-4f);
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(1.3333558146428443e-3f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(9.6181291076284772e-3f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(5.5504108664821580e-2f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(2.4022650695910072e-1f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(6.9314718055994531e-1f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(y, whole);
+}
+
+}  // namespace ponder

@@ -1,0 +1,47 @@
+"""Huge pages for large CPU tensors: memory that is read once a step costs a page walk for every 4 KiB otherwise.
+
+Knows nothing of what the tensors hold. Measured on 2 cores under a hypervisor: a sum over 1 GiB reads 33 GB/s from huge
+pages and 25 GB/s from small ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+from functools import cache
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE = 2 << 20
+
+
+def empty_bytes(nbytes: int) -> Tensor:
+    """Uninitialised CPU bytes, (nbytes,) uint8, on huge pages where the system gives them."""
+    if nbytes < HUGE_PAGE:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    memory = torch.empty(nbytes + HUGE_PAGE, dtype=torch.uint8)
+    start = -memory.data_ptr() % HUGE_PAGE
+    _advise(memory.data_ptr() + start, nbytes)
+    return memory[start : start + nbytes]
+
+
+def zeros(*shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """torch.zeros, on huge pages where the device is the CPU and the system gives them."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    return empty_bytes(math.prod(shape) * dtype.itemsize).view(dtype).view(shape).zero_()
+
+
+def _advise(address: int, nbytes: int) -> None:
+    first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    libc, advice = _libc(), getattr(mmap, "MADV_HUGEPAGE", None)
+    if libc is not None and advice is not None and last > first:
+        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice)  # advice: refusing it is no error
+
+
+@cache
+def _libc() -> ctypes.CDLL | None:
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "madvise") else None

@@ -1,0 +1,99 @@
+"""The AMX kernels compute what torch does, and a token's bits depend on its own sequence alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.kernels import amx
+from engine.kernels.amx.binding import TiledWeight
+from engine.models.decoder import Decoder, load_decoder
+from tests.engine.models import tiny
+from tests.engine.models.stepping import Stepper, apart
+
+pytestmark = pytest.mark.skipif(amx.library() is None, reason=f"no AMX kernels here: {amx.unavailable()}")
+
+WIDE = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 160, "vocab_size": 389}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped configuration classes
+    "qwen3": ("qwen3", {}),
+    "llama_biased": ("llama_biased", {}),
+    "one_kv_head_each": ("llama_tied", {}),
+    "many_heads_on_one": ("llama", {"num_attention_heads": 20, "num_key_value_heads": 1, "hidden_size": 160}),
+    "windows": ("mistral", {"sliding_window": 70}),
+    "partial_rotation": ("phi3_partial", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
+    "post_norms": ("gemma3", {"sliding_window": 24}),
+    "projection_norms": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None}),
+    "multipliers": ("granite", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
+}
+LENGTHS = (1, 7, 15, 16, 33, 140, 300)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base, changed = FAMILIES[request.param]
+    config, model, overrides = tiny.MODELS[base]
+    sizes = {key: value for key, value in {**overrides, **WIDE, **changed}.items() if value is not None}
+    made = tiny.build(config, model, sizes)
+    return tiny.save(made.to(torch.bfloat16), tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def decoder(checkpoint: Path) -> Decoder:
+    made = load_decoder(checkpoint, dtype=torch.bfloat16)
+    assert made.tiled
+    return made
+
+
+def prompts() -> list[list[int]]:
+    draw = random.Random(5)
+    return [[draw.randrange(3, 380) for _ in range(length)] for length in LENGTHS]
+
+
+def test_logits_are_those_of_torch(checkpoint: Path, decoder: Decoder) -> None:
+    exact = Stepper(load_decoder(checkpoint, dtype=torch.float32), prompts(), seed=1).run(300)
+    rounded = Stepper(load_decoder(checkpoint, dtype=torch.bfloat16, kernels="torch"), prompts(), seed=1).run(300)
+    found = Stepper(decoder, prompts(), seed=1).run(300)
+    for ours, plain, expected in zip(found, rounded, exact, strict=True):
+        assert apart(ours, expected) < max(1.5 * apart(plain, expected), 0.02)
+
+
+@pytest.mark.parametrize(("chunk", "block_size"), [(1, 16), (13, 16), (64, 8), (100, 48), (300, 5)])
+def test_bits_do_not_depend_on_the_batch_or_the_cut(decoder: Decoder, chunk: int, block_size: int) -> None:
+    alone = [Stepper(decoder, [prompt]).run(300)[0] for prompt in prompts()]
+    together = Stepper(decoder, prompts(), block_size=block_size, seed=chunk).run(chunk)
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(decoder: Decoder) -> None:
+    before = torch.get_num_threads()
+    made = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            made.append(torch.cat(Stepper(decoder, prompts()).run(300)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 33, 100])
+@pytest.mark.parametrize(("out", "width"), [(31, 32), (200, 96), (96, 4096)])
+def test_a_linear_layer_of_any_shape(rows: int, out: int, width: int) -> None:
+    library = amx.library()
+    assert library is not None
+    torch.manual_seed(0)
+    weight, x = torch.randn(out, width).bfloat16(), torch.randn(rows, width).bfloat16()
+    bias = torch.randn(out)
+    expected = x.float() @ weight.float().T + bias
+    found = TiledWeight(library, weight, bias)(x)
+    assert apart(found.float(), expected) < 5e-3
+
+
+def test_what_lay_in_the_cache_before_does_not_matter(decoder: Decoder) -> None:
+    clean, dirty = Stepper(decoder, prompts()), Stepper(decoder, prompts())
+    dirty._kv.data.fill_(float("nan"))
+    assert all(torch.equal(a, b) for a, b in zip(clean.run(50), dirty.run(50), strict=True))

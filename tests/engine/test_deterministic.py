@@ -1,0 +1,108 @@
+"""A deterministic engine: a request's tokens and log-probabilities are the same bits whatever runs beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from engine import Engine, EngineConfig, InvalidParameter, Sampling, Span
+from tests.engine.models import tiny
+
+REQUESTS = 120
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: list[int]
+    span: Span
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config, model, overrides = tiny.MODELS["qwen3"]
+    sizes = {**overrides, "hidden_size": 96, "head_dim": 32, "intermediate_size": 160}
+    path = tiny.save(tiny.build(config, model, sizes), tmp_path_factory.mktemp("deterministic"))
+    (path / "tokenizer.json").write_bytes(Path("models/pebble/tokenizer.json").read_bytes())
+    return path
+
+
+def requests(count: int) -> list[Request]:
+    draw = random.Random(7)
+    beginnings = [[draw.randrange(3, 380) for _ in range(90)] for _ in range(4)]
+    made = []
+    for index in range(count):
+        tail = [draw.randrange(3, 380) for _ in range(draw.choice((1, 2, 15, 16, 40)))]
+        sampling = draw.choice(
+            (
+                Sampling(temperature=0.0),
+                Sampling(temperature=1.0),
+                Sampling(temperature=0.8, top_p=0.9),
+                Sampling(temperature=1.3, top_k=300, min_p=0.01),
+                Sampling(temperature=1.0, top_p=0.999, repetition_penalty=1.2),
+            )
+        )
+        prompt = draw.choice((*beginnings, []))[: draw.choice((30, 64, 90))] + tail
+        seeded = replace(sampling, seed=index)
+        made.append(Request(prompt, Span(seeded, max_tokens=6, logprobs=3, ignore_eos=True)))
+    return made
+
+
+async def answers(path: Path, asked: list[Request], *, at_once: int, **config: Any) -> list[object]:
+    """What each request got, down to the bits. Any: fields of EngineConfig."""
+    settings = {"kv_blocks": 900, "threads": 2, "deterministic": True, **config}
+    gate = asyncio.Semaphore(at_once)
+    async with await Engine.start(EngineConfig(str(path), **settings)) as engine:
+
+        async def one(request: Request) -> object:
+            async with gate, await engine.open(request.prompt) as seq:
+                result = await seq.generate_all(request.span)
+                return result.token_ids, result.logprobs
+
+        return await asyncio.gather(*(one(request) for request in asked))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernels"), [("bfloat16", "auto"), ("bfloat16", "torch"), ("float32", "torch")], ids=str
+)
+async def test_mixes_chunks_and_the_cache_change_no_bit(
+    checkpoint: Path, dtype: Literal["bfloat16", "float32"], kernels: Literal["auto", "torch"]
+) -> None:
+    asked = requests(REQUESTS if kernels == "auto" else REQUESTS // 4)
+    same = {"dtype": dtype, "kernels": kernels}
+    alone = await answers(checkpoint, asked, at_once=1, prefix_cache=False, **same)
+    shuffled = list(range(len(asked)))
+    random.Random(1).shuffle(shuffled)
+    mixed = await answers(checkpoint, [asked[i] for i in shuffled], at_once=40, max_batch_tokens=75, **same)
+    assert [mixed[shuffled.index(i)] for i in range(len(asked))] == alone
+
+
+async def test_without_it_the_torch_kernels_do_depend_on_the_batch(checkpoint: Path) -> None:
+    """So that the test above can fail."""
+    asked = requests(REQUESTS // 4)
+    same = {"dtype": "bfloat16", "kernels": "torch", "deterministic": False}
+    alone = await answers(checkpoint, asked, at_once=1, prefix_cache=False, **same)
+    assert await answers(checkpoint, asked, at_once=40, max_batch_tokens=75, **same) != alone
+
+
+async def test_preemption_changes_no_bit(checkpoint: Path) -> None:
+    asked = requests(40)
+    alone = await answers(checkpoint, asked, at_once=1, prefix_cache=False)
+    assert await answers(checkpoint, asked, at_once=40, kv_blocks=24, prefix_cache=False) == alone
+
+
+async def test_a_gpu_refuses_it(checkpoint: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU here")
+    with pytest.raises(InvalidParameter, match="CPU only"):
+        await Engine.start(EngineConfig(str(checkpoint), device="cuda", deterministic=True))
+
+
+def test_unknown_kernels_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="auto, torch"):
+        EngineConfig("x", kernels="fast")  # type: ignore[arg-type]
