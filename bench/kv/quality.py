@@ -1,7 +1,12 @@
-"""What a cache in 8 bits costs in quality: a model reads our own pages over both caches, each token given."""
+"""What a cache in 8 bits costs in quality: a model reads texts over both caches, each token given.
+
+The texts are the model's own, written at temperature 1 after the beginnings of our pages: whatever it was trained on,
+these are what it knows to write.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +14,26 @@ import torch
 from torch import Tensor
 
 from bench.report import ROOT
+from engine import Engine, EngineConfig, Sampling, Span
 from engine.batch import Batch, KVCache
 from engine.kv.int8 import Int8Cache
 from engine.linear import default_dtype
 from engine.models.decoder import Decoder, load_decoder
-from engine.tokenizer import Tokenizer
 
-WINDOW = 512  # tokens read at once
+WINDOW = 512  # tokens of a text
+BEGINNING = 32
 CHUNK = 64
 BLOCK = 16
 
 
-@torch.inference_mode()
-def measure(model: Path, windows: int = 20) -> dict[str, Any]:  # Any: plain JSON
+def measure(model: Path, windows: int = 10) -> dict[str, Any]:  # Any: plain JSON
     """Perplexity over each cache; how far their distributions are apart, and how often they agree on the likeliest."""
-    tokens = _text(Tokenizer.load(model), windows * WINDOW)
+    texts = asyncio.run(_texts(model, windows))
     rows = []
     for dtype in dict.fromkeys((torch.float32, default_dtype(torch.device("cpu")))):
         decoder = load_decoder(model, dtype=dtype)
         losses, divergence, same, count = [0.0, 0.0], 0.0, 0, 0
-        for start in range(0, len(tokens) - WINDOW + 1, WINDOW):
-            window = tokens[start : start + WINDOW]
+        for window in texts:
             plain, quantised = (_read(decoder, window, kind) for kind in (KVCache, Int8Cache))
             wanted = torch.tensor(window[1:])
             for at, found in enumerate((plain, quantised)):
@@ -52,6 +56,7 @@ def measure(model: Path, windows: int = 20) -> dict[str, Any]:  # Any: plain JSO
     return {"model": model.name, "tokens": windows * WINDOW, "rows": rows}
 
 
+@torch.inference_mode()
 def _read(decoder: Decoder, window: list[int], kind: type[KVCache] | type[Int8Cache]) -> Tensor:
     """Log-probabilities after each token, (tokens, vocabulary) float32."""
     blocks = WINDOW // BLOCK
@@ -75,10 +80,16 @@ def _bytes(decoder: Decoder, kind: type[KVCache] | type[Int8Cache]) -> int:
     return _cache(decoder, kind, 1).block_nbytes
 
 
-def _text(tokenizer: Tokenizer, count: int) -> list[int]:
+async def _texts(model: Path, count: int) -> list[list[int]]:
+    """Windows that the model wrote, each after the beginning of a page of ours."""
     pages = sorted((ROOT / "docs").glob("*.md"))
-    tokens = [token for page in pages for token in tokenizer.encode(page.read_text("utf-8"))]
-    if len(tokens) < count:
-        raise ValueError(f"our pages have {len(tokens)} tokens, and {count} are wanted")
-    step = len(tokens) // (count // WINDOW)  # windows from all over
-    return [token for at in range(count // WINDOW) for token in tokens[at * step : at * step + WINDOW]]
+    async with await Engine.start(EngineConfig(str(model), dtype="float32", max_running=count)) as engine:
+
+        async def write(at: int) -> list[int]:
+            begin = engine.tokenizer.encode(pages[at % len(pages)].read_text("utf-8")[:400])[:BEGINNING]
+            sampling = Sampling(temperature=1.0, seed=at)
+            async with await engine.open(begin) as seq:
+                await seq.generate_all(Span(sampling, max_tokens=WINDOW - len(begin), ignore_eos=True))
+                return seq.tokens
+
+        return await asyncio.gather(*(write(at) for at in range(count)))
