@@ -18,10 +18,10 @@ from engine.jobs import ScoreJob, SpanJob
 from engine.masking import Masking
 from engine.outputs import Prefill, SpanOutput
 from engine.sampler import logprob_of, row_logprobs, sample
-from engine.scheduler import Row
 from engine.scores import read_scores
 from engine.sequence import SequenceState
 from engine.spans import SpanWriter, draw
+from engine.step import Row
 
 
 class Ending(Protocol):

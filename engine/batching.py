@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import NULL_BLOCK, Batch
-from engine.scheduler import Row, Step
+from engine.step import Row, Step
 
 Ints = NDArray[np.int64]
 

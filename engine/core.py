@@ -28,10 +28,11 @@ from engine.masking import Masking
 from engine.outputs import FinishReason, Stats, TierStats
 from engine.runner import Runner
 from engine.sampler import is_greedy
-from engine.scheduler import Scheduler, Step
+from engine.scheduler import Scheduler
 from engine.scores import score_jobs
 from engine.sequence import SequenceState
 from engine.spans import SpanWriter
+from engine.step import Step
 from engine.text import Decoder
 
 KEEPING_S = 3.0  # that an engine which stops takes to write K/V to its disk

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.runner import Runner
-from engine.scheduler import Step
+from engine.step import Step
 
 
 class Device:

@@ -13,7 +13,7 @@ from engine.constrain.masks import Masks
 from engine.constrain.matcher import ConstraintFailed
 from engine.constrain.modes import Modes
 from engine.jobs import SpanJob
-from engine.scheduler import Row
+from engine.step import Row
 
 
 class Masking:

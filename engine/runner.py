@@ -14,7 +14,7 @@ from engine.batch import KVCache
 from engine.batching import Batching
 from engine.kv.int8 import Int8Cache
 from engine.models.tilewise import tilewise
-from engine.scheduler import Step
+from engine.step import Step
 
 if TYPE_CHECKING:
     from engine.models.decoder import Decoder

@@ -11,46 +11,19 @@ the policy names.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.kv.blocks import BlockPool, Content, OutOfBlocks
+from engine.kv.bring_up import bring_up
 from engine.kv.leases import Leases
-from engine.kv.rates import Tier
 from engine.kv.tiers import Tiers
 from engine.policies import policy_of
 from engine.sequence import SequenceState
+from engine.step import Row, Step
 
 HELD_SHARE = 0.5  # of the pool, that held sequences keep while others that wait could use it
-UNKNOWN_TOKEN_S = 1.0  # what a token takes while nothing is known: blocks are copied then
 MOST_FETCHES = 8  # times that a job waits for blocks to come up, before it computes what is missing
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """`count` tokens of a sequence from position `start` on, in one step.
-
-    Logits are wanted from position `logits_from` (it may lie past the row). `copy` is a block to copy first.
-    """
-
-    seq: SequenceState
-    start: int
-    count: int
-    logits_from: int
-    copy: tuple[int, int] | None = None
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-
-@dataclass(slots=True)
-class Step:
-    """`saves`: (block, row of host memory) pairs to copy before anything is written."""
-
-    rows: list[Row] = field(default_factory=list)
-    tokens: int = 0
-    saves: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -345,46 +318,12 @@ class Scheduler:
         return self._tiers is not None and self._tiers.is_waiting(seq.id)
 
     def _bring_up(self, seq: SequenceState) -> bool:
-        """Have blocks that continue this sequence's K/V brought up from a tier, where that is faster than computing
-        them; True when it should wait for them.
+        """Have blocks that continue this sequence's K/V brought up, where that is faster than computing them; True when
+        it should wait for them.
         """
-        tiers = self._tiers
-        if tiers is None or seq.fetches >= MOST_FETCHES or seq.kv_len != len(seq.table) * self._size:
+        if self._tiers is None or seq.fetches >= MOST_FETCHES or seq.kv_len != len(seq.table) * self._size:
             return False
-        found = self._below(seq)
-        seq.fetches += 1
-        if len(seq.table) + len(found) < len(seq) // self._size and self._pool.was_evicted(
-            seq.digest(len(seq.table) + len(found), self._size)
-        ):
-            return True  # a block is on its way down: after this step it can come up
-        token_s = self._policy.token_s
-        best = saved = 0.0
-        count = 0
-        for at, (_, tokens, tier) in enumerate(found[: self._pool.available], 1):
-            computing = tokens * (UNKNOWN_TOKEN_S if token_s is None else token_s)
-            saved += computing - (tiers.rates.seconds(tier, tiers.host.nbytes) if tier else 0.0)
-            if saved > best:
-                best, count = saved, at
-        for _, _, tier in found[count:]:
-            if tier:
-                tiers.pass_over(tier)
-        tiers.fetch(seq.id, [digest for digest, _, _ in found[:count]])
-        return tiers.is_waiting(seq.id)
-
-    def _below(self, seq: SequenceState) -> list[tuple[bytes, int, Tier | None]]:
-        """Blocks that continue this sequence's K/V and lie anywhere: digest, tokens, and the tier to copy from."""
-        assert self._tiers is not None
-        found: list[tuple[bytes, int, Tier | None]] = []
-        for index in range(len(seq.table), -(-len(seq) // self._size)):
-            whole = (index + 1) * self._size <= len(seq)
-            digest = seq.digest(index, self._size) if whole else b""
-            if not self._tiers.knows(digest) and index == seq.tail // self._size and seq.tail % self._size:
-                digest = seq.partial_digest(seq.tail, self._size)
-            if not self._tiers.knows(digest):
-                break
-            tokens = min(self._size, len(seq) - index * self._size)
-            found.append((digest, tokens, self._tiers.source(digest)))
-        return found
+        return bring_up(seq, self._size, self._pool, self._tiers, self._policy.token_s)
 
     def _rewind(self, seq: SequenceState) -> None:
         """Put the cursor where the next logits are wanted, or where K/V ends if that is earlier."""

@@ -29,7 +29,7 @@ from engine.kv.rates import Rates, Tier
 from engine.kv.tiers import Tiers
 from engine.kv.worker import Here
 from engine.params import GREEDY, Span
-from engine.scheduler import Step
+from engine.step import Step
 
 SIZE = 16
 NBYTES = 64  # of a block's K/V: nothing is computed here

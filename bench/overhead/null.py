@@ -22,7 +22,7 @@ from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.kv.blocks import BlockPool
 from engine.messages import Loaded
-from engine.scheduler import Step
+from engine.step import Step
 from engine.tokenizer import Tokenizer
 
 MODEL = Path("models/pebble")

@@ -14,7 +14,7 @@ import torch
 from engine.batch import NULL_BLOCK
 from engine.batching import Batching
 from engine.kv.blocks import BlockPool
-from engine.scheduler import Step
+from engine.step import Step
 
 VOCAB = 4
 

@@ -16,7 +16,7 @@ from engine.checkpoint import read_json
 from engine.families import family_of
 from engine.memory import block_bytes, level, needs_of
 from engine.runner import ModelRunner
-from engine.scheduler import Step
+from engine.step import Step
 from tests.tiny import write_checkpoint
 
 TINY_BLOCK = 2 * 1 * 1 * 16 * 16 * 4  # keys and values x layers x heads x numbers x tokens x bytes

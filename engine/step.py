@@ -1,0 +1,34 @@
+"""What the scheduler hands to the device: rows of tokens, and what must be copied first. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.sequence import SequenceState
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """`count` tokens of a sequence from position `start` on, in one step.
+
+    Logits are wanted from position `logits_from` (it may lie past the row). `copy` is a block to copy first.
+    """
+
+    seq: SequenceState
+    start: int
+    count: int
+    logits_from: int
+    copy: tuple[int, int] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(slots=True)
+class Step:
+    """`saves`: (block, row of host memory) pairs to copy before anything is written."""
+
+    rows: list[Row] = field(default_factory=list)
+    tokens: int = 0
+    saves: list[tuple[int, int]] = field(default_factory=list)
