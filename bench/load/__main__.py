@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bench.load import claims, faults, growth, overload, policies, soak
+from bench.load import claims, faults, growth, overload, policies, report, soak
 from bench.load.pictures import draw
 from bench.parts import Json, measure_parts
 
@@ -26,4 +26,6 @@ PARTS: dict[str, Callable[[], Json]] = {
 
 
 if __name__ == "__main__":
-    draw(measure_parts("load", "What happens under load.", PARTS))
+    made = measure_parts("load", "What happens under load.", PARTS)
+    draw(made)
+    report.write(made)

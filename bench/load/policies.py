@@ -15,7 +15,7 @@ from bench.serve.measured import Objective, part, percentiles
 from engine import GREEDY, Engine, Span
 
 POLICIES = ("decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair")
-SECONDS = 60.0  # of each run, about
+SECONDS = 45.0  # of each run, about
 LOAD = 0.85  # of what the engine can do
 TTFT_TIMES, ITL_TIMES = 20.0, 4.0  # the objective: so many times what an idle engine takes, at most
 KV_BLOCKS = 2048  # 32,768 tokens: less than all of a trace's prompts
