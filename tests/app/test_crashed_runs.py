@@ -21,5 +21,5 @@ def test_killed_runs_are_whole_or_failed_and_replay_to_the_same_tokens(tmp_path:
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["faults"] == [] and told["kills"] == KILLS
     assert told["events seen"] > 10 * KILLS and told["writes"] >= KILLS, "the kills came too early to show anything"
-    assert told["run.failed"] + told["run.completed"] == 3 * KILLS
+    assert told.get("run.failed", 0) + told.get("run.completed", 0) == 3 * KILLS
     assert told["replayed"].get("differ", 0) == 0 and told["replayed"]["with a call"] > 0

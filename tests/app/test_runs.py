@@ -251,8 +251,9 @@ def test_what_is_not_there_is_404(http: httpx.Client, chat: str) -> None:
 def test_a_log_can_be_read_as_far_as_it_is(http: httpx.Client, server: Server, chat: str) -> None:
     with BusyEngine(server):
         run = start(http, chat)
-        there = list(events(http, run, after="0&follow=false"))  # the run goes on, the response does not
-        assert there and there[-1][1] not in TERMINAL
+        while not (there := list(events(http, run, after="0&follow=false"))):  # it begins after it was accepted
+            pass
+        assert there[-1][1] not in TERMINAL  # the run goes on, the response does not
     whole = list(events(http, run))
     assert whole[: len(there)] == there
     assert list(events(http, run, after=f"{whole[2][0]}&follow=false")) == whole[3:]
