@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import hardware, report
-from bench.kv import held, hits, quality
+from bench.kv import held, hits, quality, restart
 
 SIZES = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 20_000, 24_000, 32_000)
 PICTURE = report.ROOT / "docs" / "img" / "kv-hits.png"
@@ -26,7 +26,7 @@ WAYS: tuple[dict[str, Any], ...] = (  # Any: arguments
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description="What is kept, and where.")
-    parser.add_argument("--only", choices=["hits", "held", "quality"], help="this part alone")
+    parser.add_argument("--only", choices=["hits", "held", "quality", "restart"], help="this part alone")
     material = Path(os.environ.get("PONDER_SHARED", report.ROOT.parent / "shared"))
     trace = material / "data" / "traces" / "mooncake_synthetic.jsonl"
     parser.add_argument("--trace", type=Path, default=trace, help="a Mooncake trace, of PONDER_SHARED unless told")
@@ -47,6 +47,8 @@ def main() -> None:
         ]
     if options.only in (None, "quality"):
         made["quality"] = quality.measure(options.model)
+    if options.only in (None, "restart"):
+        made["restart"] = asyncio.run(restart.measure(options.model))
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(tables(made))
 
@@ -67,12 +69,11 @@ def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
             )
         lines.append("")
     if "held" in made:
-        lines += ["| agents | leases | disk | reused | worst wait | prompts beside a second |", "|" + "---|" * 6]
+        lines += ["| agents | leases | disk | reused | worst wait |", "|" + "---|" * 5]
         for row in made["held"]:
             lines.append(
                 f"| {row['agents']} | {'yes' if row['hold'] else 'no'} | {'yes' if row['disk_bytes'] else 'no'} "
-                f"| **{row['reused']:.1%}** | {row['worst_reused']:.0%} "
-                f"| {row['prompts_beside'] / row['seconds']:.1f} |"
+                f"| **{row['reused']:.1%}** | {row['worst_reused']:.0%} |"
             )
         lines.append("")
     if "quality" in made:
@@ -83,6 +84,12 @@ def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
                 f"| {row['dtype']} | {row['perplexity']:.4f} | {row['perplexity_int8']:.4f} | {row['kl_nats']:.2e} "
                 f"| {row['same_likeliest']:.2%} | {row['bytes_ratio']:.2f} |"
             )
+        lines.append("")
+    if "restart" in made:
+        row = made["restart"]
+        lines += [f"| first token of {row['prompt_tokens']:,} | never read | in the pool | after a restart |"]
+        seconds = (row[f"{key}_s"] for key in ("cold", "warm", "after_restart"))
+        lines += ["|" + "---|" * 4, "| | " + " | ".join(f"{1000 * each:.0f} ms" for each in seconds) + " |"]
     return "\n".join(lines)
 
 
