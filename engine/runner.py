@@ -31,7 +31,7 @@ class Runner(Protocol):
 
 
 class CacheStore:
-    """The paged cache as tiers below it see it (`engine.kv.tiers.BlockStore`).
+    """The paged cache as tiers below it see it (`engine.kv.copies.BlockStore`).
 
     On a GPU, saving is queued before the step on the same stream, and loading runs on a stream of the worker's own.
     """

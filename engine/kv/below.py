@@ -10,11 +10,12 @@ from engine.batch import KVCache
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter
 from engine.kv.blocks import BlockPool
+from engine.kv.copies import BlockStore
 from engine.kv.disk import DiskTier
 from engine.kv.host import HostTier
 from engine.kv.image import HEADER_BYTES, layout_of
 from engine.kv.int8 import Int8Cache
-from engine.kv.tiers import BlockStore, Tiers
+from engine.kv.tiers import Tiers
 from engine.kv.worker import ThreadWorker
 
 STAGED_BYTES = 64 << 20  # of blocks on their way to a disk, where there is no host memory to keep them

@@ -148,6 +148,6 @@ class DiskTier:
         return self._directory / root.hex() / digest.hex()
 
 
-def is_full(error: OSError) -> bool:
+def is_full(error: Exception) -> bool:
     """Whether there is no room, and not something that is wrong with one file."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor
 
 from engine.kv.blocks import BlockPool, Content
+from engine.kv.copies import BlockStore, Loaded, Written, load, write
 from engine.kv.disk import DiskTier, is_full
 from engine.kv.host import HostTier, Row
 from engine.kv.image import BadImage
@@ -33,22 +33,6 @@ PAUSE_S = 30.0  # that nothing is written after a write failed
 GIVEN_BACK = 16  # a disk that is full gets one in so many files back
 
 
-class BlockStore(Protocol):
-    """The device's side of a copy."""
-
-    def save(self, pairs: list[tuple[int, Tensor]]) -> None:
-        """Copy blocks to rows of host memory: (block, row of bytes) pairs. Called before a step runs."""
-        ...
-
-    def saved(self) -> None:
-        """Wait until what was saved has arrived. Called from the worker."""
-        ...
-
-    def load(self, block: int, payload: Tensor | memoryview) -> None:
-        """Write a block, and wait until that is done. Called from the worker."""
-        ...
-
-
 @dataclass(slots=True)
 class TierCounters:
     """Since start, in blocks where nothing else is said."""
@@ -61,23 +45,6 @@ class TierCounters:
     lost: int = 0  # given up for others, or for want of room, with no copy left
     bad: int = 0  # files that were damaged, cut short or something else
     failed_writes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    content: Content
-    error: OSError | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A block came up from a tier, or did not."""
-
-    content: Content
-    block: int
-    tier: Tier
-    seconds: float
-    error: Exception | None
 
 
 class Tiers:
@@ -121,7 +88,7 @@ class Tiers:
         self._starting: list[Callable[[], None]] = []  # jobs that must come after that
         self._coming: dict[bytes, tuple[int, set[int]]] = {}  # digest -> (block, the sequences that wait)
         self._waits: dict[int, int] = {}  # sequence -> blocks that it waits for
-        self._done: deque[_Written | _Loaded] = deque()
+        self._done: deque[Written | Loaded] = deque()
         pool.keeps_evicted = True
         if disk is not None:
             for digest, root in disk.found():
@@ -269,9 +236,9 @@ class Tiers:
         served = set[int]()
         while self._done:
             match self._done.popleft():
-                case _Written() as written:
+                case Written() as written:
                     self._take_written(written)
-                case _Loaded() as loaded:
+                case Loaded() as loaded:
                     served |= self._take_loaded(loaded)
         self._write()
         return served
@@ -327,38 +294,16 @@ class Tiers:
 
     def _write_file(self, content: Content, row: Tensor) -> None:
         assert self._disk is not None
-        error: OSError | None = None
-        try:
-            self._store.saved()
-            self._disk.write(content.digest, content.root, row.numpy().data)
-        except OSError as failure:
-            error = failure
-        self._finish(_Written(content, error))
+        self._finish(write(self._store, self._disk, content, row))
 
     def _load(self, content: Content, block: int, row: Tensor | None) -> None:
-        tier: Tier = "disk" if row is None else "host"
-        began = time.perf_counter()
-        error: Exception | None = None
-        try:
-            if row is not None:
-                self._store.saved()
-                self._store.load(block, row)
-            else:
-                assert self._disk is not None
-                buffer = bytearray(self._disk.file_bytes)
-                self._store.load(block, self._disk.read(content.digest, content.root, buffer))
-        except (BadImage, OSError) as failure:
-            error = failure
-        except Exception as failure:  # whatever it was, nobody may wait for ever
-            log.exception("a block could not be copied from %s", tier)
-            error = failure
-        self._finish(_Loaded(content, block, tier, time.perf_counter() - began, error))
+        self._finish(load(self._store, self._disk, content, block, row))
 
-    def _finish(self, done: _Written | _Loaded) -> None:
+    def _finish(self, done: Written | Loaded) -> None:
         self._done.append(done)
         self.wake()
 
-    def _take_written(self, written: _Written) -> None:
+    def _take_written(self, written: Written) -> None:
         digest = written.content.digest
         self._writing.discard(digest)
         if written.error is None:
@@ -372,7 +317,7 @@ class Tiers:
         self.host[digest].dirty = written.error is not None
         self.host.release(digest)
 
-    def _take_loaded(self, loaded: _Loaded) -> set[int]:
+    def _take_loaded(self, loaded: Loaded) -> set[int]:
         content, digest = loaded.content, loaded.content.digest
         block, waiting = self._coming.pop(digest)
         if loaded.tier == "host":
@@ -417,7 +362,7 @@ class Tiers:
         if self._disk is not None:
             self._worker.submit(LATER, partial(self._disk.remove, digest, content.root))
 
-    def _make_room(self, error: OSError) -> None:
+    def _make_room(self, error: Exception) -> None:
         """A file could not be written: give some back if the disk is full, and wait."""
         given = len(self._files) // GIVEN_BACK if is_full(error) else 0
         for _ in range(given):

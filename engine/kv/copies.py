@@ -1,0 +1,83 @@
+"""Copies between tiers, as the worker makes them: each says what became of it, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.kv.blocks import Content
+from engine.kv.disk import DiskTier
+from engine.kv.image import BadImage
+from engine.kv.rates import Tier
+
+log = logging.getLogger(__name__)
+
+
+class BlockStore(Protocol):
+    """The device's side of a copy."""
+
+    def save(self, pairs: list[tuple[int, Tensor]]) -> None:
+        """Copy blocks to rows of host memory: (block, row of bytes) pairs. Called before a step runs."""
+        ...
+
+    def saved(self) -> None:
+        """Wait until what was saved has arrived. Called from the worker."""
+        ...
+
+    def load(self, block: int, payload: Tensor | memoryview) -> None:
+        """Write a block, and wait until that is done. Called from the worker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    content: Content
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A block came up from a tier, or did not."""
+
+    content: Content
+    block: int
+    tier: Tier
+    seconds: float
+    error: Exception | None
+
+
+def write(store: BlockStore, disk: DiskTier, content: Content, row: Tensor) -> Written:
+    """From host memory to a file."""
+    try:
+        store.saved()
+        disk.write(content.digest, content.root, row.numpy().data)
+    except OSError as error:
+        return Written(content, error)
+    except Exception as error:  # whatever it was, the row must not stay busy
+        log.exception("a block could not be written")
+        return Written(content, error)
+    return Written(content, None)
+
+
+def load(store: BlockStore, disk: DiskTier | None, content: Content, block: int, row: Tensor | None) -> Loaded:
+    """To a block of the pool, from a row of host memory or, without one, from the disk."""
+    tier: Tier = "disk" if row is None else "host"
+    began = time.perf_counter()
+    error: Exception | None = None
+    try:
+        if row is not None:
+            store.saved()
+            store.load(block, row)
+        else:
+            assert disk is not None
+            store.load(block, disk.read(content.digest, content.root, bytearray(disk.file_bytes)))
+    except (BadImage, OSError) as failure:
+        error = failure
+    except Exception as failure:  # whatever it was, nobody may wait for ever
+        log.exception("a block could not be copied from %s", tier)
+        error = failure
+    return Loaded(content, block, tier, time.perf_counter() - began, error)
