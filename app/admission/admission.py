@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from app.served import Served
 
 
+_LEARN = 0.1  # what a new observation counts
+
+
 class Admission:
     """Of one server; `refused` hears the reason of each refusal."""
 
@@ -47,6 +50,7 @@ class Admission:
         self._rates = Rates()
         self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
         self._answering = Counter[str]()
+        self._lasts_s = 1.0  # a request, lately
 
     def begin(self, who: Who, *, strict: bool = False) -> Ticket:
         """Let a request in, before anything of it is read.
@@ -66,7 +70,8 @@ class Admission:
         if limits.concurrent is not None and self._answering[key] >= limits.concurrent:
             raise self.refusal(
                 "concurrency", f"This key has {self._answering[key]} requests under way; accepted: at most "
-                f"{limits.concurrent} at the same time.", 1.0, "concurrency_limit_exceeded",
+                f"{limits.concurrent} at the same time.", self._lasts_s / limits.concurrent,
+                "concurrency_limit_exceeded",
             )  # fmt: skip
         if limits.tokens is not None and (wait_s := self._rates.room(key, limits.tokens, 1)):
             raise self._no_tokens(limits.tokens, wait_s)
@@ -83,6 +88,7 @@ class Admission:
         self._answering[ticket.key] -= 1
         if not self._answering[ticket.key]:
             del self._answering[ticket.key]
+        self._lasts_s += _LEARN * (time.monotonic() - ticket.began - self._lasts_s)
         if ticket.counted:
             self._used(ticket.key, ticket.tokens)
 

@@ -6,6 +6,7 @@ wherever the answer is made, for a run also after the request. Knows nothing of 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -37,6 +38,7 @@ class Ticket:
         self.counted = counted
         self.strict = strict
         self.tokens = 0
+        self.began = time.monotonic()
         self._limits = limits
         self._admission = admission
         self._holders = 1
