@@ -42,6 +42,7 @@ def answers(random_model: Path) -> dict[tuple[int, int], tuple[int, ...]]:
     rows=st.sampled_from([0, 6, 200]),
     files=st.sampled_from([0, 10, 400]),
     restart=st.booleans(),
+    loop=st.sampled_from(["plain", "overlapped"]),
 )
 def test_tiers_preemption_and_a_restart_never_change_an_answer(
     random_model: Path,
@@ -52,6 +53,7 @@ def test_tiers_preemption_and_a_restart_never_change_an_answer(
     rows: int,
     files: int,
     restart: bool,
+    loop: str,
 ) -> None:
     async def run() -> None:
         missing = [key for key in mix if key not in answers]
@@ -63,6 +65,7 @@ def test_tiers_preemption_and_a_restart_never_change_an_answer(
         crowded = config(
             random_model,
             kv_blocks=blocks,
+            loop=loop,
             kv_host_bytes=rows * BLOCK,
             kv_disk_bytes=files * (HEADER_BYTES + BLOCK),
             kv_dir=directory if files else None,
