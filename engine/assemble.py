@@ -66,7 +66,15 @@ def assemble(config: EngineConfig) -> Parts:
     if config.deterministic and device.type != "cpu":
         raise InvalidParameter("deterministic", f"deterministic on {device}; accepted: on the CPU only.")
     kernels = config.kernels if config.kv_dtype == "auto" else "torch"  # AMX attention reads K/V of 16 bits
-    decoder = load_decoder(path, dtype=dtype, device=device, max_model_len=config.max_model_len, kernels=kernels)
+    decoder = load_decoder(
+        path,
+        dtype=dtype,
+        device=device,
+        max_model_len=config.max_model_len,
+        kernels=kernels,
+        quantization=config.quantization,
+        deterministic=config.deterministic,
+    )
     spec = decoder.spec
     declared = spec.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > declared:

@@ -11,6 +11,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoopName = Literal["plain", "overlapped"]
 KvDType = Literal["auto", "int8"]
 RunsIn = Literal["thread", "process"]
+QuantizationName = Literal["none", "int8"]
 KernelName = Literal["auto", "torch"]
 PolicyName = Literal[
     "decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair", "exclusive", "static"
@@ -45,6 +46,7 @@ class EngineConfig:
     fixed_chunks: bool = False  # steps have max_batch_tokens tokens, whoever decodes
     reserve_tokens: int | None = None  # room that each sequence keeps from the start, to measure against; None: none
     kernels: KernelName = "auto"  # auto: the AMX kernels where they run the model, else torch
+    quantization: QuantizationName = "none"  # int8: weights take half the memory; with the AMX kernels only
     deterministic: bool = False  # a request's bits depend on nothing else that runs; on the CPU
     prefix_cache: bool = True
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
@@ -77,6 +79,8 @@ class EngineConfig:
             raise InvalidParameter("runs_in", f"runs_in is {self.runs_in!r}; accepted: thread, process.")
         if not self.hang_s > 0:
             raise InvalidParameter("hang_s", f"hang_s is {self.hang_s}; accepted: more than 0 seconds.")
+        if self.quantization not in get_args(QuantizationName):
+            raise InvalidParameter("quantization", f"quantization is {self.quantization!r}; accepted: none, int8.")
         if self.kernels not in get_args(KernelName):
             raise InvalidParameter("kernels", f"kernels is {self.kernels!r}; accepted: auto, torch.")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):

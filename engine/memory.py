@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint import read_json, resolve
-from engine.config import EngineConfig, KvDType
+from engine.config import EngineConfig, KvDType, QuantizationName
 from engine.errors import InvalidParameter
 from engine.families import family_of
 from engine.linear import default_dtype
@@ -24,6 +24,15 @@ LONGEST_BY_DEFAULT = 32_768  # tokens of context
 def weight_bytes(path: Path, dtype: torch.dtype) -> int:
     """About how many bytes the weights take in memory: checkpoints are kept in 16 bits as a rule."""
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
+
+
+def loaded_bytes(path: Path, spec: ModelSpec, dtype: torch.dtype, quantization: QuantizationName) -> int:
+    """The same of a model that may be quantised: int8 halves every matrix but the embedding, which is looked up."""
+    whole = weight_bytes(path, dtype)
+    if quantization == "none":
+        return whole
+    embedding = spec.vocab_size * spec.hidden_size * dtype.itemsize
+    return whole // 2 + (embedding if spec.tied_embeddings else embedding // 2)
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> int:
@@ -93,7 +102,7 @@ def needs_of(config: EngineConfig) -> Needs:
     spec = family_of(json).spec(json)
     length = config.max_model_len or min(spec.max_position_embeddings, LONGEST_BY_DEFAULT)
     return Needs(
-        weight_bytes(path, dtype),
+        loaded_bytes(path, spec, dtype, config.quantization),
         block_bytes(spec, config.block_size, dtype, config.kv_dtype),
         useful_blocks(config, length),
     )

@@ -201,6 +201,9 @@ def serve(
     kernels: Annotated[
         str | None, _option(r"auto: our own where the CPU has AMX; or torch. \[auto]", "NAME", _ENGINE)
     ] = None,
+    quantization: Annotated[
+        str | None, _option(r"none, or int8: weights rounded at load, on AMX. \[none]", "NAME", _ENGINE)
+    ] = None,
     deterministic: Annotated[
         bool | None,
         typer.Option("--deterministic/--no-deterministic",

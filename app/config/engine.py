@@ -34,6 +34,7 @@ class EngineSettings(BaseModel):
     )
     itl_goal_s: float | None = Field(None, gt=0, description="seconds between two tokens, above 0")
     kernels: Literal["auto", "torch"] = Field("auto", description="auto or torch")
+    quantization: Literal["none", "int8"] = Field("none", description="none or int8")
     deterministic: bool = Field(False, description="true or false")
     prefix_cache: bool = Field(True, description="true or false")
     threads: int | None = Field(None, ge=1, description="CPU threads, 1 or more")
@@ -64,6 +65,7 @@ class EngineSettings(BaseModel):
             policy=self.policy,
             itl_goal_s=self.itl_goal_s,
             kernels=self.kernels,
+            quantization=self.quantization,
             deterministic=self.deterministic,
             prefix_cache=self.prefix_cache,
             threads=self.threads,

@@ -14,20 +14,22 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, KVCache
+from engine.config import QuantizationName
 from engine.kernels import amx
 from engine.kernels.amx.binding import LayerStruct, ModelStruct, StepStruct, TiledWeight, pointer
 from engine.linear import Packing
 from engine.models.layers import Layer, RMSNorm
 from engine.models.spec import ModelSpec, Rope
 
+EIGHT_BITS_FROM = 65  # tokens: below it a step waits for the weights, and 16 bits cost nothing
+_NEVER = 1 << 62
 _GATED = {"silu": 3, "gelu": 4, "gelu_tanh": 5}  # Output in linear.h
 
 
 def suits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the kernels run this model, here."""
-    whole = all(width % 32 == 0 for width in (spec.hidden_size, spec.head_dim, spec.intermediate_size))
     return (
-        whole
+        _whole(spec)
         and dtype == torch.bfloat16
         and device.type == "cpu"
         and spec.attention_softcap is None
@@ -35,16 +37,34 @@ def suits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
     )
 
 
-def packing() -> Packing:
-    """Packs weights for the kernels."""
+def refusal(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
+    """Why int8 weights are refused, and what would be accepted."""
+    if amx.unavailable():
+        why = amx.unavailable()
+    elif dtype != torch.bfloat16 or device.type != "cpu":
+        why = f"the model is {str(dtype).removeprefix('torch.')} on {device.type}"
+    elif spec.attention_softcap is not None or not _whole(spec):
+        why = "the AMX kernels do not run this model: its scores are capped, or a width is no multiple of 32"
+    else:
+        why = "kernels is torch, or K/V is int8"
+    return f"quantization is int8, but {why}; accepted: none, or int8 in bfloat16 on the AMX kernels."
+
+
+def _whole(spec: ModelSpec) -> bool:
+    return all(width % 32 == 0 for width in (spec.hidden_size, spec.head_dim, spec.intermediate_size))
+
+
+def packing(quantization: QuantizationName, *, deterministic: bool = False) -> Packing:
+    """Packs weights for the kernels. A deterministic model rounds activations alike in every step."""
     library = amx.library()
     assert library is not None, "suits() was not asked"
+    from_tokens = None if quantization == "none" else _NEVER if deterministic else EIGHT_BITS_FROM
 
     def plain(weight: Tensor, bias: Tensor | None) -> TiledWeight:
-        return TiledWeight(library, weight, bias)
+        return TiledWeight(library, weight, bias, eight_bits_from=from_tokens)
 
     def gated(weight: Tensor, bias: Tensor | None) -> TiledWeight:
-        return TiledWeight(library, weight, bias, gated=True)
+        return TiledWeight(library, weight, bias, gated=True, eight_bits_from=from_tokens)
 
     return Packing(plain, gated)
 

@@ -19,8 +19,8 @@ from engine import attention
 from engine.attention import AttentionPlan, Scratch
 from engine.batch import Batch, KVCache
 from engine.checkpoint import Weights, read_json
-from engine.config import KernelName
-from engine.errors import CheckpointError
+from engine.config import KernelName, QuantizationName
+from engine.errors import CheckpointError, InvalidParameter
 from engine.families import family_of
 from engine.kernels.amx.binding import TiledWeight
 from engine.kv.int8 import Int8Cache, Int8Layer
@@ -52,6 +52,8 @@ class Decoder:
         max_model_len: int | None = None,
         attend: Attention = attention.paged,
         kernels: KernelName = "auto",
+        quantization: QuantizationName = "none",
+        deterministic: bool = False,
     ) -> None:
         long_context = False
         if spec.longrope_context is not None:
@@ -70,7 +72,9 @@ class Decoder:
             if rope is not None
         }
         tiled = kernels == "auto" and attend is attention.paged and amx.suits(spec, dtype, device)
-        packing = amx.packing() if tiled else Packing(pack, pack)
+        if quantization != "none" and not tiled:
+            raise InvalidParameter("quantization", amx.refusal(spec, dtype, device))
+        packing = amx.packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
         read = LayerReader(spec, names, weights, dtype, device, packing)
         self._embedding = read.tensor(f"{names.root}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         # rounded like the embeddings it scales, as the checkpoints were trained
@@ -196,14 +200,18 @@ def load_decoder(
     device: torch.device | str = "cpu",
     max_model_len: int | None = None,
     kernels: KernelName = "auto",
+    quantization: QuantizationName = "none",
+    deterministic: bool = False,
 ) -> Decoder:
     """The decoder of a model directory (see `checkpoint.resolve`), with weights in `dtype` on `device`.
 
     `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`. `kernels` is "torch"
-    or "auto", which takes the AMX kernels where they run the model.
+    or "auto", which takes the AMX kernels where they run the model. `quantization` rounds weights at load, and needs
+    those kernels; with `deterministic`, activations are then rounded alike in every step.
 
     Raises:
         UnsupportedArchitecture: no family here runs it.
+        InvalidParameter: `quantization` where the AMX kernels do not run the model.
         CheckpointError: an option is not supported exactly, or the weights are incomplete or inconsistent.
     """
     config = read_json(path / "config.json")
@@ -216,7 +224,15 @@ def load_decoder(
         )
     weights = Weights(path)
     decoder = Decoder(
-        spec, names, weights, dtype=dtype, device=torch.device(device), max_model_len=max_model_len, kernels=kernels
+        spec,
+        names,
+        weights,
+        dtype=dtype,
+        device=torch.device(device),
+        max_model_len=max_model_len,
+        kernels=kernels,
+        quantization=quantization,
+        deterministic=deterministic,
     )
     weights.check_all_used((*names.ignored, names.lm_head) if spec.tied_embeddings else names.ignored)
     return decoder

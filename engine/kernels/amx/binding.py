@@ -16,7 +16,7 @@ from engine.pages import empty_bytes
 class WeightStruct(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("tiles", "bias", "scales")),
-        *((name, ctypes.c_int64) for name in ("out", "in")),
+        *((name, ctypes.c_int64) for name in ("out", "in", "eight_bits_from")),
     ]
 
 
@@ -53,25 +53,43 @@ class TiledWeight:
     """A linear layer of the kernels: `weight` (out, in) bfloat16, in a multiple of 32, and `bias` (out,) or None.
 
     A `gated` one joins gate and up, each of out / 2 rows, alternating in blocks of 16, as the kernels want them.
+    `eight_bits_from` rounds the weight to int8, with a scale for each output, where in is a multiple of 64: steps of
+    fewer tokens than that keep activations of 16 bits, and those of more round them to 8.
     """
 
     def __init__(
-        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+        self,
+        library: ctypes.CDLL,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        eight_bits_from: int | None = None,
     ) -> None:
         self._library = library
         self.out, self.width = weight.shape
         if gated:
             weight, bias = alternating(weight), None if bias is None else alternating(bias)
-        weight = weight.contiguous()
         self._bias = None if bias is None else bias.float().contiguous()
-        self._tiles = empty_bytes(library.ponder_packed_bytes(ctypes.c_int64(self.out), ctypes.c_int64(self.width)))
-        library.ponder_pack(
-            ctypes.c_void_p(weight.data_ptr()),
-            ctypes.c_int64(self.out),
-            ctypes.c_int64(self.width),
-            ctypes.c_void_p(self._tiles.data_ptr()),
+        self._scales: Tensor | None = None
+        if eight_bits_from is not None and self.width % 64 == 0:
+            self._tiles, self._scales = int8_tiles(weight)
+        else:
+            self._tiles = self._bfloat16_tiles(weight.contiguous())
+        self.struct = WeightStruct(
+            self._tiles.data_ptr(),
+            pointer(self._bias),
+            pointer(self._scales),
+            self.out,
+            self.width,
+            eight_bits_from or 0,
         )
-        self.struct = WeightStruct(self._tiles.data_ptr(), pointer(self._bias), None, self.out, self.width)
+
+    def _bfloat16_tiles(self, weight: Tensor) -> Tensor:
+        out, width = ctypes.c_int64(self.out), ctypes.c_int64(self.width)
+        tiles = empty_bytes(self._library.ponder_packed_bytes(out, width))
+        self._library.ponder_pack(ctypes.c_void_p(weight.data_ptr()), out, width, ctypes.c_void_p(tiles.data_ptr()))
+        return tiles
 
     def __call__(self, x: Tensor) -> Tensor:
         """(tokens, in) bfloat16 -> (tokens, out) bfloat16."""
@@ -98,6 +116,21 @@ class TiledWeight:
             if code:
                 raise MemoryError("No memory for the activations of a step.")
         return to
+
+
+def int8_tiles(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`weight` (out, in) as int8 tiles (out / 32, in / 64, 2, 16, 16, 4), and what one step of each row is worth."""
+    out, width = weight.shape
+    tiles = empty_bytes(-(-out // 32) * 32 * width).view(torch.int8).view(-1, width // 64, 2, 16, 16, 4)
+    scales = torch.empty(out)
+    for first in range(0, out, 8192):  # a vocabulary in float32 at once would take four times the memory
+        part = weight[first : first + 8192].float()
+        scale = part.abs().amax(1).clamp_(min=1e-30) / 127
+        scales[first : first + 8192] = scale
+        whole = torch.nn.functional.pad((part / scale[:, None]).round_().to(torch.int8), (0, 0, 0, -len(part) % 32))
+        blocks = whole.view(-1, 2, 16, width // 64, 16, 4).permute(0, 3, 1, 4, 2, 5)
+        tiles[first // 32 : first // 32 + len(blocks)] = blocks
+    return tiles, scales
 
 
 def alternating(joined: Tensor) -> Tensor:

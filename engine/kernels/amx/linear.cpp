@@ -40,53 +40,6 @@ inline __m512 activate(Output kind, __m512 x) {
   return _mm512_load_ps(values);
 }
 
-// Takes `rows` rows of 32 sums, `sums[row * 32 + column]`, from token `token` and column block `block` on.
-inline void put(const float* sums, int rows, int64_t token, int64_t block, const Weight& weight,
-                const Destination& to, bool past_cache) {
-  const int64_t column = block * 32;
-  const int columns = static_cast<int>(std::min<int64_t>(32, weight.out - column));
-  const __mmask16 low_mask = columns >= 16 ? 0xffff : (1u << columns) - 1;
-  const __mmask16 high_mask = columns >= 32 ? 0xffff : columns <= 16 ? 0 : (1u << (columns - 16)) - 1;
-  __m512 low_bias = _mm512_setzero_ps(), high_bias = low_bias;
-  if (weight.bias) {
-    low_bias = _mm512_maskz_loadu_ps(low_mask, weight.bias + column);
-    high_bias = _mm512_maskz_loadu_ps(high_mask, weight.bias + column + 16);
-  }
-  for (int row = 0; row < rows; ++row) {
-    const __m512 low = _mm512_add_ps(_mm512_load_ps(sums + row * 32), low_bias);
-    const __m512 high = _mm512_add_ps(_mm512_load_ps(sums + row * 32 + 16), high_bias);
-    switch (to.kind) {
-      case Output::kRows: {
-        bf16* at = static_cast<bf16*>(to.data) + (token + row) * to.stride + column;
-        if (past_cache && columns == 32 && reinterpret_cast<uintptr_t>(at) % 64 == 0)
-          _mm512_stream_si512(reinterpret_cast<__m512i*>(at), narrow32(low, high));
-        else {
-          _mm256_mask_storeu_epi16(at, low_mask, narrow(low));
-          _mm256_mask_storeu_epi16(at + 16, high_mask, narrow(high));
-        }
-        break;
-      }
-      case Output::kAdd: {
-        bf16* at = static_cast<bf16*>(to.data) + (token + row) * to.stride + column;
-        const __m512 multiplier = _mm512_set1_ps(to.multiplier);
-        store16(at, _mm512_fmadd_ps(low, multiplier, load16(at)));
-        store16(at + 16, _mm512_fmadd_ps(high, multiplier, load16(at + 16)));
-        break;
-      }
-      case Output::kFloats: {
-        float* at = static_cast<float*>(to.data) + (token + row) * to.stride + column;
-        _mm512_mask_storeu_ps(at, low_mask, low);
-        _mm512_mask_storeu_ps(at + 16, high_mask, high);
-        break;
-      }
-      default: {
-        const __m512 product = _mm512_mul_ps(activate(to.kind, low), high);
-        store16(static_cast<bf16*>(to.data) + packed_at(token + row, to.stride, block * 16), product);
-      }
-    }
-  }
-}
-
 struct Work {
   const bf16* packed;
   int64_t tokens, blocks, steps;  // blocks of 32 output columns; steps of 32 input columns
@@ -175,6 +128,52 @@ void many(const Work& work, int64_t block, int64_t from, int64_t to, int& config
 
 }  // namespace
 
+void put(const float* sums, int rows, int64_t token, int64_t block, const Weight& weight,
+                const Destination& to, bool past_cache) {
+  const int64_t column = block * 32;
+  const int columns = static_cast<int>(std::min<int64_t>(32, weight.out - column));
+  const __mmask16 low_mask = columns >= 16 ? 0xffff : (1u << columns) - 1;
+  const __mmask16 high_mask = columns >= 32 ? 0xffff : columns <= 16 ? 0 : (1u << (columns - 16)) - 1;
+  __m512 low_bias = _mm512_setzero_ps(), high_bias = low_bias;
+  if (weight.bias) {
+    low_bias = _mm512_maskz_loadu_ps(low_mask, weight.bias + column);
+    high_bias = _mm512_maskz_loadu_ps(high_mask, weight.bias + column + 16);
+  }
+  for (int row = 0; row < rows; ++row) {
+    const __m512 low = _mm512_add_ps(_mm512_load_ps(sums + row * 32), low_bias);
+    const __m512 high = _mm512_add_ps(_mm512_load_ps(sums + row * 32 + 16), high_bias);
+    switch (to.kind) {
+      case Output::kRows: {
+        bf16* at = static_cast<bf16*>(to.data) + (token + row) * to.stride + column;
+        if (past_cache && columns == 32 && reinterpret_cast<uintptr_t>(at) % 64 == 0)
+          _mm512_stream_si512(reinterpret_cast<__m512i*>(at), narrow32(low, high));
+        else {
+          _mm256_mask_storeu_epi16(at, low_mask, narrow(low));
+          _mm256_mask_storeu_epi16(at + 16, high_mask, narrow(high));
+        }
+        break;
+      }
+      case Output::kAdd: {
+        bf16* at = static_cast<bf16*>(to.data) + (token + row) * to.stride + column;
+        const __m512 multiplier = _mm512_set1_ps(to.multiplier);
+        store16(at, _mm512_fmadd_ps(low, multiplier, load16(at)));
+        store16(at + 16, _mm512_fmadd_ps(high, multiplier, load16(at + 16)));
+        break;
+      }
+      case Output::kFloats: {
+        float* at = static_cast<float*>(to.data) + (token + row) * to.stride + column;
+        _mm512_mask_storeu_ps(at, low_mask, low);
+        _mm512_mask_storeu_ps(at + 16, high_mask, high);
+        break;
+      }
+      default: {
+        const __m512 product = _mm512_mul_ps(activate(to.kind, low), high);
+        store16(static_cast<bf16*>(to.data) + packed_at(token + row, to.stride, block * 16), product);
+      }
+    }
+  }
+}
+
 int64_t packed_bytes(int64_t out, int64_t in) { return (out + 31) / 32 * 32 * in * 2; }
 
 void pack_weight(const bf16* weight, int64_t out, int64_t in, bf16* tiles) {
@@ -190,6 +189,10 @@ void pack_weight(const bf16* weight, int64_t out, int64_t in, bf16* tiles) {
 }
 
 void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads) {
+  if (weight.scales) {
+    linear_int8(packed, tokens, weight, to, threads);
+    return;
+  }
   const Work work{packed, tokens, (weight.out + 31) / 32, weight.in / 32, weight, to};
   std::atomic<int64_t> next{0};
   if (tokens <= 16) {

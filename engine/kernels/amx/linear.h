@@ -14,12 +14,13 @@ enum class Output : int32_t {
   kGatedGeluTanh = 5,
 };
 
-// A weight (columns out, columns in) as tiles, with what is added to its product. Mirrored in native.py.
+// A weight (columns out, columns in) as tiles, with what is added to its product. Mirrored in binding.py.
 struct Weight {
   const void* tiles;
   const float* bias;    // (out,) or null
   const float* scales;  // (out,): float32 of one step of int8; null for bfloat16
   int64_t out, in;      // `in` is a multiple of 32 (bfloat16) or 64 (int8)
+  int64_t eight_bits_from;  // with int8: so many tokens are rounded to 8 bits too, fewer keep 16
 };
 
 struct Destination {
@@ -31,6 +32,10 @@ struct Destination {
 
 int64_t packed_bytes(int64_t out, int64_t in);
 void pack_weight(const bf16* weight, int64_t out, int64_t in, bf16* tiles);
+// Takes `rows` rows of 32 sums, `sums[row * 32 + column]`, from token `token` and column block `block` on.
+void put(const float* sums, int rows, int64_t token, int64_t block, const Weight& weight, const Destination& to,
+         bool past_cache);
+void linear_int8(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads);
 void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads);
 
 }  // namespace ponder

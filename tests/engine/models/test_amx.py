@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from engine import EngineConfig, InvalidParameter
 from engine.kernels import amx
 from engine.kernels.amx.binding import TiledWeight
+from engine.memory import needs_of
 from engine.models.decoder import Decoder, load_decoder
 from tests.engine.models import tiny
 from tests.engine.models.stepping import Stepper, apart
@@ -91,6 +93,70 @@ def test_a_linear_layer_of_any_shape(rows: int, out: int, width: int) -> None:
     expected = x.float() @ weight.float().T + bias
     found = TiledWeight(library, weight, bias)(x)
     assert apart(found.float(), expected) < 5e-3
+
+
+INT8 = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 192, "vocab_size": 389}
+
+
+@pytest.fixture(scope="module")
+def for_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config, model, overrides = tiny.MODELS["qwen3"]
+    made = tiny.build(config, model, {**overrides, **INT8})
+    return tiny.save(made.to(torch.bfloat16), tmp_path_factory.mktemp("int8"))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 17, 64, 65, 100])
+@pytest.mark.parametrize(("out", "width"), [(31, 64), (200, 128), (96, 4096)])
+def test_an_int8_layer_multiplies_what_it_was_rounded_to(rows: int, out: int, width: int) -> None:
+    library = amx.library()
+    assert library is not None
+    torch.manual_seed(0)
+    weight, x = torch.randn(out, width).bfloat16(), torch.randn(rows, width).bfloat16()
+    scales = weight.float().abs().amax(1, keepdim=True) / 127
+    expected = x.float() @ ((weight.float() / scales).round() * scales).T
+    found = TiledWeight(library, weight, eight_bits_from=65)(x)
+    assert apart(found.float(), expected) < (5e-3 if rows < 65 else 2e-2)
+
+
+def test_int8_stays_near_the_model_and_few_tokens_nearer(for_int8: Path) -> None:
+    exact = torch.cat(Stepper(load_decoder(for_int8, dtype=torch.float32), prompts()).run(300))
+    found = {}
+    for deterministic in (False, True):
+        decoder = load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8", deterministic=deterministic)
+        found[deterministic] = apart(torch.cat(Stepper(decoder, prompts()).run(300)), exact)
+    assert found[True] < 0.06
+    assert found[True] < found[False] < 0.2
+
+
+def test_a_deterministic_int8_model_does_not_look_at_the_batch(for_int8: Path) -> None:
+    decoder = load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8", deterministic=True)
+    alone = [Stepper(decoder, [prompt]).run(300)[0] for prompt in prompts()]
+    together = Stepper(decoder, prompts(), seed=2).run(13)
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("how", [{"dtype": torch.float32}, {"dtype": torch.bfloat16, "kernels": "torch"}])
+def test_int8_is_refused_where_the_kernels_do_not_run(for_int8: Path, how: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match="accepted: none, or int8 in bfloat16"):
+        load_decoder(for_int8, quantization="int8", **how)
+
+
+def test_memory_is_told_for_int8(for_int8: Path) -> None:
+    weights = {
+        quantization: needs_of(EngineConfig(str(for_int8), dtype="bfloat16", quantization=quantization)).weights
+        for quantization in ("none", "int8")
+    }
+    decoder = load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8")
+    held = decoder._embedding.nbytes + sum(
+        weight._tiles.nbytes
+        for layer in decoder._layers
+        for weight in (layer.qkv, layer.o, layer.gate_up, layer.down)
+        if isinstance(weight, TiledWeight)
+    )
+    assert isinstance(decoder._lm_head, TiledWeight)
+    held += decoder._lm_head._tiles.nbytes
+    assert weights["int8"] < weights["none"]
+    assert weights["int8"] == pytest.approx(held, rel=0.08)
 
 
 def test_what_lay_in_the_cache_before_does_not_matter(decoder: Decoder) -> None:

@@ -1,0 +1,171 @@
+"""`python -m bench.cpu ours|transformers|llama|report`: one contestant a call, kept under build/, then the report.
+
+Decoding is measured as all requests' tokens a second once all prompts are read, prefill as one prompt of 512 tokens.
+Ours goes through the whole engine, greedy sampling included; the peers are spared sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from bench import hardware, report
+from bench.cpu import checkpoint
+from engine import GREEDY, Engine, EngineConfig, Span
+
+WORK = Path("build/cpu")
+BATCHES = [1, 2, 4, 8, 16, 32, 64, 128]
+PROMPT, PREFILL = 32, 512
+app = typer.Typer(add_completion=False)
+Part = dict[str, Any]  # Any: plain JSON
+
+
+def _model() -> Path:
+    return checkpoint.write(WORK / "model", Path("models/pebble"))
+
+
+def _keep(name: str, made: Part) -> None:
+    made |= {"date": datetime.date.today().isoformat(), "read_gb_per_s": hardware.read_bandwidth(1.0) / 1e9}
+    WORK.mkdir(parents=True, exist_ok=True)
+    (WORK / f"{name}.json").write_text(json.dumps(made))
+    print(json.dumps(made))
+
+
+@app.command()
+def ours(
+    kernels: Annotated[str, typer.Option(help="auto or torch.")] = "auto",
+    quantization: Annotated[str, typer.Option(help="none or int8.")] = "none",
+    steps: Annotated[int, typer.Option(help="Tokens of each request.")] = 16,
+    only: Annotated[list[int] | None, typer.Option(help="Only so many at once.")] = None,
+) -> None:
+    """This engine."""
+    name = f"ours-{kernels}" + ("" if quantization == "none" else f"-{quantization}")
+    options = {"kernels": kernels, "quantization": quantization}
+    asyncio.run(_ours(name, options, steps, only or BATCHES))
+
+
+async def _ours(name: str, options: dict[str, Any], steps: int, batches: list[int]) -> None:
+    config = EngineConfig(
+        str(_model()),
+        dtype="bfloat16",
+        max_running=128,
+        max_batch_tokens=8192,
+        kv_blocks=1200,
+        prefix_cache=False,
+        **options,
+    )
+    found: Part = {"decode": {}, "options": options}
+    async with await Engine.start(config) as engine:
+
+        async def one(seed: int, prompt: int, tokens: int) -> list[float]:
+            at = []
+            async with await engine.open([(seed * 31 + i * 7919) % 150_000 for i in range(prompt)]) as seq:
+                async for out in seq.generate(Span(GREEDY, max_tokens=tokens, ignore_eos=True)):
+                    at += [time.perf_counter()] * len(out.token_ids)
+            return at
+
+        for n in batches:
+            every = await asyncio.gather(*(one(i, PROMPT, steps + 8) for i in range(n)))
+            began, ended = max(at[0] for at in every), min(at[-1] for at in every)
+            count = sum(began < when <= ended for at in every for when in at)
+            found["decode"][n] = count / (ended - began)
+        times = []
+        for seed in range(5):
+            start = time.perf_counter()
+            await one(1000 + seed, PREFILL, 1)
+            times.append(time.perf_counter() - start)
+        found["prefill"] = PREFILL / statistics.median(times)
+        found["threads"] = engine.threads
+    _keep(name, found)
+
+
+@app.command()
+def transformers(steps: int = 4) -> None:
+    """The peer in Python: one padded batch, its own cache."""
+    import transformers as peer
+
+    model: Any = peer.AutoModelForCausalLM.from_pretrained(_model(), dtype=torch.bfloat16).eval()
+    found: Part = {"decode": {}, "version": peer.__version__}
+    with torch.inference_mode():
+        for n in BATCHES:
+            ids = (torch.arange(n * PROMPT).view(n, PROMPT) * 7919) % 150_000
+            made = model(ids, use_cache=True, logits_to_keep=1)
+            made = model(ids[:, :1], past_key_values=made.past_key_values, use_cache=True)
+            start = time.perf_counter()
+            for _ in range(steps):
+                made = model(ids[:, :1], past_key_values=made.past_key_values, use_cache=True)
+            found["decode"][n] = n * steps / (time.perf_counter() - start)
+        ids = (torch.arange(PREFILL).view(1, -1) * 7919) % 150_000
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            model(ids, use_cache=True, logits_to_keep=1)
+            times.append(time.perf_counter() - start)
+        found["prefill"] = PREFILL / min(times)
+    _keep("transformers", found)
+
+
+@app.command()
+def llama(
+    python: Annotated[Path, typer.Option(help="An interpreter that has llama_cpp and gguf.")],
+    steps: int = 4,
+) -> None:
+    """llama.cpp, as llama-cpp-python's source package builds it."""
+    import sys
+
+    sys.path += map(str, python.parent.parent.glob("lib/python*/site-packages"))
+    model = checkpoint.write_gguf(_model(), WORK / "model.gguf")
+    plan = json.dumps({"batches": BATCHES, "prompt": PROMPT, "steps": steps, "prefill": PREFILL})
+    command = [str(python), str(Path(__file__).parent / "llama.py"), str(model), str(os.cpu_count()), plan]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise typer.BadParameter(done.stderr[-2000:])
+    found: Part = json.loads(done.stdout.strip().splitlines()[-1])
+    ask = [str(python), "-c", "import llama_cpp; print(llama_cpp.__version__)"]
+    found["version"] = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
+    _keep("llama", found)
+
+
+@app.command("report")
+def write_report() -> None:
+    """Everything that was kept, as JSON under bench/results/ and as a picture."""
+    parts = {path.stem: json.loads(path.read_text()) for path in sorted(WORK.glob("*.json"))}
+    results = {
+        "date": datetime.date.today().isoformat(),
+        "slug": f"cpu-speed-{hardware.slug()}",
+        "command": "python -m bench.cpu ours|transformers|llama|report",
+        "hardware": hardware.describe(),
+        "shape": checkpoint.CONFIG,
+        "prompt_tokens": PROMPT,
+        "prefill_tokens": PREFILL,
+        "parts": parts,
+    }
+    print(report.save(results))
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6.4, 4))
+    for name, part in parts.items():
+        axis.plot(list(map(int, part["decode"])), list(part["decode"].values()), "o-", label=name)
+    axis.set(xscale="log", yscale="log", xticks=BATCHES, xticklabels=BATCHES)
+    axis.set(xlabel="requests at once", ylabel="tokens/s, decoding", title="Qwen3-0.6B's shape, bfloat16, 2 cores")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(report.ROOT / "docs/img/cpu-speed.png", dpi=110)
+
+
+if __name__ == "__main__":
+    app()
