@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any, get_args
 
@@ -9,10 +10,11 @@ from bench.overhead.steps import filled
 from engine.config import LoopName
 from engine.loop import calm_collector
 from engine.params import GREEDY
+from engine.process.wire import encode_replies
 
 
 def loops(rows: int, step_s: float, steps: int) -> dict[str, Any]:
-    """Seconds from one step to the next, replies made and encoded as for another process, on each loop."""
+    """Median seconds from one step to the next, replies made and encoded as for another process, on each loop."""
     told: dict[str, Any] = {"rows": rows, "device_step_s": step_s}
     for loop in get_args(LoopName):
         told[loop] = {"step_s": _period(rows, step_s, steps, loop)}
@@ -21,17 +23,17 @@ def loops(rows: int, step_s: float, steps: int) -> dict[str, Any]:
 
 
 def _period(rows: int, step_s: float, steps: int, loop: LoopName) -> float:
-    from engine.process.wire import encode_replies
-
     core = filled(rows, GREEDY, step_s=step_s, loop=loop)
     while core.stats().last_batch < rows or core.stats().waiting:
         core.step()
         core.take_replies()
     calm_collector()
-    start = time.perf_counter()
+    seconds = []
     for _ in range(steps):
+        start = time.perf_counter()
         core.step()
         encode_replies([*core.take_replies()])
-    took = time.perf_counter() - start
+        seconds.append(time.perf_counter() - start)
+    core.settle()
     core.close()
-    return took / steps
+    return statistics.median(seconds)

@@ -20,7 +20,9 @@ SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=1)
 
 
 def decode(rows: int, steps: int, sampling: Sampling = GREEDY, **config: Any) -> dict[str, Any]:
-    """`rows` sequences that decode. Seconds of a step, and tokens for each second of CPU that they took."""
+    """`rows` sequences that decode: seconds of a step by the clock and of its thread's CPU, which other work on the
+    machine does not add to, and tokens for each second of CPU.
+    """
     core = filled(rows, sampling, **config)
     while core.stats().last_batch < rows or core.stats().waiting:
         core.step()
@@ -29,18 +31,20 @@ def decode(rows: int, steps: int, sampling: Sampling = GREEDY, **config: Any) ->
         core.step()
         core.take_replies()
     calm_collector()
-    seconds = []
+    seconds: list[float] = []
+    computing: list[float] = []
     before, cpu = core.stats().step_tokens, time.process_time()
     for _ in range(steps):
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.thread_time()
         core.step()
         core.take_replies()
         seconds.append(time.perf_counter() - start)
+        computing.append(time.thread_time() - busy)
     cpu = time.process_time() - cpu
     tokens = core.stats().step_tokens - before
     return {
         "rows": rows, "steps": steps, "tokens_per_cpu_s": tokens / cpu, "tokens_per_s": tokens / sum(seconds),
-        "step_s": {name: float(np.percentile(seconds, at)) for name, at in (("p50", 50), ("p99", 99), ("max", 100))},
+        "step_s": _spread(seconds), "step_cpu_s": _spread(computing),
     }  # fmt: skip
 
 
@@ -56,6 +60,10 @@ def prefill(tokens: int, **config: Any) -> dict[str, Any]:
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     done = core.stats().step_tokens
     return {"tokens": done, "tokens_per_cpu_s": done / cpu, "tokens_per_s": done / seconds}
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {name: float(np.percentile(values, at)) for name, at in (("p50", 50), ("p99", 99), ("max", 100))}
 
 
 def _core(rows: int, step_s: float = 0.0, **config: Any) -> EngineCore:
