@@ -1,4 +1,4 @@
-"""`python -m bench.cpu ours|transformers|llama|report`: one contestant a call, kept under build/, then the report.
+"""`python -m bench.cpu ours|transformers|llama|bits|report`: one part a call, kept under build/, then the report.
 
 Decoding is measured as all requests' tokens a second once all prompts are read, prefill as one prompt of 512 tokens.
 Ours goes through the whole engine, greedy sampling included; the peers are spared sampling.
@@ -21,6 +21,7 @@ import typer
 
 from bench import hardware, report
 from bench.cpu import checkpoint
+from bench.cpu.bits import compared
 from engine import GREEDY, Engine, EngineConfig, Span
 
 WORK = Path("build/cpu")
@@ -60,6 +61,7 @@ async def _ours(name: str, options: dict[str, Any], steps: int, batches: list[in
         dtype="bfloat16",
         max_running=128,
         max_batch_tokens=8192,
+        fixed_chunks=True,
         kv_blocks=1200,
         prefix_cache=False,
         **options,
@@ -136,11 +138,30 @@ def llama(
     _keep("llama", found)
 
 
+@app.command("bits")
+def same_bits(requests: int = 1000) -> None:
+    """Whether requests get the same bits alone and in mixes: on our kernels, on int8 weights, and on torch."""
+    kinds: dict[str, dict[str, Any]] = {
+        "bfloat16": {"dtype": "bfloat16"},
+        "bfloat16, int8 weights": {"dtype": "bfloat16", "quantization": "int8"},
+        "bfloat16, torch": {"dtype": "bfloat16", "kernels": "torch"},
+        "float32, torch": {"dtype": "float32"},
+    }
+    made: Part = {}
+    for name, options in kinds.items():
+        made[name] = asyncio.run(compared("models/pebble", requests, kv_blocks=2000, **options))
+        print(name, made[name])
+    WORK.mkdir(parents=True, exist_ok=True)
+    (WORK / "same_bits.txt").write_text(json.dumps(made))
+
+
 @app.command("report")
 def write_report() -> None:
     """Everything that was kept, as JSON under bench/results/ and as a picture."""
     parts = {path.stem: json.loads(path.read_text()) for path in sorted(WORK.glob("*.json"))}
+    bits = WORK / "same_bits.txt"
     results = {
+        "same_bits": json.loads(bits.read_text()) if bits.exists() else None,
         "date": datetime.date.today().isoformat(),
         "slug": f"cpu-speed-{hardware.slug()}",
         "command": "python -m bench.cpu ours|transformers|llama|report",
