@@ -1,6 +1,6 @@
 """Runs one step on the device: rows become a ragged batch, the model gives logits. Knows nothing of jobs or text.
 
-`Runner` is the protocol that the core depends on; tests put a fake behind it, later issues a second device.
+`Runner` is the protocol that the core depends on; tests put a fake behind it.
 """
 
 from __future__ import annotations

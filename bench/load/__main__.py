@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from bench import hardware
 from bench.load import claims, faults, growth, overload, policies, report, soak
 from bench.load.pictures import draw
 from bench.parts import Json, measure_parts
+from bench.report import newest
 
 PARTS: dict[str, Callable[[], Json]] = {
     "policies on azure": partial(policies.on_trace, "azure"),
@@ -26,6 +28,7 @@ PARTS: dict[str, Callable[[], Json]] = {
 
 
 if __name__ == "__main__":
-    made = measure_parts("load", "What happens under load.", PARTS)
-    draw(made)
-    report.write(made)
+    measure_parts("load", "What happens under load.", PARTS)
+    if kept := newest(f"load-{hardware.slug()}"):  # the page tells what is kept, not what a trial put elsewhere
+        draw(kept)
+        report.write(kept)

@@ -163,8 +163,8 @@ def _faults(made: Json) -> str:
         "",
         "Six clients ask for known answers all the time and compare every letter.",
         "",
-        "| fault | times | streams | recovery, s, p50 / longest | after it: idle, same answers | descriptors, threads, "
-        "processes: before / after |",
+        "| fault | times | streams | recovery, s, p50 / longest | after it: idle within, same answers "
+        "| descriptors, threads, processes: before / after |",
         "|---|---|---|---|---|---|",
     ]
     for name in names:
@@ -173,14 +173,16 @@ def _faults(made: Json) -> str:
             lines.append(f"| {name} | {part['not_measured']} | | | | |")
             continue
         streams = ", ".join(f"{count} {how}" for how, count in part["streams"].items())
-        recovery = part["recovery_s"]
+        took = part["recovery_s"]
+        recovery = f"{took['p50']:.2f} / {took['max']:.2f}" if took["n"] else "–"
         held = [
             ", ".join(str(part[when][key]) for key in ("descriptors", "threads", "processes"))
             for when in ("held_before", "held_after")
         ]
+        same = "yes" if part["answers_after_are_the_same"] else "NO"
         lines.append(
-            f"| {name} | {part['times']} | {streams} | {recovery['p50']:.2f} / {recovery['max']:.2f} "
-            f"| yes, {'yes' if part['answers_after_are_the_same'] else 'NO'} | {' / '.join(held)} |"
+            f"| {name} | {part['times']} | {streams} | {recovery} | {part['idle_after_s']:.2f} s, {same} "
+            f"| {' / '.join(held)} |"
         )
     return "\n".join(lines)
 
