@@ -17,7 +17,7 @@ from tests.e2e.real_server import PEBBLE, RealServer, running
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Locator, Page, expect  # noqa: E402  (after the skip above)
+from playwright.sync_api import Locator, Page, Route, expect  # noqa: E402  (after the skip above)
 
 from tests.e2e.real_pages import ask, box, opened, reply, settled, wishes  # noqa: E402
 
@@ -166,11 +166,15 @@ def test_two_tabs_that_allow_at_once_run_it_once(
     second = new_page()
     second.goto(page.url)
     expect(approval(second)).to_be_visible()
-    # Neither hears of the other's decision before it has made its own.
+    # Neither hears of the other's decision before it has made its own: both are held back until both are made.
+    decisions: list[Route] = []
     for tab in (page, second):
-        tab.evaluate(
-            "setTimeout(() => [...document.querySelectorAll('button')].find(b => b.innerText == 'Allow once').click())"
-        )
+        tab.route("**/approvals/*", lambda route: decisions.append(route))
+        with tab.expect_request("**/approvals/*"):
+            tab.get_by_role("button", name="Allow once").click()
+    for decision in decisions:
+        decision.continue_()
+    assert len(decisions) == 2
     for tab in (page, second):
         expect(card(tab)).to_contain_text("You allowed this once.")
         settled(tab)
