@@ -88,6 +88,22 @@ class Auth:
             return None if held is None else await self._counted(_who(*held))
         return None
 
+    async def required(self, path: str, headers: Headers, address: str) -> Who:
+        """Who sends these headers to a path that is not open.
+
+        Raises:
+            ApiError: as `who`; 401 for nobody, 403 where the key is not for that path.
+        """
+        who = await self.who(headers, address)
+        if who is None:
+            raise unauthorised(
+                "This server answers to those it knows: give an API key as `Authorization: Bearer KEY`, or sign in on "
+                "its page."
+            )
+        if not who.may(wanted := scope_of(path)):
+            raise out_of_scope(who, wanted or "")
+        return who
+
     async def _counted(self, who: Who) -> Who:
         """With what the key has used, where that matters."""
         key_id = who.key_id
@@ -141,17 +157,9 @@ class RequireUser:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope["method"], scope["path"]):
             try:
-                who = await self._auth().who(Headers(scope=scope), address_of(scope))
-                if who is None:
-                    raise unauthorised(
-                        "This server answers to those it knows: give an API key as `Authorization: Bearer KEY`, or "
-                        "sign in on its page."
-                    )
+                who = await self._auth().required(scope["path"], Headers(scope=scope), address_of(scope))
             except ApiError as refusal:
                 await note(scope, refusal).response()(scope, receive, send)
-                return
-            if not who.may(wanted := scope_of(scope["path"])):
-                await note(scope, out_of_scope(who, wanted or "")).response()(scope, receive, send)
                 return
             scope = {**scope, WHO: who}
         await self.app(scope, receive, send)

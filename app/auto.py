@@ -70,6 +70,7 @@ class Auto:
         self.rungs = tuple(rungs)
         self.gate = gate
         self.counts: Counter[tuple[str, bool]] = Counter()  # answers by model, and whether they were given
+        self.hear: Callable[[str, bool], None] = lambda model, given: None  # each of them
 
     async def prompted(self, make: Callable[[Served], Awaitable[Prompted]]) -> list[Prompted]:
         """The request for every model that has room for it, in order. One for which the request is too long is left
@@ -129,6 +130,7 @@ class Auto:
                     tell(item)
                 if isinstance(item, Tried):
                     self.counts[item.model, item.passed] += 1
+                    self.hear(item.model, item.passed)
                     if not item.passed:
                         tell(Spent(item.tokens, read[-1]))
                 elif isinstance(item, Candidate) and len(read) <= last:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sized
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,14 +25,18 @@ class Drain:
         self.begun = False
         self.working = 0
 
-    async def wait(self, others: Sized, limit_s: float, hurry: asyncio.Event) -> bool:
-        """Refuse what is new from now on, and wait until nothing runs: no request, and none of `others`.
+    def begin(self) -> None:
+        """Refuse what is new from now on."""
+        self.begun = True
+
+    async def wait(self, others: Callable[[], int], limit_s: float, hurry: asyncio.Event) -> bool:
+        """Refuse what is new from now on, and wait until nothing runs: no request, and nothing that `others` counts.
 
         False where `limit_s` seconds or `hurry` came before.
         """
-        self.begun = True
+        self.begin()
         until = time.monotonic() + limit_s
-        while self.working or others:
+        while self.working or others():
             if time.monotonic() >= until or hurry.is_set():
                 return False
             await asyncio.sleep(_LOOK_S)

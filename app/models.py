@@ -6,7 +6,7 @@ Each has an engine of its own, in this process. Knows nothing of requests, nor o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Self
@@ -94,6 +94,20 @@ class Models:
             for engine in engines.values():
                 await engine.stop()
             raise
+
+    @classmethod
+    async def join(cls, settings: Settings, client: int, places: Callable[[str], AsyncIterator[str | None]]) -> Models:
+        """The same models in another process than that which has started them: see `Engine.join`. `places` gives those
+        of the model of a name.
+
+        Raises:
+            What `Engine.join` and `of` raise.
+        """
+        paths = {settings.model_name: settings.model, **settings.models}
+        engines = {
+            name: await Engine.join(settings.engine_config(path), client, places(name)) for name, path in paths.items()
+        }
+        return cls.of(engines, settings)
 
     async def stop(self) -> None:
         """Stop every engine. Idempotent."""

@@ -38,7 +38,7 @@ from app.api import (
 from app.auth import Auth, RequireUser
 from app.config import BadSetting, Settings
 from app.data.accounts import Accounts
-from app.drain import Draining
+from app.drain import Drain, Draining
 from app.guard import Guard
 from app.library import open_library
 from app.manner import Manners
@@ -82,7 +82,7 @@ def create_app(
         state.auth.later(lambda accounts: accounts.add_use(key_id, 1, tokens))
 
     admission = Admission(settings, meter.backlogs, meter.refusal, used)
-    state = State(settings, models, meter, admission, Manners.of_settings(settings))
+    state = State(settings, models, meter, Manners.of_settings(settings), Drain(), meter, admission)
     if settings.summary_model is not None and settings.summary_model not in models.names:
         accepted = ", ".join(models.names)
         raise BadSetting(f"summary_model is {settings.summary_model!r}; accepted: a served model: {accepted}.")
@@ -135,6 +135,13 @@ def create_app(
     openapi.install(app)
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)
+    surround(app, settings)
+    mount_page(app)  # last: it answers for every path that nobody else took
+    return app
+
+
+def surround(app: FastAPI, settings: Settings) -> None:
+    """What stands before everything else, in every process of a server."""
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
@@ -144,8 +151,6 @@ def create_app(
     )
     app.add_middleware(tracing.Traced)
     app.add_middleware(AnswerHeaders)
-    mount_page(app)  # last: it answers for every path that nobody else took
-    return app
 
 
 async def _health(request: Request) -> Response:

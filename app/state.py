@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fastapi import FastAPI, Request
 
@@ -12,7 +12,7 @@ from app.admission import Admission
 from app.config import Settings
 from app.drain import Drain
 from app.manner import Manners
-from app.metrics import Meter
+from app.metrics import Counting, Meter
 from app.models import Models
 from app.served import Served
 from app.thoughts import Summariser, Thoughts
@@ -23,36 +23,28 @@ if TYPE_CHECKING:
     from app.sequences.sequences import Sequences
     from app.store import Store
     from app.toolshed import Toolshed
+    from app.workers.home import Workers
     from retrieval import Library
 
 
 @dataclass(slots=True)
-class State:
+class Serving:
+    """What it takes to answer on the engines, in whichever of a server's processes."""
+
     settings: Settings
     models: Models
-    meter: Meter
-    admission: Admission
-    manners: Manners = field(default_factory=Manners)
-    drain: Drain = field(default_factory=Drain)
-    ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
-    sequences: Sequences = field(init=False)  # while the app's lifespan lasts
-    auth: Auth = field(init=False)  # the same
-    _store: Store | None = None  # open while the app's lifespan lasts
-    _runs: Runs | None = None
-    _library: Library | None = None
-    _toolshed: Toolshed | None = None
+    counting: Counting
+    manners: Manners
+    drain: Drain
 
     @classmethod
-    def of(cls, request: Request) -> State:
+    def of(cls, request: Request) -> Self:
         app: Any = request.app  # Starlette keeps state untyped
-        state: State = app.state.ponder
+        state: Self = app.state.ponder
         return state
 
     def attach(self, app: FastAPI) -> None:
         app.state.ponder = self
-
-    def opened(self, store: Store, runs: Runs, library: Library, toolshed: Toolshed) -> None:
-        self._store, self._runs, self._library, self._toolshed = store, runs, library, toolshed
 
     @property
     def served(self) -> Served:
@@ -68,6 +60,25 @@ class State:
         policy, name = self.settings.thinking_text, self.settings.summary_model
         served = self.models.default if name is None else self.models.get(name)
         return Thoughts(policy, Summariser(served) if policy == "summarised" else None)
+
+
+@dataclass(slots=True)
+class State(Serving):
+    """And what only the process has that keeps everybody's data."""
+
+    meter: Meter
+    admission: Admission
+    ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
+    sequences: Sequences = field(init=False)  # while the app's lifespan lasts
+    auth: Auth = field(init=False)  # the same
+    workers: Workers | None = None  # beside this process
+    _store: Store | None = None  # open while the app's lifespan lasts
+    _runs: Runs | None = None
+    _library: Library | None = None
+    _toolshed: Toolshed | None = None
+
+    def opened(self, store: Store, runs: Runs, library: Library, toolshed: Toolshed) -> None:
+        self._store, self._runs, self._library, self._toolshed = store, runs, library, toolshed
 
     @property
     def store(self) -> Store:

@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from app.auth import LOCAL, WHO, Who, out_of_scope, unauthorised
 from app.errors import ApiError
 from app.scopes import Scope
-from app.state import State
+from app.state import Serving
 
 
 async def who_of(request: Request) -> Who:
@@ -18,7 +18,7 @@ async def who_of(request: Request) -> Who:
         ApiError: 401, of a server that asks for keys, where nobody has been found by one.
     """
     found: Who | None = request.scope.get(WHO)
-    if found is None and State.of(request).settings.auth != "off":
+    if found is None and Serving.of(request).settings.auth != "off":
         raise unauthorised("This needs an API key, or a session.")
     return found or LOCAL
 

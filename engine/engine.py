@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -49,19 +49,16 @@ class Engine:
     dtype: str
     threads: int  # CPU threads of the model
 
-    def __init__(self, config: EngineConfig, assemble: Callable[[EngineConfig], Parts]) -> None:
+    def __init__(self, config: EngineConfig, link: Callable[[Engine], Link], client: int = 0) -> None:
+        """`link` makes the way to the core, which knows this engine as the client of that number."""
         self.config = config
         self._fingerprint = b""
         self._requests: dict[int, Request] = {}
         self._queued: set[int] = set()  # of those, what waits for the model: spans and scores
-        self._ids = itertools.count(m.first_id(0))
+        self._ids = itertools.count(m.first_id(client))
         self._stopped: EngineError | None = None
-        if config.runs_in == "process":
-            from engine.process.supervisor import SupervisedLink  # ZeroMQ comes with it
-
-            self._link: Link = SupervisedLink(config, assemble, self)
-        else:
-            self._link = ThreadLink(config, assemble, self)
+        self._tell_end: Callable[[EngineError], None] = lambda error: None
+        self._link = link(self)
 
     @classmethod
     async def start(cls, config: EngineConfig, assemble: Callable[[EngineConfig], Parts] = assemble) -> Engine:
@@ -76,21 +73,48 @@ class Engine:
             InvalidParameter: the configuration does not fit the model or this machine.
             EngineStopped: the core's process ended before it was ready.
         """
-        engine = cls(config, assemble)
-        loaded = await engine._link.start()
-        engine.model_path = Path(loaded.path)
-        engine.model_name = engine.model_path.name if Path(config.model).is_dir() else config.model
-        engine.vocab_size = loaded.vocab_size
-        engine.max_model_len = loaded.max_model_len
-        engine.max_tokens = loaded.max_tokens
-        engine._fingerprint = loaded.fingerprint
-        engine.device, engine.dtype, engine.threads = loaded.device, loaded.dtype, loaded.threads
+
+        def link(engine: Engine) -> Link:
+            if config.runs_in == "thread":
+                return ThreadLink(config, assemble, engine)
+            from engine.process.supervisor import SupervisedLink  # ZeroMQ comes with it
+
+            return SupervisedLink(config, assemble, engine)
+
+        return await cls(config, link)._begun()
+
+    @classmethod
+    async def join(cls, config: EngineConfig, client: int, places: AsyncIterator[str | None]) -> Engine:
+        """A further client of a core that another process keeps running, and shares.
+
+        `client` is a number above 0 that no other one has or had. `places` gives what that process's `share` tells:
+        where the core is, and None while it is gone; when it ends or raises an `EngineError`, so does this engine. That
+        process has to `forget_client` when this one is gone.
+
+        Raises:
+            CheckpointError: the model's tokenizer cannot be read.
+            EngineError: what `places` raises before there is a core.
+        """
+        from engine.process.joined import JoinedLink  # ZeroMQ comes with it
+
+        return await cls(config, lambda engine: JoinedLink(client, places, engine), client)._begun()
+
+    async def _begun(self) -> Engine:
+        """Itself, once its core runs."""
+        loaded = await self._link.start()
+        self.model_path = Path(loaded.path)
+        self.model_name = self.model_path.name if Path(self.config.model).is_dir() else self.config.model
+        self.vocab_size = loaded.vocab_size
+        self.max_model_len = loaded.max_model_len
+        self.max_tokens = loaded.max_tokens
+        self._fingerprint = loaded.fingerprint
+        self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         try:
-            engine.tokenizer = await asyncio.to_thread(Tokenizer.load, engine.model_path)
+            self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)
         except BaseException:
-            await engine.stop()
+            await self.stop()
             raise
-        return engine
+        return self
 
     async def open(
         self,
@@ -181,6 +205,22 @@ class Engine:
         assert isinstance(reply, m.StatsReply)
         return reply.stats
 
+    # -- where several processes talk to one core
+
+    def share(self, moved: Callable[[str | None], None], ended: Callable[[EngineError], None]) -> str | None:
+        """Where others can `join` the core, which must run in a process of its own: None while there is none. `moved`
+        gets each new place, and None when the core is gone for a moment; `ended` hears that it is for good."""
+        from engine.process.supervisor import SupervisedLink
+
+        assert isinstance(self._link, SupervisedLink), "the core runs in a thread of this process"
+        self._link.hear_places(moved)
+        self._tell_end = ended
+        return self._link.place
+
+    def forget_client(self, client: int) -> None:
+        """One that had joined is gone: its sequences close."""
+        self.post(m.Leave(client))
+
     @property
     def state(self) -> State:
         """Whether the core runs, is being started again, or has ended for good."""
@@ -264,6 +304,7 @@ class Engine:
         """The core will say nothing more at all."""
         if self._stopped is None:
             self._stopped = error
+            self._tell_end(error)
             for request in self._requests.values():
                 request.fail(error)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from app.admission.backlog import Backlog
-from app.admission.rates import KeyLimits, Rates, Window
+from app.admission.rates import Counts, KeyLimits, Rates, Window
 from app.admission.ticket import Ticket
 from app.auth import Who
 from app.data.quotas import exhausted
@@ -28,81 +28,33 @@ if TYPE_CHECKING:
 _LEARN = 0.1  # what a new observation counts
 
 
-class Admission:
-    """Of one server; `refused` hears the reason of each refusal."""
+class Waiting(Protocol):
+    """What a model has still to do: a `Backlog`, or what was last heard of one."""
+
+    def wait_s(self) -> float: ...
+
+    def __len__(self) -> int: ...
+
+
+class Deciding(ABC):
+    """What a request that was let in may still ask, by `backlogs` (of each model) and `rates` as this process knows
+    them."""
 
     def __init__(
-        self,
-        settings: Settings,
-        backlogs: Mapping[str, Backlog],
-        refused: Callable[[str], None] = lambda reason: None,
-        used: Callable[[str, int], None] = lambda key_id, tokens: None,
+        self, settings: Settings, backlogs: Mapping[str, Waiting], rates: Rates, refused: Callable[[str], None]
     ) -> None:
-        """`backlogs` are those of the served models, by name. `used` hears of each request that ended which key it was
-        for, and its tokens."""
-        self._used = used
+        """`refused` hears the reason of each refusal."""
         self._max_wait_s = settings.max_wait_s
         self._reduce_from_s = settings.reduce_from_s if settings.reduce else math.inf
         self._thinking = settings.reduced_thinking
         self._queue = settings.max_running + settings.max_waiting
         self._backlogs = backlogs
+        self._rates = rates
         self._refused = refused
-        self._rates = Rates()
-        self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
-        self._answering = Counter[str]()
-        self._lasts_s = 1.0  # a request, lately
 
-    def begin(self, who: Who, *, strict: bool = False) -> Ticket:
-        """Let a request in, before anything of it is read.
-
-        Raises:
-            ApiError: 429, saying which limit, and when to come again.
-        """
-        key, limits = who.key_id or who.id, self.limits_of(who)
-        if (over := exhausted(who.quota, who.used, time.time())) is not None:
-            name, most, wait_s = over
-            unit, _, span = name.partition("_per_")
-            raise self.refusal(
-                "quota", f"This key has used the {most} {unit} that it may in a {span} (UTC).", wait_s,
-                "insufficient_quota",
-            )  # fmt: skip
-        self._check(self._backlogs.values())
-        if limits.concurrent is not None and self._answering[key] >= limits.concurrent:
-            raise self.refusal(
-                "concurrency", f"This key has {self._answering[key]} requests under way; accepted: at most "
-                f"{limits.concurrent} at the same time.", self._lasts_s / limits.concurrent,
-                "concurrency_limit_exceeded",
-            )  # fmt: skip
-        if limits.tokens is not None and (wait_s := self._rates.room(key, limits.tokens, 1)):
-            raise self._no_tokens(limits.tokens, wait_s)
-        if limits.requests is not None and (wait_s := self._rates.request(key, limits.requests)):
-            raise self.refusal(
-                "requests", f"This key has made {limits.requests} requests in the last minute; accepted: at most "
-                f"{limits.requests} a minute.", wait_s, "rate_limit_exceeded",
-            )  # fmt: skip
-        self._answering[key] += 1
-        return Ticket(self, key, limits, counted=who.key_id is not None, strict=strict)
-
+    @abstractmethod
     def left(self, ticket: Ticket) -> None:
         """All that answered a request has ended."""
-        self._answering[ticket.key] -= 1
-        if not self._answering[ticket.key]:
-            del self._answering[ticket.key]
-        self._lasts_s += _LEARN * (time.monotonic() - ticket.began - self._lasts_s)
-        if ticket.counted:
-            self._used(ticket.key, ticket.tokens)
-
-    def limits_of(self, who: Who) -> KeyLimits:
-        """The key's own, or else the server's for every key."""
-        own, all_keys = who.quota, self._limits
-        return KeyLimits(
-            own.requests_per_minute or all_keys.requests, own.tokens_per_minute or all_keys.tokens,
-            own.concurrent_requests or all_keys.concurrent,
-        )  # fmt: skip
-
-    def windows(self, who: Who) -> list[Window]:
-        """How the limits of a key stand."""
-        return self._rates.windows(who.key_id or who.id, self.limits_of(who))
 
     def check(self, among: Iterable[Served]) -> None:
         """
@@ -142,7 +94,7 @@ class Admission:
             headers={"Retry-After": str(seconds)},
         )  # fmt: skip
 
-    def _check(self, among: Iterable[Backlog]) -> None:
+    def _check(self, among: Iterable[Waiting]) -> None:
         least = min(among, key=lambda backlog: backlog.wait_s())
         wait_s = least.wait_s()
         if len(least) >= self._queue:
@@ -157,3 +109,77 @@ class Admission:
     def _no_tokens(self, most: int, wait_s: float, wanted: int = 1) -> ApiError:
         message = f"This key may use {most} tokens in a minute, and has fewer than {wanted} of them left."
         return self.refusal("tokens", message, wait_s, "rate_limit_exceeded")
+
+
+class Admission(Deciding):
+    """Of one server; `refused` hears the reason of each refusal."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        backlogs: Mapping[str, Waiting],
+        refused: Callable[[str], None] = lambda reason: None,
+        used: Callable[[str, int], None] = lambda key_id, tokens: None,
+    ) -> None:
+        """`backlogs` are those of the served models, by name. `used` hears of each request that ended which key it was
+        for, and its tokens."""
+        super().__init__(settings, backlogs, Rates(), refused)
+        self._used = used
+        self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
+        self._answering = Counter[str]()
+        self._lasts_s = 1.0  # a request, lately
+
+    def begin(self, who: Who, *, strict: bool = False) -> Ticket:
+        """Let a request in, before anything of it is read.
+
+        Raises:
+            ApiError: 429, saying which limit, and when to come again.
+        """
+        key, limits = who.key_id or who.id, self.limits_of(who)
+        if (over := exhausted(who.quota, who.used, time.time())) is not None:
+            name, most, wait_s = over
+            unit, _, span = name.partition("_per_")
+            raise self.refusal(
+                "quota", f"This key has used the {most} {unit} that it may in a {span} (UTC).", wait_s,
+                "insufficient_quota",
+            )  # fmt: skip
+        self._check(self._backlogs.values())
+        if limits.concurrent is not None and self._answering[key] >= limits.concurrent:
+            raise self.refusal(
+                "concurrency", f"This key has {self._answering[key]} requests under way; accepted: at most "
+                f"{limits.concurrent} at the same time.", self._lasts_s / limits.concurrent,
+                "concurrency_limit_exceeded",
+            )  # fmt: skip
+        if limits.tokens is not None and (wait_s := self._rates.room(key, limits.tokens, 1)):
+            raise self._no_tokens(limits.tokens, wait_s)
+        if limits.requests is not None and (wait_s := self._rates.request(key, limits.requests)):
+            raise self.refusal(
+                "requests", f"This key has made {limits.requests} requests in the last minute; accepted: at most "
+                f"{limits.requests} a minute.", wait_s, "rate_limit_exceeded",
+            )  # fmt: skip
+        self._answering[key] += 1
+        return Ticket(self, key, limits, counted=who.key_id is not None, strict=strict)
+
+    def left(self, ticket: Ticket) -> None:
+        self._answering[ticket.key] -= 1
+        if not self._answering[ticket.key]:
+            del self._answering[ticket.key]
+        self._lasts_s += _LEARN * (time.monotonic() - ticket.began - self._lasts_s)
+        if ticket.counted:
+            self._used(ticket.key, ticket.tokens)
+
+    def limits_of(self, who: Who) -> KeyLimits:
+        """The key's own, or else the server's for every key."""
+        own, all_keys = who.quota, self._limits
+        return KeyLimits(
+            own.requests_per_minute or all_keys.requests, own.tokens_per_minute or all_keys.tokens,
+            own.concurrent_requests or all_keys.concurrent,
+        )  # fmt: skip
+
+    def counts(self, key: str) -> Counts:
+        """What is counted of a key's tokens."""
+        return self._rates.counts(key)
+
+    def windows(self, who: Who) -> list[Window]:
+        """How the limits of a key stand."""
+        return self._rates.windows(who.key_id or who.id, self.limits_of(who))

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.admission.admission import Admission
+from app.admission.rates import Window
 from app.admission.ticket import Ticket
 from app.auth import LOCAL, WHO, Who
 from app.errors import ApiError, note
@@ -31,31 +32,44 @@ class AdmissionGate:
         if scope["type"] != "http" or not is_metered(scope["method"], scope["path"]):
             await self.app(scope, receive, send)
             return
-        admission, headers = self._admission(), Headers(scope=scope)
+        admission = self._admission()
         who: Who = scope.get(WHO, LOCAL)
-        ticket: Ticket | None = None
 
-        async def told(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                out = MutableHeaders(scope=message)
-                for window in admission.windows(who):
-                    out[f"x-ratelimit-limit-{window.what}"] = str(window.limit)
-                    out[f"x-ratelimit-remaining-{window.what}"] = str(window.remaining)
-                    out[f"x-ratelimit-reset-{window.what}"] = duration(window.reset_s)
-                if ticket is not None and ticket.cut:
-                    out[REDUCED] = ", ".join(f'{what}="{value}"' for what, value in ticket.cut.items())
-            await send(message)
+        def windows() -> list[Window]:
+            return admission.windows(who)
 
         try:
-            ticket = admission.begin(who, strict=_strict(headers))
+            ticket = admission.begin(who, strict=is_strict(Headers(scope=scope)))
         except ApiError as refusal:
-            await note(scope, refusal).response()(scope, receive, told)
+            await note(scope, refusal).response()(scope, receive, _telling(send, windows))
             return
-        ticket.use()
-        try:
-            await self.app(scope, receive, told)
-        finally:
-            ticket.leave()
+        await answered(self.app, ticket, windows, scope, receive, send)
+
+
+async def answered(
+    app: ASGIApp, ticket: Ticket, windows: Callable[[], list[Window]], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer a request that was let in, and tell how its key's limits stand."""
+    ticket.use()
+    try:
+        await app(scope, receive, _telling(send, windows, ticket))
+    finally:
+        ticket.leave()
+
+
+def _telling(send: Send, windows: Callable[[], list[Window]], ticket: Ticket | None = None) -> Send:
+    async def told(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            out = MutableHeaders(scope=message)
+            for window in windows():
+                out[f"x-ratelimit-limit-{window.what}"] = str(window.limit)
+                out[f"x-ratelimit-remaining-{window.what}"] = str(window.remaining)
+                out[f"x-ratelimit-reset-{window.what}"] = duration(window.reset_s)
+            if ticket is not None and ticket.cut:
+                out[REDUCED] = ", ".join(f'{what}="{value}"' for what, value in ticket.cut.items())
+        await send(message)
+
+    return told
 
 
 def duration(seconds: float) -> str:
@@ -66,7 +80,7 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def _strict(headers: Headers) -> bool:
+def is_strict(headers: Headers) -> bool:
     """Whether the client prefers a refusal to less than it asks for (RFC 7240, 4.4)."""
     given = [part.strip().lower() for value in headers.getlist("prefer") for part in value.split(",")]
     return "handling=strict" in given

@@ -21,6 +21,7 @@ _JUST_AFTER_S = 0.001  # a window still has what is exactly as old as it is long
 _TOKENS = RateLimitItemPerMinute(1, namespace="tokens")  # its amount is each key's own: only its name is used
 
 What = Literal["requests", "tokens"]
+Counts = tuple[int, float, int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Rates:
 
     def room(self, key: str, limit: int, tokens: int) -> float:
         """Seconds until there is room for `tokens`, at most `limit`; 0 where there is now."""
-        before, before_s, now, now_s = self._counts(key)
+        before, before_s, now, now_s = self.counts(key)
         room = limit - tokens
         if before * before_s / MINUTE_S + now <= room:
             return 0.0
@@ -81,21 +82,21 @@ class Rates:
             newest_s = 0.0 if not count else MINUTE_S - (time.time() - self._newest(item.key_for(key), began))
             found.append(Window("requests", limits.requests, max(0, limits.requests - count), max(0.0, newest_s)))
         if limits.tokens is not None:
-            before, before_s, now, now_s = self._counts(key)
+            before, before_s, now, now_s = self.counts(key)
             used = before * before_s / MINUTE_S + now
             reset_s = now_s + MINUTE_S if now else before_s if before else 0.0
             found.append(Window("tokens", limits.tokens, max(0, int(limits.tokens - used)), reset_s))
         return found
 
-    def _newest(self, key: str, began: float) -> float:
-        events = self._storage.events.get(key)
-        return events[0].atime if events else began
-
-    def _counts(self, key: str) -> tuple[int, float, int, float]:
+    def counts(self, key: str) -> Counts:
         """Tokens of the minute of the clock before this one, and for how long the first of them counts still; those of
         this one, and how long it lasts."""
         before, before_s, now, now_s = self._storage.get_sliding_window(_TOKENS.key_for(key), _TOKENS.get_expiry())
         return before, before_s, now, now_s - MINUTE_S
+
+    def _newest(self, key: str, began: float) -> float:
+        events = self._storage.events.get(key)
+        return events[0].atime if events else began
 
 
 def _counting_s(counted: int, room: int) -> float:

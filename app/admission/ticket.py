@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from reasoning.budget import ThinkingBudget
 
 if TYPE_CHECKING:
-    from app.admission.admission import Admission
+    from app.admission.admission import Deciding
     from app.admission.rates import KeyLimits
     from app.auto import Prompted
     from app.manner import Manner
@@ -31,7 +31,7 @@ class Ticket:
     less. `tokens` were read and written so far."""
 
     def __init__(
-        self, admission: Admission, key: str, limits: KeyLimits, *, counted: bool = False, strict: bool = False
+        self, admission: Deciding, key: str, limits: KeyLimits, *, counted: bool = False, strict: bool = False
     ) -> None:
         """`counted`: what it uses is noted for the key."""
         self.key = key

@@ -36,6 +36,7 @@ def settings_of(config: Path | None, *, serving: bool = False, **flags: Any) -> 
         if serving:
             settings.check_models()
             settings.check_limits()
+            settings.check_processes()
         return settings
     except BadSetting as error:
         fail(str(error), 2)

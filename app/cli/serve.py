@@ -16,55 +16,22 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import uvicorn
 from rich.console import Console
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import logs, tracing
 from app.config import BadSetting, Settings, server_file
 from app.data.accounts import Accounts
 from app.loopback import is_loopback
 from app.store import Store
-from app.wire import HEAD_BYTES, Patience, connections_allowed, protocol_of, raise_file_limit
+from app.wire.server import BACKLOG, Server, server_config
 
 if TYPE_CHECKING:
     from app.models import Models
     from retrieval import Library
 
 T = TypeVar("T")
-
-_DRAIN_S = 3  # for responses to reach their readers after everything that makes them has ended
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, except that signals are ours, that we hear when it accepts connections, and that it can sleep.
-
-    uvicorn wakes ten times a second to look whether it should end and to renew its Date header. Here the end is an
-    event, and the date is written with each response (`_dated`), so a server that nobody talks to uses no CPU.
-    """
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-        self._ending = asyncio.Event()
-
-    async def main_loop(self) -> None:
-        await self._ending.wait()
-
-    def end(self) -> None:
-        self.should_exit = True
-        self._ending.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
 
 
 def serve(settings: Settings) -> None:
@@ -161,28 +128,34 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             models = await _or_leave(_start_models(settings, tell), stop)
         closing.push_async_callback(models.stop)
         from app.server import create_app
+        from app.workers.home import Workers
         from engine.loop import calm_collector
 
         app = create_app(models, settings, store=store, library=library)
         await closing.enter_async_context(app.router.lifespan_context(app))
         config = server_config(settings, app)
         port = listener.getsockname()[1]
-        server = _Server(config, ready=lambda: _say_ready(settings, port))
+        server = Server(config, ready=lambda: _say_ready(settings, port))
         closing.callback(server_file(settings).unlink, missing_ok=True)
         hurry.append(lambda: setattr(server, "force_exit", True))
         try:
-            listener.listen(config.backlog)
+            listener.listen(BACKLOG)
         except OSError as error:
             raise _explain_bind(error, settings.host, port) from None
         state = app.state.ponder
+        workers = state.workers = Workers(state, listener, settings.api_workers - 1, server.adopt)
+        state.meter.registry.register(workers)
+        closing.push_async_callback(workers.stop)
+        await _or_leave(workers.start(), stop)
 
         calm_collector()
 
         async def drain() -> None:
-            await state.drain.wait(state.runs.live, settings.drain_s, at_once)
+            workers.drain()
+            await state.drain.wait(lambda: len(state.runs.live) + len(workers), settings.drain_s, at_once)
             state.ending.set()
 
-        await _until(server, listener, stop, end_work=[drain, state.runs.stop, models.stop])
+        await _until(server, listener, stop, end_work=[drain, state.runs.stop, workers.stop, models.stop])
 
 
 async def _open_library(settings: Settings) -> Library:
@@ -220,7 +193,7 @@ async def _or_leave(starting: Coroutine[Any, Any, T], stop: asyncio.Task[bool]) 
 
 
 async def _until(
-    server: _Server,
+    server: Server,
     listener: socket.socket,
     stop: asyncio.Task[bool],
     end_work: list[Callable[[], Awaitable[None]]],
@@ -232,31 +205,6 @@ async def _until(
         await end()
     server.end()
     await serving
-
-
-def server_config(settings: Settings, app: ASGIApp) -> uvicorn.Config:
-    """How this server speaks HTTP. The application's lifespan is the caller's to begin and end."""
-    patience = Patience(connections_allowed(settings.max_connections, raise_file_limit()))
-    return uvicorn.Config(
-        _dated(app), lifespan="off", log_config=None, ws="none", http=protocol_of(patience),
-        h11_max_incomplete_event_size=HEAD_BYTES, access_log=settings.log_level in ("debug", "info"),
-        timeout_graceful_shutdown=_DRAIN_S, server_header=False, date_header=False,
-    )  # fmt: skip
-
-
-def _dated(app: ASGIApp) -> ASGIApp:
-    """Write the Date header (RFC 9110, 6.6.1), by which the page tells elapsed time on the server's clock."""
-
-    async def with_date(scope: Scope, receive: Receive, send: Send) -> None:
-        async def dated_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                date = (b"date", formatdate(usegmt=True).encode())
-                message = {**message, "headers": [*message.get("headers", ()), date]}
-            await send(message)
-
-        await app(scope, receive, dated_send if scope["type"] == "http" else send)
-
-    return with_date
 
 
 def _say_ready(settings: Settings, port: int) -> None:

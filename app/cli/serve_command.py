@@ -222,6 +222,9 @@ def serve(
     engine: Annotated[
         str | None, _option(r"Where the engine runs: thread, or process. \[thread]", "WHERE", _ENGINE)
     ] = None,
+    api_workers: Annotated[
+        str | None, _option(r"Processes that answer /v1; more than 1 need --engine process. \[1]", "N", _ENGINE)
+    ] = None,
     engine_hang_s: Annotated[
         str | None, _option(r"Silence after which the engine's process is killed. \[60]", "SECONDS", _ENGINE)
     ] = None,

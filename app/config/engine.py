@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ByteSize, Field
 
 from app.config.models import find_model
+from app.config.names import BadSetting
 
 if TYPE_CHECKING:
     from engine import EngineConfig
@@ -41,6 +42,19 @@ class EngineSettings(BaseModel):
     loop: Literal["plain", "overlapped"] = Field("plain", description="plain or overlapped")
     engine: Literal["thread", "process"] = Field("thread", description="thread or process: where the engine runs")
     engine_hang_s: float = Field(60.0, ge=1, description="seconds without a word from the engine's process, 1 or more")
+
+    api_workers: int = Field(1, ge=1, le=64, description="processes that answer /v1, 1 to 64")
+
+    def check_processes(self) -> None:
+        """
+        Raises:
+            BadSetting: several processes are to share an engine that lives in one of them.
+        """
+        if self.api_workers > 1 and self.engine != "process":
+            raise BadSetting(
+                f"api_workers is {self.api_workers}, and the engine runs in a thread of one process, where others "
+                "cannot reach it; accepted: --engine process beside it, or 1."
+            )
 
     def config_of(self, model: str, data_dir: Path) -> EngineConfig:
         """The engine's part of the settings, for one model. Imports the engine, and so torch."""

@@ -1,5 +1,6 @@
 """What is measured of a server: counted as requests pass, and read from the engines when somebody asks."""
 
-from app.metrics.meter import Goals, Meter, Watch
+from app.metrics.meter import Meter
+from app.metrics.watch import Counting, Goals, Watch
 
-__all__ = ["Goals", "Meter", "Watch"]
+__all__ = ["Counting", "Goals", "Meter", "Watch"]

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from app import tracing
 from app.admission.backlog import Backlog, Work
-from app.admission.ticket import Ticket
 from app.metrics.engines import EngineCounters
+from app.metrics.watch import Goals, Watch
 from app.windows import Windows
 from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
     from app.models import Models
-    from app.served import Served
     from engine.outputs import Stats
 
 _LOOK_S = 0.5  # between two looks at the engines while requests pass
@@ -33,18 +29,8 @@ _INTER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 _DURATION = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
-@dataclass(frozen=True, slots=True)
-class Goals:
-    """What a request must keep to, to count as goodput: the wait for its first token, and then for each further one on
-    average. And what an hour of the machine costs, if that is known."""
-
-    ttft_s: float = 2.0
-    inter_token_s: float = 0.2
-    price_per_hour: float | None = None
-
-
 class Meter:
-    """Counts what passes. `watch()` one of these per answer."""
+    """Counts what passes."""
 
     def __init__(self, models: Models, goals: Goals | None = None) -> None:
         self._models = models
@@ -87,8 +73,39 @@ class Meter:
             "ponder_requests_in_flight", "Requests being answered, whether running or waiting.", registry=self.registry
         )
 
+    # -- as `Counting`
+
     def watch(self, endpoint: str) -> Watch:
         return Watch(self, endpoint)
+
+    def came(self, endpoint: str) -> None:
+        self.in_flight.inc()
+        self.passed(1)
+
+    def admit(self, model: str, tenant: str, prompt: int, limit: int, answers: int) -> Work:
+        return self.backlogs[model].admit(tenant, prompt, limit, answers)
+
+    def first(self, endpoint: str, seconds: float) -> None:
+        self.ttft.labels(endpoint).observe(seconds)
+        self.windows.observed("ttft", seconds)
+        self.passed()
+
+    def gap(self, endpoint: str, seconds: float) -> None:
+        self.inter_token.labels(endpoint).observe(seconds)
+        self.windows.observed("inter_token", seconds)
+        self.passed()
+
+    def left(self, endpoint: str, outcome: str, seconds: float, met: bool | None) -> None:
+        self.in_flight.dec()
+        self.passed(-1)
+        self.windows.observed("duration", seconds)
+        self.windows.ended(outcome)
+        self.duration.labels(endpoint).observe(seconds)
+        self.outcomes.labels(endpoint, outcome).inc()
+        if met is not None:
+            self.slo.labels(endpoint, "met" if met else "missed").inc()
+
+    # -- what it looks up itself
 
     async def look(self) -> dict[str, Stats | None]:
         """Every engine's counters, by model, noted in the windows; None of one that has stopped."""
@@ -129,93 +146,3 @@ class Meter:
         """
         self._snapshot.stats = {served.name: await served.engine.stats() for served in self._models}
         return generate_latest(self.registry)
-
-
-class Watch:
-    """One request's clock: `tokens` for each arrival of an answer (of several, by index), then `end` once."""
-
-    def __init__(self, meter: Meter, endpoint: str) -> None:
-        self._meter = meter
-        self._endpoint = endpoint
-        self._began = time.perf_counter()
-        self._latest: dict[int, float] = {}
-        self._first: dict[int, float] = {}
-        self._count: dict[int, int] = {}
-        self._ended = False
-        self._works: list[Work] = []
-        self._trace = tracing.here()
-        self._phases = [("queue and prefill", time.time_ns())]  # of the first answer, where somebody traces it
-        self._ticket = Ticket.current()
-        if self._ticket is not None:
-            self._ticket.hold()
-        meter.in_flight.inc()
-        meter.passed(1)
-
-    def admit(self, among: Sequence[Served], tenant: str, prompt: int, limit: int, answers: int = 1) -> None:
-        """Prompts of so many tokens are to be read by one of these models, or by one after another, and for each of
-        the answers at most `limit` tokens written.
-
-        Raises:
-            ApiError: 429: the request's key may not use so many now.
-        """
-        if self._ticket is not None:
-            self._ticket.charge(prompt)
-        self._works += [self._meter.backlogs[each.name].admit(tenant, prompt, limit, answers) for each in among]
-
-    def reading(self) -> None:
-        """Its prompt is being read, as is heard of those that take several steps."""
-        if self._trace is not None and len(self._phases) == 1:
-            self._phases = [("queue", self._phases[0][1]), ("prefill", time.time_ns())]
-
-    def tokens(self, index: int, count: int, cached: int = 0, part: str = "answer") -> None:
-        """`count` more of an answer, or of another `part`; of its prompt, `cached` needed no reading."""
-        if not count:
-            return
-        if self._trace is not None and index == 0 and self._phases[-1][0] != part:
-            self._phases.append((part, time.time_ns()))
-        for work in self._works:
-            work.got(count, cached)
-        if self._ticket is not None:
-            self._ticket.spend(count)
-        now = time.perf_counter()
-        latest = self._latest.get(index)
-        self._count[index] = self._count.get(index, 0) + count
-        if latest is None:
-            self._first[index] = now
-            self._meter.ttft.labels(self._endpoint).observe(now - self._began)
-            self._meter.windows.observed("ttft", now - self._began)
-        else:
-            self._meter.inter_token.labels(self._endpoint).observe((now - latest) / count)
-            self._meter.windows.observed("inter_token", (now - latest) / count)
-        self._latest[index] = now
-        self._meter.passed()
-
-    def end(self, outcome: str) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        lasted = time.perf_counter() - self._began
-        for work in self._works:
-            work.end(whole=outcome == "completed" and len(self._works) == 1)
-        if self._ticket is not None:
-            self._ticket.leave()
-        self._meter.in_flight.dec()
-        self._meter.passed(-1)
-        self._meter.windows.observed("duration", lasted)
-        self._meter.windows.ended(outcome)
-        self._meter.duration.labels(self._endpoint).observe(lasted)
-        self._meter.outcomes.labels(self._endpoint, outcome).inc()
-        written = sum(self._count.values())
-        attributes: tracing.Attributes = {"ponder.outcome": outcome, "gen_ai.usage.output_tokens": written}
-        tracing.answer(self._endpoint, self._phases[0][1], self._phases, self._trace, attributes)
-        if outcome in ("completed", "failed"):
-            met = outcome == "completed" and self._kept_to(self._meter.goals)
-            self._meter.slo.labels(self._endpoint, "met" if met else "missed").inc()
-
-    def _kept_to(self, goals: Goals) -> bool:
-        """Whether every answer came in time."""
-        for index, first in self._first.items():
-            further = max(1, self._count[index] - 1)
-            if first - self._began > goals.ttft_s or (self._latest[index] - first) / further > goals.inter_token_s:
-                return False
-        return True

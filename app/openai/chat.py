@@ -26,7 +26,7 @@ from app.openai.routed import Routing
 from app.openai.schemas import ChatRequest
 from app.openai.stream import event, text_json
 from app.served import Served
-from app.state import State
+from app.state import Serving
 from app.thoughts import Thoughts
 from engine.outputs import TokenLogprob
 from engine.params import Span
@@ -34,7 +34,7 @@ from reasoning.thinking import Tally
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
 
 
-async def chat_job(body: Mapping[str, Any], state: State, user: str) -> ChatJob | RoutedChat:
+async def chat_job(body: Mapping[str, Any], state: Serving, user: str) -> ChatJob | RoutedChat:
     """A request, checked.
 
     Raises:
@@ -58,7 +58,7 @@ async def chat_job(body: Mapping[str, Any], state: State, user: str) -> ChatJob 
         return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=job.calling.plan is not None)
 
     asked = rungs(await auto.prompted(prompt_of))
-    return RoutedChat(request, jobs, Routing(auto, asked, state.meter.watch("chat"), user))
+    return RoutedChat(request, jobs, Routing(auto, asked, state.counting.watch("chat"), user))
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class ChatJob:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    async def of(cls, request: ChatRequest, served: Served, state: State, user: str) -> ChatJob:
+    async def of(cls, request: ChatRequest, served: Served, state: Serving, user: str) -> ChatJob:
         """
         Raises:
             ApiError: 400, naming the field.
@@ -97,7 +97,7 @@ class ChatJob:
             span, sampling=calling.without_calls(span.sampling), logprobs=request.engine_logprobs, constraint=constraint
         )
         generation = Generation(
-            served, state.meter, "chat", [prompt], request.n, [span], chat=True, calls=calling.plan is not None,
+            served, state.counting, "chat", [prompt], request.n, [span], chat=True, calls=calling.plan is not None,
             manner=manner, variables=variables, tenant=user,
         )  # fmt: skip
         return cls(request, served, manner, variables, prompt, span, calling, state.thoughts, generation)

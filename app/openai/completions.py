@@ -15,7 +15,7 @@ from typing import Any
 
 from app.admission.ticket import enter
 from app.errors import invalid
-from app.metrics import Meter
+from app.metrics import Counting
 from app.models import Models
 from app.openai.chat import usage_json
 from app.openai.constraints import constrain_text
@@ -43,7 +43,7 @@ class CompletionJob:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    async def of(cls, body: Mapping[str, Any], models: Models, meter: Meter, user: str) -> CompletionJob:
+    async def of(cls, body: Mapping[str, Any], models: Models, counting: Counting, user: str) -> CompletionJob:
         """
         Raises:
             ApiError: 400 or 404, naming the field.
@@ -77,7 +77,7 @@ class CompletionJob:
             )  # fmt: skip
             scored = request.logprobs if request.echo else None
             spans.append(replace(span, logprobs=request.logprobs, prompt_logprobs=scored, constraint=constraint))
-        generation = Generation(served, meter, "completions", prompts, request.n, spans, chat=False, tenant=user)
+        generation = Generation(served, counting, "completions", prompts, request.n, spans, chat=False, tenant=user)
         return cls(request, served, generation, texts)
 
     async def whole(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from app.disconnect import finish
 from app.errors import from_exception, invalid
 from app.manner import Manner, Writer
-from app.metrics import Meter
+from app.metrics import Counting
 from app.served import Served
 from engine.params import Span
 from reasoning.strategy import Event, Spent
@@ -43,7 +43,7 @@ class Generation:
     """What one request asks of the engine. `tally` fills as pieces pass."""
 
     served: Served
-    meter: Meter
+    counting: Counting
     endpoint: str
     prompts: list[list[int]]
     n: int
@@ -57,7 +57,7 @@ class Generation:
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """Pieces of all answers as they come, each with its answer's index: prompt by prompt, n answers to each."""
-        watch = self.meter.watch(self.endpoint)
+        watch = self.counting.watch(self.endpoint)
         outcome = "cancelled"
         roots: list[EngineSequence] = []
         try:

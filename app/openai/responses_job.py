@@ -72,7 +72,7 @@ async def response_job(body: Json, state: State, user: str) -> ResponseJob | Rou
             return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=calls)
 
         asked = rungs(await auto.prompted(prompt_of))
-        return RoutedResponse(request, jobs, Routing(auto, asked, state.meter.watch("responses"), user))
+        return RoutedResponse(request, jobs, Routing(auto, asked, state.counting.watch("responses"), user))
     except Exception as error:
         raise offer.reworded(from_exception(error, param="input")) from error
 
@@ -240,7 +240,7 @@ class ResponseJob:
             return
         plan = self.calling.plan
         generation: Answering = self.routing or Generation(
-            self.served, self.state.meter, "responses", [self.prompt], 1, [self.span], chat=True,
+            self.served, self.state.counting, "responses", [self.prompt], 1, [self.span], chat=True,
             calls=plan is not None, manner=self.manner, variables=self.variables, tenant=self.user,
             tally=self.tally,
         )  # fmt: skip
@@ -252,7 +252,7 @@ class ResponseJob:
     async def _acted(self, tools: ServedTools) -> AsyncGenerator[Happened, None]:
         """The loop with the server's tools."""
         agent = self._agent(tools)
-        watch, outcome = self.state.meter.watch("responses"), "cancelled"
+        watch, outcome = self.state.counting.watch("responses"), "cancelled"
         try:
             watch.admit([self.served], self.user, len(self.prompt), self.span.max_tokens or 0)
             async with (

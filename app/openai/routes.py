@@ -16,7 +16,7 @@ from app.openai.completions import CompletionJob
 from app.openai.embeddings import embeddings
 from app.openai.models import model_entry, model_list
 from app.openai.stream import EventStream
-from app.state import State
+from app.state import Serving, State
 from app.users import User
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
@@ -24,16 +24,16 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 @router.post("/chat/completions")
 async def chat_completions(request: Request, user: User) -> Response:
-    state = State.of(request)
+    state = Serving.of(request)
     body = await json_object(request)
     return await _reply(request, await chat_job(body, state, user), "messages")
 
 
 @router.post("/completions")
 async def completions(request: Request, user: User) -> Response:
-    state = State.of(request)
+    state = Serving.of(request)
     body = await json_object(request)
-    return await _reply(request, await CompletionJob.of(body, state.models, state.meter, user), "prompt")
+    return await _reply(request, await CompletionJob.of(body, state.models, state.counting, user), "prompt")
 
 
 @router.post("/embeddings")
@@ -45,12 +45,12 @@ async def embed(request: Request) -> Response:
 
 @router.get("/models")
 async def models(request: Request) -> dict[str, Any]:
-    return model_list(State.of(request).models)
+    return model_list(Serving.of(request).models)
 
 
 @router.get("/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
-    return model_entry(State.of(request).models, name)
+    return model_entry(Serving.of(request).models, name)
 
 
 async def _reply(request: Request, job: ChatJob | RoutedChat | CompletionJob, prompt_field: str) -> Response:

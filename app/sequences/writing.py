@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.errors import from_exception
-from app.metrics import Meter
+from app.metrics import Counting
 from app.openai.chat import usage_json
 from app.openai.completions import DEFAULT_MAX_TOKENS
 from app.openai.constraints import constrain_text
@@ -30,7 +30,7 @@ LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 async def written(
-    leased: LeasedSequence, request: GenerateRequest, sequences: Sequences, meter: Meter
+    leased: LeasedSequence, request: GenerateRequest, sequences: Sequences, counting: Counting
 ) -> AsyncGenerator[bytes, None]:
     """The events of `POST /api/sequences/{id}/generate`, `[DONE]` excepted.
 
@@ -39,7 +39,7 @@ async def written(
         EngineError: see `engine.Sequence.generate`.
     """
     served = leased.served
-    watch, tally, outcome = meter.watch("sequences"), Tally(), "cancelled"
+    watch, tally, outcome = counting.watch("sequences"), Tally(), "cancelled"
     end: dict[str, Any] = {}
     try:
         with leased.call() as seq:

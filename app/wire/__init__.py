@@ -2,6 +2,10 @@
 
 from app.wire.connection import HEAD_BYTES, Patience, protocol_of
 from app.wire.files import connections_allowed, raise_file_limit
+from app.wire.handover import Giver, OwnOrOthers, Taker, adopted
 from app.wire.headers import AnswerHeaders
 
-__all__ = ["HEAD_BYTES", "AnswerHeaders", "Patience", "connections_allowed", "protocol_of", "raise_file_limit"]
+__all__ = [
+    "HEAD_BYTES", "AnswerHeaders", "Giver", "OwnOrOthers", "Patience", "Taker", "adopted", "connections_allowed",
+    "protocol_of", "raise_file_limit",
+]  # fmt: skip

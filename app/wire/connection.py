@@ -211,6 +211,6 @@ class Connection(H11Protocol):
             self._reading = None
 
 
-def protocol_of(patience: Patience) -> type[Connection]:
-    """The connections of one server, for `uvicorn.Config(http=…)`."""
-    return type("ServedConnection", (Connection,), {"patience": patience, "everybody": _All()})
+def protocol_of(patience: Patience, kind: type[Connection] = Connection, **named: object) -> type[Connection]:
+    """The connections of one server, for `uvicorn.Config(http=…)`; `named` belongs to the class, as patience does."""
+    return type("ServedConnection", (kind,), {"patience": patience, "everybody": _All(), **named})

@@ -14,9 +14,10 @@ from typing import cast
 
 import uvicorn
 
-from app.cli.serve import bind, server_config
+from app.cli.serve import bind
 from app.config import load_settings
 from app.server import create_app
+from app.wire.server import server_config
 from bench.overhead import null
 from engine import Engine, EngineConfig
 from engine.config import RunsIn

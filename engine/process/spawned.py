@@ -18,14 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import zmq
 
 import engine
 from engine import messages as m
 from engine.config import EngineConfig
 from engine.errors import EngineStopped
-from engine.process import wire
-from engine.process.child import Start, address, identity
+from engine.process.child import Start
+from engine.process.line import Line
 
 _STOP_S = 10.0  # from being told to stop to being killed
 
@@ -33,7 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class Spawned:
-    """A core's process. `hear` gets the replies, `died` how it ended, each on the event loop."""
+    """A core's process, whose sockets lie in `directory`. `hear` gets the replies, `died` how it ended, each on the
+    event loop."""
 
     def __init__(
         self,
@@ -42,22 +42,12 @@ class Spawned:
         hear: Callable[[list[m.Reply]], None],
         died: Callable[[str], None],
     ) -> None:
-        self._hear = hear
         self._died = died
         self._loop = asyncio.get_running_loop()
-        self._loaded: asyncio.Future[m.Loaded] = self._loop.create_future()
         self._gone = asyncio.Event()
-        self._directory = tempfile.mkdtemp(prefix="ponder-")  # entered by this user alone
-        self._process = _popen(Start(config, assemble, self._directory, logging.getLogger().getEffectiveLevel()))
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-            self._socket.set(option, 0)
-        self._socket.set(zmq.RECONNECT_IVL, 10)  # milliseconds; it is not bound yet
-        self._socket.set(zmq.IDENTITY, identity(0))
-        self._socket.connect(address(self._directory))
-        self._file = int(self._socket.get(zmq.FD))
-        self._loop.add_reader(self._file, self._receive)
+        self.directory = tempfile.mkdtemp(prefix="ponder-")  # entered by this user alone
+        self._process = _popen(Start(config, assemble, self.directory, logging.getLogger().getEffectiveLevel()))
+        self._line = Line(self.directory, 0, hear)
         threading.Thread(target=self._wait, name="engine-process", daemon=True).start()
 
     @property
@@ -70,11 +60,10 @@ class Spawned:
         Raises:
             EngineError: why it cannot; `EngineStopped` when the process ended without a word.
         """
-        self._send(wire.Hello())
-        return await self._loaded
+        return await self._line.loaded()
 
     def send(self, command: m.Command) -> None:
-        self._send(command)
+        self._line.send(command)
 
     def kill(self) -> None:
         """At once; `died` is told."""
@@ -84,7 +73,7 @@ class Spawned:
     async def stop(self) -> None:
         """Ask it to end, and kill it if it does not. Returns when it is gone and nothing is left of it."""
         if not self._gone.is_set():
-            self._send(m.Stop())
+            self._line.send(m.Stop())
             try:
                 await asyncio.wait_for(self._gone.wait(), _STOP_S)
             except TimeoutError:
@@ -93,28 +82,6 @@ class Spawned:
 
     # -- parts
 
-    def _send(self, command: m.Command | wire.Hello) -> None:
-        if self._gone.is_set():
-            return
-        self._socket.send(wire.encode_command(command))
-        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:  # sending may have taken the signal that something came
-            self._loop.call_soon(self._receive)
-
-    def _receive(self) -> None:
-        """All that has come: the socket's file tells of new messages once, not of each."""
-        while not self._socket.closed:
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            replies = wire.decode_replies(data)
-            if self._loaded.done():
-                self._hear(replies)
-            elif isinstance(replies[0], wire.Failure):
-                self._loaded.set_exception(wire.error_of(replies[0]))
-            else:
-                self._loaded.set_result(replies[0])
-
     def _wait(self) -> None:
         """In a thread of its own."""
         code = self._process.wait()
@@ -122,17 +89,12 @@ class Spawned:
             self._loop.call_soon_threadsafe(self._end, code)
 
     def _end(self, code: int) -> None:
-        self._receive()
-        self._loop.remove_reader(self._file)
-        self._socket.close()
-        self._context.term()
+        self._line.close()
         assert self._process.stdin is not None
         self._process.stdin.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        if not self._loaded.done():
-            self._loaded.set_exception(EngineStopped(f"The engine's process ended {how} before it was ready."))
-            self._loaded.exception()  # somebody may have stopped waiting
+        self._line.fail(EngineStopped(f"The engine's process ended {how} before it was ready."))
         self._gone.set()
         self._died(how)
 

@@ -48,6 +48,16 @@ class SupervisedLink:
         self._watching: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
         self._state: State = "restarting"
+        self._tell_place: Callable[[str | None], None] = lambda place: None
+
+    def hear_places(self, hear: Callable[[str | None], None]) -> None:
+        """`hear` gets `place` whenever it changes."""
+        self._tell_place = hear
+
+    @property
+    def place(self) -> str | None:
+        """Where the sockets of a core lie that runs."""
+        return self._process.directory if self._state == "running" else None
 
     @property
     def state(self) -> State:
@@ -101,6 +111,7 @@ class SupervisedLink:
         if self._state != "running":
             return  # it was to end, or its end is told to who waits for its start
         self._state = "restarting"
+        self._tell_place(None)
         log.error("the engine's process ended %s; %d sequences are open", how, len(self._journal))
         for request, why in self._journal.crashed().items():
             self._listener.given_up(request, EngineRestarting(why, retry_after_s=5.0))
@@ -120,6 +131,7 @@ class SupervisedLink:
             for command in self._journal.commands():
                 self._process.send(command)
             self._state = "running"
+            self._tell_place(self.place)
             self._heard_at = self._clock()
             self._watch()
             log.warning("the engine's process runs again")

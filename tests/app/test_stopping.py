@@ -23,20 +23,29 @@ class Reader(threading.Thread):
     def __init__(self, url: str, body: dict[str, Any]) -> None:
         super().__init__(daemon=True)
         self.begun = threading.Event()
+        self.broken: httpx.HTTPError | None = None
         self._url, self._body = url, body
         self._received: list[bytes] = []
         self.start()
 
     def run(self) -> None:
-        with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=self._body, timeout=60) as reply:
-            for part in reply.iter_bytes():
-                self._received.append(part)
-                self.begun.set()
+        try:
+            with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=self._body, timeout=60) as reply:
+                for part in reply.iter_bytes():
+                    self._received.append(part)
+                    self.begun.set()
+        except httpx.HTTPError as error:
+            self.broken = error
+
+    def events(self) -> list[str]:
+        """What came, once the stream is over."""
+        self.join(60)
+        return b"".join(self._received).decode().split("\n\n")
 
     def texts(self) -> dict[int, str]:
         """The answers, when the stream has ended as it should."""
-        self.join(60)
-        events = b"".join(self._received).decode().split("\n\n")
+        events = self.events()
+        assert self.broken is None
         assert events[-2:] == ["data: [DONE]", ""], events[-3:]
         texts: dict[int, str] = {}
         for event in events[:-2]:

@@ -128,7 +128,7 @@ async def test_a_killed_process_is_started_again_and_all_streams_go_on_as_if_not
         stats = await engine.stats()
         assert (stats.sequences, stats.blocks_used, len(link._journal)) == (0, 0, 0)
         pids.append(link.pid)
-        directory = Path(link._process._directory)
+        directory = Path(link._process.directory)
         assert directory.stat().st_mode & 0o777 == 0o700 and list(directory.iterdir())
     assert len(set(pids)) == 4 and not any(map(psutil.pid_exists, pids))
     assert not directory.exists()
