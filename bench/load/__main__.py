@@ -20,9 +20,7 @@ PARTS: dict[str, Callable[[], Json]] = {
     "growth of context": growth.context,
     "growth of streams": growth.streams,
     "overload": overload.overload,
-    "the engine is killed": faults.engine_killed,
-    "clients go away": faults.clients_gone,
-    "the disk is full": faults.disk_full,
+    **faults.PARTS,
     "soak": soak.soak,
 }
 

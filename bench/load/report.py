@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.load.claims import PARTS as CLAIMS
+from bench.load.faults import PARTS as FAULTS
 from bench.parts import Json
 from bench.report import ROOT, between
 
@@ -155,7 +156,7 @@ def _overload(made: Json) -> str:
 
 
 def _faults(made: Json) -> str:
-    names = [name for name in ("the engine is killed", "clients go away", "the disk is full") if name in made]
+    names = [name for name in FAULTS if name in made]
     if not names:
         return ""
     lines = [
@@ -169,6 +170,10 @@ def _faults(made: Json) -> str:
     ]
     for name in names:
         part = made[name]
+        if "told" in part:
+            told = ", ".join(f"{count} {how}" for how, count in part["told"].items())
+            lines.append(f"| {name} | {part['times']} | {told} | – | {part['sequences_after']} sequences open | – |")
+            continue
         if "not_measured" in part:
             lines.append(f"| {name} | {part['not_measured']} | | | | |")
             continue

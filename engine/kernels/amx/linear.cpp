@@ -210,14 +210,16 @@ void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Dest
   // As many tokens at a time as stay in the cache while the weights stream past them.
   int64_t chunk = std::max<int64_t>(32, kRowsInCache / (weight.in * 2) / 32 * 32);
   if (chunk < tokens) chunk = ((tokens + (tokens + chunk - 1) / chunk - 1) / ((tokens + chunk - 1) / chunk) + 31) / 32 * 32;
-  const int64_t chunks = (tokens + chunk - 1) / chunk;
+  const int64_t all = (tokens + chunk - 1) / chunk * work.blocks;
+  const int64_t share = std::clamp<int64_t>(work.blocks / (threads * 8), 1, 16);  // blocks that lie one after the other
   pool().run(threads, [&](int) {
     int configured = -1;
     before_tiles();
-    for (int64_t index; (index = next.fetch_add(1)) < chunks * work.blocks;) {
-      const int64_t from = index / work.blocks * chunk;
-      many(work, index % work.blocks, from, std::min(from + chunk, tokens), configured);
-    }
+    for (int64_t first; (first = next.fetch_add(share)) < all;)
+      for (int64_t index = first; index < std::min(first + share, all); ++index) {
+        const int64_t from = index / work.blocks * chunk;
+        many(work, index % work.blocks, from, std::min(from + chunk, tokens), configured);
+      }
     _tile_release();
     _mm_sfence();
   });
