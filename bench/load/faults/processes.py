@@ -33,7 +33,7 @@ def engine_killed() -> Json:
 
 
 def worker_killed() -> Json:
-    """API workers are killed with −9, one after the other. Each takes with it the answers that it writes, and no more."""
+    """API workers are killed with −9, one after the other. Each takes the answers with it that it writes, no more."""
     turn = 0
 
     async def fault(server: Server, rng: Random) -> float:
