@@ -48,6 +48,7 @@ from app.models import Models
 from app.openai import responses
 from app.page import mount_page
 from app.runs.live import Runs
+from app.sequences import kept
 from app.sequences.sequences import Sequences
 from app.served import Served
 from app.state import State
@@ -111,6 +112,7 @@ def create_app(
             await runs.recover()
             closing.callback(asyncio.create_task(opened.deleted.purge_when_due()).cancel)
             state.sequences = closing.enter_context(Sequences.of_settings(settings))
+            await kept.take_up(state.sequences, models, kept.file_of(settings.resolved_data_dir))
             state.opened(opened, runs, shelf, toolshed)
             closing.push_async_callback(mcp.close)
             yield

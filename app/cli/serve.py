@@ -127,6 +127,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         with _progress() as tell:
             models = await _or_leave(_start_models(settings, tell), stop)
         closing.push_async_callback(models.stop)
+        from app.sequences import kept
         from app.server import create_app
         from app.workers.home import Workers
         from engine.loop import calm_collector
@@ -155,7 +156,11 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             await state.drain.wait(lambda: len(state.runs.live) + len(workers), settings.drain_s, at_once)
             state.ending.set()
 
-        await _until(server, listener, stop, end_work=[drain, state.runs.stop, workers.stop, models.stop])
+        async def keep_sequences() -> None:
+            await kept.keep(state.sequences, kept.file_of(settings.resolved_data_dir))
+
+        end_work = [drain, state.runs.stop, workers.stop, keep_sequences, models.stop]
+        await _until(server, listener, stop, end_work)
 
 
 async def _open_library(settings: Settings) -> Library:

@@ -32,11 +32,15 @@ class LeasedSequence:
         lease_s: float,
         run_out: Callable[[LeasedSequence], None],
         scope: LeasedSequence | None = None,
+        *,
+        id: str | None = None,
+        created_at: float | None = None,
     ) -> None:
-        self.id = f"seq-{uuid.uuid4().hex}"
+        """`id` and `created_at` of one that was held before."""
+        self.id = id or f"seq-{uuid.uuid4().hex}"
         self.user = user
         self.served = served
-        self.created_at = time.time()
+        self.created_at = created_at or time.time()
         self.lease = Lease(lease_s, lambda: run_out(self))
         self.scope = scope
         self.forks: set[LeasedSequence] = set()  # those that close with this one
@@ -120,9 +124,9 @@ class LeasedSequence:
             ended += each.forks
             each.closed = True
             each.lease.end()
+            each._seq.close()  # also of forks: where they were taken up, the engine knows of no scope
         if self.scope is not None:
             self.scope.forks.discard(self)
-        self._seq.close()
         return ended
 
     def _gone(self) -> ApiError:

@@ -6,8 +6,9 @@ whole: that they share blocks is the engine's luck, not their holder's right. Kn
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from app.errors import ApiError, invalid
 from app.sequences.leased import LeasedSequence
@@ -48,6 +49,10 @@ class Sequences:
         for leased in list(self._held.values()):
             if leased.id in self._held:
                 self.close(leased)
+
+    def __iter__(self) -> Iterator[LeasedSequence]:
+        """All users', the oldest first, as they are now."""
+        return iter(list(self._held.values()))
 
     def of(self, user: str) -> list[LeasedSequence]:
         """All of a user's, the oldest first."""
@@ -102,6 +107,12 @@ class Sequences:
             children = seq.fork(n, scope=scope.handle)
             return [self._lend(leased.user, leased.served, child, length_s, scope) for child in children]
 
+    def take_up(
+        self, id: str, user: str, served: Served, seq: Sequence, length_s: float, created_at: float, scope: str | None
+    ) -> None:
+        """What an earlier server held under this id. It closes with the sequence of the id `scope`, if that is here."""
+        self._lend(user, served, seq, length_s, self._held.get(scope or ""), id=id, created_at=created_at)
+
     def close(self, leased: LeasedSequence) -> None:
         """End a sequence and all that closes with it."""
         for each in leased.end():
@@ -129,9 +140,15 @@ class Sequences:
         return min(default_s, self.longest_lease_s) if asked_s is None else asked_s
 
     def _lend(
-        self, user: str, served: Served, seq: Sequence, length_s: float, scope: LeasedSequence | None = None
+        self,
+        user: str,
+        served: Served,
+        seq: Sequence,
+        length_s: float,
+        scope: LeasedSequence | None = None,
+        **known: Any,  # of LeasedSequence
     ) -> LeasedSequence:
-        leased = LeasedSequence(user, served, seq, length_s, self.close, scope)
+        leased = LeasedSequence(user, served, seq, length_s, self.close, scope, **known)
         self._held[leased.id] = leased
         return leased
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 
+from app.sequences.kept import Kept
 from tests.app.test_cli import FOREVER, serving
 
 LONG = {**FOREVER, "max_tokens": 1500, "n": 4, "temperature": 0}
@@ -103,3 +105,66 @@ def test_sigterm_lets_what_runs_end_and_refuses_what_is_new(tmp_path: Path, mode
         assert int(refused.headers["retry-after"]) > 0
         assert all(len(text) > 1000 for text in reader.texts().values())
         assert process.wait(20) == 0
+
+
+def test_sequences_go_on_after_a_restart_where_they_were(tmp_path: Path, model: Path) -> None:
+    flags = ("--model", str(model), "--data-dir", "data", "--dtype", "float32", "--kv-disk-bytes", "64MiB")
+    span = {"max_tokens": 20, "temperature": 1.0, "seed": 4, "ignore_eos": True}
+
+    def written(client: httpx.Client, id: str) -> tuple[list[int], int]:
+        """Tokens that a span wrote, and how many before it needed no reading."""
+        reply = client.post(f"/api/sequences/{id}/generate", json=span).raise_for_status()
+        lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
+        told = [json.loads(line) for line in lines]
+        cached = told[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return [token for each in told for token in each.get("tokens", [])], cached
+
+    with serving(*flags, cwd=tmp_path) as (process, url), httpx.Client(base_url=url) as client:
+        root = client.post("/api/sequences", json={"prompt": "1234567 " * 20, "lease_s": 500}).json()["id"]
+        written(client, root)
+        (fork,) = [each["id"] for each in client.post(f"/api/sequences/{root}/fork", json={}).json()["sequences"]]
+        written(client, fork)
+        states = client.get("/api/sequences").json()["sequences"]
+        tokens = {id: client.get(f"/api/sequences/{id}").json()["tokens"] for id in (root, fork)}
+        expected = {}
+        for id in (root, fork):
+            expected[id], _ = written(client, id)
+            client.post(f"/api/sequences/{id}/truncate", json={"length": len(tokens[id])}).raise_for_status()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    file = tmp_path / "data/sequences.msgpack"
+    assert file.stat().st_mode & 0o777 == 0o600
+    with serving(*flags, cwd=tmp_path) as (process, url), httpx.Client(base_url=url) as client:
+        assert not file.exists()
+        changing = {"expires_at": 0}
+        assert [each | changing for each in client.get("/api/sequences").json()["sequences"]] == [
+            each | changing for each in states
+        ]
+        for id in (root, fork):
+            assert client.get(f"/api/sequences/{id}").json()["tokens"] == tokens[id]
+            again, cached = written(client, id)
+            assert again == expected[id] and cached > 150
+        assert client.delete(f"/api/sequences/{root}").status_code == 204
+        assert client.get("/api/sequences").json()["sequences"] == []
+        assert "ponder_sequences_open 0.0" in httpx.get(f"{url}/metrics").text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert not file.exists()
+
+
+def test_kept_sequences_that_cannot_go_on_are_told_in_the_log_and_dropped(tmp_path: Path, model: Path) -> None:
+    flags = ("--model", str(model), "--data-dir", "data")
+    data = tmp_path / "data"
+    data.mkdir()
+    one = Kept("seq-1", "local", "tiny", 0.0, 60.0, None, b"no snapshot")
+    for content, told in (
+        (b"damaged", "is damaged: the sequences that it kept are lost"),
+        (msgspec.msgpack.encode([one]), "the sequence seq-1 cannot go on: "),
+        (msgspec.msgpack.encode([msgspec.structs.replace(one, model="gone")]), "the sequence seq-1 cannot go on: "),
+    ):
+        (data / "sequences.msgpack").write_bytes(content)
+        with serving(*flags, cwd=tmp_path) as (process, url):
+            assert httpx.get(f"{url}/api/sequences").json()["sequences"] == []
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=20)
+            assert told in log

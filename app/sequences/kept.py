@@ -1,0 +1,102 @@
+"""Sequences that outlive their server: written to one file when it stops, and taken up when it starts again.
+
+The file has each one's snapshot and lease; K/V is in the engine's disk tier, where it has one, or is read again. It is
+read once: a server that was killed leaves none, since what its sequences came to is not in an older file. Knows nothing
+of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.errors import ApiError
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from app.models import Models
+    from app.sequences.leased import LeasedSequence
+    from app.sequences.sequences import Sequences
+
+log = logging.getLogger("ponder")
+
+
+class Kept(msgspec.Struct):
+    """One sequence. `scope` is the id of that with which it closes."""
+
+    id: str
+    user: str
+    model: str
+    created_at: float
+    lease_s: float
+    scope: str | None
+    snapshot: bytes
+
+
+def file_of(data_dir: Path) -> Path:
+    return data_dir / "sequences.msgpack"
+
+
+async def keep(sequences: Sequences, path: Path) -> int:
+    """Write down all sequences but those on which something runs; how many."""
+    kept = [one for leased in sequences if (one := await _kept(leased)) is not None]
+    if kept:
+        await asyncio.to_thread(_write, path, msgspec.msgpack.encode(kept))
+    return len(kept)
+
+
+async def take_up(sequences: Sequences, models: Models, path: Path) -> int:
+    """Go on with what an earlier server kept; how many. Their leases begin anew."""
+    data = await asyncio.to_thread(_read_once, path)
+    if data is None:
+        return 0
+    try:
+        kept = msgspec.msgpack.decode(data, type=list[Kept])
+    except msgspec.DecodeError:
+        log.warning("%s is damaged: the sequences that it kept are lost", path)
+        return 0
+    taken = 0
+    for one in kept:  # a scope stands before what closes with it
+        try:
+            served = models.get(one.model)
+            seq = await served.engine.resume(one.snapshot)
+        except (ApiError, EngineError) as error:
+            log.warning("the sequence %s cannot go on: %s", one.id, error)
+            continue
+        sequences.take_up(one.id, one.user, served, seq, one.lease_s, one.created_at, one.scope)
+        taken += 1
+    return taken
+
+
+async def _kept(leased: LeasedSequence) -> Kept | None:
+    try:
+        with leased.call() as seq:
+            snapshot = await seq.snapshot()
+    except (ApiError, EngineError) as error:
+        log.warning("the sequence %s is not kept: %s", leased.id, error)
+        return None
+    scope = None if leased.scope is None else leased.scope.id
+    return Kept(leased.id, leased.user, leased.served.name, leased.created_at, leased.lease.length_s, scope, snapshot)
+
+
+def _write(path: Path, data: bytes) -> None:
+    beside = path.with_suffix(".new")
+    with contextlib.ExitStack() as closing:
+        closing.callback(beside.unlink, missing_ok=True)
+        beside.touch(mode=0o600)
+        beside.write_bytes(data)
+        beside.replace(path)
+
+
+def _read_once(path: Path) -> bytes | None:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    path.unlink()
+    return data
