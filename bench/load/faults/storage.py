@@ -63,7 +63,7 @@ def disk_full() -> Json:
 
 
 def pool_full() -> Json:
-    """Prompts come that need several times the K/V there is: they and the others take turns, and everyone is answered.
+    """Answers grow to several times the K/V there is: some lose theirs and read it again, and everyone is answered.
 
     The time is that until all of them are answered.
     """
@@ -74,11 +74,11 @@ def pool_full() -> Json:
         began = time.monotonic()
 
         async def hog() -> None:
-            body = {"model": "default", "prompt": text(500, rng), "max_tokens": 200, "ignore_eos": True}
+            body = {"model": "default", "prompt": text(100, rng), "max_tokens": 600, "ignore_eos": True}
             async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
                 reply = await http.post("/v1/completions", json=body)
                 told = reply.json()
-                whole = reply.status_code == 200 and told["usage"]["completion_tokens"] == 200
+                whole = reply.status_code == 200 and told["usage"]["completion_tokens"] == 600
                 answers["whole" if whole else str(told)[:160]] += 1
 
         await asyncio.gather(*(hog() for _ in range(8)))
