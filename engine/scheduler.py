@@ -166,7 +166,7 @@ class Scheduler:
         rows: dict[int, Row] = {}
         self._now, self._full = self._clock(), False
         waiting = dict(self.waiting)  # what is sent away in this step does not come back in it
-        budget = self._policy.budget(self.running.values())
+        budget = self._policy.budget(self.running.values(), waiting.values())
         for turn in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
             seq = turn.seq
             if seq.id in waiting and seq.id in self.waiting and not self._full and not self._waits(seq):
@@ -185,7 +185,8 @@ class Scheduler:
 
     def ran(self, step: Step, seconds: float) -> None:
         """What a step took, its draws included: policies learn from it."""
-        self._policy.ran(step.tokens, seconds)
+        decodes = sum(row.count == 1 for row in step.rows)
+        self._policy.ran(decodes, step.tokens - decodes, seconds)
 
     def complete(self, step: Step) -> None:
         """The step ran: its tokens have K/V, and blocks that became full can be found. A row whose job has ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.policies.baselines import Exclusive, Static
-from engine.policies.chunks import Chunks
+from engine.policies.chunks import Chunks, Queue
 from engine.policies.fair import FairShare
 from engine.policies.orders import Arrival, Classes, PrefillFirst, ShortestFirst
 from engine.policies.policy import Policy, Turn
@@ -13,7 +13,7 @@ from engine.policies.policy import Policy, Turn
 if TYPE_CHECKING:
     from engine.config import EngineConfig
 
-__all__ = ["Chunks", "Policy", "Turn", "policy_of"]
+__all__ = ["Chunks", "Policy", "Queue", "Turn", "policy_of"]
 
 
 def policy_of(config: EngineConfig) -> Policy:

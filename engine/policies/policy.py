@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from engine.policies.chunks import Chunks
+from engine.policies.chunks import Chunks, Queue
 from engine.sequence import SequenceState
 
 
@@ -35,9 +35,10 @@ class Policy:
         self._ageing_s = ageing_s
         self._chunks = chunks
 
-    def budget(self, running: Collection[SequenceState]) -> int:
+    def budget(self, running: Collection[SequenceState], waiting: Collection[SequenceState]) -> int:
         """The tokens of the next step."""
-        return self._chunks.budget(sum(seq.remaining == 1 for seq in running))
+        decodes = sum(seq.remaining == 1 for seq in running)
+        return self._chunks.budget(decodes, Queue(len(waiting), sum(seq.remaining for seq in waiting)))
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
@@ -51,9 +52,9 @@ class Policy:
     def charged(self, seq: SequenceState, tokens: int) -> None:
         """So many tokens of a sequence run in this step; less than 0 where they were taken back."""
 
-    def ran(self, tokens: int, seconds: float) -> None:
-        """A step ran."""
-        self._chunks.ran(tokens, seconds)
+    def ran(self, decodes: int, reading: int, seconds: float) -> None:
+        """A step ran, in which so many sequences decoded and so many tokens were read."""
+        self._chunks.ran(decodes, reading, seconds)
 
     @property
     def token_s(self) -> float | None:

@@ -15,7 +15,7 @@ from engine.core import EngineCore
 from engine.errors import InvalidParameter
 from engine.kv.blocks import BlockPool
 from engine.params import GREEDY, Span
-from engine.policies import Chunks
+from engine.policies import Chunks, Queue
 from tests.engine.fake import FakeRunner, Letters
 
 SIZE = 4
@@ -311,19 +311,41 @@ def test_an_agents_next_turn_keeps_its_place(policy: str) -> None:
 def test_what_a_step_takes_is_learnt() -> None:
     chunks = Chunks(512)
     assert chunks.budget(8) == 512  # nothing is known
-    for tokens in [1, 40, 300, 512, 3, 90, 200, 17, 64]:
-        chunks.ran(tokens, FIXED + EACH * tokens)
-    fixed, each = chunks.line or (0, 0)
-    assert (fixed, each) == (pytest.approx(FIXED), pytest.approx(EACH))
+    for decodes, reading in [(1, 0), (3, 40), (0, 300), (2, 510), (3, 0), (9, 90), (8, 200), (17, 0), (12, 64)]:
+        chunks.ran(decodes, reading, FIXED + 3 * EACH * decodes + EACH * reading)
+    assert chunks.costs == pytest.approx((FIXED, 3 * EACH, EACH))
     assert chunks.budget(0) == 512
-    assert chunks.budget(20) == int((1.8 * (FIXED + 20 * EACH) - FIXED) / EACH)
+    assert chunks.budget(20) == 20 + int(0.8 * (FIXED + 60 * EACH) / EACH)
     assert chunks.budget(1) == 1 + 16  # some of a prompt is read whatever it costs
+
+
+def test_a_long_queue_is_read_in_larger_pieces() -> None:
+    chunks, goal = Chunks(512), Chunks(512, 0.05)
+    for each in (chunks, goal):
+        for reading in (0, 40, 300, 512, 3, 90, 200, 17):
+            each.ran(8, reading, FIXED + EACH * 8 + EACH * reading)
+    usual = chunks.budget(8)
+    assert chunks.budget(8, Queue(1, 100)) == usual
+    sizes = [chunks.budget(8, Queue(prompts, 200 * prompts)) for prompts in (1, 4, 6, 8, 50)]
+    assert sizes == sorted(sizes) and sizes[0] == usual < sizes[2] < sizes[3] <= sizes[4] == 512
+    for prompts in (5, 6):  # as fast as they have to be
+        reading = chunks.budget(8, Queue(prompts, 200 * prompts)) - 8
+        step_s = FIXED + EACH * 8 + EACH * reading
+        assert 200 * prompts / reading * step_s == pytest.approx(0.5 + 4 * 200 * EACH, rel=0.05)
+    assert goal.budget(8, Queue(50, 10_000)) == goal.budget(8)  # what was asked for is kept to
+
+
+def test_one_long_prompt_is_no_queue() -> None:
+    chunks = Chunks(512)
+    for reading in (0, 40, 300, 512, 3, 90, 200, 17):
+        chunks.ran(8, reading, FIXED + EACH * 8 + EACH * reading)
+    assert chunks.budget(8, Queue(1, 100_000)) < 1.5 * chunks.budget(8)
 
 
 def test_a_device_whose_steps_take_alike_is_not_held_back() -> None:
     chunks = Chunks(512, 0.5)
     for tokens in range(1, 40):
-        chunks.ran(tokens, 0.01)
+        chunks.ran(tokens % 5, tokens, 0.01)
     assert chunks.budget(8) == 512
 
 
