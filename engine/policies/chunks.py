@@ -46,7 +46,7 @@ class Chunks:
         self._fixed = fixed
         self._steps = 0
         # Weighted sums over steps: of weights, decodes d, tokens read r, seconds s, dd, dr, rr, ds, rs.
-        self._sums = (0.0,) * 9
+        self._sums: tuple[float, ...] = (0.0,) * 9
 
     def budget(self, decodes: int, queue: Queue = Queue()) -> int:  # noqa: B008  # it cannot be changed
         """The tokens of a step in which so many sequences decode."""
