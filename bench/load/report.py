@@ -66,7 +66,7 @@ def _policies(made: Json) -> str:
     return "\n\n".join(texts)
 
 
-LOAD_TOLD = "85% of what the engine can do when all are asked at once."
+LOAD_TOLD = "65% of what the engine can do when all are asked at once."
 
 
 def _burst(made: Json) -> str:
