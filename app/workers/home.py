@@ -158,15 +158,19 @@ class Workers(Collector):
     async def _live(self, place: _Place) -> int:
         """From a worker's start to its end; its exit code."""
         client = next(self._clients)
-        self._by_client[client] = place
         file = self._listener.fileno()
         start = Start(self._state.settings.model_dump_json(), client, self._directory, file)
         beside = str(Path(app.__file__).parent.parent)
         paths = [beside, *filter(None, [os.environ.get("PYTHONPATH")])]
-        place.process = process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "app.workers.worker", stdin=asyncio.subprocess.PIPE, pass_fds=[file],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )  # fmt: skip
+        try:
+            place.process = process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "app.workers.worker", stdin=asyncio.subprocess.PIPE, pass_fds=[file],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )  # fmt: skip
+        except OSError as error:
+            log.error("an API worker cannot be started: %s", error)
+            return -1
+        self._by_client[client] = place
         assert process.stdin is not None
         process.stdin.write(framed(start))  # and it stays open: a worker ends with its home
         try:

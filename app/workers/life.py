@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -33,8 +33,7 @@ class Life:
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._tickets: dict[int, Ticket] = {}
         self._works: dict[int, Work] = {}
-        self._open = Counter[str]()  # answers under way, by endpoint
-        self._began = time.monotonic()
+        self._open = defaultdict[str, deque[float]](deque)  # answers under way, by endpoint: since when, about
 
     def __len__(self) -> int:
         """Requests that it answers."""
@@ -55,9 +54,9 @@ class Life:
             task.cancel()
         for work in self._works.values():
             work.end(whole=False)
-        for endpoint, count in self._open.items():
-            for _ in range(count):
-                self._state.meter.left(endpoint, "failed", time.monotonic() - self._began, False)
+        for endpoint, since in self._open.items():
+            for began in since:
+                self._state.meter.left(endpoint, "failed", time.monotonic() - began, False)
         for ticket in self._tickets.values():
             ticket.leave()
         self._works.clear()
@@ -95,7 +94,7 @@ class Life:
     def _count(self, told: Told) -> None:
         meter = self._state.meter
         for endpoint in told.came:
-            self._open[endpoint] += 1
+            self._open[endpoint].append(time.monotonic())
             meter.came(endpoint)
         for number, model, tenant, prompt, limit, answers in told.worked:
             self._works[number] = meter.admit(model, tenant, prompt, limit, answers)
@@ -108,7 +107,7 @@ class Life:
         for number, whole in told.done:
             self._works.pop(number).end(whole=whole)
         for endpoint, outcome, seconds, met in told.ended:
-            self._open[endpoint] -= 1
+            self._open[endpoint].popleft()
             meter.left(endpoint, outcome, seconds, met)
         for number, tokens in told.spent:
             self._tickets[number].spend(tokens)
