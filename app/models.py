@@ -17,7 +17,6 @@ from app.errors import ApiError
 from app.served import Served
 from engine import Engine
 from engine.errors import EngineError
-from engine.memory import divided, needs_of
 
 
 class Models:
@@ -74,6 +73,8 @@ class Models:
                 which. No engine is left running.
             EngineError: the only one cannot be loaded, or the memory is not enough for all.
         """
+        from engine.memory import divided, needs_of  # torch comes with it, and who joins needs none
+
         settings.check_models()
         paths = {settings.model_name: settings.model, **settings.models}
         configs = [settings.engine_config(path) for path in paths.values()]

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.middleware.cors import CORSMiddleware
 
-from app import errors, openai, openapi, tracing
+from app import errors, openai, openapi
 from app.admission import Admission, AdmissionGate
 from app.api import (
     accounts,
@@ -35,11 +34,11 @@ from app.api import (
     strategies,
     tools,
 )
+from app.around import surround
 from app.auth import Auth, RequireUser
 from app.config import BadSetting, Settings
 from app.data.accounts import Accounts
 from app.drain import Drain, Draining
-from app.guard import Guard
 from app.library import open_library
 from app.manner import Manners
 from app.mcp import McpEndpoint
@@ -54,7 +53,6 @@ from app.served import Served
 from app.state import State
 from app.store import Store
 from app.toolshed import Toolshed
-from app.wire import AnswerHeaders
 from engine.errors import EngineRestarting, EngineStopped
 from reasoning.agent import Limits
 
@@ -140,19 +138,6 @@ def create_app(
     surround(app, settings)
     mount_page(app)  # last: it answers for every path that nobody else took
     return app
-
-
-def surround(app: FastAPI, settings: Settings) -> None:
-    """What stands before everything else, in every process of a server."""
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
-        )
-    app.add_middleware(
-        Guard, bound=settings.host, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins
-    )
-    app.add_middleware(tracing.Traced)
-    app.add_middleware(AnswerHeaders)
 
 
 async def _health(request: Request) -> Response:

@@ -11,13 +11,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from engine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor  # only who reads weights needs it
 
 WANTED_FILES = ("*.json", "*.safetensors", "*.jinja")  # of a hub repository; not its .bin or .gguf twins
 INDEX = "model.safetensors.index.json"
@@ -189,7 +190,7 @@ class Weights:
             )
         self._taken.add(name)
         tensor: Tensor = handle.get_tensor(name)
-        return tensor.to(torch.float32) if meta.get_dtype() == "F64" else tensor
+        return tensor.float() if meta.get_dtype() == "F64" else tensor
 
     def check_all_used(self, ignored: tuple[str, ...]) -> None:
         """Refuse a checkpoint with tensors that nothing asked for: the model would not be the one that was trained.

@@ -11,15 +11,13 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from engine import messages as m
-from engine.assemble import Parts, assemble
 from engine.client import Link, Request, State
 from engine.config import EngineConfig
 from engine.constrain.matcher import CompileTimeout, ConstraintRefused
 from engine.constrain.spec import Constraint
-from engine.core import EngineCore
 from engine.errors import (
     BadSnapshot,
     ContextLengthExceeded,
@@ -32,8 +30,11 @@ from engine.errors import (
 from engine.handle import Sequence
 from engine.kv.snapshot import unpacked
 from engine.outputs import Stats
-from engine.thread import ThreadLink
 from engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # what a core is made of, which only its own process loads
+    from engine.assemble import Parts
+    from engine.core import EngineCore
 
 
 class Engine:
@@ -61,11 +62,11 @@ class Engine:
         self._link = link(self)
 
     @classmethod
-    async def start(cls, config: EngineConfig, assemble: Callable[[EngineConfig], Parts] = assemble) -> Engine:
+    async def start(cls, config: EngineConfig, assemble: Callable[[EngineConfig], Parts] | None = None) -> Engine:
         """Load the model and start the core.
 
-        `assemble` makes the core's parts; for a core in a process of its own it is a function of a module, which that
-        process imports.
+        `assemble` makes the core's parts, if not `engine.assemble.assemble`; for a core in a process of its own it is a
+        function of a module, which that process imports.
 
         Raises:
             CheckpointError: the model cannot be found or read.
@@ -76,6 +77,8 @@ class Engine:
 
         def link(engine: Engine) -> Link:
             if config.runs_in == "thread":
+                from engine.thread import ThreadLink  # torch comes with it
+
                 return ThreadLink(config, assemble, engine)
             from engine.process.supervisor import SupervisedLink  # ZeroMQ comes with it
 
@@ -311,5 +314,7 @@ class Engine:
     @property
     def _core(self) -> EngineCore:
         """For tests, which look behind the face: the core of an engine that runs in a thread."""
+        from engine.thread import ThreadLink
+
         assert isinstance(self._link, ThreadLink)
         return self._link.core

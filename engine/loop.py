@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine import messages as m
-from engine.core import EngineCore
+
+if TYPE_CHECKING:
+    from engine.core import EngineCore  # torch comes with it, and a process without a core has a collector, too
 
 
 class Mailbox(Protocol):

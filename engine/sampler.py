@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.forks import mix64
 from engine.outputs import TokenLogprob
 from engine.params import Sampling
-from engine.sequence import mix64
 
 # Filters look at this many of the likeliest tokens first, and at the whole vocabulary only where that is not enough.
 _LIKELIEST = 256

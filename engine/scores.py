@@ -34,12 +34,6 @@ def score_jobs(
     return ScoreRequest(request, [[0.0] * len(c) for c in candidates]), first, jobs
 
 
-def children_of(candidates: Sequence[Sequence[int]]) -> int:
-    """How many children `score_jobs` makes: the sequence has forked so many times more."""
-    longer = sum(len(candidate) > 1 for candidate in candidates)
-    return longer + (longer < len(candidates))
-
-
 def read_scores(job: ScoreJob, first: int, logits: Tensor) -> None:
     """Note the targets that logits (positions, vocabulary) from position `first` on decide."""
     for offset in range(logits.shape[0]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from engine.forks import mix64
 from engine.jobs import Job
 from engine.kv.blocks import chain_digest
 
@@ -139,17 +140,3 @@ class SequenceState:
             tail=self.tail,
             deadline=self.deadline,
         )
-
-
-_MASK64 = (1 << 64) - 1
-
-
-def mix64(*values: int) -> int:
-    """Hash integers into 64 bits: the finaliser of splitmix64 (Steele, Lea, Flood 2014), folded over the values."""
-    state = 0
-    for value in values:
-        state = (state + (value & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
-        state ^= state >> 31
-    return state

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 from engine import messages as m
 from engine.assemble import Parts, use_threads
+from engine.assemble import assemble as assemble_default
 from engine.client import Listener, State
 from engine.config import EngineConfig
 from engine.constrain.compiler import Compiler
@@ -30,9 +31,12 @@ class ThreadLink:
     core: EngineCore  # once it has started
     compiler: Compiler
 
-    def __init__(self, config: EngineConfig, assemble: Callable[[EngineConfig], Parts], listener: Listener) -> None:
+    def __init__(
+        self, config: EngineConfig, assemble: Callable[[EngineConfig], Parts] | None, listener: Listener
+    ) -> None:
+        """`assemble` makes the core's parts, if not `engine.assemble.assemble`."""
         self._config = config
-        self._assemble = assemble
+        self._assemble = assemble or assemble_default
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[m.Command] = queue.SimpleQueue()

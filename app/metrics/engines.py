@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.memory import needs_of
-
 if TYPE_CHECKING:
     from app.admission.backlog import Backlog
     from app.auto import Auto
@@ -153,4 +151,6 @@ class EngineCounters(Collector):
 
 def block_bytes_of(served: Served) -> int:
     """Bytes of one block of the model's KV pool."""
+    from engine.memory import needs_of  # torch comes with it, and a worker asks for no such thing
+
     return needs_of(served.engine.config).block

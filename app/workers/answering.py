@@ -5,13 +5,12 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from app import errors, openai
-from app.api import chats
+from app.around import surround
 from app.config import Settings
 from app.drain import Drain, Draining
 from app.manner import Manners
 from app.metrics import Goals
 from app.models import Models
-from app.server import surround
 from app.state import Serving
 from app.workers.asking import AskHome
 from app.workers.counting import Telling
@@ -24,7 +23,7 @@ def create_worker_app(models: Models, settings: Settings, home: HomeLink) -> Fas
     telling = Telling(goals, home.say)
     if models.auto is not None:
         models.auto.hear = lambda model, given: telling.at_once().routed.append((model, given))
-    app = FastAPI(title="Ponder", version=chats.version(), openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Ponder", openapi_url=None, docs_url=None, redoc_url=None)
     serving = Serving(settings, models, telling, Manners.of_settings(settings), Drain())
     serving.attach(app)
     errors.install(app, lambda error: telling.at_once().errors.append(error.code or str(error.status)))

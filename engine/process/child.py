@@ -24,28 +24,15 @@ import zmq
 
 from engine import messages as m
 from engine.assemble import Parts, use_threads
-from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.loop import calm_collector, drive
 from engine.process import wire
+from engine.process.meeting import Start, address, identity
 
 _LINGER_MS = 2_000  # for the last replies to leave
 
 log = logging.getLogger(__name__)
-
-
-class Start(msgspec.Struct):
-    """What the process is told first. `assemble` is "module:function"; sockets are files of `directory`."""
-
-    config: EngineConfig
-    assemble: str
-    directory: str
-    log_level: int
-
-
-def address(directory: str) -> str:
-    return f"ipc://{directory}/engine.sock"
 
 
 class Mail:
@@ -94,11 +81,6 @@ class Mail:
                     self._socket.send_multipart([who, self._hello])
                 else:
                     commands.append(command)
-
-
-def identity(client: int) -> bytes:
-    """What a client's socket is called."""
-    return b"client-%d" % client
 
 
 def main() -> None:

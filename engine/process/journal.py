@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from engine import messages as m
 from engine.constrain.spec import Constraint
-from engine.scores import children_of
-from engine.sequence import mix64
+from engine.forks import children_of, mix64
 
 MOST_CRASHES = 2  # deaths in a row without a word of a span: after that it may be what kills the core
 

@@ -13,7 +13,7 @@ import zmq
 from engine import messages as m
 from engine.errors import EngineError
 from engine.process import wire
-from engine.process.child import address, identity
+from engine.process.meeting import address, identity
 
 
 class Line:

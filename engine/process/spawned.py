@@ -23,8 +23,8 @@ import engine
 from engine import messages as m
 from engine.config import EngineConfig
 from engine.errors import EngineStopped
-from engine.process.child import Start
 from engine.process.line import Line
+from engine.process.meeting import Start
 
 _STOP_S = 10.0  # from being told to stop to being killed
 

@@ -11,14 +11,17 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from engine import messages as m
-from engine.assemble import Parts
 from engine.client import Listener, State
 from engine.config import EngineConfig
 from engine.errors import EngineError, EngineRestarting, EngineStopped
 from engine.process.journal import Journal
 from engine.process.spawned import Spawned
+
+if TYPE_CHECKING:
+    from engine.assemble import Parts
 
 MOST_DEATHS = 5  # within `WITHIN_S`: the next one ends it
 WITHIN_S = 60.0
@@ -34,12 +37,13 @@ class SupervisedLink:
     def __init__(
         self,
         config: EngineConfig,
-        assemble: Callable[[EngineConfig], Parts],
+        assemble: Callable[[EngineConfig], Parts] | None,
         listener: Listener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._assemble = f"{assemble.__module__}:{assemble.__qualname__}"
+        default = "engine.assemble:assemble"
+        self._assemble = default if assemble is None else f"{assemble.__module__}:{assemble.__qualname__}"
         self._listener = listener
         self._clock = clock
         self._journal = Journal(clock)

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import pytest
 
 from app.data.accounts import Accounts
 from app.data.quotas import Quota
-from tests.app.test_cli import FOREVER, ponder, serving
+from tests.app.test_cli import FOREVER, ROOT, clean_environment, ponder, serving
 from tests.app.test_stopping import LONG, Reader, engine_of
 
 SHORT = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
@@ -303,3 +304,13 @@ def test_limits_of_a_key_hold_over_all_processes(tmp_path: Path, model: Path) ->
 def test_several_processes_need_an_engine_that_all_can_reach(tmp_path: Path) -> None:
     shown = ponder("serve", "--api-workers", "2", cwd=tmp_path)
     assert shown.returncode == 2 and "accepted: --engine process beside it, or 1" in shown.stderr
+
+
+def test_a_worker_loads_no_more_than_it_needs() -> None:
+    code = (
+        "import sys, app.workers.worker, engine.process.joined\n"
+        "print([name for name in ('torch', 'app.server') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True)
+    assert shown.stdout == "[]\n", shown.stderr
