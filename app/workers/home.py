@@ -10,15 +10,11 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import shutil
 import socket
 import sys
 import tempfile
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -28,14 +24,12 @@ import app
 from app.wire import Taker
 from app.workers.life import Life
 from app.workers.talk import Draining, End, Ended, FromHome, Hello, Moved, Ready, Start, framed, from_worker, heard
+from engine.process.keeping import MOST_DEATHS, WITHIN_S, Deaths, environment_of
 
 if TYPE_CHECKING:
     from app.state import State
     from engine.errors import EngineError
 
-MOST_DEATHS = 5  # of one worker, within `WITHIN_S`: after the next one it is not started again
-WITHIN_S = 60.0
-_FIRST_PAUSE_S = 0.05
 _STOP_S = 5.0  # from being told to end to being killed
 _START_S = 120.0
 
@@ -49,20 +43,12 @@ class _Place:
         self.tried = asyncio.Event()  # whether the first accepts connections, or could not
         self.process: asyncio.subprocess.Process | None = None
         self.life: Life | None = None  # of a worker that accepts connections
-        self._deaths = deque[float]()
+        self.deaths = Deaths()
 
     def kill(self) -> None:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
-
-    def pause_s(self) -> float | None:
-        """Seconds to wait after a death; None when it was one too many."""
-        now = time.monotonic()
-        self._deaths.append(now)
-        while now - self._deaths[0] > WITHIN_S:
-            self._deaths.popleft()
-        return None if len(self._deaths) > MOST_DEATHS else _FIRST_PAUSE_S * 4 ** (len(self._deaths) - 1)
 
 
 class Workers(Collector):
@@ -149,7 +135,7 @@ class Workers(Collector):
             if self._ending:
                 return
             log.error("an API worker ended with exit code %s", code)
-            if (pause_s := place.pause_s()) is None:
+            if (pause_s := place.deaths.pause_s()) is None:
                 log.error("it did so more than %d times in %g s, and is not started again", MOST_DEATHS, WITHIN_S)
                 return
             self.restarts += 1
@@ -160,12 +146,10 @@ class Workers(Collector):
         client = next(self._clients)
         file = self._listener.fileno()
         start = Start(self._state.settings.model_dump_json(), client, self._directory, file)
-        beside = str(Path(app.__file__).parent.parent)
-        paths = [beside, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             place.process = process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "app.workers.worker", stdin=asyncio.subprocess.PIPE, pass_fds=[file],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env=environment_of(app),
             )  # fmt: skip
         except OSError as error:
             log.error("an API worker cannot be started: %s", error)

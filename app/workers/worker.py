@@ -7,8 +7,6 @@ terminal or a service manager sends to a whole group are for the home, which say
 from __future__ import annotations
 
 import asyncio
-import os
-import select
 import signal
 import socket
 import sys
@@ -27,6 +25,7 @@ from app.workers.link import HomeLink
 from app.workers.own import is_own
 from app.workers.talk import LENGTH, Hello, Ready, Start
 from engine.loop import calm_collector
+from engine.process.keeping import end_with_parent
 
 
 def main() -> None:
@@ -34,7 +33,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     source = sys.stdin.buffer
     start = msgspec.msgpack.decode(source.read(int.from_bytes(source.read(LENGTH), "big")), type=Start)
-    threading.Thread(target=_end_with, args=(source.fileno(),), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(source.fileno(),), daemon=True).start()
     settings = Settings.model_validate_json(start.settings)
     logs.configure(settings.log_level, settings.log_format)
     stop_tracing = tracing.setup()
@@ -62,14 +61,6 @@ async def _work(start: Start, settings: Settings, listener: socket.socket) -> No
         await models.stop()  # every open stream gets its last event
         server.end()
         await running
-
-
-def _end_with(stdin: int) -> None:
-    """End the process when nobody holds the other end of its stdin any more."""
-    while True:
-        select.select([stdin], [], [])
-        if not os.read(stdin, 1):
-            os._exit(1)
 
 
 if __name__ == "__main__":

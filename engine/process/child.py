@@ -10,13 +10,13 @@ import importlib
 import logging
 import math
 import os
-import select
 import shutil
 import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.loop import calm_collector, drive
 from engine.process import wire
+from engine.process.keeping import end_with_parent
 from engine.process.meeting import Start, address, identity
 
 _LINGER_MS = 2_000  # for the last replies to leave
@@ -89,7 +90,8 @@ def main() -> None:
     source = sys.stdin.buffer
     start = msgspec.msgpack.decode(source.read(int.from_bytes(source.read(4), "big")), type=Start)
     logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    threading.Thread(target=_end_with, args=(source.fileno(), start.directory), daemon=True).start()
+    clean = partial(shutil.rmtree, Path(start.directory), ignore_errors=True)
+    threading.Thread(target=end_with_parent, args=(source.fileno(), clean), daemon=True).start()
     context = zmq.Context()
     with context.socket(zmq.ROUTER) as socket:
         for option in (zmq.SNDHWM, zmq.RCVHWM):
@@ -126,15 +128,6 @@ def _run(parts: Parts, socket: zmq.Socket[bytes]) -> None:
     calm_collector()
     drive(core, mail)
     parts.compiler.close()
-
-
-def _end_with(stdin: int, directory: str) -> None:
-    """End the process when nobody holds the other end of its stdin any more."""
-    while True:
-        select.select([stdin], [], [])
-        if not os.read(stdin, 1):
-            shutil.rmtree(Path(directory), ignore_errors=True)
-            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -23,6 +21,7 @@ import engine
 from engine import messages as m
 from engine.config import EngineConfig
 from engine.errors import EngineStopped
+from engine.process.keeping import environment_of
 from engine.process.line import Line
 from engine.process.meeting import Start
 
@@ -100,12 +99,8 @@ class Spawned:
 
 
 def _popen(start: Start) -> subprocess.Popen[bytes]:
-    beside = str(Path(engine.__file__).parent.parent)
-    paths = [beside, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine.process.child"],
-        stdin=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        [sys.executable, "-m", "engine.process.child"], stdin=subprocess.PIPE, env=environment_of(engine)
     )
     data = msgspec.msgpack.encode(start)
     assert process.stdin is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,15 +17,11 @@ from engine.client import Listener, State
 from engine.config import EngineConfig
 from engine.errors import EngineError, EngineRestarting, EngineStopped
 from engine.process.journal import Journal
+from engine.process.keeping import WITHIN_S, Deaths
 from engine.process.spawned import Spawned
 
 if TYPE_CHECKING:
     from engine.assemble import Parts
-
-MOST_DEATHS = 5  # within `WITHIN_S`: the next one ends it
-WITHIN_S = 60.0
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +42,7 @@ class SupervisedLink:
         self._listener = listener
         self._clock = clock
         self._journal = Journal(clock)
-        self._deaths: deque[float] = deque()
+        self._deaths = Deaths(clock)
         self._restarting: asyncio.Task[None] | None = None
         self._watching: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
@@ -122,7 +117,7 @@ class SupervisedLink:
         self._restarting = asyncio.create_task(self._restart(how), name="engine restart")
 
     async def _restart(self, how: str) -> None:
-        while (pause := self._pause()) is not None:
+        while (pause := self._deaths.pause_s()) is not None:
             await asyncio.sleep(pause)
             self._process = self._spawn()
             try:
@@ -144,16 +139,6 @@ class SupervisedLink:
         message = f"The engine's process died {len(self._deaths)} times in {WITHIN_S:g} s, the last time {how}."
         log.error("%s It is not started again.", message)
         self._listener.ended(EngineStopped(message))
-
-    def _pause(self) -> float | None:
-        """Seconds to wait after a death; None when it was one too many."""
-        now = self._clock()
-        self._deaths.append(now)
-        while now - self._deaths[0] > WITHIN_S:
-            self._deaths.popleft()
-        if len(self._deaths) > MOST_DEATHS:
-            return None
-        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 4 ** (len(self._deaths) - 1))
 
     def _watch(self) -> None:
         """Look now and then whether a process that owes an answer still says something; an idle one is left alone."""

@@ -27,7 +27,7 @@ from engine import (
 from engine.constrain import JsonSchema
 from engine.constrain.layout import Constrained
 from engine.errors import EngineRestarting
-from engine.process import supervisor
+from engine.process import keeping
 from engine.process.supervisor import SupervisedLink
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]
@@ -147,7 +147,7 @@ async def test_a_hung_process_is_killed_and_started_again(config: EngineConfig) 
 async def test_a_process_that_dies_again_and_again_is_given_up(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "MOST_DEATHS", 1)
+    monkeypatch.setattr(keeping, "MOST_DEATHS", 1)
     async with await Engine.start(config) as engine, await engine.open(PROMPT) as seq:
         stream = asyncio.create_task(seq.generate_all(SPANS[0]))
         for _ in range(2):
