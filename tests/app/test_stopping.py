@@ -12,8 +12,11 @@ from typing import Any
 import httpx
 import msgspec
 import psutil
+import pytest
 
-from app.sequences.kept import Kept
+from app.models import Models
+from app.sequences.kept import Kept, file_of, take_up
+from app.sequences.sequences import Sequences
 from tests.app.test_cli import FOREVER, serving
 
 LONG = {**FOREVER, "max_tokens": 1500, "n": 4, "temperature": 0}
@@ -153,18 +156,20 @@ def test_sequences_go_on_after_a_restart_where_they_were(tmp_path: Path, model: 
 
 
 def test_kept_sequences_that_cannot_go_on_are_told_in_the_log_and_dropped(tmp_path: Path, model: Path) -> None:
-    flags = ("--model", str(model), "--data-dir", "data")
-    data = tmp_path / "data"
-    data.mkdir()
+    (tmp_path / "data").mkdir()
     one = Kept("seq-1", "local", "tiny", 0.0, 60.0, None, b"no snapshot")
-    for content, told in (
-        (b"damaged", "is damaged: the sequences that it kept are lost"),
-        (msgspec.msgpack.encode([one]), "the sequence seq-1 cannot go on: "),
-        (msgspec.msgpack.encode([msgspec.structs.replace(one, model="gone")]), "the sequence seq-1 cannot go on: "),
-    ):
-        (data / "sequences.msgpack").write_bytes(content)
-        with serving(*flags, cwd=tmp_path) as (process, url):
-            assert httpx.get(f"{url}/api/sequences").json()["sequences"] == []
-            process.send_signal(signal.SIGTERM)
-            _, log = process.communicate(timeout=20)
-            assert told in log
+    other = msgspec.structs.replace(one, id="seq-2", model="gone")
+    file_of(tmp_path / "data").write_bytes(msgspec.msgpack.encode([one, other]))
+    with serving("--model", str(model), "--data-dir", "data", cwd=tmp_path) as (process, url):
+        assert httpx.get(f"{url}/api/sequences").json()["sequences"] == []
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+    assert all(f"the sequence {id} cannot go on: " in log for id in ("seq-1", "seq-2"))
+
+
+async def test_a_damaged_file_of_sequences_is_told_and_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file_of(tmp_path).write_bytes(b"damaged")
+    held = Sequences(most=1, most_tokens=1, longest_lease_s=1.0)
+    assert await take_up(held, Models.__new__(Models), file_of(tmp_path)) == 0
+    assert "is damaged: the sequences that it kept are lost" in caplog.text
+    assert not list(tmp_path.iterdir())
