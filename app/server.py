@@ -74,8 +74,7 @@ def create_app(
         models = engine
     else:
         models = Models([Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)])
-    goals = Goals(settings.slo_ttft_ms / 1000, settings.slo_itl_ms / 1000, settings.price_per_hour)
-    meter = Meter(models, goals)
+    meter = Meter(models, Goals.of_settings(settings))
 
     def used(key_id: str, tokens: int) -> None:
         state.auth.later(lambda accounts: accounts.add_use(key_id, 1, tokens))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from app import tracing
 from app.admission.ticket import Ticket
 
 if TYPE_CHECKING:
+    from app.config import Settings
     from app.served import Served
 
 
@@ -25,6 +26,10 @@ class Goals:
     ttft_s: float = 2.0
     inter_token_s: float = 0.2
     price_per_hour: float | None = None
+
+    @classmethod
+    def of_settings(cls, settings: Settings) -> Self:
+        return cls(settings.slo_ttft_ms / 1000, settings.slo_itl_ms / 1000, settings.price_per_hour)
 
 
 class Working(Protocol):

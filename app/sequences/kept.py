@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from app.sequences.leased import LeasedSequence
     from app.sequences.sequences import Sequences
 
+KEEPING_S = 3.0  # for all of them: who stops a server waits for it
+
 log = logging.getLogger("ponder")
 
 
@@ -43,16 +45,34 @@ def file_of(data_dir: Path) -> Path:
 
 
 async def keep(sequences: Sequences, path: Path) -> int:
-    """Write down all sequences but those on which something runs; how many."""
-    kept = [one for leased in sequences if (one := await _kept(leased)) is not None]
-    if kept:
-        await asyncio.to_thread(_write, path, msgspec.msgpack.encode(kept))
+    """Write down all sequences but those on which something runs, as far as there is time; how many.
+
+    A server that stops is not held up: what cannot be kept is told in the log.
+    """
+    kept: list[Kept] = []
+    try:
+        async with asyncio.timeout(KEEPING_S):
+            for leased in sequences:
+                if (one := await _kept(leased)) is not None:
+                    kept.append(one)  # noqa: PERF401  # those before a timeout are kept
+    except TimeoutError:
+        log.warning("%d sequences are kept, and there was no time for the rest", len(kept))
+    try:
+        if kept:
+            await asyncio.to_thread(_write, path, msgspec.msgpack.encode(kept))
+    except OSError as error:
+        log.error("no sequence is kept: %s cannot be written: %s", path, error)
+        return 0
     return len(kept)
 
 
 async def take_up(sequences: Sequences, models: Models, path: Path) -> int:
     """Go on with what an earlier server kept; how many. Their leases begin anew."""
-    data = await asyncio.to_thread(_read_once, path)
+    try:
+        data = await asyncio.to_thread(_read_once, path)
+    except OSError as error:
+        log.error("no sequence is taken up: %s cannot be read and removed: %s", path, error)
+        return 0
     if data is None:
         return 0
     try:

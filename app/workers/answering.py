@@ -19,8 +19,7 @@ from app.workers.link import HomeLink
 
 def create_worker_app(models: Models, settings: Settings, home: HomeLink) -> FastAPI:
     """The application of one worker, which talks to its home over `home`."""
-    goals = Goals(settings.slo_ttft_ms / 1000, settings.slo_itl_ms / 1000, settings.price_per_hour)
-    telling = Telling(goals, home.say)
+    telling = Telling(Goals.of_settings(settings), home.say)
     if models.auto is not None:
         models.auto.hear = lambda model, given: telling.at_once().routed.append((model, given))
     app = FastAPI(title="Ponder", openapi_url=None, docs_url=None, redoc_url=None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ import psutil
 import pytest
 
 from app.models import Models
+from app.sequences import kept
 from app.sequences.kept import Kept, file_of, take_up
 from app.sequences.sequences import Sequences
 from tests.app.test_cli import FOREVER, serving
@@ -173,3 +176,44 @@ async def test_a_damaged_file_of_sequences_is_told_and_gone(tmp_path: Path, capl
     assert await take_up(held, Models.__new__(Models), file_of(tmp_path)) == 0
     assert "is damaged: the sequences that it kept are lost" in caplog.text
     assert not list(tmp_path.iterdir())
+
+
+class Stuck:
+    """A sequence that says what it is, at once or never."""
+
+    closed = False
+
+    def __init__(self, answers: bool) -> None:
+        self._answers = answers
+
+    def __len__(self) -> int:
+        return 1
+
+    async def snapshot(self) -> bytes:
+        if not self._answers:
+            await asyncio.Event().wait()
+        return b"a snapshot"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_stopping_server_is_held_up_neither_by_an_engine_nor_by_a_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "KEEPING_S", 0.1)
+    served: Any = SimpleNamespace(name="tiny")
+    handles: list[Any] = [Stuck(True), Stuck(False)]
+    with Sequences(most=5, most_tokens=50, longest_lease_s=60.0) as held:
+        for number, handle in enumerate(handles):
+            held.take_up(f"seq-{number}", "ana", served, handle, 60.0, 1.0, None)
+        assert await kept.keep(held, file_of(tmp_path)) == 1
+        assert "1 sequences are kept, and there was no time for the rest" in caplog.text
+        (one,) = msgspec.msgpack.decode(file_of(tmp_path).read_bytes(), type=list[Kept])
+        assert (one.id, one.user, one.snapshot) == ("seq-0", "ana", b"a snapshot")
+        assert await kept.keep(held, tmp_path / "missing" / "file") == 0
+        assert "cannot be written" in caplog.text
+    file_of(tmp_path).unlink()
+    file_of(tmp_path).mkdir()  # what cannot be read
+    assert await take_up(held, Models.__new__(Models), file_of(tmp_path)) == 0
+    assert "cannot be read and removed" in caplog.text
