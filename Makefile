@@ -11,7 +11,7 @@ DEVICE ?= cpu
 TEST_PROCESSES ?= 2
 WEB := $(shell find web -type f -not -path 'web/node_modules/*' -not -path 'web/dist/*' 2>/dev/null)
 
-.PHONY: setup serve test check bench gpu train clean
+.PHONY: setup serve test check bench gpu kernels train clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,10 @@ bench: setup
 # The tests that need a CUDA device; elsewhere they skip and say so.
 gpu: setup
 	$(BIN)/python -m pytest -q -rs -m gpu; status=$$?; test $$status -eq 0 -o $$status -eq 5
+
+# Compiles every Triton kernel for the GPUs of three generations, none of which need be here.
+kernels: setup
+	@$(BIN)/python -m engine.kernels.ahead
 
 train: setup
 	$(BIN)/python -m training --device $(DEVICE)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.tiny import write_checkpoint
+
+if not torch.cuda.is_available():
+    # Read when a kernel is first imported: without a GPU the tests run kernels in Triton's interpreter.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell starts what it leaves in the background; programs under test would inherit it, and ignore Ctrl-C.

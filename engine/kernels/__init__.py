@@ -1,4 +1,5 @@
-"""Kernels in Triton, each with a twin in torch of the same signature, which it is held to.
+"""What a step computes on the device, one operation a file, each with a twin in torch of the same signature.
 
-A function picks the kernel for CUDA tensors and the twin for all others. Importing this needs no Triton.
+A function here picks the kernel for CUDA tensors and the twin for all others; the twin is the reference, slow and
+obvious. The Triton kernels are in `gpu`, those for AMX in `amx`. Importing this needs neither.
 """

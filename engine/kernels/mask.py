@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_BLOCK = 1024  # logits that one program looks at
 _FEW_WORDS = 64  # of 32 tokens, up to which allowed tokens are picked one by one
 _FEW_FORBIDDEN = 0.15  # of the vocabulary, up to which forbidden tokens are
 _KEPT_MASKS = 64
@@ -106,8 +105,8 @@ _scratch = _Scratch()
 
 def forbid_triton(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
     """The kernel; on CPU tensors only under Triton's interpreter. See `forbid`."""
-    from engine.kernels.mask_triton import forbid_kernel
+    from engine.kernels.gpu.mask import BLOCK, forbid_kernel
 
     vocabulary = logits.shape[1]
-    grid = (len(rows), -(-vocabulary // _BLOCK))
-    forbid_kernel[grid](logits, bits, rows, vocabulary, logits.stride(0), bits.stride(0), block=_BLOCK)
+    grid = (len(rows), -(-vocabulary // BLOCK))
+    forbid_kernel[grid](logits, bits, rows, vocabulary, logits.stride(0), bits.stride(0), block=BLOCK)
