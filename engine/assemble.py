@@ -18,9 +18,9 @@ from engine.detokenizer import Detokenizer
 from engine.errors import InvalidParameter
 from engine.kv.below import tiers_of
 from engine.kv.blocks import BlockPool
+from engine.kv.coded import CodedCache
 from engine.kv.disk import kept_secret
 from engine.kv.image import fingerprint
-from engine.kv.int8 import Int8Cache
 from engine.memory import (
     LONGEST_BY_DEFAULT,
     block_bytes,
@@ -84,10 +84,12 @@ def assemble(config: EngineConfig) -> Parts:
         )
     max_model_len = config.max_model_len or min(declared, LONGEST_BY_DEFAULT)
     blocks = _kv_blocks(config, spec, dtype, device, max_model_len)
-    cache = Int8Cache if config.kv_dtype == "int8" else KVCache
-    kv = cache(
-        spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim, dtype, device
-    )  # one more: the null block
+    shape = (spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim)  # one more: the null block
+    kv: KVCache | CodedCache
+    if config.kv_dtype == "auto":
+        kv = KVCache(*shape, dtype, device)
+    else:
+        kv = CodedCache(*shape, dtype, device, config.kv_dtype)
     _warm_up(decoder, kv, device)
     tokenizer = Tokenizer.load(path)
     compiler = default_compiler(
@@ -130,7 +132,7 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def _warm_up(decoder: Decoder, kv: KVCache | Int8Cache, device: torch.device) -> None:
+def _warm_up(decoder: Decoder, kv: KVCache | CodedCache, device: torch.device) -> None:
     """Run a prefill and a decode on the null block, so that the first request does not pay for first calls."""
     table = torch.full((1, 1), NULL_BLOCK, device=device)
     for tokens in (kv.block_size, 1):

@@ -9,7 +9,7 @@ from engine.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoopName = Literal["plain", "overlapped"]
-KvDType = Literal["auto", "int8"]
+KvDType = Literal["auto", "int8", "fp8"]
 RunsIn = Literal["thread", "process"]
 QuantizationName = Literal["none", "int8"]
 KernelName = Literal["auto", "torch"]
@@ -33,7 +33,9 @@ class EngineConfig:
     block_size: int = 16  # tokens per KV block
     kv_blocks: int | None = None  # size of the KV pool; None: from kv_bytes
     kv_bytes: int | None = None  # None: a quarter of the free memory, but not more than could be used at once
-    kv_dtype: KvDType = "auto"  # auto: the model's; int8: about twice as many tokens of 16 bits, a little less exact
+    kv_dtype: KvDType = (
+        "auto"  # auto: the model's; int8, fp8: about twice as many tokens of 16 bits, a little less exact
+    )
     kv_host_bytes: int = 0  # of memory outside of the pool, for blocks that it gives up; on a CPU kv_bytes is better
     kv_disk_bytes: int = 0  # of files in kv_dir, below both; what is there is found again after a restart
     kv_dir: str | None = None  # a directory of this engine's own
@@ -94,7 +96,7 @@ class EngineConfig:
             message = "kv_tenant_share is set and prefix_cache is off; accepted: prefix_cache on, or kv_tenant_share 1."
             raise InvalidParameter("kv_tenant_share", message)
         if self.kv_dtype not in get_args(KvDType):
-            raise InvalidParameter("kv_dtype", f"kv_dtype is {self.kv_dtype!r}; accepted: auto, int8.")
+            raise InvalidParameter("kv_dtype", f"kv_dtype is {self.kv_dtype!r}; accepted: auto, int8, fp8.")
         for name in ("kv_host_bytes", "kv_disk_bytes"):
             value = getattr(self, name)
             if value < 0:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.batch import KVCache
 from engine.batching import Batching
-from engine.kv.int8 import Int8Cache
+from engine.kv.coded import CodedCache
 from engine.models.tilewise import tilewise
 from engine.step import Step
 
@@ -36,7 +36,7 @@ class CacheStore:
     On a GPU, saving is queued before the step on the same stream, and loading runs on a stream of the worker's own.
     """
 
-    def __init__(self, kv: KVCache | Int8Cache, device: torch.device) -> None:
+    def __init__(self, kv: KVCache | CodedCache, device: torch.device) -> None:
         self._kv = kv
         self._cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
@@ -67,7 +67,7 @@ class ModelRunner:
     """A decoder and its paged cache."""
 
     def __init__(
-        self, decoder: Decoder, kv: KVCache | Int8Cache, device: torch.device, *, deterministic: bool = False
+        self, decoder: Decoder, kv: KVCache | CodedCache, device: torch.device, *, deterministic: bool = False
     ) -> None:
         self.vocab_size = decoder.spec.vocab_size
         self._decoder = decoder

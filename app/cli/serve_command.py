@@ -176,7 +176,7 @@ def serve(
         str | None, _option(r"Of the KV cache, that a user may have when others want it. \[1]", "SHARE", _ENGINE)
     ] = None,
     kv_dtype: Annotated[
-        str | None, _option(r"auto, or int8: twice as many tokens, a little less exact. \[auto]", "TYPE", _ENGINE)
+        str | None, _option(r"auto, int8 or fp8: twice as many tokens, a little less exact. \[auto]", "TYPE", _ENGINE)
     ] = None,
     kv_host_bytes: Annotated[
         str | None, _option("Memory for KV that a GPU's cache gives up, such as 16GiB.", "SIZE", _ENGINE)

@@ -22,7 +22,7 @@ class EngineSettings(BaseModel):
     max_model_len: int | None = Field(None, ge=16, description="tokens of context, 16 or more")
     kv_bytes: ByteSize | None = Field(None, ge=1 << 16, description="a size of 64KiB or more, such as 512MiB or 2GiB")
     kv_blocks: int | None = Field(None, ge=2, description="a number of KV blocks, 2 or more")
-    kv_dtype: Literal["auto", "int8"] = Field("auto", description="auto (the model's) or int8")
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field("auto", description="auto (the model's), int8 or fp8")
     kv_host_bytes: ByteSize = Field(ByteSize(0), ge=0, description="a size such as 8GiB, or 0 for none")
     kv_disk_bytes: ByteSize = Field(ByteSize(0), ge=0, description="a size such as 50GiB, or 0 for none")
     kv_tenant_share: float = Field(1.0, gt=0, le=1, description="a share above 0, up to 1 for no limit")

@@ -10,11 +10,11 @@ from engine.batch import KVCache
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter
 from engine.kv.blocks import BlockPool
+from engine.kv.coded import CodedCache
 from engine.kv.copies import BlockStore
 from engine.kv.disk import DiskTier
 from engine.kv.host import HostTier
 from engine.kv.image import HEADER_BYTES, layout_of
-from engine.kv.int8 import Int8Cache
 from engine.kv.tiers import Tiers
 from engine.kv.worker import ThreadWorker
 
@@ -26,7 +26,7 @@ def tiers_of(
     config: EngineConfig,
     model: bytes,
     pool: BlockPool,
-    kv: KVCache | Int8Cache,
+    kv: KVCache | CodedCache,
     store: BlockStore,
     device: torch.device,
 ) -> Tiers | None:

@@ -23,7 +23,7 @@ from engine.config import KernelName, QuantizationName
 from engine.errors import CheckpointError, InvalidParameter
 from engine.families import family_of
 from engine.kernels.amx.binding import TiledWeight
-from engine.kv.int8 import Int8Cache, Int8Layer
+from engine.kv.coded import CodedCache, CodedLayer
 from engine.linear import Packing, pack
 from engine.models import amx
 from engine.models.layers import ACTIVATIONS, Layer, LayerReader
@@ -93,7 +93,7 @@ class Decoder:
         return self._amx is not None
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KVCache | Int8Cache) -> Tensor:
+    def forward(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
         """Run one step, writing its K/V to the cache.
 
         Returns:
@@ -102,7 +102,7 @@ class Decoder:
         return self.logits(self._run(batch, kv).index_select(0, batch.logits_at))
 
     @torch.inference_mode()
-    def hidden(self, batch: Batch, kv: KVCache | Int8Cache) -> Tensor:
+    def hidden(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
         """Run one step; the final-normed hidden states of all its tokens: (tokens, hidden) in the model's dtype."""
         return self._norm(self._run(batch, kv))
 
@@ -119,7 +119,7 @@ class Decoder:
             logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
         return logits
 
-    def _run(self, batch: Batch, kv: KVCache | Int8Cache) -> Tensor:
+    def _run(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
         spec = self.spec
         x = self._embedding.index_select(0, batch.token_ids)
         if self._embedding_multiplier != 1.0:
@@ -139,14 +139,14 @@ class Decoder:
             scratch=self._scratch,
             maskless=spec.attention_softcap is None,
         )
-        caches: Sequence[Tensor | Int8Layer] = kv.layers()
+        caches: Sequence[Tensor | CodedLayer] = kv.layers()
         for layer, cache in zip(self._layers, caches, strict=True):
             self._attention(layer, x, cache, plan, None if layer.rope is None else rotations[layer.rope])
             self._mlp(layer, x)
         return x
 
     def _attention(
-        self, layer: Layer, x: Tensor, cache: Tensor | Int8Layer, plan: AttentionPlan, rotation: Tensor | None
+        self, layer: Layer, x: Tensor, cache: Tensor | CodedLayer, plan: AttentionPlan, rotation: Tensor | None
     ) -> None:
         """Add the layer's attention to `x` (tokens, hidden), in place."""
         spec = self.spec
@@ -166,7 +166,7 @@ class Decoder:
         # keys and values of the new tokens as (2, tokens, kv_heads, head_dim): one view instead of four
         row, side = joined.shape[1], kv_heads * width
         new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)
-        if isinstance(cache, Int8Layer):
+        if isinstance(cache, CodedLayer):
             cache.store(plan.batch.slots, new)
         else:
             cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)

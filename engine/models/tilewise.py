@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from engine.batch import NULL_BLOCK, Batch, KVCache
-from engine.kv.int8 import Int8Cache
+from engine.kv.coded import CodedCache
 
 TILE = 16  # positions; tile t of a sequence holds positions 16 t to 16 t + 15
 
 
-def tilewise(forward: Callable[[Batch, KVCache | Int8Cache], Tensor], batch: Batch, kv: KVCache | Int8Cache) -> Tensor:
+def tilewise(
+    forward: Callable[[Batch, KVCache | CodedCache], Tensor], batch: Batch, kv: KVCache | CodedCache
+) -> Tensor:
     """What `forward` returns for `batch`, with K/V written alike: (len(logits_at), vocab)."""
     wanted = set(batch.logits_at.tolist())
     found: dict[int, Tensor] = {}  # token of the batch -> its logits

@@ -1,26 +1,49 @@
 """A paged cache that keeps keys and values in 8 bits, so that twice as many tokens fit as in 16.
 
-Each token's key and value of each head has a scale of its own (its largest magnitude over 127), so nothing that is
-written later changes what is there. Codes are made when K/V is written and turned back when it is gathered: attention
-itself computes in the model's dtype. What that costs in quality is in docs/performance.md.
+Each token's key and value of each head has a scale of its own, by which its largest magnitude becomes the largest code,
+so nothing that is written later changes what is there. A code is an int8 or an fp8 number (e4m3, as in Micikevicius et
+al. 2022). Codes are made when K/V is written and turned back when it is gathered: attention itself computes in the
+model's dtype. What that costs in quality is in docs/performance.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-_LEAST = 1e-12  # of a scale: what is all zeros stays so
+Coding = Literal["int8", "fp8"]
+
+LARGEST: dict[Coding, float] = {"int8": 127.0, "fp8": 448.0}
+LEAST_SCALE = 1e-12  # what is all zeros stays so
+
+
+def encode(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
+    """Codes of float32 `values` (..., n): int8, or the bits of e4m3 as uint8; and their scales (...), float32."""
+    scales = values.abs().amax(-1).div_(LARGEST[coding]).clamp_(min=LEAST_SCALE)
+    scaled = values / scales.unsqueeze(-1)
+    if coding == "int8":
+        return scaled.round_().to(torch.int8), scales
+    return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scales
+
+
+def plain(codes: Tensor) -> Tensor:
+    """What codes stand for before they are scaled: as they are, or float32 of what are e4m3's bits."""
+    return codes.view(torch.float8_e4m3fn).float() if codes.dtype == torch.uint8 else codes
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Layer:
-    """One layer: codes (2, blocks, block_size, kv_heads, head_dim) int8, scales the same without head_dim, float32."""
+class CodedLayer:
+    """One layer: codes (2, blocks, block_size, kv_heads, head_dim), scales the same without head_dim, float32."""
 
     codes: Tensor
     scales: Tensor
+
+    @property
+    def coding(self) -> Coding:
+        return "fp8" if self.codes.dtype == torch.uint8 else "int8"
 
     @property
     def shape(self) -> torch.Size:
@@ -29,9 +52,7 @@ class Int8Layer:
     def store(self, slots: Tensor, new: Tensor) -> None:
         """Write keys and values (2, tokens, kv_heads, head_dim) to slots (tokens,)."""
         heads, width = new.shape[2:]
-        values = new.float()
-        scales = values.abs().amax(-1).div_(127).clamp_(min=_LEAST)
-        codes = (values / scales.unsqueeze(-1)).round_().to(torch.int8)
+        codes, scales = encode(new.float(), self.coding)
         self.codes.view(2, -1, heads, width).index_copy_(1, slots, codes)
         self.scales.view(2, -1, heads).index_copy_(1, slots, scales)
 
@@ -41,10 +62,10 @@ class Int8Layer:
         codes = self.codes.view(2 * total, -1).index_select(0, blocks)
         scales = self.scales.view(2 * total, -1).index_select(0, blocks)
         shape = (len(blocks), size, heads, width)
-        torch.mul(codes.view(shape), scales.view(*shape[:3], 1), out=out.view(shape))
+        torch.mul(plain(codes).view(shape), scales.view(*shape[:3], 1), out=out.view(shape))
 
 
-class Int8Cache:
+class CodedCache:
     """What `KVCache` is, in 8 bits. `like` has the shape of a layer and the dtype that is computed in."""
 
     in_place = False
@@ -58,9 +79,12 @@ class Int8Cache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        coding: Coding = "int8",
     ) -> None:
         self.block_size = block_size
-        self._codes = torch.zeros(layers, 2, blocks, block_size, kv_heads, head_dim, dtype=torch.int8, device=device)
+        self._coding = coding
+        kind = torch.int8 if coding == "int8" else torch.uint8
+        self._codes = torch.zeros(layers, 2, blocks, block_size, kv_heads, head_dim, dtype=kind, device=device)
         self._scales = torch.zeros(layers, 2, blocks, block_size, kv_heads, dtype=torch.float32, device=device)
         self.like = torch.empty((), dtype=dtype, device=device).expand(self._codes.shape[1:])
 
@@ -71,14 +95,14 @@ class Int8Cache:
     @property
     def block_shape(self) -> tuple[object, ...]:
         """What tells how `read_block`'s rows are laid out."""
-        return ("int8", "float32", *self._codes[:, :, 0].shape)
+        return (self._coding, "float32", *self._codes[:, :, 0].shape)
 
     @property
     def block_nbytes(self) -> int:
         return self._codes[:, :, 0].nbytes + self._scales[:, :, 0].nbytes
 
-    def layers(self) -> list[Int8Layer]:
-        return [Int8Layer(*each) for each in zip(self._codes.unbind(0), self._scales.unbind(0), strict=True)]
+    def layers(self) -> list[CodedLayer]:
+        return [CodedLayer(*each) for each in zip(self._codes.unbind(0), self._scales.unbind(0), strict=True)]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer."""

@@ -1,0 +1,106 @@
+"""What comes between the projection of queries, keys and values and attention, in one pass: norms of heads, rotation,
+and the new keys and values written to the paged cache, in 8 bits where it keeps them so.
+
+Components that rotate together are neighbours (see `engine.models.rope.interleave`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.norm import Norm, normed
+from engine.kv.coded import CodedLayer
+
+
+def place(
+    joined: Tensor,
+    heads: int,
+    cache: Tensor | CodedLayer,
+    slots: Tensor,
+    *,
+    rotation: Tensor | None = None,
+    norm: Norm | None = None,
+) -> Tensor:
+    """Finish queries in place, and put keys and values where they belong.
+
+    Args:
+        joined: (tokens, (heads + 2 * kv_heads) * head_dim): queries, keys and values of each token.
+        cache: the layer's, (2, blocks, block_size, kv_heads, head_dim).
+        slots: (tokens,) int32, `block * block_size + offset`.
+        rotation: (tokens, head_dim / 2, 2) float32, cosine and sine; None for a layer without positions.
+        norm: of each head of queries and keys; its weight is (heads + kv_heads, head_dim).
+
+    Returns:
+        The queries, (tokens, heads, head_dim): a view of `joined`.
+    """
+    run = place_triton if joined.is_cuda else place_torch
+    return run(joined, heads, cache, slots, rotation=rotation, norm=norm)
+
+
+def place_torch(
+    joined: Tensor,
+    heads: int,
+    cache: Tensor | CodedLayer,
+    slots: Tensor,
+    *,
+    rotation: Tensor | None = None,
+    norm: Norm | None = None,
+) -> Tensor:
+    """The twin. See `place`."""
+    kv_heads, width = cache.shape[3:]
+    qkv = joined.view(len(joined), -1, width)
+    turned = qkv[:, : heads + kv_heads].float()
+    if norm is not None:
+        turned = normed(turned, norm)
+    if rotation is not None:
+        pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2)).contiguous())
+        turned = torch.view_as_real(pairs * torch.view_as_complex(rotation).unsqueeze(1)).flatten(-2)
+    qkv[:, : heads + kv_heads] = turned.to(joined.dtype)
+    new = qkv[:, heads:].unflatten(1, (2, kv_heads)).transpose(0, 1)
+    if isinstance(cache, CodedLayer):
+        cache.store(slots.long(), torch.cat([turned[:, heads:], qkv[:, heads + kv_heads :].float()], 1)
+                    .unflatten(1, (2, kv_heads)).transpose(0, 1))  # fmt: skip
+    else:
+        cache.view(2, -1, kv_heads, width).index_copy_(1, slots.long(), new)
+    return qkv[:, :heads]
+
+
+def place_triton(
+    joined: Tensor,
+    heads: int,
+    cache: Tensor | CodedLayer,
+    slots: Tensor,
+    *,
+    rotation: Tensor | None = None,
+    norm: Norm | None = None,
+) -> Tensor:
+    """The kernel. See `place`."""
+    from engine.kernels.gpu.qkv import place_kernel, shape_for
+
+    codes = cache.codes if isinstance(cache, CodedLayer) else cache
+    scales = cache.scales if isinstance(cache, CodedLayer) else None
+    tokens, (kv_heads, width) = len(joined), codes.shape[3:]
+    if tokens:
+        padded, block, warps = shape_for(width, tokens)
+        place_kernel[-(-tokens // block), heads + 2 * kv_heads](
+            joined,
+            codes[0],
+            codes[1],
+            None if scales is None else scales[0],
+            None if scales is None else scales[1],
+            slots,
+            rotation,
+            None if norm is None else norm.weight,
+            tokens,
+            joined.stride(0),
+            0.0 if norm is None else norm.eps,
+            heads=heads,
+            kv_heads=kv_heads,
+            width=width,
+            padded=padded,
+            block=block,
+            coding="none" if scales is None else "fp8" if codes.dtype == torch.uint8 else "int8",
+            num_warps=warps,
+        )
+    return joined.view(tokens, -1, width)[:, :heads]

@@ -1,0 +1,225 @@
+"""Cuts the attention of one step into pieces of like size: which queries meet which keys, and where parts are merged.
+
+The one idea: a decode, a chunk of a prompt, a part of a long context and a prefix that many rows share are the same
+thing, some queries against a range of keys in one block table. So there is one kernel, and what is known as split-KV
+(Dao et al. 2023, flash-decoding) and cascade attention (Ye et al. 2024) is decided here, on the host, with numpy, once
+a step for all layers. Knows shapes and block tables; nothing of tensors or of a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+
+# Columns of a piece: its queries are `order[first_query : first_query + queries]`, all of the row `table`; they meet
+# the keys at positions `first_key` to `end_key - 1`. What comes out goes to the output if `slot` is -1, else query i's
+# goes to part `slot + i`.
+FIRST_QUERY, QUERIES, TABLE, FIRST_KEY, END_KEY, SLOT = range(6)
+COLUMNS = 6
+
+TILE_KEYS = 64  # a piece begins at a multiple of this, so that tiles lie alike whoever shares the batch
+SMALL_TILE = 16  # queries times heads that share a K/V head, of a small piece: the least that the matrix units take
+LEAST_KEYS = 128  # of a piece: below it, merging costs more than is won
+SHARED_KEYS = 256  # that a prefix must save, over all rows that share it, to be read once for them together
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How pieces are cut for one device and model.
+
+    `group_heads` query heads share a K/V head; `large_tile` is how many rows (queries times those heads) a large piece
+    has. `pieces` is how many keep the device busy. With `fixed_keys`, pieces are cut after so many keys whatever else
+    is in the step: then a row is summed up in the same order in every batch.
+    """
+
+    group_heads: int
+    pieces: int
+    large_tile: int = 64
+    fixed_keys: int | None = None
+    cascade: bool = True
+
+    @property
+    def small_queries(self) -> int:
+        return max(1, SMALL_TILE // self.group_heads)
+
+    @property
+    def large_queries(self) -> int:
+        return max(1, self.large_tile // self.group_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One step's attention, for layers of one window.
+
+    `small` and `large` are (pieces, COLUMNS); `order` lists tokens of the batch. Token `merged[i]` is put together from
+    the parts `parts[starts[i] : starts[i + 1]]`; there are `slots` parts in all.
+    """
+
+    small: Ints
+    large: Ints
+    order: Ints
+    merged: Ints
+    starts: Ints
+    parts: Ints
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a step: `starts` (rows + 1,) tokens of the batch, `contexts` (rows,) tokens up to the row's last."""
+
+    starts: NDArray[np.int64]
+    contexts: NDArray[np.int64]
+    tables: NDArray[np.int64]  # (rows, blocks)
+    block_size: int
+
+
+def cut(rows: Rows, limits: Limits, window: int | None = None) -> Work:
+    """The pieces of a step. A window of w lets the query at position p see the keys p - w + 1 to p.
+
+    Queries of a row follow one another and end at its context.
+    """
+    queries = np.diff(rows.starts)
+    decodes = np.flatnonzero(queries == 1)
+    uncut = _prompts(rows, np.flatnonzero(queries > 1), limits, window)
+    order = [np.arange(rows.starts[-1])]
+    if limits.cascade and limits.fixed_keys is None and window is None and len(decodes) > 1:
+        begin, shared = _shared(rows, decodes, limits)
+        at = int(rows.starts[-1])
+        for members, first, end in shared:
+            order.append(rows.starts[members])
+            most = limits.large_queries
+            for done in range(0, len(members), most):
+                count = min(most, len(members) - done)
+                uncut.append(np.array([[at + done, count, members[0], first, end, 1]]))
+            at += len(members)
+    else:
+        begin = np.zeros(len(decodes), dtype=np.int64)
+        if window is not None:
+            begin = np.maximum(0, rows.contexts[decodes] - window) // TILE_KEYS * TILE_KEYS
+    if len(decodes):
+        few = np.zeros((len(decodes), COLUMNS), dtype=np.int64)
+        few[:, FIRST_QUERY] = rows.starts[decodes]
+        few[:, QUERIES] = 1
+        few[:, TABLE] = decodes
+        few[:, FIRST_KEY] = begin
+        few[:, END_KEY] = rows.contexts[decodes]
+        few[:, SLOT] = limits.fixed_keys is not None  # one size of tile, so that sums are made alike
+        uncut.append(few)
+    tasks = np.concatenate(uncut) if uncut else np.zeros((0, COLUMNS), dtype=np.int64)
+    return _divided(tasks, np.concatenate(order), limits)
+
+
+def _prompts(rows: Rows, some: NDArray[np.int64], limits: Limits, window: int | None) -> list[NDArray[np.int64]]:
+    """Tiles of queries of rows with several. The last column is 1 for a large tile."""
+    found = []
+    for row in some.tolist():
+        first, end = int(rows.starts[row]), int(rows.starts[row + 1])
+        few = limits.fixed_keys is None and end - first <= limits.small_queries
+        most = limits.small_queries if few else limits.large_queries
+        at = np.arange(first, end, most)
+        until = np.minimum(at + most, end)
+        position = rows.contexts[row] - end  # of the token t of the batch: t + position
+        tiles = np.zeros((len(at), COLUMNS), dtype=np.int64)
+        tiles[:, FIRST_QUERY] = at
+        tiles[:, QUERIES] = until - at
+        tiles[:, TABLE] = row
+        if window is not None:
+            tiles[:, FIRST_KEY] = np.maximum(0, at + position - window + 1) // TILE_KEYS * TILE_KEYS
+        tiles[:, END_KEY] = until + position
+        tiles[:, SLOT] = not few
+        found.append(tiles)
+    return found
+
+
+Shared = tuple[NDArray[np.int64], int, int]  # rows, and the range of keys that all of them have in the same blocks
+
+
+def _shared(rows: Rows, decodes: NDArray[np.int64], limits: Limits) -> tuple[NDArray[np.int64], list[Shared]]:
+    """Prefixes that decode rows share, as deep as they go, and the key at which each row is on its own."""
+    begin = np.zeros(len(rows.contexts), dtype=np.int64)
+    found: list[Shared] = []
+    whole = (rows.contexts - 1) // rows.block_size  # a row's last key is its own: it was just written
+
+    def descend(members: NDArray[np.int64], start: int, depth: int) -> None:
+        """`members` share all blocks below `depth`; what is before block `start` is spoken for."""
+        most = int(whole[members].min())
+        tables = rows.tables[members, depth:most]
+        differ = np.flatnonzero((tables != tables[0]).any(0))
+        depth += int(differ[0]) if len(differ) else most - depth
+        end = depth * rows.block_size // TILE_KEYS * TILE_KEYS
+        if (end - start) * (len(members) - 1) >= SHARED_KEYS:
+            found.append((members, start, end))
+            begin[members] = start = end
+        if depth < most:
+            apart(members, start, depth)
+            return
+        longer = members[whole[members] > depth]
+        if len(longer) > 1:
+            apart(longer, start, depth)
+
+    def apart(members: NDArray[np.int64], start: int, depth: int) -> None:
+        heads, which, counts = np.unique(rows.tables[members, depth], return_inverse=True, return_counts=True)
+        for at in np.flatnonzero(counts > 1) if len(heads) < len(members) else ():
+            descend(members[which == at], start, depth)
+
+    apart(decodes[whole[decodes] > 0], 0, 0)
+    return begin[decodes], found
+
+
+def _divided(tasks: NDArray[np.int64], order: NDArray[np.int64], limits: Limits) -> Work:
+    """Cut tasks whose keys are many, and say where what belongs to one query is merged.
+
+    On entry SLOT says whether a task is a large tile.
+    """
+    first, keys = tasks[:, FIRST_KEY], tasks[:, END_KEY] - tasks[:, FIRST_KEY]
+    tiles = -(-keys // TILE_KEYS)
+    if limits.fixed_keys is not None:
+        each = limits.fixed_keys // TILE_KEYS
+        cut_from = first // limits.fixed_keys * limits.fixed_keys  # pieces end where they do in every batch
+    else:
+        each = max(LEAST_KEYS // TILE_KEYS, -(-int(tiles.sum()) // max(1, limits.pieces)))
+        cut_from = first
+    step = each * TILE_KEYS
+    counts = np.maximum(1, -(-(tasks[:, END_KEY] - cut_from) // step))
+    of = np.repeat(np.arange(len(tasks)), counts)
+    nth = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    pieces = tasks[of]
+    pieces[:, FIRST_KEY] = np.maximum(first[of], cut_from[of] + nth * step)
+    pieces[:, END_KEY] = np.minimum(tasks[of, END_KEY], cut_from[of] + (nth + 1) * step)
+    large = pieces[:, SLOT] == 1
+    # a query in several pieces is merged; one in a single piece is written at once
+    per_piece = pieces[:, QUERIES]
+    places = np.repeat(np.arange(len(pieces)), per_piece)
+    offset = np.arange(len(places)) - np.repeat(np.cumsum(per_piece) - per_piece, per_piece)
+    token = order[pieces[places, FIRST_QUERY] + offset]
+    met = np.bincount(token, minlength=0)
+    several = np.zeros(len(pieces), dtype=bool)
+    np.logical_or.at(several, places, met[token] > 1)
+    taken = np.where(several, per_piece, 0)
+    pieces[:, SLOT] = np.where(several, np.cumsum(taken) - taken, -1)
+    parted = several[places]
+    part, of_token = (pieces[places, SLOT] + offset)[parted], token[parted]
+    by_token = np.argsort(of_token, kind="stable")
+    merged, each_parts = np.unique(of_token, return_counts=True)
+    order_of = np.argsort(-(pieces[:, END_KEY] - pieces[:, FIRST_KEY]), kind="stable")  # the longest begin first
+    large = large[order_of]
+    pieces = pieces[order_of].astype(np.int32)
+    return Work(
+        small=pieces[~large],
+        large=pieces[large],
+        order=order.astype(np.int32),
+        merged=merged.astype(np.int32),
+        starts=np.concatenate([[0], np.cumsum(each_parts)]).astype(np.int32),
+        parts=part[by_token].astype(np.int32),
+        slots=int(taken.sum()),
+    )
+
+
+def pieces_at_most(rows: int, limits: Limits) -> int:
+    """How many pieces `rows` decode rows are cut into at most, where no prefix is shared and `fixed_keys` is None."""
+    return rows + limits.pieces

@@ -1,0 +1,151 @@
+"""Norms, gates and what finishes queries, keys and values: each kernel against its twin, the twins against the model's
+own torch code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.kernels import gated, norm, qkv
+from engine.kernels.norm import Norm
+from engine.kv.coded import CodedCache, Coding, plain
+from engine.models.layers import ACTIVATIONS, RMSNorm
+from engine.models.rope import Rotation, rotate_
+from engine.models.spec import Activation, Rope
+
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # of the largest number
+few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+dtypes = st.sampled_from(list(BOUND))
+
+
+def same(found: Tensor, wanted: Tensor) -> None:
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    error = (found.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp(min=1e-9)
+    assert error < BOUND[found.dtype], f"relative error {error}"
+
+
+def numbers(*shape: int, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+@few
+@given(
+    tokens=st.integers(1, 5), hidden=st.sampled_from([1, 7, 64, 576, 1100]), dtype=dtypes, delta=st.booleans(),
+    before=st.booleans(), after=st.booleans(), multiplier=st.sampled_from([1.0, 0.22]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_the_sum_and_its_norm(
+    device: str, tokens: int, hidden: int, dtype: torch.dtype, delta: bool, before: bool, after: bool,
+    multiplier: float, seed: int,
+) -> None:  # fmt: skip
+    x = numbers(tokens, hidden, device=device, dtype=dtype, seed=seed) * 3
+    add = numbers(tokens, hidden + 5, device=device, dtype=dtype, seed=seed + 1)[:, :hidden] if delta else None
+    first = Norm(numbers(hidden, device=device, seed=seed + 2), 1e-5) if before else None
+    last = Norm(numbers(hidden, device=device, seed=seed + 3), 1e-6) if after else None
+    sums, results = [], []
+    for run in (norm.add_and_norm_triton, norm.add_and_norm_torch):
+        sums.append(x.clone())
+        results.append(run(sums[-1], add, last, delta_norm=first, multiplier=multiplier))
+    same(*sums)
+    assert (results[0] is None) == (last is None)
+    if results[0] is not None:
+        same(*results)
+
+
+def test_the_twin_is_the_models_norm() -> None:
+    x, weight = numbers(3, 64, device="cpu") * 5, numbers(64, device="cpu", seed=1)
+    torch.testing.assert_close(norm.add_and_norm_torch(x, None, Norm(weight, 1e-3)), RMSNorm(weight, 1e-3)(x))
+
+
+@pytest.mark.parametrize("kind", list(ACTIVATIONS))
+@few
+@given(tokens=st.integers(1, 4), width=st.sampled_from([1, 33, 1024, 1500]), dtype=dtypes, seed=st.integers(0, 99))
+def test_gates(kind: Activation, device: str, tokens: int, width: int, dtype: torch.dtype, seed: int) -> None:
+    both = numbers(tokens, 2 * width + 3, device=device, dtype=dtype, seed=seed)[:, : 2 * width] * 4
+    found, wanted = gated.gated_triton(both, kind), gated.gated_torch(both, kind)
+    same(found, wanted)
+    gate, up = both.float().chunk(2, -1)
+    same(wanted, (ACTIVATIONS[kind](gate) * up).to(dtype))
+
+
+@few
+@given(
+    tokens=st.sampled_from([1, 3, 70]), heads=st.sampled_from([(4, 2), (3, 1), (2, 2)]),
+    width=st.sampled_from([16, 32, 80, 128]), dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    coding=st.sampled_from([None, None, "int8", "fp8"]), turns=st.booleans(), norms=st.booleans(),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_queries_keys_and_values_are_finished_and_put_in_their_place(
+    device: str, tokens: int, heads: tuple[int, int], width: int, dtype: torch.dtype, coding: Coding | None,
+    turns: bool, norms: bool, seed: int,
+) -> None:  # fmt: skip
+    query_heads, kv_heads = heads
+    joined = numbers(tokens, (query_heads + 2 * kv_heads) * width, device=device, dtype=dtype, seed=seed) * 2
+    size, blocks = 16, -(-tokens // 16) + 2
+    slots = (torch.randperm(size * (blocks - 1), generator=torch.Generator().manual_seed(seed))[:tokens] + size).to(
+        device, torch.int32
+    )
+    rotation = None
+    if turns:
+        rope = Rope(dim=width // 4 * 2, theta=10_000.0, attention_factor=1.2)  # only the first half of a head turns
+        positions = torch.arange(tokens, device=device) * 37
+        complex_ = Rotation(rope, width, torch.device(device), long_context=False).at(positions)
+        rotation = torch.view_as_real(complex_.squeeze(1)).contiguous()
+    each = Norm(numbers(query_heads + kv_heads, width, device=device, seed=seed + 1), 1e-6) if norms else None
+    found: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    for run in (qkv.place_triton, qkv.place_torch):
+        mine = joined.clone()
+        if coding is None:
+            cache = torch.full((2, blocks, size, kv_heads, width), 7.0, dtype=dtype, device=device)
+            queries = run(mine, query_heads, cache, slots, rotation=rotation, norm=each)
+            found.append((queries, cache, None))
+        else:
+            coded = CodedCache(1, blocks, size, kv_heads, width, dtype, device, coding).layers()[0]
+            coded.codes.fill_(7)
+            queries = run(mine, query_heads, coded, slots, rotation=rotation, norm=each)
+            found.append((queries, coded.codes, coded.scales))
+    same(found[0][0], found[1][0])
+    if coding is None:
+        same(found[0][1], found[1][1])
+        return
+    (_, codes, scales), (_, wanted_codes, wanted_scales) = found
+    assert scales is not None and wanted_scales is not None
+    torch.testing.assert_close(scales, wanted_scales, rtol=1e-5, atol=0)
+    close = (plain(codes).float() - plain(wanted_codes).float()).abs()
+    step = plain(wanted_codes).float().abs() / 8 + 2**-9 if coding == "fp8" else torch.ones_like(close)
+    assert (close <= step * 1.001).all(), "at most the next code"
+    assert (close > 0).float().mean() < 0.01, "and that seldom: a rounding before tips few"
+
+
+def test_the_twin_turns_as_the_model_does() -> None:
+    joined = numbers(5, 4 * 32, device="cpu", seed=3)
+    rotations = Rotation(Rope(dim=32, theta=1e4), 32, torch.device("cpu"), long_context=False).at(torch.arange(5) * 9)
+    expected = joined.view(5, 4, 32)[:, :3].clone()
+    rotate_(expected, rotations)
+    cache = torch.zeros(2, 3, 4, 1, 32)
+    slots = torch.arange(4, 9, dtype=torch.int32)
+    values = joined.view(5, 4, 32)[:, 3].clone()
+    rotation = torch.view_as_real(rotations.squeeze(1)).contiguous()
+    queries = qkv.place_torch(joined, 2, cache, slots, rotation=rotation)
+    torch.testing.assert_close(queries, expected[:, :2])
+    torch.testing.assert_close(cache[0].view(-1, 32)[4:9], expected[:, 2])
+    torch.testing.assert_close(cache[1].view(-1, 32)[4:9], values)
+
+
+@pytest.mark.parametrize("coding", ["int8", "fp8"])
+def test_codes_of_every_magnitude(coding: Coding, device: str) -> None:
+    """Across the whole range of e4m3, and at halves between its numbers."""
+    width = 256
+    grid = torch.arange(0, 128, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num()
+    values = torch.cat([grid[:127], (grid[1:127] + grid[:126]) / 2, torch.tensor([448.0, -448.0, 0.0])])
+    joined = torch.zeros(1, 3 * width, device=device)
+    joined[0, width : 2 * width] = values
+    joined[0, 2 * width :] = -values.flip(0)
+    caches = []
+    for run in (qkv.place_triton, qkv.place_torch):
+        cache = CodedCache(1, 2, 16, 1, width, torch.float32, device, coding).layers()[0]
+        run(joined.clone(), 1, cache, torch.tensor([17], dtype=torch.int32, device=device))
+        caches.append(cache)
+    assert torch.equal(plain(caches[0].codes), plain(caches[1].codes)), "0 and -0 are the same"

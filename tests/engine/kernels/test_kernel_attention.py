@@ -1,0 +1,295 @@
+"""The attention kernel, its twin and the pieces that they are given, against plain attention of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.kernels import attention
+from engine.kernels.attention import Pieces
+from engine.kernels.work import LEAST_KEYS, SHARED_KEYS, Limits, Rows, Work, cut
+from engine.kv.coded import CodedCache, CodedLayer, Coding
+
+BOUND = {torch.float32: 2e-3, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # of the largest number of a result
+RUNS = {"kernel": attention.attend_triton, "twin": attention.attend_torch}
+
+
+@dataclass
+class Case:
+    rows: Rows
+    query: Tensor
+    cache: Tensor | CodedLayer
+    positions: Tensor
+    tables: Tensor
+
+
+def case(
+    shapes: Sequence[tuple[int, int]],
+    device: str,
+    *,
+    shared: int = 0,
+    block_size: int = 16,
+    heads: int = 4,
+    kv_heads: int = 2,
+    width: int = 32,
+    dtype: torch.dtype = torch.float32,
+    coding: Coding | None = None,
+    seed: int = 0,
+) -> Case:
+    """Rows of (queries, context), the first `shared` blocks of all of them the same; blocks are in no order."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = [-(-context // block_size) for _, context in shapes]
+    total = sum(counts) + 1
+    free = (torch.randperm(total - 1, generator=generator) + 1).tolist()
+    common = [free.pop() for _ in range(min(shared, *counts))] if shared else []
+    tables = np.zeros((len(shapes), max(counts) + 1), dtype=np.int64)
+    for row, count in enumerate(counts):
+        own = common + [free.pop() for _ in range(count - len(common))]
+        tables[row, :count] = own
+    starts = np.concatenate([[0], np.cumsum([queries for queries, _ in shapes])])
+    contexts = np.array([context for _, context in shapes])
+    positions = np.concatenate([np.arange(context - queries, context) for queries, context in shapes])
+    values = torch.randn(2, total, block_size, kv_heads, width, generator=generator)
+    cache: Tensor | CodedLayer
+    if coding is None:
+        cache = values.to(device, dtype)
+        cache[:, 0] = float("nan")  # what is in no row's context must not be seen
+        for row, count in enumerate(counts):
+            cache[:, tables[row, count - 1], (contexts[row] - 1) % block_size + 1 :] = float("nan")
+    else:
+        whole = CodedCache(1, total, block_size, kv_heads, width, torch.float32, "cpu", coding).layers()[0]
+        whole.store(torch.arange(total * block_size), values.view(2, -1, kv_heads, width))
+        cache = CodedLayer(whole.codes.to(device), whole.scales.to(device))
+    query = torch.randn(len(positions), heads + 3, width, generator=generator)[:, :heads]  # rows do not follow closely
+    return Case(
+        Rows(starts, contexts, tables, block_size),
+        query.to(device, dtype),
+        cache,
+        torch.tensor(positions, dtype=torch.int32, device=device),
+        torch.tensor(tables, dtype=torch.int32, device=device),
+    )
+
+
+def on(device: str, work: Work, heads: int, width: int, *, large_tile: int = 64, spare: int = 0) -> Pieces:
+    """Pieces as tensors, with room for `spare` more of each kind, and nothing but NaN where parts will be."""
+
+    def moved(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.concatenate([array, np.zeros((spare, *array.shape[1:]), array.dtype)])).to(device)
+
+    starts = np.concatenate([work.starts, np.full(spare, work.starts[-1], work.starts.dtype)])
+    return Pieces(
+        moved(work.small) if len(work.small) + spare else None,
+        moved(work.large) if len(work.large) + spare else None,
+        moved(work.order),
+        moved(work.merged),
+        torch.from_numpy(starts).to(device),
+        moved(work.parts),
+        torch.full((work.slots + spare, heads, width), float("nan"), device=device),
+        torch.full((work.slots + spare, heads), float("nan"), device=device),
+        large_tile,
+    )
+
+
+def expected(made: Case, *, scale: float, window: int | None, softcap: float | None) -> Tensor:
+    """One token after the other, in double precision."""
+    rows, query = made.rows, made.query.double().cpu()
+    out = torch.zeros(query.shape, dtype=torch.float64)
+    if isinstance(made.cache, CodedLayer):
+        read = torch.empty(2 * made.cache.shape[1], made.cache.shape[2:].numel(), device=made.cache.codes.device)
+        made.cache.gather(torch.arange(2 * made.cache.shape[1], device=read.device), read)
+        cache = read.view(made.cache.shape).double().cpu()
+    else:
+        cache = made.cache.double().cpu()
+    group = query.shape[1] // cache.shape[3]
+    for row, table in enumerate(rows.tables):
+        keys, values = cache[:, table].flatten(1, 2).repeat_interleave(group, 2)
+        for token in range(rows.starts[row], rows.starts[row + 1]):
+            position = int(made.positions[token])
+            first = 0 if window is None else max(0, position - window + 1)
+            scores = torch.einsum("hd,khd->hk", query[token], keys[first : position + 1]) * scale
+            if softcap is not None:
+                scores = torch.tanh(scores / softcap) * softcap
+            out[token] = torch.einsum("hk,khd->hd", scores.softmax(-1), values[first : position + 1])
+    return out
+
+
+def check(
+    made: Case, limits: Limits, run: str, *, window: int | None = None, softcap: float | None = None, spare: int = 0
+) -> Work:
+    work = cut(made.rows, limits, window)
+    heads, width = made.query.shape[1:]
+    pieces = on(made.query.device.type, work, heads, width, large_tile=limits.large_tile, spare=spare)
+    scale = width**-0.5
+    poisoned = torch.full(
+        (len(made.query), heads, width), float("nan"), dtype=made.query.dtype, device=made.query.device
+    )
+    found = RUNS[run](
+        made.query, made.cache, pieces, made.positions, made.tables, scale=scale, window=window, softcap=softcap,
+        out=poisoned,
+    )  # fmt: skip
+    wanted = expected(made, scale=scale, window=window, softcap=softcap)
+    error = (found.double().cpu() - wanted).abs().max() / wanted.abs().max()
+    assert error < BOUND[made.query.dtype], f"relative error {error}"
+    return work
+
+
+ragged = st.lists(
+    st.tuples(st.sampled_from([1, 1, 1, 2, 5, 17, 40]), st.integers(0, 210)).map(lambda row: (row[0], row[0] + row[1])),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shapes=ragged,
+    block_size=st.sampled_from([16, 32, 64]),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (8, 1), (5, 5), (20, 1)]),
+    width=st.sampled_from([32, 64, 80, 96]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    window=st.sampled_from([None, None, 5, 70]),
+    softcap=st.sampled_from([None, None, 2.0]),
+    pieces=st.sampled_from([1, 4, 64]),
+    seed=st.integers(0, 1000),
+)
+def test_any_rows_come_out_as_plain_attention(
+    run: str, device: str, shapes: list[tuple[int, int]], block_size: int, heads: tuple[int, int], width: int,
+    dtype: torch.dtype, window: int | None, softcap: float | None, pieces: int, seed: int,
+) -> None:  # fmt: skip
+    made = case(
+        shapes, device, block_size=block_size, heads=heads[0], kv_heads=heads[1], width=width, dtype=dtype, seed=seed
+    )
+    check(made, Limits(heads[0] // heads[1], pieces), run, window=window, softcap=softcap)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("width", [32, 64, 128, 192, 256])
+def test_every_size_of_head(run: str, width: int, device: str) -> None:
+    made = case([(1, 77), (20, 100)], device, width=width, dtype=torch.bfloat16)
+    check(made, Limits(2, 4), run)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("coding", ["int8", "fp8"])
+@pytest.mark.parametrize("window", [None, 40])
+def test_caches_of_eight_bits(run: str, coding: Coding, window: int | None, device: str) -> None:
+    made = case([(1, 150), (1, 3), (18, 90)], device, dtype=torch.bfloat16, coding=coding)
+    check(made, Limits(2, 8), run, window=window)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_shared_prefix_is_read_once(run: str, device: str) -> None:
+    shapes = [(1, 400), (1, 397), (1, 385), (1, 500), (30, 31)]
+    made = case(shapes[:4], device, shared=24, dtype=torch.bfloat16)
+    work = check(made, Limits(2, 4), run)
+    assert len(work.large) >= 1 and (work.large[:, 4] <= 384).all()
+    assert work.small[:, 3].min() >= 384, "each row by itself begins where the prefix ends"
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_launch_may_have_room_for_more(run: str, device: str) -> None:
+    made = case([(1, 300), (1, 20), (1, 129)], device, dtype=torch.bfloat16)
+    check(made, Limits(2, 6), run, spare=5)
+
+
+def test_prefixes_are_found_as_deep_as_they_are_shared() -> None:
+    """Two pairs below one prefix of all four: three prefixes, none read twice."""
+    block = 64
+    tables = np.array(
+        [[1, 2, 3, 4, 5, 6, 20], [1, 2, 3, 4, 5, 6, 21], [1, 2, 7, 8, 9, 10, 22], [1, 2, 7, 8, 9, 10, 23]]
+    )
+    rows = Rows(np.arange(5), np.full(4, 7 * block), tables, block)
+    work = cut(rows, Limits(1, 1000))
+    covered = {row: set[int]() for row in range(4)}
+    for first, count, _, low, high, _ in [*work.large.tolist(), *work.small.tolist()]:
+        for at in range(first, first + count):
+            keys = set(range(low, high))
+            assert not keys & covered[int(work.order[at])], "a key is met once"
+            covered[int(work.order[at])] |= keys
+    assert all(keys == set(range(7 * block)) for keys in covered.values())
+    shared = {(count, low, high) for _, count, _, low, high, _ in work.large.tolist()}
+    assert {(4, 0, 128), (2, 128, 256), (2, 256, 384)} <= shared
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_query_meets_each_of_its_keys_in_one_piece(data: st.DataObject) -> None:
+    block = data.draw(st.sampled_from([16, 32]))
+    count = data.draw(st.integers(1, 12))
+    contexts = np.array([data.draw(st.integers(1, 900)) for _ in range(count)])
+    queries = np.array([min(int(c), data.draw(st.sampled_from([1, 1, 1, 3, 40]))) for c in contexts])
+    tables = np.zeros((count, 60), dtype=np.int64)
+    for row in range(count):  # rows copy the beginning of an earlier one
+        tables[row] = 1 + 60 * row + np.arange(60)
+        if row and data.draw(st.booleans()):
+            length = data.draw(st.integers(0, 60))
+            tables[row, :length] = tables[data.draw(st.integers(0, row - 1)), :length]
+    rows = Rows(np.concatenate([[0], np.cumsum(queries)]), contexts, tables, block)
+    window = data.draw(st.sampled_from([None, 100]))
+    limits = Limits(
+        data.draw(st.sampled_from([1, 4, 16])), data.draw(st.sampled_from([1, 20, 300])),
+        fixed_keys=data.draw(st.sampled_from([None, 256])),
+    )  # fmt: skip
+    work = cut(rows, limits, window)
+    row_of = np.repeat(np.arange(count), queries)
+    met: dict[int, list[int]] = {}
+    slots: dict[int, list[int]] = {}
+    for pieces, most in ((work.small, limits.small_queries), (work.large, limits.large_queries)):
+        for first, many, table, low, high, slot in pieces.tolist():
+            assert 1 <= many <= most
+            for i in range(many):
+                token = int(work.order[first + i])
+                row = row_of[token]
+                last = -(-high // block)
+                assert (tables[row, low // block : last] == tables[table, low // block : last]).all()
+                met.setdefault(token, []).extend(range(low, high))
+                slots.setdefault(token, []).append(-1 if slot < 0 else slot + i)
+    used = [slot for each in slots.values() for slot in each if slot >= 0]
+    assert sorted(used) == list(range(work.slots)), "each part has a slot of its own"
+    merged = {
+        token: work.parts[work.starts[i] : work.starts[i + 1]].tolist() for i, token in enumerate(work.merged.tolist())
+    }
+    for token, row in enumerate(row_of.tolist()):
+        position = int(contexts[row] - queries[row] + token - rows.starts[row])
+        low = 0 if window is None else max(0, position - window + 1)
+        keys = met[token]
+        assert len(keys) == len(set(keys)) and set(range(low, position + 1)) <= set(keys)
+        assert max(keys) < contexts[row]
+        assert sorted(merged.get(token, [-1])) == sorted(slots[token])
+
+
+def test_a_query_comes_out_the_same_in_every_batch(device: str) -> None:
+    """Bits, with `fixed_keys`: alone, beside others, and with more of its prompt in the same step."""
+    made = case([(1, 300), (1, 40), (70, 290), (1, 513)], device, dtype=torch.bfloat16)
+    limits = Limits(2, 7, fixed_keys=128)
+
+    def run(rows: Rows, query: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
+        pieces = on(device, cut(rows, limits), *query.shape[1:])
+        return attention.attend_triton(query, made.cache, pieces, positions, tables, scale=0.2)
+
+    together = run(made.rows, made.query, made.positions, made.tables)
+    for row, (first, end) in enumerate(zip(made.rows.starts[:-1], made.rows.starts[1:], strict=True)):
+        for low in {first, end - 1, (first + end) // 2}:
+            alone = Rows(
+                np.array([0, end - low]), made.rows.contexts[row : row + 1], made.rows.tables[row : row + 1], 16
+            )
+            found = run(alone, made.query[low:end], made.positions[low:end], made.tables[row : row + 1])
+            assert torch.equal(found, together[low:end])
+
+
+def test_pieces_keep_the_device_busy_and_are_few() -> None:
+    rows = Rows(np.arange(65), np.full(64, 2048), np.arange(64 * 128).reshape(64, 128), 16)
+    work = cut(rows, Limits(4, 66))
+    assert len(work.small) == 64 and work.slots == 0, "enough rows need no cutting"
+    alone = cut(Rows(np.arange(2), np.array([8192]), np.arange(512)[None], 16), Limits(4, 66))
+    lengths = alone.small[:, 4] - alone.small[:, 3]
+    assert 60 <= len(lengths) <= 67 and lengths.max() == max(LEAST_KEYS, 128)
+    assert SHARED_KEYS > 0
