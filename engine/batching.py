@@ -10,10 +10,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dataclasses import dataclass
+
 from engine.batch import NULL_BLOCK, Batch
 from engine.step import Row, Step
 
 Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A step as `Batch` describes it, on the host. `tables` is good until the next step's is made."""
+
+    tokens: list[int]
+    positions: Ints
+    slots: Ints
+    starts: list[int]
+    contexts: list[int]
+    tables: Ints
+    wanted: list[int]
 
 
 class Batching:
@@ -26,7 +41,20 @@ class Batching:
         self._written: list[tuple[int, int, int]] = []  # of each row: its sequence, that one's moves, blocks written
 
     def make(self, step: Step) -> Batch:
-        """The step's tensors. Tokens whose K/V exists already write to the null block."""
+        """The step's tensors."""
+        laid = self.lay(step)
+        return Batch(
+            token_ids=self._tensor(laid.tokens),
+            positions=self._tensor(laid.positions),
+            slots=self._tensor(laid.slots),
+            query_starts=tuple(laid.starts),
+            context_lens=tuple(laid.contexts),
+            block_tables=self._tensor(laid.tables),
+            logits_at=self._tensor(laid.wanted),
+        )
+
+    def lay(self, step: Step) -> Layout:
+        """The same on the host. Tokens whose K/V exists already write to the null block."""
         rows, size = step.rows, self._size
         tables = self._filled(rows)
         firsts = np.array([row.start for row in rows])
@@ -49,15 +77,7 @@ class Batching:
         offsets = positions % size
         slots = tables[row_of, positions // size] * size + offsets
         slots = np.where(positions < cached, NULL_BLOCK * size + offsets, slots)
-        return Batch(
-            token_ids=self._tensor(tokens),
-            positions=self._tensor(positions),
-            slots=self._tensor(slots),
-            query_starts=tuple(starts),
-            context_lens=tuple([row.end for row in rows]),
-            block_tables=self._tensor(tables),
-            logits_at=self._tensor(wanted),
-        )
+        return Layout(tokens, positions, slots, starts, [row.end for row in rows], tables, wanted)
 
     def _filled(self, rows: list[Row]) -> Ints:
         """The rows' tables up to their last query token, (rows, blocks), padded with NULL_BLOCK."""

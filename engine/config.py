@@ -12,7 +12,7 @@ LoopName = Literal["plain", "overlapped"]
 KvDType = Literal["auto", "int8", "fp8"]
 RunsIn = Literal["thread", "process"]
 QuantizationName = Literal["none", "int8"]
-KernelName = Literal["auto", "torch"]
+KernelName = Literal["auto", "torch", "triton"]
 PolicyName = Literal[
     "decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair", "exclusive", "static"
 ]  # the last two are older ways, to measure against
@@ -47,7 +47,7 @@ class EngineConfig:
     itl_goal_s: float | None = None  # seconds of a step with decodes; None: 1.8 times what they alone would take
     fixed_chunks: bool = False  # steps have max_batch_tokens tokens, whoever decodes
     reserve_tokens: int | None = None  # room that each sequence keeps from the start, to measure against; None: none
-    kernels: KernelName = "auto"  # auto: the AMX kernels where they run the model, else torch
+    kernels: KernelName = "auto"  # auto: Triton's on CUDA, AMX's on a CPU, where they run the model; else torch
     quantization: QuantizationName = "none"  # int8: weights take half the memory; with the AMX kernels only
     deterministic: bool = False  # a request's bits depend on nothing else that runs; on the CPU
     prefix_cache: bool = True
@@ -84,7 +84,7 @@ class EngineConfig:
         if self.quantization not in get_args(QuantizationName):
             raise InvalidParameter("quantization", f"quantization is {self.quantization!r}; accepted: none, int8.")
         if self.kernels not in get_args(KernelName):
-            raise InvalidParameter("kernels", f"kernels is {self.kernels!r}; accepted: auto, torch.")
+            raise InvalidParameter("kernels", f"kernels is {self.kernels!r}; accepted: auto, torch, triton.")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise InvalidParameter("dtype", f"dtype is {self.dtype!r}; accepted: auto, float32, bfloat16, float16.")
 

@@ -24,6 +24,7 @@ class Pieces:
     `parts` is room for what is merged, (slots, heads, head_dim) float32, and `part_weights` (slots, heads).
     """
 
+    blocks: Tensor
     small: Tensor | None
     large: Tensor | None
     order: Tensor
@@ -32,7 +33,7 @@ class Pieces:
     of_token: Tensor
     parts: Tensor
     part_weights: Tensor
-    large_tile: int = 64
+    large_tile: int
 
 
 def attend(
@@ -40,7 +41,6 @@ def attend(
     cache: Tensor | CodedLayer,
     pieces: Pieces,
     positions: Tensor,
-    tables: Tensor,
     *,
     scale: float,
     window: int | None = None,
@@ -54,7 +54,6 @@ def attend(
         cache: the layer's keys and values, (2, blocks, block_size, kv_heads, head_dim) of the query's dtype, or codes.
         pieces: of this step, cut for `window`.
         positions: (tokens,) int32.
-        tables: (rows, blocks) int32.
         scale: of the scores; `softcap` c makes of a score s c * tanh(s / c).
         out: where the result goes; made if None.
 
@@ -62,7 +61,7 @@ def attend(
         (tokens, heads, head_dim).
     """
     run = attend_triton if query.is_cuda else attend_torch
-    return run(query, cache, pieces, positions, tables, scale=scale, window=window, softcap=softcap, out=out)
+    return run(query, cache, pieces, positions, scale=scale, window=window, softcap=softcap, out=out)
 
 
 def attend_torch(
@@ -70,7 +69,6 @@ def attend_torch(
     cache: Tensor | CodedLayer,
     pieces: Pieces,
     positions: Tensor,
-    tables: Tensor,
     *,
     scale: float,
     window: int | None = None,
@@ -85,7 +83,7 @@ def attend_torch(
         for piece in [] if each is None else each.tolist():
             if piece[QUERIES] == 0:
                 continue
-            blocks = tables[piece[TABLE]].long()
+            blocks = pieces.blocks[piece[TABLE] : piece[TABLE] - (-piece[END_KEY] // cache.shape[2])].long()
             whole = plain(codes[:, blocks]).float()
             if isinstance(cache, CodedLayer):
                 whole = whole * cache.scales[:, blocks].unsqueeze(-1)
@@ -123,7 +121,6 @@ def attend_triton(
     cache: Tensor | CodedLayer,
     pieces: Pieces,
     positions: Tensor,
-    tables: Tensor,
     *,
     scale: float,
     window: int | None = None,
@@ -155,13 +152,12 @@ def attend_triton(
             each,
             pieces.order,
             positions,
-            tables,
+            pieces.blocks,
             scale * LOG2E if softcap is None else scale / softcap,
             0.0 if softcap is None else softcap * LOG2E,
             window or 0,
             query.stride(0),
             out.stride(0),
-            tables.stride(0),
             codes.stride(1),
             codes.stride(2),
             codes.stride(3),

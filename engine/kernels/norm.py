@@ -51,7 +51,7 @@ def add_and_norm_triton(
     from engine.kernels.gpu.norm import add_and_norm_kernel, shape_for
 
     tokens, hidden = x.shape
-    out = None if norm is None else torch.empty_like(x)
+    out = None if norm is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if tokens == 0 or (delta is None and norm is None):
         return out
     block, warps = shape_for(hidden)

@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 
-# Columns of a piece: its queries are `order[first_query : first_query + queries]`, all of the row `table`; they meet
-# the keys at positions `first_key` to `end_key - 1`. What comes out goes to the output if `slot` is -1, else query i's
-# goes to part `slot + i`.
+# Columns of a piece: its queries are `order[first_query : first_query + queries]`; they meet the keys at positions
+# `first_key` to `end_key - 1` of the block table that begins at `table` in the list of all tables' blocks. What comes
+# out goes to the output if `slot` is -1, else query i's goes to part `slot + i`.
 FIRST_QUERY, QUERIES, TABLE, FIRST_KEY, END_KEY, SLOT = range(6)
 COLUMNS = 6
 
 TILE_KEYS = 64  # a piece begins at a multiple of this, so that tiles lie alike whoever shares the batch
 SMALL_TILE = 16  # queries times heads that share a K/V head, of a small piece: the least that the matrix units take
 LEAST_KEYS = 128  # of a piece: below it, merging costs more than is won
+LEAST_SHARED_KEYS = 256  # the same of a large piece, which leaves a part for each of its queries
 SHARED_KEYS = 256  # that a prefix must save, over all rows that share it, to be read once for them together
 
 
@@ -55,10 +56,11 @@ class Limits:
 class Work:
     """One step's attention, for layers of one window.
 
-    `small` and `large` are (pieces, COLUMNS); `order` lists tokens of the batch. Token `merged[i]` is put together from
+    `blocks` are those of all tables. `small` and `large` are (pieces, COLUMNS); `order` lists tokens of the batch. Token `merged[i]` is put together from
     the parts `parts[starts[i] : starts[i + 1]]`; there are `slots` parts in all.
     """
 
+    blocks: Ints
     small: Ints
     large: Ints
     order: Ints
@@ -76,6 +78,15 @@ class Rows:
     contexts: NDArray[np.int64]
     tables: NDArray[np.int64]  # (rows, blocks)
     block_size: int
+
+    def listed(self) -> tuple[Ints, NDArray[np.int64]]:
+        """All tables' blocks one after the other, and where each row's begin."""
+        counts = -(-self.contexts // self.block_size)
+        count, width = len(self.tables), int(counts.max(initial=0))
+        if count * width <= 2 * counts.sum():  # copying what is empty costs less than leaving it out
+            return self.tables[:, :width].astype(np.int32).ravel(), np.arange(count) * width
+        used = np.arange(width) < counts[:, None]
+        return self.tables[:, :width][used].astype(np.int32), np.cumsum(counts) - counts
 
 
 def cut(rows: Rows, limits: Limits, window: int | None = None) -> Work:
@@ -111,7 +122,9 @@ def cut(rows: Rows, limits: Limits, window: int | None = None) -> Work:
         few[:, SLOT] = limits.fixed_keys is not None  # one size of tile, so that sums are made alike
         uncut.append(few)
     tasks = np.concatenate(uncut) if uncut else np.zeros((0, COLUMNS), dtype=np.int64)
-    return _divided(tasks, np.concatenate(order), limits)
+    blocks, offsets = rows.listed()
+    tasks[:, TABLE] = offsets[tasks[:, TABLE]]
+    return _divided(tasks, blocks, np.concatenate(order), limits)
 
 
 def _prompts(rows: Rows, some: NDArray[np.int64], limits: Limits, window: int | None) -> list[NDArray[np.int64]]:
@@ -171,7 +184,7 @@ def _shared(rows: Rows, decodes: NDArray[np.int64], limits: Limits) -> tuple[NDA
     return begin[decodes], found
 
 
-def _divided(tasks: NDArray[np.int64], order: NDArray[np.int64], limits: Limits) -> Work:
+def _divided(tasks: NDArray[np.int64], blocks: Ints, order: NDArray[np.int64], limits: Limits) -> Work:
     """Cut tasks whose keys are many, and say where what belongs to one query is merged.
 
     On entry SLOT says whether a task is a large tile.
@@ -179,18 +192,19 @@ def _divided(tasks: NDArray[np.int64], order: NDArray[np.int64], limits: Limits)
     first, keys = tasks[:, FIRST_KEY], tasks[:, END_KEY] - tasks[:, FIRST_KEY]
     tiles = -(-keys // TILE_KEYS)
     if limits.fixed_keys is not None:
-        each = limits.fixed_keys // TILE_KEYS
+        each = np.array(limits.fixed_keys // TILE_KEYS)
         cut_from = first // limits.fixed_keys * limits.fixed_keys  # pieces end where they do in every batch
     else:
-        each = max(LEAST_KEYS // TILE_KEYS, -(-int(tiles.sum()) // max(1, limits.pieces)))
+        least = np.where(tasks[:, SLOT] == 1, LEAST_SHARED_KEYS, LEAST_KEYS) // TILE_KEYS
+        each = np.maximum(least, -(-int(tiles.sum()) // max(1, limits.pieces)))
         cut_from = first
-    step = each * TILE_KEYS
+    step = np.broadcast_to(each * TILE_KEYS, len(tasks))
     counts = np.maximum(1, -(-(tasks[:, END_KEY] - cut_from) // step))
     of = np.repeat(np.arange(len(tasks)), counts)
     nth = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
     pieces = tasks[of]
-    pieces[:, FIRST_KEY] = np.maximum(first[of], cut_from[of] + nth * step)
-    pieces[:, END_KEY] = np.minimum(tasks[of, END_KEY], cut_from[of] + (nth + 1) * step)
+    pieces[:, FIRST_KEY] = np.maximum(first[of], cut_from[of] + nth * step[of])
+    pieces[:, END_KEY] = np.minimum(tasks[of, END_KEY], cut_from[of] + (nth + 1) * step[of])
     large = pieces[:, SLOT] == 1
     # a query in several pieces is merged; one in a single piece is written at once
     per_piece = pieces[:, QUERIES]
@@ -210,6 +224,7 @@ def _divided(tasks: NDArray[np.int64], order: NDArray[np.int64], limits: Limits)
     large = large[order_of]
     pieces = pieces[order_of].astype(np.int32)
     return Work(
+        blocks=blocks,
         small=pieces[~large],
         large=pieces[large],
         order=order.astype(np.int32),

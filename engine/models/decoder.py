@@ -12,20 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine import attention
 from engine.attention import AttentionPlan, Scratch
 from engine.batch import Batch, KVCache
+from engine.batching import Layout
 from engine.checkpoint import Weights, read_json
 from engine.config import KernelName, QuantizationName
 from engine.errors import CheckpointError, InvalidParameter
 from engine.families import family_of
+from engine.gpu.limits import limits_for
+from engine.gpu.packing import DeviceStep, Model, Packed, room_of, works_of
 from engine.kernels.amx.binding import TiledWeight
 from engine.kv.coded import CodedCache, CodedLayer
 from engine.linear import Packing, pack
-from engine.models import amx
+from engine.models import amx, gpu
 from engine.models.layers import ACTIVATIONS, Layer, LayerReader
 from engine.models.rope import Rotation, rotate_
 from engine.models.spec import ModelSpec, Rope, WeightNames
@@ -71,6 +75,7 @@ class Decoder:
             for rope in dict.fromkeys(spec.ropes)
             if rope is not None
         }
+        on_gpu = attend is attention.paged and gpu.chosen(spec, dtype, device, kernels)
         tiled = kernels == "auto" and attend is attention.paged and amx.suits(spec, dtype, device)
         if quantization != "none" and not tiled:
             raise InvalidParameter("quantization", amx.refusal(spec, dtype, device))
@@ -86,11 +91,19 @@ class Decoder:
             head = read.tensor(names.lm_head, spec.vocab_size, spec.hidden_size)
         self._lm_head = packing.plain(head, None)
         self._amx = amx.AmxLayers(spec, self._layers) if tiled else None
+        self._gpu = gpu.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
+        limits = limits_for(spec, device, deterministic=deterministic)
+        self.packed_for = Model(self._windows, spec.heads, spec.head_dim, limits)
 
     @property
     def tiled(self) -> bool:
         """Whether the AMX kernels run it."""
         return self._amx is not None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the Triton kernels run it, and `forward_step` may be called."""
+        return self._gpu is not None
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
@@ -100,6 +113,13 @@ class Decoder:
             Logits after the tokens at `batch.logits_at`: (len(logits_at), vocab) float32.
         """
         return self.logits(self._run(batch, kv).index_select(0, batch.logits_at))
+
+    @torch.inference_mode()
+    def forward_step(self, step: DeviceStep, kv: KVCache | CodedCache) -> Tensor:
+        """`forward`, of a step that is on the device already."""
+        states = self._run_on_gpu(step, kv)
+        wanted = len(step.logits_at) < len(states)  # a decode wants them all, in order
+        return self.logits(states.index_select(0, step.logits_at) if wanted else states)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
@@ -119,11 +139,40 @@ class Decoder:
             logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
         return logits
 
-    def _run(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
-        spec = self.spec
-        x = self._embedding.index_select(0, batch.token_ids)
+    def _run_on_gpu(self, step: DeviceStep, kv: KVCache | CodedCache) -> Tensor:
+        assert self._gpu is not None, "on_gpu was not asked"
+        x = self._embedded(step.token_ids)
+        rotations = {
+            rope: torch.view_as_real(rotation.at(step.positions)).squeeze(1)
+            for rope, rotation in self._rotations.items()
+        }
+        self._gpu.run(x, step, kv.layers(), rotations)
+        return x
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        x = self._embedding.index_select(0, token_ids)
         if self._embedding_multiplier != 1.0:
             x.mul_(self._embedding_multiplier)
+        return x
+
+    def _packed(self, batch: Batch, block_size: int) -> DeviceStep:
+        """A batch that was not made for the kernels, from the device and back: for what runs seldom."""
+        laid = Layout(
+            batch.token_ids.tolist(), batch.positions.cpu().numpy(), batch.slots.cpu().numpy(),
+            list(batch.query_starts), list(batch.context_lens), batch.block_tables.cpu().numpy(),
+            batch.logits_at.tolist(),
+        )  # fmt: skip
+        works = works_of(laid, block_size, self.packed_for)
+        packed = Packed(room_of(laid, works))
+        host = np.zeros(packed.size, dtype=np.int32)
+        packed.fill(laid, works, host)
+        return packed.views(torch.from_numpy(host).to(self.device), self.packed_for)
+
+    def _run(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
+        spec = self.spec
+        if self._gpu is not None:
+            return self._run_on_gpu(self._packed(batch, kv.block_size), kv)
+        x = self._embedded(batch.token_ids)
         rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
         if self._amx is not None:
             assert isinstance(kv, KVCache), (

@@ -37,7 +37,7 @@ class RMSNorm:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         width = weight.shape[-1]
-        self._eps = eps
+        self.eps = eps
         self.weight = weight  # float32
         # x / sqrt(|x|^2 / n + eps) * w  ==  x / hypot(|x|, sqrt(n * eps)) * (w * sqrt(n))
         self._scaled = weight.float() * math.sqrt(width)
@@ -47,8 +47,8 @@ class RMSNorm:
         """A new tensor of x's shape and dtype."""
         if x.device.type != "cpu":
             if self.weight.dim() > 1:
-                return F.rms_norm(x.float(), x.shape[-1:], eps=self._eps).mul_(self.weight).to(x.dtype)
-            return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self._eps)
+                return F.rms_norm(x.float(), x.shape[-1:], eps=self.eps).mul_(self.weight).to(x.dtype)
+            return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
         if x.dtype != torch.float32:
             return self(x.float()).to(x.dtype)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

@@ -88,7 +88,7 @@ def attend_kernel(
     out, parts, part_weights, query, keys, values, key_scales, value_scales,
     pieces, order, positions, tables,
     factor, softcap, window,
-    query_stride, out_stride, table_stride,
+    query_stride, out_stride,
     block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
     group: tl.constexpr, block_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr,
     rows: tl.constexpr, tile: tl.constexpr,
@@ -103,7 +103,7 @@ def attend_kernel(
     if count == 0:  # a launch may have room for more pieces than there are
         return
     head = tl.program_id(1)
-    first_query, row = tl.load(piece), tl.load(piece + 2)
+    first_query, table = tl.load(piece), tables + tl.load(piece + 2)
     first_key, end_key, slot = tl.load(piece + 3), tl.load(piece + 4), tl.load(piece + 5)
 
     at = tl.arange(0, rows)
@@ -120,7 +120,6 @@ def attend_kernel(
     total = tl.zeros([rows, padded], dtype=tl.float32)
     most = tl.full([rows], float("-inf"), dtype=tl.float32)
     weight = tl.zeros([rows], dtype=tl.float32)
-    table = tables + row.to(tl.int64) * table_stride
     # every query of the piece sees all keys from `clear_from` to `clear_to`: between them no mask is needed
     nearest = tl.min(tl.where(there, at_query, 2147483647), 0)
     clear_to = tl.minimum(nearest + 1, end_key)
@@ -266,7 +265,7 @@ def _variant(
         "keys": f"*{codes or dtype}", "values": f"*{codes or dtype}",
         "pieces": "*i32", "order": "*i32", "positions": "*i32", "tables": "*i32",
         "factor": "fp32", "softcap": "fp32", "window": "i32",
-        "query_stride": "i32", "out_stride": "i32", "table_stride": "i32",
+        "query_stride": "i32", "out_stride": "i32",
         "block_stride": "i32", "token_stride": "i32", "head_stride": "i32",
         "scale_block_stride": "i32", "scale_token_stride": "i32",
     }  # fmt: skip

@@ -1,0 +1,129 @@
+"""Layers of a decoder on the Triton kernels, where matrices are multiplied by whatever packed them.
+
+Knows the order of things in a layer and which kernel does what; `Decoder` runs the same layers on torch otherwise, and
+one test holds the two together. What stands between two matrix products is one kernel, or two.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.config import KernelName
+from engine.errors import InvalidParameter
+from engine.gpu.packing import DeviceStep
+from engine.kernels.attention import attend, attend_triton
+from engine.kernels.gated import gated, gated_triton
+from engine.kernels.norm import Norm, add_and_norm, add_and_norm_triton
+from engine.kernels.qkv import place, place_triton
+from engine.kv.coded import CodedLayer
+from engine.models.layers import Layer, RMSNorm
+from engine.models.spec import ModelSpec, Rope
+
+
+def chosen(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kernels: KernelName) -> bool:
+    """Whether these layers run the model: by themselves on CUDA, where they can, or because they are asked for.
+
+    Raises:
+        InvalidParameter: they are asked for and cannot.
+    """
+    if kernels == "torch" or (kernels == "auto" and device.type != "cuda"):
+        return False
+    wanting = _wanting(spec, dtype, device)
+    if wanting and kernels == "triton":
+        raise InvalidParameter("kernels", f"kernels is triton, but {wanting}; accepted: auto, torch.")
+    return not wanting
+
+
+def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
+    """What keeps the kernels from running a model, if anything does."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type != "cuda" and not _interpreted():
+        return f"the device is {device}, and they run on CUDA"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the model is in {str(dtype).removeprefix('torch.')}, and they compute in bfloat16 and float16"
+    if not 16 <= spec.head_dim <= 256 or spec.head_dim % 2:
+        return f"its heads have {spec.head_dim} components, and they take even numbers from 16 to 256"
+    return ""
+
+
+def _interpreted() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+class GpuLayers:
+    """The layers. With `interpreted` the kernels run on the CPU, in Triton's interpreter."""
+
+    def __init__(self, spec: ModelSpec, layers: Sequence[Layer], *, interpreted: bool = False) -> None:
+        self._spec = spec
+        self._layers = layers
+        self._pre = [_norm(layer.attention_pre_norm) for layer in layers]
+        self._attend = attend_triton if interpreted else attend
+        self._place = place_triton if interpreted else place
+        self._gated = gated_triton if interpreted else gated
+        self._add_and_norm = add_and_norm_triton if interpreted else add_and_norm
+
+    def run(
+        self, x: Tensor, step: DeviceStep, caches: Sequence[Tensor | CodedLayer], rotations: Mapping[Rope, Tensor]
+    ) -> None:
+        """Run all layers on `x` (tokens, hidden) in place, writing K/V to the caches. Rotations are (tokens,
+        head_dim / 2, 2) float32, cosine and sine."""
+        spec = self._spec
+        normed = self._add_and_norm(x, None, self._pre[0])
+        for index, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
+            joined = layer.qkv(x if normed is None else normed)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                self._norm_projections(joined, layer.q_norm, layer.k_norm)
+            queries = self._place(
+                joined,
+                spec.heads,
+                cache,
+                step.slots,
+                rotation=None if layer.rope is None else rotations[layer.rope],
+                norm=_norm(layer.qk_norm),
+            )
+            attended = self._attend(
+                queries,
+                cache,
+                step.pieces[layer.window],
+                step.positions,
+                scale=spec.attention_scale,
+                window=layer.window,
+                softcap=spec.attention_softcap,
+                out=torch.empty(queries.shape, dtype=x.dtype, device=x.device),
+            )
+            normed = self._add_and_norm(
+                x,
+                layer.o(attended.flatten(1)),
+                _norm(layer.mlp_pre_norm),
+                delta_norm=_norm(layer.attention_post_norm),
+                multiplier=spec.residual_multiplier,
+            )
+            opened = self._gated(layer.gate_up(x if normed is None else normed), spec.activation)
+            normed = self._add_and_norm(
+                x,
+                layer.down(opened),
+                self._pre[index + 1] if index + 1 < len(self._layers) else None,
+                delta_norm=_norm(layer.mlp_post_norm),
+                multiplier=spec.residual_multiplier,
+            )
+
+    def _norm_projections(self, joined: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
+        """Normalise all queries of a token at once, and all keys, in place."""
+        spec = self._spec
+        q_end = spec.heads * spec.head_dim
+        k_end = q_end + spec.kv_heads * spec.head_dim
+        for part, norm in ((joined[:, :q_end], q_norm), (joined[:, q_end:k_end], k_norm)):
+            normed = self._add_and_norm(part, None, _norm(norm))
+            assert normed is not None
+            part.copy_(normed)
+
+
+def _norm(norm: RMSNorm | None) -> Norm | None:
+    return None if norm is None else Norm(norm.weight, norm.eps)
