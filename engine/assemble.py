@@ -16,6 +16,7 @@ from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import InvalidParameter
+from engine.gpu.runner import GpuRunner
 from engine.kv.below import tiers_of
 from engine.kv.blocks import BlockPool
 from engine.kv.coded import CodedCache
@@ -33,7 +34,7 @@ from engine.memory import (
 from engine.messages import Loaded
 from engine.models.decoder import Decoder, load_decoder
 from engine.models.spec import ModelSpec
-from engine.runner import CacheStore, ModelRunner
+from engine.runner import CacheStore, ModelRunner, Runner
 from engine.tokenizer import Tokenizer
 
 # Below this, weights live in the processor's cache and a step is bound by calls. A second thread saved a tenth of a
@@ -62,9 +63,7 @@ def assemble(config: EngineConfig) -> Parts:
     path = resolve(config.model)
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
     threads = config.threads or (1 if small else _TORCH_THREADS)
-    use_threads(threads)
-    if config.deterministic and device.type != "cpu":
-        raise InvalidParameter("deterministic", f"deterministic on {device}; accepted: on the CPU only.")
+    use_threads(threads, device)
     kernels = config.kernels if config.kv_dtype == "auto" else "torch"  # AMX attention reads K/V of 16 bits
     decoder = load_decoder(
         path,
@@ -90,7 +89,8 @@ def assemble(config: EngineConfig) -> Parts:
         kv = KVCache(*shape, dtype, device)
     else:
         kv = CodedCache(*shape, dtype, device, config.kv_dtype)
-    _warm_up(decoder, kv, device)
+    if not decoder.on_gpu:
+        _warm_up(decoder, kv, device)  # a graph's recording does it there
     tokenizer = Tokenizer.load(path)
     compiler = default_compiler(
         tokenizer, spec.vocab_size, cache_dir=None if config.cache_dir is None else Path(config.cache_dir)
@@ -100,12 +100,12 @@ def assemble(config: EngineConfig) -> Parts:
     pool = BlockPool(blocks, config.kv_tenant_share)
     core = EngineCore(
         config,
-        ModelRunner(decoder, kv, device, deterministic=config.deterministic),
+        _runner(config, decoder, kv, device, max_model_len),
         pool,
         lambda: Detokenizer(tokenizer),
         tokenizer.eos_token_ids,
         kept_secret(Path(config.kv_dir)) if config.kv_dir is not None else secrets.token_bytes(32),
-        begin_device=lambda: use_threads(threads),
+        begin_device=lambda: use_threads(threads, device),
         constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
         model=model,
         tiers=tiers_of(config, model, pool, kv, CacheStore(kv, device), device),
@@ -126,10 +126,23 @@ def assemble(config: EngineConfig) -> Parts:
     )
 
 
-def use_threads(count: int) -> None:
-    """Let the calling thread compute on `count` CPU threads, whatever other engines of the process use."""
+def use_threads(count: int, device: torch.device | str = "cpu") -> None:
+    """Let the calling thread compute on `count` CPU threads, whatever other engines of the process use, and begin
+    kernels on `device`, if that is a GPU."""
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and chosen.index is not None:
+        torch.cuda.set_device(chosen)
     torch.get_num_threads()  # a thread's first call takes the process's number over: later it would undo ours
     torch.set_num_threads(count)
+
+
+def _runner(
+    config: EngineConfig, decoder: Decoder, kv: KVCache | CodedCache, device: torch.device, max_model_len: int
+) -> Runner:
+    if not decoder.on_gpu:
+        return ModelRunner(decoder, kv, device, deterministic=config.deterministic)
+    longest = -(-max_model_len // config.block_size)
+    return GpuRunner(decoder, kv, device, max_rows=config.max_running, max_blocks=longest, graphs=config.graphs)
 
 
 def _warm_up(decoder: Decoder, kv: KVCache | CodedCache, device: torch.device) -> None:

@@ -48,6 +48,7 @@ class EngineConfig:
     fixed_chunks: bool = False  # steps have max_batch_tokens tokens, whoever decodes
     reserve_tokens: int | None = None  # room that each sequence keeps from the start, to measure against; None: none
     kernels: KernelName = "auto"  # auto: Triton's on CUDA, AMX's on a CPU, where they run the model; else torch
+    graphs: bool = True  # decodes are replayed from CUDA graphs; without effect but for the Triton kernels
     quantization: QuantizationName = "none"  # int8: weights take half the memory; with the AMX kernels only
     deterministic: bool = False  # a request's bits depend on nothing else that runs; on the CPU
     prefix_cache: bool = True

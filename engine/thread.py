@@ -51,8 +51,7 @@ class ThreadLink:
         parts = await asyncio.to_thread(self._assemble, self._config)
         self.core, self.compiler = parts.core, parts.compiler
         self.core.post_with(self._commands.put)
-        threads = parts.loaded.threads
-        self._thread = threading.Thread(target=self._run, args=(threads,), name="engine-core", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(parts.loaded,), name="engine-core", daemon=True)
         self._thread.start()
         return parts.loaded
 
@@ -68,11 +67,11 @@ class ThreadLink:
 
     # -- the core's thread
 
-    def _run(self, threads: int) -> None:
+    def _run(self, loaded: m.Loaded) -> None:
         mail = _Mail(self._commands, lambda replies: self._call(lambda: self._listener.deliver(replies)))
         stopped = EngineStopped("The engine was stopped.")
         try:
-            use_threads(threads)
+            use_threads(loaded.threads, loaded.device)
             drive(self.core, mail)
         except Exception as failure:
             log.exception("the engine's core failed")

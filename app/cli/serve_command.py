@@ -199,7 +199,7 @@ def serve(
         str | None, _option("Seconds between two tokens that reading prompts must not exceed.", "SECONDS", _ENGINE)
     ] = None,
     kernels: Annotated[
-        str | None, _option(r"auto: our own where the CPU has AMX; or torch. \[auto]", "NAME", _ENGINE)
+        str | None, _option(r"auto: our own for CUDA and for AMX; torch; or triton. \[auto]", "NAME", _ENGINE)
     ] = None,
     quantization: Annotated[
         str | None, _option(r"none, or int8: weights rounded at load, on AMX. \[none]", "NAME", _ENGINE)

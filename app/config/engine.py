@@ -34,7 +34,7 @@ class EngineSettings(BaseModel):
         "decode-first", description="decode-first, prefill-first, fcfs, shortest-first, priority or fair"
     )
     itl_goal_s: float | None = Field(None, gt=0, description="seconds between two tokens, above 0")
-    kernels: Literal["auto", "torch"] = Field("auto", description="auto or torch")
+    kernels: Literal["auto", "torch", "triton"] = Field("auto", description="auto, torch or triton")
     quantization: Literal["none", "int8"] = Field("none", description="none or int8")
     deterministic: bool = Field(False, description="true or false")
     prefix_cache: bool = Field(True, description="true or false")

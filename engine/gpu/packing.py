@@ -47,7 +47,9 @@ class WorkRoom:
 
     def holds(self, work: Work) -> bool:
         has = (len(work.small), len(work.large), len(work.order), len(work.merged), work.slots)
-        return all(a <= b for a, b in zip(has, (self.small, self.large, self.order, self.merged, self.parts), strict=True))
+        return all(
+            a <= b for a, b in zip(has, (self.small, self.large, self.order, self.merged, self.parts), strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ def _run(parts: Parts, socket: zmq.Socket[bytes]) -> None:
     mail = Mail(socket, parts.loaded)
     core: EngineCore = parts.core
     core.post_with(mail.post)
-    use_threads(parts.loaded.threads)
+    use_threads(parts.loaded.threads, parts.loaded.device)
     calm_collector()
     drive(core, mail)
     parts.compiler.close()

@@ -1,0 +1,108 @@
+"""Runs steps of a decoder on its Triton kernels: decodes from CUDA graphs, all else eagerly.
+
+What a step is made of is packed on the host, copied once, and nothing here waits for the device: the logits that `run`
+returns are being computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.batch import KVCache
+from engine.batching import Batching, Layout
+from engine.gpu.graphs import Recorded, pool_for
+from engine.gpu.limits import decode_room, ladder
+from engine.gpu.packing import DeviceStep, Packed, room_of, works_of
+from engine.gpu.staging import Staging
+from engine.kernels.work import Work
+from engine.kv.coded import CodedCache
+from engine.models.decoder import Decoder
+from engine.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    """Decodes of up to so many rows: where they are packed on the device, and their graph."""
+
+    packed: Packed
+    memory: Tensor
+    recorded: Recorded
+
+
+class GpuRunner:
+    """A decoder and its paged cache. `max_blocks` is how many blocks a sequence may have.
+
+    With `graphs`, decodes of up to `max_rows` rows are recorded at once, from the largest on, so that the smaller ones
+    find their memory made.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVCache | CodedCache,
+        device: torch.device,
+        *,
+        max_rows: int,
+        max_blocks: int,
+        graphs: bool = True,
+    ) -> None:
+        assert decoder.on_gpu, "the Triton kernels do not run this decoder"
+        self.vocab_size = decoder.spec.vocab_size
+        self.replayed = 0  # steps that came from a graph
+        self._decoder = decoder
+        self._kv = kv
+        self._device = device
+        self._batching = Batching(kv.block_size)
+        self._staging = Staging(device)
+        self._rungs: dict[int, _Rung] = {}
+        pool = pool_for(device)
+        for rows in reversed(ladder(max_rows)) if graphs else ():
+            self._rungs[rows] = self._rung(rows, max_blocks, pool)
+        self._ladder = sorted(self._rungs)
+
+    def run(self, step: Step) -> Tensor:
+        """See `engine.runner.Runner`. What is returned is good until the next step."""
+        self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
+        laid = self._batching.lay(step)
+        works = works_of(laid, self._kv.block_size, self._decoder.packed_for)
+        rung = self._rung_for(laid, works)
+        if rung is None:
+            return self._decoder.forward_step(self._sent(laid, works), self._kv)
+        used = rung.packed.fill(laid, works, self._staging.take(rung.packed.size))
+        self._staging.send(used, rung.memory)
+        self.replayed += 1
+        logits = rung.recorded.replay()
+        if len(laid.wanted) == len(laid.tokens):
+            return logits[: len(laid.wanted)]
+        return logits[torch.tensor(laid.wanted, device=self._device, dtype=torch.int64)]
+
+    def _sent(self, laid: Layout, works: list[Work]) -> DeviceStep:
+        packed = Packed(room_of(laid, works))
+        used = packed.fill(laid, works, self._staging.take(packed.size))
+        memory = torch.empty(packed.size, dtype=torch.int32, device=self._device)
+        self._staging.send(used, memory)
+        return packed.views(memory, self._decoder.packed_for)
+
+    def _rung_for(self, laid: Layout, works: list[Work]) -> _Rung | None:
+        """The least graph that holds a step; None for what is no decode, or needs more pieces than any has."""
+        rows = len(laid.contexts)
+        if len(laid.tokens) != rows:
+            return None
+        for size in self._ladder:
+            room = self._rungs[size].packed.room
+            fits = size >= rows and len(works[0].blocks) <= room.blocks
+            if fits and all(has.holds(work) for has, work in zip(room.work, works, strict=True)):
+                return self._rungs[size]
+        return None
+
+    def _rung(self, rows: int, max_blocks: int, pool: object | None) -> _Rung:
+        model = self._decoder.packed_for
+        packed = Packed(decode_room(rows, model.windows, model.limits, max_blocks))
+        memory = torch.zeros(packed.size, dtype=torch.int32, device=self._device)
+        step = packed.views(memory, model)
+        every = torch.arange(rows, dtype=torch.int32, device=self._device)
+        whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
+        return _Rung(packed, memory, Recorded(lambda: self._decoder.forward_step(whole, self._kv), self._device, pool))

@@ -1,0 +1,90 @@
+"""The engine on the Triton kernels, on a GPU or interpreted: graphs, forks and mixes change nothing of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import GREEDY, Engine, EngineConfig, Sampling, Span
+from engine.gpu.runner import GpuRunner
+from tests.engine.models import tiny
+from tests.tiny import byte_tokenizer
+
+pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROMPTS = [
+    [(text * 131 + i * i * 7 + i) % 300 + 3 for i in range(length)] for text, length in ((0, 5), (1, 40), (2, 21))
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config, model, overrides = tiny.MODELS["qwen3"]
+    sizes = {"num_hidden_layers": 2, "tie_word_embeddings": False}
+    path = tiny.save(tiny.build(config, model, {**overrides, **sizes}), tmp_path_factory.mktemp("gpu"))
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+def config(path: Path) -> EngineConfig:
+    return EngineConfig(str(path), device=DEVICE, dtype="float16", kernels="triton", kv_blocks=40, max_running=6)
+
+
+async def greedy(engine: Engine, tokens: list[int], count: int = 5) -> tuple[int, ...]:
+    async with await engine.open(tokens) as seq:
+        return (await seq.generate_all(Span(GREEDY, max_tokens=count, ignore_eos=True))).token_ids
+
+
+def runner_of(engine: Engine) -> GpuRunner:
+    runner = engine._core._runner
+    assert isinstance(runner, GpuRunner)
+    return runner
+
+
+@pytest.fixture(scope="module")
+def plain_answers(checkpoint: Path) -> list[tuple[int, ...]]:
+    """In float32 on torch, one after the other."""
+
+    async def ask() -> list[tuple[int, ...]]:
+        settings = replace(config(checkpoint), dtype="float32", kernels="torch")
+        async with await Engine.start(settings) as engine:
+            return [await greedy(engine, prompt) for prompt in PROMPTS]
+
+    return asyncio.run(ask())
+
+
+async def test_answers_are_those_of_torch(checkpoint: Path, plain_answers: list[tuple[int, ...]]) -> None:
+    async with await Engine.start(replace(config(checkpoint), max_batch_tokens=24)) as engine:
+        assert await asyncio.gather(*(greedy(engine, prompt) for prompt in PROMPTS)) == plain_answers
+        assert runner_of(engine).replayed > 0, "decodes came from a graph"
+
+
+async def test_without_graphs_it_is_the_same(checkpoint: Path, plain_answers: list[tuple[int, ...]]) -> None:
+    async with await Engine.start(replace(config(checkpoint), graphs=False, loop="overlapped")) as engine:
+        assert await asyncio.gather(*(greedy(engine, prompt) for prompt in PROMPTS)) == plain_answers
+        assert runner_of(engine).replayed == 0
+
+
+async def test_forks_of_a_long_prefix_say_what_the_sequence_would(checkpoint: Path) -> None:
+    """Of 320 tokens, so that the prefix is read once for all of them."""
+    prompt = [i * 7 % 300 + 3 for i in range(330)]
+    span = Span(GREEDY, max_tokens=3, ignore_eos=True)
+    async with await Engine.start(config(checkpoint)) as engine:
+        alone = await greedy(engine, prompt, 3)
+        async with await engine.open(prompt) as seq:
+            kids = seq.fork(3)
+            found = await asyncio.gather(*(kid.generate_all(span) for kid in kids))
+    assert [each.token_ids for each in found] == [alone] * 3
+
+
+async def test_caches_of_eight_bits_and_draws_work(checkpoint: Path) -> None:
+    async with await Engine.start(replace(config(checkpoint), kv_dtype="fp8")) as engine:
+        async with await engine.open(PROMPTS[1]) as seq:
+            span = Span(Sampling(temperature=0.8, top_p=0.9, seed=1), max_tokens=4, logprobs=2, ignore_eos=True)
+            result = await seq.generate_all(span)
+    assert len(result.token_ids) == 4 and result.logprobs is not None
