@@ -5,12 +5,12 @@ Knows rows and their sequences' tables; nothing of jobs or of what the model doe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from dataclasses import dataclass
 
 from engine.batch import NULL_BLOCK, Batch
 from engine.step import Row, Step

@@ -16,10 +16,11 @@ from torch import Tensor
 class Recorded:
     """`compute`, recorded on `device`; elsewhere than on CUDA it is called again each time.
 
-    Graphs of one `pool` share the memory of what they make on their way, so only one of them may be replayed at a time.
+    Graphs of one `pool` (Any: torch has no public name for its type) share the memory of what they make on their way,
+    so only one of them may be replayed at a time.
     """
 
-    def __init__(self, compute: Callable[[], Tensor], device: torch.device, pool: object | None = None) -> None:
+    def __init__(self, compute: Callable[[], Tensor], device: torch.device, pool: Any = None) -> None:
         self._compute: Callable[[], Tensor] | None = compute
         self._graph: Any = None  # torch.cuda.CUDAGraph, which has no types
         self._result: Tensor | None = None
@@ -46,6 +47,6 @@ class Recorded:
         return self._result
 
 
-def pool_for(device: torch.device) -> object | None:
+def pool_for(device: torch.device) -> Any:
     """Memory that several graphs may share."""
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None

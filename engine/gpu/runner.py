@@ -98,7 +98,7 @@ class GpuRunner:
                 return self._rungs[size]
         return None
 
-    def _rung(self, rows: int, max_blocks: int, pool: object | None) -> _Rung:
+    def _rung(self, rows: int, max_blocks: int, pool: object) -> _Rung:
         model = self._decoder.packed_for
         packed = Packed(decode_room(rows, model.windows, model.limits, max_blocks))
         memory = torch.zeros(packed.size, dtype=torch.int32, device=self._device)

@@ -1,4 +1,4 @@
-"""Host memory from which steps are copied to the device without waiting, in turn: one is written while the other travels."""
+"""Host memory from which steps are copied to a device: one is written while the other travels."""
 
 from __future__ import annotations
 

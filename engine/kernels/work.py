@@ -56,8 +56,8 @@ class Limits:
 class Work:
     """One step's attention, for layers of one window.
 
-    `blocks` are those of all tables. `small` and `large` are (pieces, COLUMNS); `order` lists tokens of the batch. Token `merged[i]` is put together from
-    the parts `parts[starts[i] : starts[i + 1]]`; there are `slots` parts in all.
+    `blocks` are those of all tables. `small` and `large` are (pieces, COLUMNS); `order` lists tokens of the batch.
+    Token `merged[i]` is put together from the parts `parts[starts[i] : starts[i + 1]]`; there are `slots` parts in all.
     """
 
     blocks: Ints

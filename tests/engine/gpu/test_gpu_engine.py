@@ -83,8 +83,8 @@ async def test_forks_of_a_long_prefix_say_what_the_sequence_would(checkpoint: Pa
 
 
 async def test_caches_of_eight_bits_and_draws_work(checkpoint: Path) -> None:
-    async with await Engine.start(replace(config(checkpoint), kv_dtype="fp8")) as engine:
-        async with await engine.open(PROMPTS[1]) as seq:
-            span = Span(Sampling(temperature=0.8, top_p=0.9, seed=1), max_tokens=4, logprobs=2, ignore_eos=True)
-            result = await seq.generate_all(span)
+    span = Span(Sampling(temperature=0.8, top_p=0.9, seed=1), max_tokens=4, logprobs=2, ignore_eos=True)
+    eight_bits = replace(config(checkpoint), kv_dtype="fp8")
+    async with await Engine.start(eight_bits) as engine, await engine.open(PROMPTS[1]) as seq:
+        result = await seq.generate_all(span)
     assert len(result.token_ids) == 4 and result.logprobs is not None
