@@ -16,6 +16,7 @@ from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
 from engine.errors import InvalidParameter
+from engine.gpu.memory import left_for_kv
 from engine.gpu.runner import GpuRunner
 from engine.kv.below import tiers_of
 from engine.kv.blocks import BlockPool
@@ -33,7 +34,6 @@ from engine.memory import (
 )
 from engine.messages import Loaded
 from engine.models.decoder import Decoder, load_decoder
-from engine.models.spec import ModelSpec
 from engine.runner import CacheStore, ModelRunner, Runner
 from engine.tokenizer import Tokenizer
 
@@ -82,7 +82,7 @@ def assemble(config: EngineConfig) -> Parts:
             f"max_model_len is {config.max_model_len}; accepted: 1 to {declared}, the model's positions.",
         )
     max_model_len = config.max_model_len or min(declared, LONGEST_BY_DEFAULT)
-    blocks = _kv_blocks(config, spec, dtype, device, max_model_len)
+    blocks = _kv_blocks(config, decoder, device, max_model_len)
     shape = (spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim)  # one more: the null block
     kv: KVCache | CodedCache
     if config.kv_dtype == "auto":
@@ -154,13 +154,12 @@ def _warm_up(decoder: Decoder, kv: KVCache | CodedCache, device: torch.device) -
         decoder.forward(Batch(order * 0, order, order, (0, tokens), (tokens,), table, last), kv)
 
 
-def _kv_blocks(
-    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int
-) -> int:
-    """Blocks in the pool: what was asked for, or a quarter of the free memory, up to what could ever be used."""
+def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max_model_len: int) -> int:
+    """Blocks in the pool: what was asked for, or what could ever be used, as far as memory goes. Of a computer's that
+    is a quarter, as others live there too; of a GPU's what the largest step leaves."""
     if config.kv_blocks is not None:
         return config.kv_blocks
-    per_block = block_bytes(spec, config.block_size, dtype, config.kv_dtype)
+    per_block = block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype)
     if config.kv_bytes is not None:
         blocks = config.kv_bytes // per_block
         if blocks < 1:
@@ -168,4 +167,9 @@ def _kv_blocks(
                 "kv_bytes", f"kv_bytes is {config.kv_bytes}; accepted: at least {per_block}, one block of this model."
             )
         return blocks
-    return max(1, min(useful_blocks(config, max_model_len), free_bytes(device) // 4 // per_block))
+    if device.type == "cuda":
+        tokens = min(config.max_batch_tokens, max_model_len)
+        room = left_for_kv(decoder, device, batch_tokens=tokens, rows=config.max_running)
+    else:
+        room = free_bytes(device) // 4
+    return max(1, min(useful_blocks(config, max_model_len), room // per_block))

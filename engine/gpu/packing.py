@@ -86,6 +86,21 @@ def room_of(laid: Layout, works: Sequence[Work]) -> Room:
     return Room(len(laid.tokens), len(laid.wanted), tuple(sizes), len(works[0].blocks))
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Room for attention that is yet to be merged. One layer is done with it before the next begins, so that all
+    layers share it, and all graphs."""
+
+    values: Tensor
+    weights: Tensor
+
+    @classmethod
+    def like(cls, room: Room, model: Model, device: torch.device) -> Parts:
+        most = max(each.parts for each in room.work)
+        values = torch.empty(most, model.heads, model.head_dim, device=device)
+        return cls(values, torch.empty(most, model.heads, device=device))
+
+
 class Packed:
     """Where each part lies, for one room."""
 
@@ -123,14 +138,13 @@ class Packed:
                 into[first + used : first + size] = part[-1] if is_starts else 0
         return self._blocks_at + len(works[0].blocks)
 
-    def views(self, packed: Tensor, model: Model) -> DeviceStep:
-        """The step in `packed`, int32 on the device. Room for attention's parts is made here."""
+    def views(self, packed: Tensor, model: Model, parts: Parts | None = None) -> DeviceStep:
+        """The step in `packed`, int32 on the device. `parts` are made if not given."""
+        parts = parts or Parts.like(self.room, model, packed.device)
         views = [packed[first : first + size] for first, size in self._places]
         pieces: dict[int | None, Pieces] = {}
         for nth, (window, room) in enumerate(zip(model.windows, self.room.work, strict=True)):
             small, large, order, merged, starts, of_token = views[4 + 6 * nth : 10 + 6 * nth]
-            parts = torch.empty(room.parts, model.heads, model.head_dim, device=packed.device)
-            weights = torch.empty(room.parts, model.heads, device=packed.device)
             pieces[window] = Pieces(
                 views[-1],
                 small.view(-1, COLUMNS) if room.small else None,
@@ -139,8 +153,8 @@ class Packed:
                 merged,
                 starts,
                 of_token,
-                parts,
-                weights,
+                parts.values,
+                parts.weights,
                 model.limits.large_tile,
             )
         return DeviceStep(views[0], views[1], views[2], views[3], pieces)

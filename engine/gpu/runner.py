@@ -15,7 +15,7 @@ from engine.batch import KVCache
 from engine.batching import Batching, Layout
 from engine.gpu.graphs import Recorded, pool_for
 from engine.gpu.limits import decode_room, ladder
-from engine.gpu.packing import DeviceStep, Packed, room_of, works_of
+from engine.gpu.packing import DeviceStep, Packed, Parts, room_of, works_of
 from engine.gpu.staging import Staging
 from engine.kernels.work import Work
 from engine.kv.coded import CodedCache
@@ -59,8 +59,11 @@ class GpuRunner:
         self._staging = Staging(device)
         self._rungs: dict[int, _Rung] = {}
         pool = pool_for(device)
+        parts: Parts | None = None
         for rows in reversed(ladder(max_rows)) if graphs else ():
-            self._rungs[rows] = self._rung(rows, max_blocks, pool)
+            packed = Packed(decode_room(rows, decoder.packed_for.windows, decoder.packed_for.limits, max_blocks))
+            parts = parts or Parts.like(packed.room, decoder.packed_for, device)
+            self._rungs[rows] = self._rung(packed, parts, pool)
         self._ladder = sorted(self._rungs)
 
     def run(self, step: Step) -> Tensor:
@@ -98,11 +101,9 @@ class GpuRunner:
                 return self._rungs[size]
         return None
 
-    def _rung(self, rows: int, max_blocks: int, pool: object) -> _Rung:
-        model = self._decoder.packed_for
-        packed = Packed(decode_room(rows, model.windows, model.limits, max_blocks))
+    def _rung(self, packed: Packed, parts: Parts, pool: object) -> _Rung:
         memory = torch.zeros(packed.size, dtype=torch.int32, device=self._device)
-        step = packed.views(memory, model)
-        every = torch.arange(rows, dtype=torch.int32, device=self._device)
+        step = packed.views(memory, self._decoder.packed_for, parts)
+        every = torch.arange(packed.room.tokens, dtype=torch.int32, device=self._device)
         whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
         return _Rung(packed, memory, Recorded(lambda: self._decoder.forward_step(whole, self._kv), self._device, pool))

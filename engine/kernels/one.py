@@ -1,8 +1,8 @@
 """A linear layer of one token, with what stands before and after it in the same pass over the weight.
 
 A decode of one sequence waits for the weights alone, and every kernel between two of them is time in which the memory
-does nothing. So the norm before a layer, the gate of an MLP and the residual sum after one are done by the programs that
-read the weight: the norm's scale is a factor of the whole sum, and is found beside it.
+does nothing. So the norm before a layer, the gate of an MLP and the residual sum after one are done by the programs
+that read the weight: the norm's scale is a factor of the whole sum, and is found beside it.
 """
 
 from __future__ import annotations
