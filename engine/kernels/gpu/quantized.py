@@ -1,0 +1,270 @@
+"""Linear layers on weights of 8 and 4 bits, which are widened in registers.
+
+Weights come as `quantized.QuantizedWeight.packed`, (blocks, out, 32) words: what a program reads of a block of columns
+is one run of memory. Plane p of a word, its p-th 4 or 8 bits, belongs to column `32 * p + word` of the block, so
+that x is read in runs as well, and a group of 32, 64 or 128 columns is 1, 2 or 4 planes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from engine.kernels.gpu.variants import Variant
+
+WORDS = tl.constexpr(32)  # of a row in a block
+SLOTS = tl.constexpr(16)  # rows that the threads of a program read at once
+REPEATS = {1: 4, 2: 2}  # rows of a slot by tokens: x is widened once for them, as far as registers go
+BLOCK_ROWS = 64  # outputs of a program on tensor cores
+STAGES = 3  # blocks that are on their way to it
+SUM_BLOCK = 256
+
+
+def some_warps(block_tokens: int) -> int:
+    """Of a program on tensor cores: four would spill the sums of 64 tokens."""
+    return 8 if block_tokens > 32 else 4
+
+
+@triton.jit
+def _plane(words, plane: tl.constexpr, bits: tl.constexpr, group: tl.constexpr, scale, zero):
+    """Plane `plane` of words (rows, words) times `scale` (rows,), or as integers where `group` is 0; float32, exact.
+
+    Bits set below a fitting exponent are a float already, so that a mask and a fused multiplication by the scale
+    widen a weight, where shifting, masking and converting would take more: at four bits arithmetic, not memory, is what
+    limits a kernel. Between bits 8 and 23 nothing is rounded on the way: 16 bits times the 8 of a bfloat16.
+    """
+    shift: tl.constexpr = plane * bits
+    at: tl.constexpr = 8 if bits == 8 else shift + 8 if shift < 8 else shift if shift < 20 else shift - 12
+    field: tl.constexpr = ((1 << bits) - 1) << at
+    offset: tl.constexpr = (1 << (23 - at)) + (1 << (bits - 1))
+    if shift > at:
+        words = words >> (shift - at)
+    if shift < at:
+        words = words << (at - shift)
+    value = ((words & field) | (zero + ((150 - at) << 23))).to(tl.float32, bitcast=True)
+    if group == 0:
+        return value - offset
+    else:
+        return value * scale[:, None] + (scale * -offset)[:, None]
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def few_kernel(
+    x,
+    packed,
+    scales,
+    bias,
+    out,
+    tokens,
+    height,  # out features
+    width,  # in features
+    blocks,
+    x_stride,
+    bits: tl.constexpr,
+    group: tl.constexpr,  # columns of a scale, or 0: one scale a row
+    most: tl.constexpr,  # tokens, at least as many as there are
+    splits: tl.constexpr,
+    repeats: tl.constexpr,
+    whole: tl.constexpr,  # rows, columns and runs end where programs, blocks and splits do: nothing is masked
+):
+    """One program computes `repeats * SLOTS / splits` outputs of all tokens, without tensor cores.
+
+    `splits` of its slots share a row, a run of blocks each, and add up at the end: few outputs keep many bytes in
+    flight without a second pass. The next words are on their way while the last are multiplied.
+    """
+    planes: tl.constexpr = 32 // bits
+    each: tl.constexpr = SLOTS // splits
+    together: tl.constexpr = planes if group == 0 else group // WORDS  # planes of a scale
+    slot = tl.arange(0, SLOTS)
+    word = tl.arange(0, WORDS)[None, :]
+    run = tl.cdiv(blocks, splits)
+    block = slot // each * run
+    # Zero, which the compiler cannot know: with the exponent in a register, mask and exponent are one instruction
+    # (LOP3); both constant, they would be two.
+    zero = tl.minimum(slot + tokens, 0)[:, None]
+    first = tl.program_id(0) * (repeats * each) + slot % each
+    places = packed + (block * height + first)[:, None] * WORDS + word
+    columns = x + (block * (WORDS * planes))[:, None] + word
+    of_scales = scales + block * (planes // together) * height + first
+    words, acc = (), ()
+    for i in tl.static_range(repeats):
+        if whole:
+            words += (tl.load(places + i * each * WORDS),)
+        else:
+            inside = (first + i * each < height) & (block < blocks)
+            words += (tl.load(places + i * each * WORDS, mask=inside[:, None], other=0),)
+    for _ in tl.static_range(most * repeats):
+        acc += (tl.zeros((SLOTS, WORDS), tl.float32),)
+    for step in range(run):
+        places += height * WORDS
+        more = (whole | (block + step + 1 < blocks)) & (step + 1 < run)
+        following = ()
+        for i in tl.static_range(repeats):
+            inside = (whole | (first + i * each < height)) & more
+            following += (tl.load(places + i * each * WORDS, mask=inside[:, None], other=0),)
+        column = ((block + step) * (WORDS * planes))[:, None] + word
+        for group_at in tl.static_range(planes // together):
+            factors = ()
+            for i in tl.static_range(repeats):
+                if group == 0:
+                    factors += (0,)
+                elif whole:
+                    factors += (tl.load(of_scales + i * each).to(tl.float32),)
+                else:
+                    inside = (first + i * each < height) & (block + step < blocks)
+                    factors += (tl.load(of_scales + i * each, mask=inside, other=0.0).to(tl.float32),)
+            for plane in tl.static_range(group_at * together, (group_at + 1) * together):
+                given = ()
+                for token in tl.static_range(most):
+                    places_of = columns + tl.minimum(token, tokens - 1) * x_stride + plane * WORDS
+                    if whole:
+                        given += (tl.load(places_of).to(tl.float32),)
+                    else:
+                        known = column + plane * WORDS < width
+                        given += (tl.load(places_of, mask=known, other=0.0).to(tl.float32),)
+                summed = ()
+                for i in tl.static_range(repeats):
+                    weight = _plane(words[i], plane, bits, group, factors[i], zero)
+                    for token in tl.static_range(most):
+                        summed += (acc[i * most + token] + weight * given[token],)
+                acc = summed
+            of_scales += height
+        columns += WORDS * planes
+        words = following
+    for i in tl.static_range(repeats):
+        row = tl.program_id(0) * (repeats * each) + i * each + tl.arange(0, each)
+        for token in tl.static_range(most):
+            sums = tl.sum(tl.sum(acc[i * most + token], axis=1).reshape(splits, each), axis=0)
+            sums = _finished(sums, row, row < height, scales, bias, group == 0)
+            tl.store(out + token * height + row, sums.to(out.dtype.element_ty), mask=(row < height) & (token < tokens))
+
+
+@triton.jit
+def _finished(sums, rows, inside, scales, bias, per_row: tl.constexpr):
+    """Sums (..., rows) with what is done at the end: the row's scale, and its bias."""
+    if per_row:
+        sums *= tl.load(scales + rows, mask=inside, other=0.0)
+    if bias is not None:
+        sums += tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)
+    return sums
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def some_kernel(
+    x,
+    packed,
+    scales,
+    bias,
+    out,  # (tokens, height), or (splits, tokens, height) of float32 for `sum_kernel`
+    tokens,
+    height,
+    width,
+    blocks,
+    x_stride,
+    bits: tl.constexpr,
+    group: tl.constexpr,
+    splits: tl.constexpr,
+    block_tokens: tl.constexpr,
+    block_rows: tl.constexpr,
+):
+    """One program computes `block_tokens` by `block_rows` outputs over a run of blocks, on tensor cores.
+
+    Weights are multiplied as the integers that they are, which are exact in 16 bits, and scaled group by group.
+    """
+    planes: tl.constexpr = 32 // bits
+    together: tl.constexpr = planes if group == 0 else group // WORDS
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    token = tl.program_id(1) * block_tokens + tl.arange(0, block_tokens)
+    word = tl.arange(0, WORDS)
+    split = tl.program_id(2)
+    run = tl.cdiv(blocks, splits)
+    inside = row < height
+    given = token < tokens
+    zero = tl.minimum(row + tokens, 0)[:, None]  # see few_kernel
+    acc = tl.zeros((block_tokens, block_rows), tl.float32)
+    for block in range(split * run, tl.minimum(split * run + run, blocks)):
+        words = tl.load(packed + (block * height + row)[:, None] * WORDS + word[None, :], mask=inside[:, None], other=0)
+        for group_at in tl.static_range(planes // together):
+            part = acc if group == 0 else tl.zeros((block_tokens, block_rows), tl.float32)
+            for plane in tl.static_range(group_at * together, (group_at + 1) * together):
+                column = block * (WORDS * planes) + plane * WORDS + word
+                known = given[:, None] & (column < width)[None, :]
+                states = tl.load(x + token[:, None] * x_stride + column[None, :], mask=known, other=0.0)
+                weight = _plane(words, plane, bits, 0, 0, zero).to(x.dtype.element_ty)
+                part = tl.dot(states, tl.trans(weight), part)
+            if group == 0:
+                acc = part
+            else:
+                place = (block * (planes // together) + group_at) * height + row
+                acc += part * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)[None, :]
+    mask = given[:, None] & inside[None, :]
+    if splits > 1:
+        tl.store(out + (split * tokens + token)[:, None] * height + row[None, :], acc, mask=mask)
+    else:
+        acc = _finished(acc, row[None, :], inside[None, :], scales, bias, group == 0)
+        tl.store(out + token[:, None] * height + row[None, :], acc.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def sum_kernel(
+    parts, scales, bias, out, tokens, height, splits: tl.constexpr, group: tl.constexpr, block: tl.constexpr
+):
+    """Add up what `splits` programs made of an output, in their order."""
+    row = tl.program_id(0) * block + tl.arange(0, block)
+    token = tl.program_id(1)
+    inside = row < height
+    sums = tl.zeros((block,), tl.float32)
+    for split in tl.static_range(splits):
+        sums += tl.load(parts + (split * tokens + token) * height + row, mask=inside, other=0.0)
+    sums = _finished(sums, row, inside, scales, bias, group == 0)
+    tl.store(out + token * height + row, sums.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def widen_kernel(
+    packed, scales, out, first, rows, height, width, bits: tl.constexpr, group: tl.constexpr, block_rows: tl.constexpr
+):
+    """Write rows `first` to `first + rows` as (rows, width) of out's type: one block of columns a program."""
+    planes: tl.constexpr = 32 // bits
+    together: tl.constexpr = planes if group == 0 else group // WORDS
+    block = tl.program_id(1)
+    at = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    row = first + at
+    inside = at < rows
+    word = tl.arange(0, WORDS)
+    words = tl.load(packed + (block * height + row)[:, None] * WORDS + word[None, :], mask=inside[:, None], other=0)
+    for plane in tl.static_range(planes):
+        place = row if group == 0 else (block * (planes // together) + plane // together) * height + row
+        scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
+        weight = _plane(words, plane, bits, 0, 0, 0) * scale[:, None]
+        column = block * (WORDS * planes) + plane * WORDS + word
+        mask = inside[:, None] & (column < width)[None, :]
+        tl.store(out + at[:, None].to(tl.int64) * width + column[None, :], weight.to(out.dtype.element_ty), mask=mask)
+
+
+def variants() -> list[Variant]:
+    """Of every kernel: eight bits with a scale a row and four with a scale for 64 columns, as the engine has them."""
+    sizes = {name: "i32" for name in ("tokens", "height", "width", "blocks", "x_stride")}
+    types = {"x": "*bf16", "packed": "*i32", "bias": "*bf16", "out": "*bf16"} | sizes
+    divisible = frozenset({"height", "width", "x_stride"})
+    made = []
+    for bits, group in ((8, 0), (4, 64)):
+        kind = {"bits": bits, "group": group}
+        scales = {"scales": "*fp32" if group == 0 else "*bf16"}
+        for most, splits, whole in ((1, 1, True), (1, 8, True), (1, 8, False), (2, 8, True), (2, 8, False)):
+            constants = {**kind, "most": most, "splits": splits, "repeats": REPEATS[most], "whole": whole}
+            name = f"quantized few int{bits} tokens {most} splits {splits}{'' if whole else ' masked'}"
+            made.append(Variant(name, few_kernel, types | scales, constants, divisible=divisible))
+        for tokens in (16, 32, 64):
+            for splits in (1, 4):
+                constants = {**kind, "splits": splits, "block_tokens": tokens, "block_rows": BLOCK_ROWS}
+                name = f"quantized some int{bits} tokens {tokens} splits {splits}"
+                typed = types | scales | ({"out": "*fp32"} if splits > 1 else {})
+                made.append(Variant(name, some_kernel, typed, constants, some_warps(tokens), STAGES, divisible))
+        constants = {"splits": 4, "group": group, "block": SUM_BLOCK}
+        typed = {"parts": "*fp32", "bias": "*bf16", "out": "*bf16", "tokens": "i32", "height": "i32"} | scales
+        made.append(Variant(f"quantized sum int{bits}", sum_kernel, typed, constants, divisible=divisible))
+        typed = {"packed": "*i32", "out": "*bf16", **{name: "i32" for name in ("first", "rows", "height", "width")}}
+        constants = {**kind, "block_rows": BLOCK_ROWS}
+        made.append(Variant(f"quantized widen int{bits}", widen_kernel, typed | scales, constants, divisible=divisible))
+    return made

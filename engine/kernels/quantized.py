@@ -1,0 +1,220 @@
+"""Linear layers on weights of 8 or 4 bits and activations of 16: Triton kernels and their twin, of one signature.
+
+The idea: few tokens wait for the weights to be read, so weights are kept small and widened next to the multiplication.
+Knows nothing of models. Packed words are (blocks, out, 32) int32: block b has columns `b * span` to `(b + 1) * span`,
+span being 128 at 8 bits and 256 at 4; plane p of word w, its p-th 8 or 4 bits, is column `b * span + 32 * p + w` plus
+half the range (128 or 8). What many tokens cost over few is arithmetic, so there are three ways, by tokens:
+
+- up to 2, sums on the ordinary cores: a weight costs about 4.5 instructions, and no tensor core waits for 16 rows;
+- up to 128, tensor cores on weights widened in registers: 5.5 instructions a weight, whatever the tokens;
+- beyond, weights are widened in memory, some rows at a time, and multiplied by torch. That moves 4.5 bytes a weight
+  where the others move a half to one, as much as 200 tokens cost at the speed that cuBLAS has and the second has not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import InvalidParameter
+
+WORDS = 32  # of a row in a block
+FEW, SOME = 2, 128  # tokens, see above
+_SHRINK = [1.1 - 0.05 * step for step in range(9)]  # of a group's largest weight, tried for the least error
+_WIDENED_AT_ONCE = 1 << 24  # elements: 32 MiB, which stay in the second-level cache until they are multiplied
+_FEW_PROGRAMS, _SOME_PROGRAMS = 512, 264  # 4 and 2 for each of 132 multiprocessors; constant, as sums depend on it
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight (out, in), rounded to `bits`; made by `quantize`.
+
+    `packed` is described above. `scales` is (out,) float32 where `group` is 0, one scale a row; else
+    (blocks * span / group, out) bfloat16, one for `group` columns. `bias` is (out,) or None.
+    """
+
+    packed: Tensor
+    scales: Tensor
+    bits: int
+    group: int
+    shape: tuple[int, int]
+    bias: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+def quantize(weight: Tensor, bits: int, group: int = 0, bias: Tensor | None = None) -> QuantizedWeight:
+    """Round `weight` (out, in) to 8 or 4 bits, with a scale for `group` columns (32, 64, 128) or for the row (0).
+
+    Symmetric: on Gaussian weights in groups of 64 zero points make 4 bits 3% more exact (relative error 0.088, not
+    0.091; a scale for all weights 0.21), for more bytes and another sum of x for every group. Instead the largest weight
+    takes the end of the range that has one step more, and the range is the best of nine. A last group that `in` cuts
+    short has a scale of its own.
+
+    Raises:
+        InvalidParameter: other bits, or another group.
+    """
+    if bits not in (4, 8):
+        raise InvalidParameter("bits", f"bits is {bits}; accepted: 4 or 8.")
+    if group not in (0, 32, 64, 128):
+        raise InvalidParameter("group", f"group is {group}; accepted: 32, 64, 128, or 0 for a scale a row.")
+    out, width = weight.shape
+    planes = 32 // bits
+    blocks = -(-width // (WORDS * planes))
+    packed = torch.empty(blocks, out, WORDS, dtype=torch.int32, device=weight.device)
+    columns = blocks * WORDS * planes
+    scales = torch.empty(out, columns // (group or columns), device=weight.device)
+    for first in range(0, out, rows := max(1, _WIDENED_AT_ONCE // columns)):  # in float32 the whole may not fit
+        part = torch.nn.functional.pad(weight[first : first + rows].float(), (0, columns - width))
+        grouped = part.view(len(part), scales.shape[1], -1)
+        scale = _scales(grouped, bits, bool(group))
+        scales[first : first + rows] = scale.squeeze(-1)
+        rounded = _rounded(grouped, scale, bits).to(torch.int64) + (1 << (bits - 1))
+        fields = rounded.view(len(part), blocks, planes, WORDS)
+        words = torch.zeros(len(part), blocks, WORDS, dtype=torch.int64, device=weight.device)
+        for plane in range(planes):
+            words |= fields[:, :, plane] << (bits * plane)
+        packed[:, first : first + rows] = words.to(torch.int32).transpose(0, 1)  # the low 32 bits
+    scales = scales.t().contiguous().bfloat16() if group else scales.view(out)
+    return QuantizedWeight(packed, scales, bits, group, (out, width), bias)
+
+
+def _scales(grouped: Tensor, bits: int, grouped_scales: bool) -> Tensor:
+    """Of weights (out, groups, group), as (out, groups, 1): at 4 bits that of the least squared error."""
+    if bits == 8:
+        scale = grouped.abs().amax(-1, keepdim=True) / 127
+        return scale.bfloat16().float() if grouped_scales else scale
+    extreme = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True)) / -(1 << (bits - 1))
+    best, least = extreme, torch.full_like(extreme, torch.inf)
+    for shrink in _SHRINK:
+        tried = extreme * shrink
+        if grouped_scales:
+            tried = tried.bfloat16().float()
+        error = (_rounded(grouped, tried, bits) * tried - grouped).square_().sum(-1, keepdim=True)
+        best = torch.where(error < least, tried, best)
+        least = torch.minimum(error, least)
+    return best
+
+
+def _rounded(weights: Tensor, scale: Tensor, bits: int) -> Tensor:
+    half = 1 << (bits - 1)
+    return (weights / torch.where(scale == 0, 1, scale)).round_().clamp_(-half, half - 1)
+
+
+def dequantize(
+    weight: QuantizedWeight, first: int = 0, end: int | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Rows `first` to `end` of what a weight was rounded to, (rows, in)."""
+    rows = slice(first, weight.shape[0] if end is None else end)
+    shifts = torch.arange(0, 32, weight.bits, dtype=torch.int32, device=weight.packed.device)
+    fields = (weight.packed[:, rows, None, :] >> shifts[:, None]) & ((1 << weight.bits) - 1)
+    integers = (fields - (1 << (weight.bits - 1))).permute(1, 0, 2, 3).flatten(1).float()
+    if weight.group:
+        scales = weight.scales[:, rows].float().t().repeat_interleave(weight.group, 1)
+    else:
+        scales = weight.scales[rows, None]
+    return (integers * scales)[:, : weight.shape[1]].to(dtype)
+
+
+def linear(x: Tensor, weight: QuantizedWeight, *, invariant: bool = False) -> Tensor:
+    """x @ weight.T + bias for x (tokens, in) of 16 bits, rows `in` contiguous or not: (tokens, out) of x's dtype.
+
+    Sums are in float32. With `invariant`, on a GPU, a token's result has the same bits whatever else is in the batch:
+    all numbers of tokens go the second way, with one configuration, which costs many tokens a multiple. x in float32
+    goes the third way, which knows no tokens either but is torch's.
+    """
+    return linear_triton(x, weight, invariant=invariant) if x.is_cuda else linear_torch(x, weight)
+
+
+def linear_torch(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """The twin. See `linear`."""
+    made = x.float() @ dequantize(weight).t()
+    return (made if weight.bias is None else made + weight.bias.float()).to(x.dtype)
+
+
+def linear_triton(x: Tensor, weight: QuantizedWeight, *, invariant: bool = False) -> Tensor:
+    """The kernels; on CPU tensors only under Triton's interpreter. See `linear`."""
+    tokens = len(x)
+    if x.dtype == torch.float32 or (tokens > SOME and not invariant):
+        return _widened(x, weight)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = x.new_empty(tokens, weight.shape[0])
+    if not tokens:
+        return out
+    if tokens <= FEW and not invariant:
+        _few(x, weight, out)
+    else:
+        _some(x, weight, out, invariant)
+    return out
+
+
+def _few(x: Tensor, weight: QuantizedWeight, out: Tensor) -> None:
+    from engine.kernels.gpu.quantized import REPEATS, SLOTS, few_kernel
+
+    (height, width), blocks = weight.shape, len(weight.packed)
+    splits, repeats, most = 1, REPEATS[len(x)], len(x)
+    rows = repeats * SLOTS.value
+    while splits < 8 and splits < blocks and height * splits < _FEW_PROGRAMS * rows:
+        splits *= 2
+    rows //= splits
+    whole = width % (WORDS * 32 // weight.bits) == 0 and height % rows == 0 and blocks % splits == 0
+    few_kernel[(-(-height // rows),)](
+        *(x, weight.packed, weight.scales, weight.bias, out, most, height, width, blocks, x.stride(0)),
+        **{"bits": weight.bits, "group": weight.group, "most": most, "splits": splits},
+        repeats=repeats,
+        whole=whole,
+        num_warps=4,
+    )
+
+
+def _some(x: Tensor, weight: QuantizedWeight, out: Tensor, invariant: bool) -> None:
+    from engine.kernels.gpu.quantized import BLOCK_ROWS, STAGES, SUM_BLOCK, some_kernel, some_warps, sum_kernel
+
+    tokens, (height, width), blocks = len(x), weight.shape, len(weight.packed)
+    block_tokens = 32 if invariant or 16 < tokens <= 32 else 16 if tokens <= 16 else 64
+    across, down = -(-height // BLOCK_ROWS), -(-tokens // block_tokens)
+    splits = 1
+    while splits < 8 and splits < blocks and across * (1 if invariant else down) * splits < _SOME_PROGRAMS:
+        splits *= 2
+    made = out if splits == 1 else x.new_empty(splits, tokens, height, dtype=torch.float32)
+    some_kernel[across, down, splits](
+        *(x, weight.packed, weight.scales, weight.bias, made, tokens, height, width, blocks, x.stride(0)),
+        **{"bits": weight.bits, "group": weight.group, "splits": splits},
+        block_tokens=block_tokens,
+        block_rows=BLOCK_ROWS,
+        num_warps=some_warps(block_tokens),
+        num_stages=STAGES,
+    )
+    if splits > 1:
+        sum_kernel[-(-height // SUM_BLOCK), tokens](
+            *(made, weight.scales, weight.bias, out, tokens, height),
+            splits=splits,
+            group=weight.group,
+            block=SUM_BLOCK,
+        )
+
+
+def _widened(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    from engine.kernels.gpu.quantized import BLOCK_ROWS, widen_kernel
+
+    (height, width), blocks = weight.shape, len(weight.packed)
+    out = x.new_empty(len(x), height)
+    at_once = min(height, max(BLOCK_ROWS, _WIDENED_AT_ONCE // width))
+    wide = x.new_empty(at_once, width)
+    for first in range(0, height, at_once):
+        rows = min(at_once, height - first)
+        widen_kernel[-(-rows // BLOCK_ROWS), blocks](
+            *(weight.packed, weight.scales, wide, first, rows, height, width),
+            bits=weight.bits,
+            group=weight.group,
+            block_rows=BLOCK_ROWS,
+        )
+        torch.matmul(x, wide[:rows].t(), out=out) if rows == height else out[:, first : first + rows].copy_(
+            x @ wide[:rows].t()
+        )
+    return out if weight.bias is None else out.add_(weight.bias)

@@ -1,0 +1,122 @@
+"""Quantised linear layers: what rounding costs, and every kernel against the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import InvalidParameter
+from engine.kernels import quantized
+from engine.kernels.quantized import dequantize, linear_torch, linear_triton, quantize
+
+FORMATS = [(8, 0), (8, 128), (4, 32), (4, 64), (4, 128)]  # bits, group
+BOUND = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-5}
+
+
+def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference, of the largest value."""
+    found, wanted = found.float(), wanted.float()
+    assert found.shape == wanted.shape
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "bound"), [(8, 0, 0.009), (8, 64, 0.006), (4, 32, 0.083), (4, 64, 0.092), (4, 128, 0.099)]
+)
+def test_rounding_gaussian_weights_costs_less_than_a_scale_for_all(bits: int, group: int, bound: float) -> None:
+    weight = random(256, 4096, seed=1)
+    most = (1 << (bits - 1)) - 1
+    naive = (weight / weight.abs().max() * most).round() * weight.abs().max() / most
+    rounded = dequantize(quantize(weight, bits, group))
+    error = float((rounded - weight).norm() / weight.norm())
+    assert error < bound
+    assert error < 0.8 * float((naive - weight).norm() / weight.norm())
+
+
+@pytest.mark.parametrize(("bits", "group"), FORMATS)
+def test_weights_that_are_exact_stay_exact(bits: int, group: int) -> None:
+    half = 1 << (bits - 1)
+    weight = torch.randint(-half + 1, half, (40, 300), generator=torch.Generator().manual_seed(2)).float()
+    weight[:, ::32] = half - 1 if bits == 8 else -half
+    assert torch.equal(dequantize(quantize(weight / 4, bits, group)), weight / 4)
+    assert torch.equal(dequantize(quantize(torch.zeros(3, 5), bits, group)), torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize(("bits", "bytes_of_weight"), [(8, 1.0), (4, 0.5)])
+def test_packed_weights_are_as_small_as_they_say(bits: int, bytes_of_weight: float) -> None:
+    made = quantize(random(64, 1024, seed=3), bits, 64)
+    assert made.nbytes == 64 * 1024 * (bytes_of_weight + 2 / 64)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(3, 0), (4, 48), (8, -1)])
+def test_other_formats_are_refused(bits: int, group: int) -> None:
+    with pytest.raises(InvalidParameter, match="accepted: "):
+        quantize(torch.zeros(4, 4), bits, group)
+
+
+@pytest.mark.parametrize("way", ["few", "some", "invariant", "widened"])
+@settings(deadline=None, max_examples=12)
+@given(data=st.data())
+def test_every_way_does_what_the_twin_does(way: str, device: str, data: st.DataObject) -> None:
+    bits, group = data.draw(st.sampled_from(FORMATS), label="format")
+    dtype = data.draw(st.sampled_from([torch.bfloat16, torch.float16]), label="dtype")
+    tokens = data.draw(
+        st.sampled_from({"few": [1, 2], "widened": [129, 130]}.get(way, [3, 16, 17, 33])), label="tokens"
+    )
+    out = data.draw(st.sampled_from([1, 31, 64, 80, 129]), label="out")
+    width = data.draw(st.sampled_from([7, 64, 255, 256, 257, 600]), label="in")
+    bias = random(out, seed=4, dtype=dtype) if data.draw(st.booleans(), label="bias") else None
+    weight = quantize(random(out, width, seed=5).to(device), bits, group, None if bias is None else bias.to(device))
+    x = random(tokens, width + 3, seed=6, dtype=dtype).to(device)[:, 3:]
+    found = linear_triton(x, weight, invariant=way == "invariant")
+    assert found.dtype == dtype and apart(found, linear_torch(x, weight)) < BOUND[dtype]
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Memory that nobody has written is not a number."""
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, *shape, **kind: like.new_full(shape, torch.nan, **kind))
+    yield
+
+
+@pytest.mark.parametrize(("tokens", "out", "width"), [(1, 64, 1024), (2, 128, 2048), (20, 65, 1030), (64, 64, 512)])
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 64)])
+@pytest.mark.usefixtures("poisoned")
+def test_every_output_is_written(tokens: int, out: int, width: int, bits: int, group: int, device: str) -> None:
+    weight = quantize(random(out, width, seed=7).to(device), bits, group)
+    x = random(tokens, width, seed=8, dtype=torch.bfloat16).to(device)
+    assert apart(linear_triton(x, weight), linear_torch(x, weight)) < BOUND[torch.bfloat16]
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 32)])
+def test_an_invariant_result_does_not_look_at_the_batch(bits: int, group: int, device: str) -> None:
+    weight = quantize(random(100, 700, seed=9).to(device), bits, group)
+    x = random(70, 700, seed=10, dtype=torch.bfloat16).to(device)
+    together = linear_triton(x, weight, invariant=True)
+    for rows in (slice(0, 1), slice(5, 8), slice(40, 70)):
+        assert torch.equal(linear_triton(x[rows], weight, invariant=True), together[rows])
+
+
+def test_x_may_be_transposed_in_float32_or_empty(device: str) -> None:
+    weight = quantize(random(48, 96, seed=11).to(device), 4, 32)
+    x = random(96, 3, seed=12, dtype=torch.float16).to(device).t()
+    assert apart(linear_triton(x, weight), linear_torch(x, weight)) < BOUND[torch.float16]
+    assert apart(linear_triton(x.float(), weight), linear_torch(x.float(), weight)) < BOUND[torch.float32]
+    assert linear_triton(x[:0], weight).shape == (0, 48)
+
+
+def test_many_rows_are_widened_some_at_a_time(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "_WIDENED_AT_ONCE", 64 * 96)
+    whole = random(150, 96, seed=13)
+    weight = quantize(whole.to(device), 8)
+    x = random(130, 96, seed=14, dtype=torch.bfloat16).to(device)
+    assert apart(linear_triton(x, weight), linear_torch(x, weight)) < BOUND[torch.bfloat16]
+    assert apart(dequantize(weight).cpu(), whole) < 5e-3
