@@ -157,15 +157,18 @@ def _few(x: Tensor, weight: QuantizedWeight, out: Tensor) -> None:
     from engine.kernels.gpu.quantized import REPEATS, SLOTS, few_kernel
 
     (height, width), blocks = weight.shape, len(weight.packed)
-    splits, repeats, most = 1, REPEATS[len(x)], len(x)
+    splits, repeats = 1, REPEATS[len(x)]
     rows = repeats * SLOTS.value
     while splits < 8 and splits < blocks and height * splits < _FEW_PROGRAMS * rows:
         splits *= 2
     rows //= splits
     whole = width % (WORDS * 32 // weight.bits) == 0 and height % rows == 0 and blocks % splits == 0
     few_kernel[(-(-height // rows),)](
-        *(x, weight.packed, weight.scales, weight.bias, out, most, height, width, blocks, x.stride(0)),
-        **{"bits": weight.bits, "group": weight.group, "most": most, "splits": splits},
+        *(x, weight.packed, weight.scales, weight.bias, out, height, width, blocks, x.stride(0)),
+        bits=weight.bits,
+        group=weight.group,
+        tokens=len(x),
+        splits=splits,
         repeats=repeats,
         whole=whole,
         num_warps=4,
@@ -184,7 +187,9 @@ def _some(x: Tensor, weight: QuantizedWeight, out: Tensor, invariant: bool) -> N
     made = out if splits == 1 else x.new_empty(splits, tokens, height, dtype=torch.float32)
     some_kernel[across, down, splits](
         *(x, weight.packed, weight.scales, weight.bias, made, tokens, height, width, blocks, x.stride(0)),
-        **{"bits": weight.bits, "group": weight.group, "splits": splits},
+        bits=weight.bits,
+        group=weight.group,
+        splits=splits,
         block_tokens=block_tokens,
         block_rows=BLOCK_ROWS,
         num_warps=some_warps(block_tokens),
@@ -214,7 +219,5 @@ def _widened(x: Tensor, weight: QuantizedWeight) -> Tensor:
             group=weight.group,
             block_rows=BLOCK_ROWS,
         )
-        torch.matmul(x, wide[:rows].t(), out=out) if rows == height else out[:, first : first + rows].copy_(
-            x @ wide[:rows].t()
-        )
+        out[:, first : first + rows] = x @ wide[:rows].t()
     return out if weight.bias is None else out.add_(weight.bias)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.kernels.gpu.dots import dot
 from engine.kernels.gpu.variants import Variant
 
 WORDS = tl.constexpr(32)  # of a row in a block
@@ -48,21 +49,20 @@ def _plane(words, plane: tl.constexpr, bits: tl.constexpr, group: tl.constexpr, 
         return value * scale[:, None] + (scale * -offset)[:, None]
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit
 def few_kernel(
     x,
     packed,
     scales,
     bias,
     out,
-    tokens,
     height,  # out features
     width,  # in features
     blocks,
     x_stride,
     bits: tl.constexpr,
     group: tl.constexpr,  # columns of a scale, or 0: one scale a row
-    most: tl.constexpr,  # tokens, at least as many as there are
+    tokens: tl.constexpr,
     splits: tl.constexpr,
     repeats: tl.constexpr,
     whole: tl.constexpr,  # rows, columns and runs end where programs, blocks and splits do: nothing is masked
@@ -79,9 +79,10 @@ def few_kernel(
     word = tl.arange(0, WORDS)[None, :]
     run = tl.cdiv(blocks, splits)
     block = slot // each * run
+    end = tl.minimum(block + run, blocks)
     # Zero, which the compiler cannot know: with the exponent in a register, mask and exponent are one instruction
     # (LOP3); both constant, they would be two.
-    zero = tl.minimum(slot + tokens, 0)[:, None]
+    zero = tl.minimum(slot + width, 0)[:, None]
     first = tl.program_id(0) * (repeats * each) + slot % each
     places = packed + (block * height + first)[:, None] * WORDS + word
     columns = x + (block * (WORDS * planes))[:, None] + word
@@ -93,15 +94,17 @@ def few_kernel(
         else:
             inside = (first + i * each < height) & (block < blocks)
             words += (tl.load(places + i * each * WORDS, mask=inside[:, None], other=0),)
-    for _ in tl.static_range(most * repeats):
+    for _ in tl.static_range(tokens * repeats):
         acc += (tl.zeros((SLOTS, WORDS), tl.float32),)
-    for step in range(run):
+    for step in tl.range(run):
         places += height * WORDS
-        more = (whole | (block + step + 1 < blocks)) & (step + 1 < run)
         following = ()
         for i in tl.static_range(repeats):
-            inside = (whole | (first + i * each < height)) & more
-            following += (tl.load(places + i * each * WORDS, mask=inside[:, None], other=0),)
+            if whole:
+                following += (tl.load(places + i * each * WORDS, mask=(block + step + 1 < end)[:, None], other=0),)
+            else:
+                inside = (first + i * each < height) & (block + step + 1 < end)
+                following += (tl.load(places + i * each * WORDS, mask=inside[:, None], other=0),)
         column = ((block + step) * (WORDS * planes))[:, None] + word
         for group_at in tl.static_range(planes // together):
             factors = ()
@@ -115,8 +118,8 @@ def few_kernel(
                     factors += (tl.load(of_scales + i * each, mask=inside, other=0.0).to(tl.float32),)
             for plane in tl.static_range(group_at * together, (group_at + 1) * together):
                 given = ()
-                for token in tl.static_range(most):
-                    places_of = columns + tl.minimum(token, tokens - 1) * x_stride + plane * WORDS
+                for token in tl.static_range(tokens):
+                    places_of = columns + token * x_stride + plane * WORDS
                     if whole:
                         given += (tl.load(places_of).to(tl.float32),)
                     else:
@@ -125,18 +128,18 @@ def few_kernel(
                 summed = ()
                 for i in tl.static_range(repeats):
                     weight = _plane(words[i], plane, bits, group, factors[i], zero)
-                    for token in tl.static_range(most):
-                        summed += (acc[i * most + token] + weight * given[token],)
+                    for token in tl.static_range(tokens):
+                        summed += (acc[i * tokens + token] + weight * given[token],)
                 acc = summed
             of_scales += height
         columns += WORDS * planes
         words = following
     for i in tl.static_range(repeats):
         row = tl.program_id(0) * (repeats * each) + i * each + tl.arange(0, each)
-        for token in tl.static_range(most):
-            sums = tl.sum(tl.sum(acc[i * most + token], axis=1).reshape(splits, each), axis=0)
+        for token in tl.static_range(tokens):
+            sums = tl.sum(tl.sum(acc[i * tokens + token], axis=1).reshape(splits, each), axis=0)
             sums = _finished(sums, row, row < height, scales, bias, group == 0)
-            tl.store(out + token * height + row, sums.to(out.dtype.element_ty), mask=(row < height) & (token < tokens))
+            tl.store(out + token * height + row, sums.to(out.dtype.element_ty), mask=row < height)
 
 
 @triton.jit
@@ -182,7 +185,7 @@ def some_kernel(
     given = token < tokens
     zero = tl.minimum(row + tokens, 0)[:, None]  # see few_kernel
     acc = tl.zeros((block_tokens, block_rows), tl.float32)
-    for block in range(split * run, tl.minimum(split * run + run, blocks)):
+    for block in tl.range(split * run, tl.minimum(split * run + run, blocks)):
         words = tl.load(packed + (block * height + row)[:, None] * WORDS + word[None, :], mask=inside[:, None], other=0)
         for group_at in tl.static_range(planes // together):
             part = acc if group == 0 else tl.zeros((block_tokens, block_rows), tl.float32)
@@ -191,7 +194,7 @@ def some_kernel(
                 known = given[:, None] & (column < width)[None, :]
                 states = tl.load(x + token[:, None] * x_stride + column[None, :], mask=known, other=0.0)
                 weight = _plane(words, plane, bits, 0, 0, zero).to(x.dtype.element_ty)
-                part = tl.dot(states, tl.trans(weight), part)
+                part = dot(states, tl.trans(weight), part)
             if group == 0:
                 acc = part
             else:
@@ -247,14 +250,15 @@ def variants() -> list[Variant]:
     sizes = {name: "i32" for name in ("tokens", "height", "width", "blocks", "x_stride")}
     types = {"x": "*bf16", "packed": "*i32", "bias": "*bf16", "out": "*bf16"} | sizes
     divisible = frozenset({"height", "width", "x_stride"})
+    few = {name: kind for name, kind in types.items() if name != "tokens"}
     made = []
     for bits, group in ((8, 0), (4, 64)):
         kind = {"bits": bits, "group": group}
         scales = {"scales": "*fp32" if group == 0 else "*bf16"}
-        for most, splits, whole in ((1, 1, True), (1, 8, True), (1, 8, False), (2, 8, True), (2, 8, False)):
-            constants = {**kind, "most": most, "splits": splits, "repeats": REPEATS[most], "whole": whole}
-            name = f"quantized few int{bits} tokens {most} splits {splits}{'' if whole else ' masked'}"
-            made.append(Variant(name, few_kernel, types | scales, constants, divisible=divisible))
+        for tokens, splits, whole in ((1, 1, True), (1, 8, True), (1, 8, False), (2, 8, True), (2, 8, False)):
+            constants = {**kind, "tokens": tokens, "splits": splits, "repeats": REPEATS[tokens], "whole": whole}
+            name = f"quantized few int{bits} tokens {tokens} splits {splits}{'' if whole else ' masked'}"
+            made.append(Variant(name, few_kernel, few | scales, constants, divisible=divisible))
         for tokens in (16, 32, 64):
             for splits in (1, 4):
                 constants = {**kind, "splits": splits, "block_tokens": tokens, "block_rows": BLOCK_ROWS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -81,10 +81,15 @@ def test_every_way_does_what_the_twin_does(way: str, device: str, data: st.DataO
 
 
 @pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that nobody has written is not a number."""
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, *shape, **kind: like.new_full(shape, torch.nan, **kind))
-    yield
+    empty = torch.Tensor.new_empty
+
+    def poison(like: torch.Tensor, *shape: int, **kind: Any) -> torch.Tensor:  # Any: as torch has it
+        made = empty(like, *shape, **kind)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poison)
 
 
 @pytest.mark.parametrize(("tokens", "out", "width"), [(1, 64, 1024), (2, 128, 2048), (20, 65, 1030), (64, 64, 512)])
