@@ -11,7 +11,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoopName = Literal["plain", "overlapped"]
 KvDType = Literal["auto", "int8", "fp8"]
 RunsIn = Literal["thread", "process"]
-QuantizationName = Literal["none", "int8"]
+QuantizationName = Literal["none", "int8", "int4"]
 KernelName = Literal["auto", "torch", "triton"]
 PolicyName = Literal[
     "decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair", "exclusive", "static"
@@ -49,7 +49,7 @@ class EngineConfig:
     reserve_tokens: int | None = None  # room that each sequence keeps from the start, to measure against; None: none
     kernels: KernelName = "auto"  # auto: Triton's on CUDA, AMX's on a CPU, where they run the model; else torch
     graphs: bool = True  # decodes are replayed from CUDA graphs; without effect but for the Triton kernels
-    quantization: QuantizationName = "none"  # int8: weights take half the memory; with the AMX kernels only
+    quantization: QuantizationName = "none"  # of weights; int8 on CUDA and the AMX kernels, int4 on CUDA
     deterministic: bool = False  # a request's bits depend on nothing else that runs; on the CPU
     prefix_cache: bool = True
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
@@ -83,7 +83,9 @@ class EngineConfig:
         if not self.hang_s > 0:
             raise InvalidParameter("hang_s", f"hang_s is {self.hang_s}; accepted: more than 0 seconds.")
         if self.quantization not in get_args(QuantizationName):
-            raise InvalidParameter("quantization", f"quantization is {self.quantization!r}; accepted: none, int8.")
+            raise InvalidParameter(
+                "quantization", f"quantization is {self.quantization!r}; accepted: none, int8, int4."
+            )
         if self.kernels not in get_args(KernelName):
             raise InvalidParameter("kernels", f"kernels is {self.kernels!r}; accepted: auto, torch, triton.")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):

@@ -15,6 +15,7 @@ from engine.checkpoint import read_json, resolve
 from engine.config import EngineConfig, KvDType, QuantizationName
 from engine.errors import InvalidParameter
 from engine.families import family_of
+from engine.kernels.quantized import GROUP
 from engine.linear import default_dtype
 from engine.models.spec import ModelSpec
 
@@ -27,12 +28,17 @@ def weight_bytes(path: Path, dtype: torch.dtype) -> int:
 
 
 def loaded_bytes(path: Path, spec: ModelSpec, dtype: torch.dtype, quantization: QuantizationName) -> int:
-    """The same of a model that may be quantised: int8 halves every matrix but the embedding, which is looked up."""
+    """The same of a model that may be quantised: int8 halves every matrix but the embedding, which is looked up.
+
+    int4 takes 4 bits and a part of a scale for each weight of the layers, and is int8 for the logits.
+    """
     whole = weight_bytes(path, dtype)
     if quantization == "none":
         return whole
     embedding = spec.vocab_size * spec.hidden_size * dtype.itemsize
-    return whole // 2 + (embedding if spec.tied_embeddings else embedding // 2)
+    layers = whole - embedding * (1 if spec.tied_embeddings else 2)
+    inner = layers // 2 if quantization == "int8" else layers * (4 * GROUP + 16) // (16 * GROUP)
+    return inner + embedding // 2 + embedding
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> int:

@@ -202,7 +202,7 @@ def serve(
         str | None, _option(r"auto: our own for CUDA and for AMX; torch; or triton. \[auto]", "NAME", _ENGINE)
     ] = None,
     quantization: Annotated[
-        str | None, _option(r"none, or int8: weights rounded at load, on AMX. \[none]", "NAME", _ENGINE)
+        str | None, _option(r"int8 (AMX, CUDA) or int4 (CUDA): weights rounded at load. \[none]", "NAME", _ENGINE)
     ] = None,
     deterministic: Annotated[
         bool | None,

@@ -35,7 +35,7 @@ class EngineSettings(BaseModel):
     )
     itl_goal_s: float | None = Field(None, gt=0, description="seconds between two tokens, above 0")
     kernels: Literal["auto", "torch", "triton"] = Field("auto", description="auto, torch or triton")
-    quantization: Literal["none", "int8"] = Field("none", description="none or int8")
+    quantization: Literal["none", "int8", "int4"] = Field("none", description="none, int8 or int4")
     deterministic: bool = Field(False, description="true or false")
     prefix_cache: bool = Field(True, description="true or false")
     threads: int | None = Field(None, ge=1, description="CPU threads, 1 or more")

@@ -37,9 +37,11 @@ def suits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
     )
 
 
-def refusal(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """Why int8 weights are refused, and what would be accepted."""
-    if amx.unavailable():
+def refusal(quantization: QuantizationName, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
+    """Why quantised weights are refused on a CPU, and what would be accepted."""
+    if quantization != "int8":
+        why = f"{quantization} weights are for CUDA devices"
+    elif amx.unavailable():
         why = amx.unavailable()
     elif dtype != torch.bfloat16 or device.type != "cpu":
         why = f"the model is {str(dtype).removeprefix('torch.')} on {device.type}"
@@ -47,7 +49,7 @@ def refusal(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         why = "the AMX kernels do not run this model: its scores are capped, or a width is no multiple of 32"
     else:
         why = "kernels is torch, or K/V is int8"
-    return f"quantization is int8, but {why}; accepted: none, or int8 in bfloat16 on the AMX kernels."
+    return f"quantization is {quantization}, but {why}; accepted: none, or int8 in bfloat16 on the AMX kernels."
 
 
 def _whole(spec: ModelSpec) -> bool:

@@ -26,6 +26,7 @@ from engine.errors import CheckpointError, InvalidParameter
 from engine.families import family_of
 from engine.gpu.limits import limits_for
 from engine.gpu.packing import DeviceStep, Model, Packed, room_of, works_of
+from engine.kernels import quantized
 from engine.kernels.amx.binding import TiledWeight
 from engine.kv.coded import CodedCache, CodedLayer
 from engine.linear import Packing, pack
@@ -58,6 +59,7 @@ class Decoder:
         kernels: KernelName = "auto",
         quantization: QuantizationName = "none",
         deterministic: bool = False,
+        packing: Packing | None = None,
     ) -> None:
         long_context = False
         if spec.longrope_context is not None:
@@ -77,9 +79,8 @@ class Decoder:
         }
         on_gpu = attend is attention.paged and gpu.chosen(spec, dtype, device, kernels)
         tiled = kernels == "auto" and attend is attention.paged and amx.suits(spec, dtype, device)
-        if quantization != "none" and not tiled:
-            raise InvalidParameter("quantization", amx.refusal(spec, dtype, device))
-        packing = amx.packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
+        tiled = tiled and packing is None
+        packing = packing or _packing(quantization, spec, dtype, device, tiled, deterministic)
         read = LayerReader(spec, names, weights, dtype, device, packing)
         self._embedding = read.tensor(f"{names.root}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         # rounded like the embeddings it scales, as the checkpoints were trained
@@ -89,7 +90,7 @@ class Decoder:
         head = self._embedding
         if not spec.tied_embeddings:
             head = read.tensor(names.lm_head, spec.vocab_size, spec.hidden_size)
-        self._lm_head = packing.plain(head, None)
+        self._lm_head = (packing.head or packing.plain)(head, None)
         self._amx = amx.AmxLayers(spec, self._layers) if tiled else None
         self._gpu = gpu.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
         limits = limits_for(spec, device, deterministic=deterministic)
@@ -242,6 +243,25 @@ class Decoder:
         x.add_(out, alpha=self.spec.residual_multiplier)
 
 
+def _packing(
+    quantization: QuantizationName,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    tiled: bool,
+    deterministic: bool,
+) -> Packing:
+    """As the device and its kernels have it. Raises InvalidParameter."""
+    if device.type == "cuda" and quantization != "none":
+        if dtype == torch.float32:
+            message = f"quantization is {quantization}, but dtype is float32; accepted: bfloat16 or float16 on CUDA."
+            raise InvalidParameter("quantization", message)
+        return quantized.packing(quantization, invariant=deterministic)
+    if quantization == "int4" or (quantization != "none" and not tiled):
+        raise InvalidParameter("quantization", amx.refusal(quantization, spec, dtype, device))
+    return amx.packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
+
+
 def load_decoder(
     path: Path,
     *,
@@ -251,16 +271,18 @@ def load_decoder(
     kernels: KernelName = "auto",
     quantization: QuantizationName = "none",
     deterministic: bool = False,
+    packing: Packing | None = None,
 ) -> Decoder:
     """The decoder of a model directory (see `checkpoint.resolve`), with weights in `dtype` on `device`.
 
     `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`. `kernels` is "torch"
-    or "auto", which takes the AMX kernels where they run the model. `quantization` rounds weights at load, and needs
-    those kernels; with `deterministic`, activations are then rounded alike in every step.
+    or "auto", which takes the AMX kernels where they run the model. `quantization` rounds weights at load: to int8
+    for those kernels, to int8 or int4 on CUDA; with `deterministic`, every step then computes alike. `packing` lays
+    weights out in another way than these ask for.
 
     Raises:
         UnsupportedArchitecture: no family here runs it.
-        InvalidParameter: `quantization` where the AMX kernels do not run the model.
+        InvalidParameter: `quantization` on a CPU where the AMX kernels do not run the model, or in float32 on CUDA.
         CheckpointError: an option is not supported exactly, or the weights are incomplete or inconsistent.
     """
     config = read_json(path / "config.json")
@@ -282,6 +304,7 @@ def load_decoder(
         kernels=kernels,
         quantization=quantization,
         deterministic=deterministic,
+        packing=packing,
     )
     weights.check_all_used((*names.ignored, names.lm_head) if spec.tied_embeddings else names.ignored)
     return decoder

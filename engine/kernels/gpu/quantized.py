@@ -247,7 +247,7 @@ def widen_kernel(
 
 def variants() -> list[Variant]:
     """Of every kernel: eight bits with a scale a row and four with a scale for 64 columns, as the engine has them."""
-    sizes = {name: "i32" for name in ("tokens", "height", "width", "blocks", "x_stride")}
+    sizes = dict.fromkeys(("tokens", "height", "width", "blocks", "x_stride"), "i32")
     types = {"x": "*bf16", "packed": "*i32", "bias": "*bf16", "out": "*bf16"} | sizes
     divisible = frozenset({"height", "width", "x_stride"})
     few = {name: kind for name, kind in types.items() if name != "tokens"}
@@ -268,7 +268,7 @@ def variants() -> list[Variant]:
         constants = {"splits": 4, "group": group, "block": SUM_BLOCK}
         typed = {"parts": "*fp32", "bias": "*bf16", "out": "*bf16", "tokens": "i32", "height": "i32"} | scales
         made.append(Variant(f"quantized sum int{bits}", sum_kernel, typed, constants, divisible=divisible))
-        typed = {"packed": "*i32", "out": "*bf16", **{name: "i32" for name in ("first", "rows", "height", "width")}}
+        typed = {"packed": "*i32", "out": "*bf16", **dict.fromkeys(("first", "rows", "height", "width"), "i32")}
         constants = {**kind, "block_rows": BLOCK_ROWS}
         made.append(Variant(f"quantized widen int{bits}", widen_kernel, typed | scales, constants, divisible=divisible))
     return made
