@@ -211,7 +211,7 @@ def _some(x: Tensor, weight: QuantizedWeight, out: Tensor, invariant: bool) -> N
         block_tokens=block_tokens,
         block_rows=BLOCK_ROWS,
         num_warps=some_warps(block_tokens),
-        num_stages=STAGES,
+        num_stages=STAGES[block_tokens],
     )
     if splits > 1:
         sum_kernel[-(-height // SUM_BLOCK), tokens](

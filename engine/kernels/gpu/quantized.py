@@ -17,13 +17,13 @@ WORDS = tl.constexpr(32)  # of a row in a block
 SLOTS = tl.constexpr(16)  # rows that the threads of a program read at once
 REPEATS = {1: 4, 2: 2}  # rows of a slot by tokens: x is widened once for them, as far as registers go
 BLOCK_ROWS = 64  # outputs of a program on tensor cores
-STAGES = 3  # blocks that are on their way to it
+STAGES = {16: 3, 32: 3, 64: 2}  # blocks on their way to it, by its tokens, whose x takes the room
 SUM_BLOCK = 256
 
 
 def some_warps(block_tokens: int) -> int:
-    """Of a program on tensor cores: four would spill the sums of 64 tokens."""
-    return 8 if block_tokens > 32 else 4
+    """Of a program on tensor cores: four would spill the sums of more tokens."""
+    return 8 if block_tokens > 16 else 4
 
 
 @triton.jit
@@ -264,7 +264,7 @@ def variants() -> list[Variant]:
                 constants = {**kind, "splits": splits, "block_tokens": tokens, "block_rows": BLOCK_ROWS}
                 name = f"quantized some int{bits} tokens {tokens} splits {splits}"
                 typed = types | scales | ({"out": "*fp32"} if splits > 1 else {})
-                made.append(Variant(name, some_kernel, typed, constants, some_warps(tokens), STAGES, divisible))
+                made.append(Variant(name, some_kernel, typed, constants, some_warps(tokens), STAGES[tokens], divisible))
         constants = {"splits": 4, "group": group, "block": SUM_BLOCK}
         typed = {"parts": "*fp32", "bias": "*bf16", "out": "*bf16", "tokens": "i32", "height": "i32"} | scales
         made.append(Variant(f"quantized sum int{bits}", sum_kernel, typed, constants, divisible=divisible))

@@ -1,0 +1,116 @@
+"""Low-rank adapters (Hu et al. 2021), many in one batch: y += scale * (x @ A.T) @ B.T, by rows or by runs of rows.
+
+As in Punica and S-LoRA (Chen et al. 2023, Sheng et al. 2023): no matrix is added to the weights, and rows of different
+adapters, or of none, share a step. The idea: two kernels, to the rank and back, with a middle in float32; a decode
+gives every token its adapter, a prefill runs of tokens that share one and go through tensor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Adapters of a linear layer: `a` (adapters, rank, in), `b` (adapters, out, rank), float32 `scales` (adapters,).
+
+    Those of a lower rank than the largest are padded with zeros, see `stack`. All contiguous, on one device.
+    """
+
+    a: Tensor
+    b: Tensor
+    scales: Tensor
+
+
+def stack(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Adapters:
+    """Adapters of any ranks: each A (rank, in), B (out, rank) and scale, which is alpha / rank as a rule."""
+    rank = max(len(a) for a, _, _ in pairs)
+    first_a, first_b, _ = pairs[0]
+    made_a = first_a.new_zeros(len(pairs), rank, first_a.shape[1])
+    made_b = first_b.new_zeros(len(pairs), len(first_b), rank)
+    for at, (a, b, _) in enumerate(pairs):
+        made_a[at, : len(a)] = a
+        made_b[at, :, : len(a)] = b
+    return Adapters(made_a, made_b, torch.tensor([scale for _, _, scale in pairs], device=first_a.device))
+
+
+def add_by_token(y: Tensor, x: Tensor, adapters: Adapters, which: Tensor) -> None:
+    """Add to row i of `y` (tokens, out) what adapter `which[i]` makes of row i of `x` (tokens, in), in place.
+
+    `which` is (tokens,) int32; -1: no adapter, and the row of y is left alone. x, y and the adapters are of one type of
+    16 or 32 bits, the last dimension of x and y contiguous.
+    """
+    (add_by_token_triton if y.is_cuda else add_by_token_torch)(y, x, adapters, which)
+
+
+def add_by_run(y: Tensor, x: Tensor, adapters: Adapters, starts: Tensor, which: Tensor, longest: int) -> None:
+    """The same where rows `starts[i]` to `starts[i + 1]` have adapter `which[i]`.
+
+    `starts` is (runs + 1,) int32, `which` (runs,) int32. `longest` is the rows of the longest run, or more.
+    """
+    (add_by_run_triton if y.is_cuda else add_by_run_torch)(y, x, adapters, starts, which, longest)
+
+
+def add_by_token_torch(y: Tensor, x: Tensor, adapters: Adapters, which: Tensor) -> None:
+    """The twin. See `add_by_token`."""
+    for row, adapter in enumerate(which.tolist()):
+        if adapter >= 0:
+            middle = adapters.a[adapter].float() @ x[row].float()
+            added = adapters.b[adapter].float() @ middle * adapters.scales[adapter]
+            y[row] = (y[row].float() + added).to(y.dtype)
+
+
+def add_by_run_torch(y: Tensor, x: Tensor, adapters: Adapters, starts: Tensor, which: Tensor, longest: int) -> None:
+    """The twin. See `add_by_run`."""
+    add_by_token_torch(y, x, adapters, which.repeat_interleave((starts[1:] - starts[:-1]).long()))
+
+
+def add_by_token_triton(y: Tensor, x: Tensor, adapters: Adapters, which: Tensor) -> None:
+    """The kernels; on CPU tensors only under Triton's interpreter. See `add_by_token`."""
+    from engine.kernels.gpu.lora import BLOCK_OUT, SPLITS, block_rank, expand_kernel, shrink_block, shrink_kernel
+
+    tokens, (_, rank, width), height = len(x), adapters.a.shape, y.shape[1]
+    if not tokens:
+        return
+    tile = block_rank(rank)
+    middle = x.new_empty(SPLITS, tokens, rank, dtype=torch.float32)
+    shrink_kernel[tokens, SPLITS](
+        *(x, adapters.a, which, middle, tokens, width, rank, x.stride(0)),
+        block_rank=tile,
+        block=shrink_block(tile),
+        splits=SPLITS,
+    )
+    expand_kernel[tokens, -(-height // BLOCK_OUT)](
+        *(middle, adapters.b, adapters.scales, which, y, tokens, height, rank, y.stride(0)),
+        block_rank=tile,
+        block=BLOCK_OUT,
+        splits=SPLITS,
+    )
+
+
+def add_by_run_triton(y: Tensor, x: Tensor, adapters: Adapters, starts: Tensor, which: Tensor, longest: int) -> None:
+    """The kernels; on CPU tensors only under Triton's interpreter. See `add_by_run`."""
+    from engine.kernels.gpu.lora import BLOCK_TOKENS, RUN_BLOCK, block_rank, expand_runs_kernel, shrink_runs_kernel
+
+    (_, rank, width), height = adapters.a.shape, y.shape[1]
+    tiles, runs = -(-longest // BLOCK_TOKENS), len(which)
+    if not tiles or not runs:
+        return
+    tile = block_rank(rank)
+    middle = x.new_empty(len(x), rank, dtype=torch.float32)
+    shrink_runs_kernel[tiles, runs](
+        *(x, adapters.a, starts, which, middle, width, rank, x.stride(0)),
+        block_rank=tile,
+        block=RUN_BLOCK,
+        block_tokens=BLOCK_TOKENS,
+    )
+    expand_runs_kernel[tiles, runs, -(-height // RUN_BLOCK)](
+        *(middle, adapters.b, adapters.scales, starts, which, y, height, rank, y.stride(0)),
+        block_rank=tile,
+        block=RUN_BLOCK,
+        block_tokens=BLOCK_TOKENS,
+    )
