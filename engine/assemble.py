@@ -74,6 +74,9 @@ def assemble(config: EngineConfig) -> Parts:
         quantization=config.quantization,
         deterministic=config.deterministic,
     )
+    if config.deterministic and device.type != "cpu" and not decoder.on_gpu:
+        message = "deterministic on CUDA, but not on the Triton kernels; accepted: with those, or on the CPU."
+        raise InvalidParameter("deterministic", message)
     spec = decoder.spec
     declared = spec.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > declared:

@@ -50,7 +50,7 @@ class EngineConfig:
     kernels: KernelName = "auto"  # auto: Triton's on CUDA, AMX's on a CPU, where they run the model; else torch
     graphs: bool = True  # decodes are replayed from CUDA graphs; without effect but for the Triton kernels
     quantization: QuantizationName = "none"  # of weights; int8 on CUDA and the AMX kernels, int4 on CUDA
-    deterministic: bool = False  # a request's bits depend on nothing else that runs; on the CPU
+    deterministic: bool = False  # a request's bits depend on nothing else that runs
     prefix_cache: bool = True
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice

@@ -59,7 +59,18 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
             return _transposed(weight, bias)
         if torch.backends.mkldnn.is_available() and (weight.dtype == torch.float32 or native_bf16()):
             return _prepacked(weight, bias)
-    return lambda x: F.linear(x, weight, bias)
+    return Dense(weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A weight as it is, (out, in): for devices whose libraries want it so."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
 def _transposed(weight: Tensor, bias: Tensor | None) -> Linear:

@@ -28,8 +28,11 @@ from engine.gpu.limits import limits_for
 from engine.gpu.packing import DeviceStep, Model, Packed, room_of, works_of
 from engine.kernels import quantized
 from engine.kernels.amx.binding import TiledWeight
+from engine.kernels.matmul import invariant
+from engine.kernels.norm import Norm
+from engine.kernels.one import linear_one, linear_one_triton
 from engine.kv.coded import CodedCache, CodedLayer
-from engine.linear import Packing, pack
+from engine.linear import Dense, Packing, pack
 from engine.models import amx, gpu
 from engine.models.layers import ACTIVATIONS, Layer, LayerReader
 from engine.models.rope import Rotation, rotate_
@@ -80,7 +83,7 @@ class Decoder:
         on_gpu = attend is attention.paged and gpu.chosen(spec, dtype, device, kernels)
         tiled = kernels == "auto" and attend is attention.paged and amx.suits(spec, dtype, device)
         tiled = tiled and packing is None
-        packing = packing or _packing(quantization, spec, dtype, device, tiled, deterministic)
+        packing = packing or _packing(quantization, spec, dtype, device, tiled, on_gpu, deterministic)
         read = LayerReader(spec, names, weights, dtype, device, packing)
         self._embedding = read.tensor(f"{names.root}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         # rounded like the embeddings it scales, as the checkpoints were trained
@@ -130,7 +133,11 @@ class Decoder:
     def logits(self, states: Tensor) -> Tensor:
         """Logits of last-layer states (n, hidden), before the final norm: (n, vocab) float32."""
         spec = self.spec
-        if isinstance(self._lm_head, TiledWeight):
+        if self._gpu is not None and len(states) == 1 and isinstance(self._lm_head, Dense):
+            run = linear_one if states.is_cuda else linear_one_triton
+            norm = Norm(self._norm.weight, self._norm.eps)
+            logits = run(states, self._lm_head.weight, self._lm_head.bias, norm=norm, dtype=torch.float32)
+        elif isinstance(self._lm_head, TiledWeight):
             logits = self._lm_head.logits(states, self._norm.weight, spec.norm_eps)
         else:
             logits = self._lm_head(self._norm(states)).float()
@@ -249,6 +256,7 @@ def _packing(
     dtype: torch.dtype,
     device: torch.device,
     tiled: bool,
+    on_gpu: bool,
     deterministic: bool,
 ) -> Packing:
     """As the device and its kernels have it. Raises InvalidParameter."""
@@ -259,6 +267,8 @@ def _packing(
         return quantized.packing(quantization, invariant=deterministic)
     if quantization == "int4" or (quantization != "none" and not tiled):
         raise InvalidParameter("quantization", amx.refusal(quantization, spec, dtype, device))
+    if on_gpu:
+        return Packing(invariant, invariant) if deterministic else Packing(Dense, Dense)
     return amx.packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
 
 

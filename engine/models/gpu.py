@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,8 +19,10 @@ from engine.gpu.packing import DeviceStep
 from engine.kernels.attention import attend, attend_triton
 from engine.kernels.gated import gated, gated_triton
 from engine.kernels.norm import Norm, add_and_norm, add_and_norm_triton
+from engine.kernels.one import linear_one, linear_one_triton
 from engine.kernels.qkv import place, place_triton
 from engine.kv.coded import CodedLayer
+from engine.linear import Dense
 from engine.models.layers import Layer, RMSNorm
 from engine.models.spec import ModelSpec, Rope
 
@@ -68,6 +71,9 @@ class GpuLayers:
         self._place = place_triton if interpreted else place
         self._gated = gated_triton if interpreted else gated
         self._add_and_norm = add_and_norm_triton if interpreted else add_and_norm
+        self._linear_one = linear_one_triton if interpreted else linear_one
+        plain = [_Plain.of(layer) for layer in layers]
+        self._plain = [each for each in plain if each is not None] if None not in plain else None
 
     def run(
         self, x: Tensor, step: DeviceStep, caches: Sequence[Tensor | CodedLayer], rotations: Mapping[Rope, Tensor]
@@ -75,32 +81,17 @@ class GpuLayers:
         """Run all layers on `x` (tokens, hidden) in place, writing K/V to the caches. Rotations are (tokens,
         head_dim / 2, 2) float32, cosine and sine."""
         spec = self._spec
+        if len(x) == 1 and self._plain is not None:
+            self._run_one(x, step, caches, rotations, self._plain)
+            return
         normed = self._add_and_norm(x, None, self._pre[0])
         for index, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
             joined = layer.qkv(x if normed is None else normed)
             if layer.q_norm is not None and layer.k_norm is not None:
                 self._norm_projections(joined, layer.q_norm, layer.k_norm)
-            queries = self._place(
-                joined,
-                spec.heads,
-                cache,
-                step.slots,
-                rotation=None if layer.rope is None else rotations[layer.rope],
-                norm=_norm(layer.qk_norm),
-            )
-            attended = self._attend(
-                queries,
-                cache,
-                step.pieces[layer.window],
-                step.positions,
-                scale=spec.attention_scale,
-                window=layer.window,
-                softcap=spec.attention_softcap,
-                out=torch.empty(queries.shape, dtype=x.dtype, device=x.device),
-            )
             normed = self._add_and_norm(
                 x,
-                layer.o(attended.flatten(1)),
+                layer.o(self._attended(joined, layer, step, cache, rotations)),
                 _norm(layer.mlp_pre_norm),
                 delta_norm=_norm(layer.attention_post_norm),
                 multiplier=spec.residual_multiplier,
@@ -114,6 +105,58 @@ class GpuLayers:
                 multiplier=spec.residual_multiplier,
             )
 
+    def _attended(
+        self,
+        joined: Tensor,
+        layer: Layer,
+        step: DeviceStep,
+        cache: Tensor | CodedLayer,
+        rotations: Mapping[Rope, Tensor],
+    ) -> Tensor:
+        """What a layer's attention makes of its queries, keys and values: (tokens, heads * head_dim)."""
+        spec = self._spec
+        queries = self._place(
+            joined,
+            spec.heads,
+            cache,
+            step.slots,
+            rotation=None if layer.rope is None else rotations[layer.rope],
+            norm=_norm(layer.qk_norm),
+        )
+        return self._attend(
+            queries,
+            cache,
+            step.pieces[layer.window],
+            step.positions,
+            scale=spec.attention_scale,
+            window=layer.window,
+            softcap=spec.attention_softcap,
+            out=torch.empty(queries.shape, dtype=joined.dtype, device=joined.device),
+        ).flatten(1)
+
+    def _run_one(
+        self,
+        x: Tensor,
+        step: DeviceStep,
+        caches: Sequence[Tensor | CodedLayer],
+        rotations: Mapping[Rope, Tensor],
+        plain: Sequence[_Plain],
+    ) -> None:
+        """The layers of one token: norms, gates and sums are made by the products beside them."""
+        times = self._spec.residual_multiplier
+        for layer, each, cache in zip(self._layers, plain, caches, strict=True):
+            joined = self._linear_one(x, each.qkv.weight, each.qkv.bias, norm=_norm(layer.attention_pre_norm))
+            attended = self._attended(joined, layer, step, cache, rotations)
+            self._linear_one(attended, each.o.weight, each.o.bias, add_to=x, multiplier=times)
+            opened = self._linear_one(
+                x,
+                each.gate_up.weight,
+                each.gate_up.bias,
+                norm=_norm(layer.mlp_pre_norm),
+                activation=self._spec.activation,
+            )
+            self._linear_one(opened, each.down.weight, each.down.bias, add_to=x, multiplier=times)
+
     def _norm_projections(self, joined: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
         """Normalise all queries of a token at once, and all keys, in place."""
         spec = self._spec
@@ -123,6 +166,22 @@ class GpuLayers:
             normed = self._add_and_norm(part, None, _norm(norm))
             assert normed is not None
             part.copy_(normed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A layer whose weights lie as they are, with no norm but those before attention and MLP."""
+
+    qkv: Dense
+    o: Dense
+    gate_up: Dense
+    down: Dense
+
+    @classmethod
+    def of(cls, layer: Layer) -> _Plain | None:
+        parts = [each for each in (layer.qkv, layer.o, layer.gate_up, layer.down) if isinstance(each, Dense)]
+        others = (layer.attention_post_norm, layer.mlp_post_norm, layer.q_norm, layer.k_norm)
+        return cls(*parts) if len(parts) == 4 and all(norm is None for norm in others) else None
 
 
 def _norm(norm: RMSNorm | None) -> Norm | None:

@@ -23,15 +23,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
     "llama_biased": ("llama_biased", {}),
     "many_heads_on_one": ("llama", {"num_attention_heads": 20, "num_key_value_heads": 1, "hidden_size": 160}),
     "odd_head": ("llama", {"head_dim": 20, "hidden_size": 60}),
-    "windows": ("mistral", {"sliding_window": 70}),
+    "windows": ("mistral", {"sliding_window": 9}),
     "partial_rotation": ("phi3_partial", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
-    "softcaps": ("gemma2", {"sliding_window": 24}),
-    "post_norms": ("gemma3", {"sliding_window": 24, "num_hidden_layers": 6}),
+    "softcaps": ("gemma2", {"sliding_window": 8}),
+    "post_norms": ("gemma3", {"sliding_window": 8, "num_hidden_layers": 6}),
     "projection_norms": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None}),
     "multipliers": ("granite", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
 }
-LENGTHS = (1, 20, 45)
-CHUNK = 25
+LENGTHS = (1, 12, 21)
+CHUNK = 13
 # Triton's interpreter cuts off where it should round to bfloat16, so there they are compared in float16
 DTYPES = (torch.bfloat16, torch.float16) if DEVICE == "cuda" else (torch.float16,)
 
