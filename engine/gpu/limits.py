@@ -36,13 +36,14 @@ def ladder(most: int) -> tuple[int, ...]:
     return (*(step for step in steps if step < most), most)
 
 
-def decode_room(rows: int, windows: Sequence[int | None], limits: Limits, max_blocks: int) -> Room:
-    """What `rows` decodes may take: what they surely need, and as much for shared prefixes as is worth a graph."""
-    work = WorkRoom(
-        small=rows + limits.pieces,
-        large=(limits.pieces + rows // 2) if limits.cascade and rows > 1 else 0,
-        order=4 * rows,
-        merged=rows,
-        parts=8 * rows + 2 * limits.pieces,
-    )
-    return Room(rows, rows, (work,) * len(windows), rows * max_blocks)
+def decode_rooms(rows: int, windows: Sequence[int | None], limits: Limits, max_blocks: int) -> list[Room]:
+    """What `rows` decodes may take, the least first: what they need by themselves; then, as pieces that are not there
+    cost a launch too, with as much for shared prefixes as is worth a graph. What needs more is run without one."""
+    if limits.fixed_keys is not None:
+        works = [WorkRoom(0, 4 * rows + limits.pieces, rows, rows, 4 * rows + limits.pieces)]
+    else:
+        works = [WorkRoom(rows + limits.pieces, 0, rows, rows, rows + limits.pieces)]
+        if limits.cascade and rows > 1:
+            large, parts = limits.pieces + rows // 2, 8 * rows + 2 * limits.pieces
+            works.append(WorkRoom(rows + limits.pieces, large, 4 * rows, rows, parts))
+    return [Room(rows, rows, (work,) * len(windows), rows * max_blocks) for work in works]

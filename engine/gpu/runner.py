@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.batch import KVCache
 from engine.batching import Batching, Layout
 from engine.gpu.graphs import Recorded, pool_for
-from engine.gpu.limits import decode_room, ladder
+from engine.gpu.limits import decode_rooms, ladder
 from engine.gpu.packing import DeviceStep, Packed, Parts, room_of, works_of
 from engine.gpu.staging import Staging
 from engine.kernels.work import Work
@@ -57,14 +57,15 @@ class GpuRunner:
         self._device = device
         self._batching = Batching(kv.block_size)
         self._staging = Staging(device)
-        self._rungs: dict[int, _Rung] = {}
+        self._rungs: list[_Rung] = []
         pool = pool_for(device)
+        model = decoder.packed_for
         parts: Parts | None = None
         for rows in reversed(ladder(max_rows)) if graphs else ():
-            packed = Packed(decode_room(rows, decoder.packed_for.windows, decoder.packed_for.limits, max_blocks))
-            parts = parts or Parts.like(packed.room, decoder.packed_for, device)
-            self._rungs[rows] = self._rung(packed, parts, pool)
-        self._ladder = sorted(self._rungs)
+            for room in reversed(decode_rooms(rows, model.windows, model.limits, max_blocks)):
+                parts = parts or Parts.like(room, model, device)
+                self._rungs.append(self._rung(Packed(room), parts, pool))
+        self._rungs.reverse()
 
     def run(self, step: Step) -> Tensor:
         """See `engine.runner.Runner`. What is returned is good until the next step."""
@@ -94,11 +95,11 @@ class GpuRunner:
         rows = len(laid.contexts)
         if len(laid.tokens) != rows:
             return None
-        for size in self._ladder:
-            room = self._rungs[size].packed.room
-            fits = size >= rows and len(works[0].blocks) <= room.blocks
+        for rung in self._rungs:
+            room = rung.packed.room
+            fits = room.tokens >= rows and len(works[0].blocks) <= room.blocks
             if fits and all(has.holds(work) for has, work in zip(room.work, works, strict=True)):
-                return self._rungs[size]
+                return rung
         return None
 
     def _rung(self, packed: Packed, parts: Parts, pool: object) -> _Rung:
