@@ -6,6 +6,7 @@ Knows tensors and pieces; nothing of requests or layers' weights.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from engine.kernels.work import END_KEY, FIRST_KEY, FIRST_QUERY, QUERIES, SLOT, 
 from engine.kv.coded import CodedLayer, plain
 
 LOG2E = math.log2(math.e)
+Cache = Tensor | CodedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,10 @@ def attend_triton(
     window: int | None = None,
     softcap: float | None = None,
     out: Tensor | None = None,
+    shapes: Mapping[int, Sequence[int]] | None = None,
 ) -> Tensor:
-    """The kernels. See `attend`."""
-    from engine.kernels.gpu.attention import attend_kernel, merge_kernel, padded_to, shape_for
+    """The kernels. See `attend`. `shapes` are those to try, by rows of a tile, where they are being tuned."""
+    from engine.kernels.gpu.attention import Shape, attend_kernel, merge_kernel, padded_to, shape_for
 
     out = query.new_empty(query.shape) if out is None else out
     codes = cache.codes if isinstance(cache, CodedLayer) else cache
@@ -140,6 +143,8 @@ def attend_triton(
             continue
         group = heads // kv_heads
         shape = shape_for(width, max(rows, -(-group // 16) * 16), codes.element_size())
+        if shapes is not None and rows in shapes:
+            shape = Shape(*shapes[rows])
         attend_kernel[len(each), kv_heads](
             out,
             pieces.parts,

@@ -7,6 +7,8 @@ that read the weight: the norm's scale is a factor of the whole sum, and is foun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -78,15 +80,16 @@ def linear_one_triton(
     add_to: Tensor | None = None,
     multiplier: float = 1.0,
     dtype: torch.dtype | None = None,
+    shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """The kernel. See `linear_one`."""
-    from engine.kernels.gpu.one import linear_one_kernel, shape_for
+    """The kernel. See `linear_one`. `shape` is one to try, where they are being tuned."""
+    from engine.kernels.gpu.one import Shape, linear_one_kernel, shape_for
 
     rows, width = weight.shape
     rows = rows if activation is None else rows // 2
     out = torch.empty(1, rows, dtype=dtype or x.dtype, device=x.device) if add_to is None else add_to
-    shape = shape_for(rows, width, gated=activation is not None)
-    linear_one_kernel[(-(-rows // shape.rows),)](
+    chosen = Shape(*shape) if shape is not None else shape_for(rows, width, gated=activation is not None)
+    linear_one_kernel[(-(-rows // chosen.rows),)](
         x,
         weight,
         bias,
@@ -98,10 +101,10 @@ def linear_one_triton(
         multiplier,
         activation=activation or "",
         adds=add_to is not None,
-        block_rows=shape.rows,
-        block_width=shape.width,
-        whole=width % shape.width == 0 and rows % shape.rows == 0,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
+        block_rows=chosen.rows,
+        block_width=chosen.width,
+        whole=width % chosen.width == 0 and rows % chosen.rows == 0,
+        num_warps=chosen.warps,
+        num_stages=chosen.stages,
     )
     return out

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from engine.kernels.gpu import tuned
 from engine.kernels.gpu.dots import dot
 from engine.kernels.gpu.variants import Variant
 
@@ -205,6 +206,11 @@ def padded_to(width: int) -> int:
 
 
 def shape_for(width: int, rows: int, element_bytes: int) -> Shape:
+    """As it was tuned for this device, or by rule."""
+    return Shape(*tuned.shape("attention", (padded_to(width), rows, element_bytes), ruled(width, rows, element_bytes)))
+
+
+def ruled(width: int, rows: int, element_bytes: int) -> tuple[int, int, int, int]:
     """Tiles that keep enough on its way from memory: by Little's law 4.8 TB/s at 0.8 us want 30 KB on each of 132
     multiprocessors.
 
@@ -215,10 +221,10 @@ def shape_for(width: int, rows: int, element_bytes: int) -> Shape:
     tile = 64 if padded <= 128 else 32
     stages = 3 if rows == 64 or (padded > 128 and element_bytes > 1) else 5
     if rows <= 16:
-        return Shape(16, tile, 4, stages)
+        return 16, tile, 4, stages
     if padded <= 128 and rows >= 128:
-        return Shape(128, tile, 8, stages)
-    return Shape(64, tile, 4 if padded <= 128 else 8, stages)
+        return 128, tile, 8, stages
+    return 64, tile, 4 if padded <= 128 else 8, stages
 
 
 def variants() -> list[Variant]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from engine.kernels.gpu import tuned
 from engine.kernels.gpu.gated import opened
 from engine.kernels.gpu.variants import Variant
 
@@ -77,11 +78,16 @@ class Shape:
 
 
 def shape_for(rows: int, width: int, *, gated: bool) -> Shape:
+    """As it was tuned for this device, or by rule."""
+    return Shape(*tuned.shape("one", (rows, width, gated), ruled(rows, width, gated=gated)))
+
+
+def ruled(rows: int, width: int, *, gated: bool) -> tuple[int, int, int, int]:
     """16 KiB of the weight at a time, 128 bytes a thread: eight loads of 16 bytes that wait together. Few rows, so that
     a layer of 4,096 is 512 programs, four on each of 132 multiprocessors, and none is left with a long tail."""
     block_width = min(1024, max(64, triton.next_power_of_2(width)))
     block_rows = 4 if gated else 8
-    return Shape(block_rows, block_width, 4, 1)
+    return block_rows, block_width, 4, 1
 
 
 def variants() -> list[Variant]:
