@@ -22,6 +22,7 @@ SETTLE_WARPS = 16
 _SLACK = tl.constexpr(1.0001)  # masses summed in another order may differ by that much
 _ROUGH = tl.constexpr(4096)  # floats between which the lower bound need not be told apart
 _LOG2E = tl.constexpr(1.4426950408889634)
+_LN2 = tl.constexpr(0.6931471805599453)
 _NONE = tl.constexpr(0x7FFFFFFF)
 
 
@@ -195,7 +196,8 @@ def _gumbel(key, block, each: tl.constexpr):
     word = tl.interleave(tl.interleave(first, third), tl.interleave(second, fourth))
     u = (word.to(tl.uint32, bitcast=True).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     series = u * (1 + u * (0.5 + u * (1 / 3 + u * 0.25)))  # 1 - u would lose what a small u has
-    return -tl.log(tl.where(u < 0.015625, series, -tl.log(tl.maximum(1 - u, 2.9802322387695312e-08))))
+    waited = tl.where(u < 0.015625, series, -_LN2 * tl.log2(tl.maximum(1 - u, 2.9802322387695312e-08)))
+    return -_LN2 * tl.log2(waited)  # to the base of 2, as the device has that as one instruction
 
 
 @triton.jit
