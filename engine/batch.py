@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels import blocks as kernels
 from engine.pages import zeros
 
 NULL_BLOCK = 0  # never allocated: writes that must go nowhere (tokens whose K/V is already cached) go here
@@ -74,6 +75,11 @@ class KVCache:
         return list(self.data.unbind(0))
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """All there is of blocks, in the order in which `read_block`'s rows have it; each (layers, 2, blocks, ...)."""
+        return [self.data]
+
+    @property
     def block_nbytes(self) -> int:
         """Bytes of one block in all layers: of `read_block`'s row."""
         return self.data[:, :, 0].numel() * self.data.element_size()
@@ -83,8 +89,10 @@ class KVCache:
         return self.data[index, 0], self.data[index, 1]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, destination) in every layer."""
-        if len(pairs) == 1:
+        """Copy whole blocks (source, destination) in every layer, as if all were read before any is written."""
+        if self.data.is_cuda:
+            kernels.copy_blocks(self.tensors, pairs)
+        elif len(pairs) == 1:
             ((source, destination),) = pairs
             self.data[:, :, destination].copy_(self.data[:, :, source])
         elif pairs:

@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from engine.kernels import blocks as kernels
+
 Coding = Literal["int8", "fp8"]
 
 LARGEST: dict[Coding, float] = {"int8": 127.0, "fp8": 448.0}
@@ -98,6 +100,11 @@ class CodedCache:
         return (self._coding, "float32", *self._codes[:, :, 0].shape)
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """See `KVCache.tensors`."""
+        return [self._codes, self._scales]
+
+    @property
     def block_nbytes(self) -> int:
         return self._codes[:, :, 0].nbytes + self._scales[:, :, 0].nbytes
 
@@ -105,8 +112,10 @@ class CodedCache:
         return [CodedLayer(*each) for each in zip(self._codes.unbind(0), self._scales.unbind(0), strict=True)]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, destination) in every layer."""
-        if pairs:
+        """See `KVCache.copy_blocks`."""
+        if self._codes.is_cuda:
+            kernels.copy_blocks(self.tensors, pairs)
+        elif pairs:
             sources, destinations = (list(each) for each in zip(*pairs, strict=True))
             for part in (self._codes, self._scales):
                 part[:, :, destinations] = part[:, :, sources]

@@ -1,0 +1,52 @@
+"""Blocks on their way from a GPU to host memory: gathered by one launch, then copied while the model computes.
+
+A gather runs at the speed of the GPU's memory and in the order of the steps, so that a block may be overwritten right
+after it. What takes long, the way to the host, is on a stream of its own. Knows nothing of tiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from engine.kernels.blocks import block_nbytes, gather_blocks
+
+BYTES = 32 << 20  # of each of two buffers on the GPU: one is filled while the other is copied
+
+
+class Staging:
+    """For a cache given as its tensors, see `engine.kernels.blocks`."""
+
+    def __init__(self, cache: Sequence[Tensor]) -> None:
+        device, nbytes = cache[0].device, block_nbytes(cache)
+        self._cache = cache
+        self._stream = torch.cuda.Stream(device)
+        self._saved = torch.cuda.Event()
+        self._rows = max(1, BYTES // nbytes)
+        halves = torch.empty(2, self._rows, nbytes, dtype=torch.uint8, device=device)
+        self._halves = cycle([(half, torch.cuda.Event()) for half in halves])
+
+    def save(self, pairs: Sequence[tuple[int, Tensor]]) -> None:
+        """Queue copies of blocks to rows of bytes, page-locked unless this may wait, after what the current stream does.
+
+        What that stream does next may overwrite the blocks.
+        """
+        here = torch.cuda.current_stream(self._cache[0].device)
+        for first in range(0, len(pairs), self._rows):
+            some = pairs[first : first + self._rows]
+            half, copied = next(self._halves)
+            here.wait_event(copied)
+            gather_blocks(self._cache, [block for block, _ in some], half[: len(some)])
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                for row, (_, target) in zip(half, some, strict=False):
+                    target.copy_(row, non_blocking=True)
+                copied.record()
+        self._saved.record(self._stream)
+
+    def wait(self) -> None:
+        """Until all that was saved has arrived."""
+        self._saved.synchronize()
