@@ -1,0 +1,65 @@
+"""Log-probabilities of chosen tokens and of the likeliest: Triton kernels and their twin in torch.
+
+No log-softmax of a whole row is ever written. A row's numbers depend on that row alone, to the bit. Knows nothing of
+who asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of n tokens: `chosen` (n,) fp32, and of each row's k likeliest `values` (n, k) fp32 and `tokens` (n, k) int64."""
+
+    chosen: Tensor
+    values: Tensor
+    tokens: Tensor
+
+
+def logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, k: int) -> Logprobs:
+    """Of `tokens[i]` in row `rows[i]`, and of that row's `k` likeliest, the likeliest first.
+
+    `logits` is (m, vocabulary) of any floating type, its last dimension contiguous; `rows` (n,) int32, which may have
+    repeats, and `tokens` (n,) int64 are on its device. Where k is more than the vocabulary has, all are given.
+    """
+    return (logprobs_triton if logits.is_cuda else logprobs_torch)(logits, rows, tokens, k)
+
+
+def logprobs_triton(logits: Tensor, rows: Tensor, tokens: Tensor, k: int) -> Logprobs:
+    """The kernels; on CPU tensors only under Triton's interpreter. See `logprobs`."""
+    from engine.kernels.gpu.logprobs import CHUNK, chosen_kernel, chunks_kernel
+
+    count, vocabulary = len(rows), logits.shape[1]
+    chunks = -(-vocabulary // CHUNK)
+    floats = logits.new_empty(count, 2, chunks, dtype=torch.float32)
+    totals, chosen = logits.new_empty(2, count, dtype=torch.float32)
+    if count:
+        stride = logits.stride(0)
+        chunks_kernel[chunks, count](logits, rows, floats, vocabulary, stride, chunks, chunk=CHUNK)
+        most = 1 << (chunks - 1).bit_length()
+        chosen_kernel[count,](
+            logits, rows, tokens, floats, totals, chosen, stride, chunks, most_chunks=most, num_warps=1
+        )
+    return Logprobs(chosen, *_likeliest(logits, rows, totals, k))
+
+
+def logprobs_torch(logits: Tensor, rows: Tensor, tokens: Tensor, k: int) -> Logprobs:
+    """The twin. See `logprobs`."""
+    asked = logits.index_select(0, rows).float()
+    largest = asked.amax(-1, keepdim=True)
+    totals = torch.logsumexp((asked - largest).double(), -1).float()
+    chosen = (asked.gather(1, tokens[:, None]) - largest).squeeze(1) - totals
+    return Logprobs(chosen, *_likeliest(logits, rows, totals, k))
+
+
+def _likeliest(logits: Tensor, rows: Tensor, totals: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`totals` are logarithms of sums of exponentials, relative to the largest logit."""
+    if not k:
+        return totals.new_empty(len(rows), 0), rows.new_empty(len(rows), 0, dtype=torch.int64)
+    values, tokens = torch.topk(logits.index_select(0, rows).float(), min(k, logits.shape[1]))
+    return (values - values[:, :1]) - totals[:, None], tokens  # to the bit what `chosen` is for the same token
