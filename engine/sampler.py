@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from engine.forks import mix64
+from engine.kernels.sampling import GREEDY_BELOW
 from engine.outputs import TokenLogprob
 from engine.params import Sampling
 
 # Filters look at this many of the likeliest tokens first, and at the whole vocabulary only where that is not enough.
 _LIKELIEST = 256
-_GREEDY_BELOW = 1e-5  # a temperature this low would overflow the division, and means the likeliest token anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Drawn:
 def is_greedy(sampling: Sampling) -> bool:
     """Whether it is the likeliest token that is wanted, whatever came before."""
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-    return sampling.temperature < _GREEDY_BELOW and penalties == (1.0, 0.0, 0.0) and not sampling.logit_bias
+    return sampling.temperature < GREEDY_BELOW and penalties == (1.0, 0.0, 0.0) and not sampling.logit_bias
 
 
 def sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None) -> Drawn:
@@ -56,6 +56,10 @@ def sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tenso
     The logits are changed in place. `forbid` sets the logits of tokens that a constraint does not allow to -inf, in
     place.
     """
+    if logits.is_cuda:
+        from engine.device_sampler import sample_on_device  # which needs what is above
+
+        return sample_on_device(logits, draws, forbid)
     chosen = {i: draw for i, draw in enumerate(draws) if draw is not None}
     raw = {i: row_logprobs(logits[i]) for i, draw in chosen.items() if draw.logprobs is not None}
     if chosen:
@@ -71,7 +75,7 @@ def sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tenso
 
 def _draw(logits: Tensor, draws: Mapping[int, Draw], tokens: Tensor) -> None:
     """Put what is drawn into `tokens`, where it is not the likeliest."""
-    drawn = [i for i, draw in draws.items() if draw.sampling.temperature >= _GREEDY_BELOW]
+    drawn = [i for i, draw in draws.items() if draw.sampling.temperature >= GREEDY_BELOW]
     filtered = [i for i in drawn if _filters(draws[i].sampling)]
     plain = [i for i in drawn if not _filters(draws[i].sampling)]
     if filtered:

@@ -30,7 +30,7 @@ def copy_blocks(cache: Sequence[Tensor], pairs: Pairs) -> None:
 
 
 def gather_blocks(cache: Sequence[Tensor], blocks: Sequence[int], out: Tensor) -> None:
-    """Copy blocks to the rows of `out`, (n, bytes of a block in all layers) uint8, contiguous, on the cache's device."""
+    """Copy blocks to the rows of `out`, (n, `block_nbytes`) uint8, contiguous, on the cache's device."""
     (gather_blocks_triton if cache[0].is_cuda else gather_blocks_torch)(cache, blocks, out)
 
 
@@ -84,7 +84,8 @@ def scatter_blocks_triton(cache: Sequence[Tensor], blocks: Sequence[int], rows: 
             _launch(each, mine, strides, _bytes(each), _strides(each), where)
 
 
-Strides = tuple[int, int]  # bytes from a block to the next, and from its keys to its values and so on through the layers
+# Bytes to the next block, and to the next part of one: from a layer's keys to its values, and on to the next layer's.
+Strides = tuple[int, int]
 
 
 def _launch(like: Tensor, source: Tensor, read: Strides, destination: Tensor, write: Strides, pairs: Tensor) -> None:

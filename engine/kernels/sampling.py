@@ -22,7 +22,7 @@ def pack(
     top_k: Sequence[int],
     top_p: Sequence[float],
     min_p: Sequence[float],
-    keys: Sequence[int],
+    keys: Sequence[int] | NDArray[np.uint64],
 ) -> NDArray[np.int32]:
     """The parameters of rows as `draw` takes them, (rows, WORDS) int32; keys are of 64 bits, without sign.
 
@@ -115,7 +115,9 @@ def draw_torch(logits: Tensor, parameters: Tensor) -> Tensor:
     for row, words in zip(logits.float(), parameters, strict=True):
         scale = float(words.view(torch.float32)[0])
         if scale > 0 and bool((row > -torch.inf).any()):
-            scores = (row.double() - row.max()) * scale + gumbel(int(words[4:6].view(torch.int64)), len(row), row.device)
+            scores = (row.double() - row.max()) * scale + gumbel(
+                int(words[4:6].view(torch.int64)), len(row), row.device
+            )
             tokens.append(scores.masked_fill(~kept_torch(row, words), -torch.inf).argmax())
         else:
             tokens.append((row == row.max()).long().argmax())

@@ -30,9 +30,9 @@ class Staging:
         self._halves = cycle([(half, torch.cuda.Event()) for half in halves])
 
     def save(self, pairs: Sequence[tuple[int, Tensor]]) -> None:
-        """Queue copies of blocks to rows of bytes, page-locked unless this may wait, after what the current stream does.
+        """Queue copies of blocks to rows of bytes, after what the current stream has been given so far.
 
-        What that stream does next may overwrite the blocks.
+        What that stream is given next may overwrite the blocks. The rows are page-locked, unless this may wait.
         """
         here = torch.cuda.current_stream(self._cache[0].device)
         for first in range(0, len(pairs), self._rows):

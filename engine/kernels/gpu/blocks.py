@@ -38,7 +38,7 @@ def copy_kernel(
 def variants() -> list[Variant]:
     """Of words of 8, 4 and 1 bytes; the first are what a cache of usual sizes is copied in."""
     strides = ("source_block", "source_part", "destination_block", "destination_part")
-    sizes = {name: "i64" for name in strides} | {"words": "i32"}
+    sizes = dict.fromkeys(strides, "i64") | {"words": "i32"}
     return [
         Variant(
             f"blocks copy {word}",

@@ -53,11 +53,13 @@ def adjust_kernel(logits, entries, starts, stride, block: tl.constexpr):
 
 
 @triton.jit
-def race_kernel(logits, parameters, floats, winners, vocabulary, stride, chunks, chunk: tl.constexpr, each: tl.constexpr):
+def race_kernel(
+    logits, parameters, floats, winners, vocabulary, stride, chunks, chunk: tl.constexpr, each: tl.constexpr
+):
     """One program looks at one chunk of one row. It notes the largest logit, the mass relative to that, who wins the
     race there and with what score relative to that, and the largest of each block.
 
-    `floats` is (rows, 3 * chunks + blocks): largest, masses, scores, blocks' largest. `winners` is (rows, chunks) int32.
+    `floats` is (rows, 3 * chunks + blocks): largest, masses, scores, blocks' largest; `winners` (rows, chunks) int32.
     """
     row = tl.program_id(1)
     at = tl.program_id(0)
@@ -101,7 +103,7 @@ def settle_kernel(
 ):
     """One program ends the race of one row: `tokens` (rows,) int64 are the winners that the filters let through.
 
-    `hot` (rows, blocks) int32 is scratch: the blocks that may have kept tokens, in order. `most_chunks` is a power of 2.
+    `hot` (rows, blocks) int32 is scratch: the blocks that may have kept tokens. `most_chunks` is a power of 2.
     """
     row = tl.program_id(0)
     scale, top_k, top_p, reach, key = _parameters(parameters, row)
@@ -296,21 +298,19 @@ def variants() -> list[Variant]:
     """Of logits in fp32 and bf16; vocabularies of up to 32,768, 131,072 and 262,144 tokens."""
     sizes = {"vocabulary": "i32", "stride": "i32", "chunks": "i32"}
     scratch = {"parameters": "*i32", "floats": "*fp32", "winners": "*i32"}
-    settled = {**scratch, "hot": "*i32", "tokens": "*i64", **sizes}
-    constants = {"chunk": CHUNK, "each": BLOCK}
+    fixed = {"chunk": CHUNK, "each": BLOCK}
     even = frozenset({"vocabulary", "stride"})
     found = []
     for dtype in ("fp32", "bf16"):
         logits = {"logits": f"*{dtype}"}
-        adjusting = {**logits, "entries": "*i32", "starts": "*i32", "stride": "i32"}
-        found.append(Variant(f"sampling adjust {dtype}", adjust_kernel, adjusting, {"block": 1024}, stages=1))
+        types = {**logits, "entries": "*i32", "starts": "*i32", "stride": "i32"}
+        found.append(Variant(f"sampling adjust {dtype}", adjust_kernel, types, {"block": 1024}, stages=1))
+        types = {**logits, **scratch, **sizes}
         found.append(
-            Variant(f"sampling race {dtype}", race_kernel, logits | scratch | sizes, constants, stages=1, divisible=even)
+            Variant(f"sampling race {dtype}", race_kernel, types, fixed, warps=RACE_WARPS, stages=1, divisible=even)
         )
+    types = {"logits": "*fp32", **scratch, "hot": "*i32", "tokens": "*i64", **sizes}
     for most in (16, 64, 128):
-        fixed = {**constants, "most_chunks": most, "tile": TILE}
-        types = {"logits": "*fp32", **settled}
-        found.append(
-            Variant(f"sampling settle {most}", settle_kernel, types, fixed, warps=SETTLE_WARPS, stages=1, divisible=even)
-        )
+        name, constants = f"sampling settle {most}", {**fixed, "most_chunks": most, "tile": TILE}
+        found.append(Variant(name, settle_kernel, types, constants, warps=SETTLE_WARPS, stages=1, divisible=even))
     return found

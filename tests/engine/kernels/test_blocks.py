@@ -23,7 +23,9 @@ Three = tuple[Callable[..., None], Callable[..., None], Callable[..., None]]
 
 caches = st.lists(
     st.tuples(
-        st.sampled_from([(torch.bfloat16, (4, 2, 8)), (torch.float32, (2, 3)), (torch.int8, (3, 1, 7)), (torch.int8, (5001,))]),
+        st.sampled_from(
+            [(torch.bfloat16, (4, 2, 8)), (torch.float32, (2, 3)), (torch.int8, (3, 1, 7)), (torch.int8, (5001,))]
+        ),
         st.integers(1, 3),
     ),
     min_size=1,
