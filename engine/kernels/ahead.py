@@ -76,6 +76,8 @@ def compiled(variant: Variant, capability: int) -> Used:
     constants = {name: variant.constants[name] for name in parameters if name in variant.constants}
     source = ASTSource(variant.kernel, types, constants, aligned)
     options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True}
+    if variant.most_registers is not None:
+        options["maxnreg"] = variant.most_registers
     try:
         made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         registers, spilled = _assembled(made.asm["ptx"], capability)

@@ -98,7 +98,9 @@ def _launch(like: Tensor, source: Tensor, read: Strides, destination: Tensor, wr
     word = dtype.itemsize
     grid = (len(pairs), like.shape[0] * 2, -(-part // (word * PIECE)))
     words = [_words(source, dtype), _words(destination, dtype)]
-    copy_kernel[grid](*words, pairs, part // word, *(stride // word for stride in (*read, *write)), piece=PIECE)
+    copy_kernel[grid](
+        *words, pairs, part // word, *(stride // word for stride in (*read, *write)), piece=PIECE, num_stages=1
+    )
 
 
 _WORDS = (torch.int64, torch.int32, torch.int8)

@@ -47,7 +47,7 @@ def draw(logits: Tensor, parameters: Tensor) -> Tensor:
     """A token for each row, (rows,) int64.
 
     `logits` is (rows, vocabulary) of any floating type, its last dimension contiguous; -inf is never drawn, unless a
-    row has nothing else: then its first token is. `parameters` is (rows, WORDS) int32, see `pack`.
+    row has nothing else: then its first token is; +inf wins. `parameters` is (rows, WORDS) int32, see `pack`.
 
     A greedy row takes the first of its largest logits. Every other one draws from the softmax of logits / temperature,
     restricted to the tokens that all of these keep: top-k, those no less likely than the k-th likeliest; top-p, those
@@ -76,24 +76,36 @@ def adjust(logits: Tensor, entries: Tensor, starts: Tensor) -> None:
 
 def draw_triton(logits: Tensor, parameters: Tensor) -> Tensor:
     """The kernels; on CPU tensors only under Triton's interpreter. See `draw`."""
-    from engine.kernels.gpu.sampling import BLOCK, CHUNK, RACE_WARPS, SETTLE_WARPS, TILE, race_kernel, settle_kernel
+    from engine.kernels.gpu import sampling as gpu
 
     assert parameters.is_contiguous() and logits.stride(1) == 1
     rows, vocabulary = logits.shape
-    chunks = -(-vocabulary // CHUNK)
-    blocks = chunks * (CHUNK // BLOCK)
+    chunks = -(-vocabulary // gpu.CHUNK)
+    blocks = chunks * (gpu.CHUNK // gpu.BLOCK)
     floats = logits.new_empty(rows, 3 * chunks + blocks, dtype=torch.float32)
     winners = logits.new_empty(rows, chunks, dtype=torch.int32)
     hot = logits.new_empty(rows, blocks, dtype=torch.int32)
     tokens = logits.new_empty(rows, dtype=torch.int64)
-    fixed = {"chunk": CHUNK, "each": BLOCK}
-    sizes = (vocabulary, logits.stride(0), chunks)
     if rows:
-        race_kernel[chunks, rows](logits, parameters, floats, winners, *sizes, **fixed, num_warps=RACE_WARPS)
-        most = 1 << (chunks - 1).bit_length()
-        scratch = (floats, winners, hot, tokens)
-        settle_kernel[rows,](
-            logits, parameters, *scratch, *sizes, most_chunks=most, **fixed, tile=TILE, num_warps=SETTLE_WARPS
+        sizes = (vocabulary, logits.stride(0), chunks)
+        fixed = {"chunk": gpu.CHUNK, "each": gpu.BLOCK}
+        gpu.race_kernel[chunks, rows](
+            logits, parameters, floats, winners, *sizes, **fixed, num_warps=gpu.RACE_WARPS, num_stages=1
+        )
+        gpu.settle_kernel[rows,](
+            logits,
+            parameters,
+            floats,
+            winners,
+            hot,
+            tokens,
+            *sizes,
+            most_chunks=1 << (chunks - 1).bit_length(),
+            **fixed,
+            tile=gpu.TILE,
+            num_warps=gpu.SETTLE_WARPS,
+            num_stages=1,
+            maxnreg=gpu.SETTLE_REGISTERS,
         )
     return tokens
 
@@ -103,7 +115,7 @@ def adjust_triton(logits: Tensor, entries: Tensor, starts: Tensor) -> None:
     from engine.kernels.gpu.sampling import adjust_kernel
 
     if len(logits):
-        adjust_kernel[len(logits),](logits, entries, starts, logits.stride(0), block=1024)
+        adjust_kernel[len(logits),](logits, entries, starts, logits.stride(0), block=1024, num_stages=1)
 
 
 # -- the twins
@@ -114,7 +126,7 @@ def draw_torch(logits: Tensor, parameters: Tensor) -> Tensor:
     tokens = []
     for row, words in zip(logits.float(), parameters, strict=True):
         scale = float(words.view(torch.float32)[0])
-        if scale > 0 and bool((row > -torch.inf).any()):
+        if scale > 0 and bool(row.max().isfinite()):
             scores = (row.double() - row.max()) * scale + gumbel(
                 int(words[4:6].view(torch.int64)), len(row), row.device
             )

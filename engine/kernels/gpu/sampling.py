@@ -18,6 +18,7 @@ CHUNK = 2048  # tokens that one program of the race looks at: fixed, as sums dep
 TILE = 128  # blocks that are looked at together
 RACE_WARPS = 4
 SETTLE_WARPS = 16
+SETTLE_REGISTERS = 128  # left to itself, the assembler takes 64 at times, and spills
 
 _SLACK = tl.constexpr(1.0001)  # masses summed in another order may differ by that much
 _ROUGH = tl.constexpr(4096)  # floats between which the lower bound need not be told apart
@@ -72,7 +73,7 @@ def race_kernel(
     base = tl.where(largest == float("-inf"), 0.0, largest)
     score = x
     mass = 0.0
-    if scale > 0:
+    if (scale > 0) & (largest < float("inf")):
         mass = tl.sum(tl.sum(_mass(x, base, scale), 1), 0)
         score = (x - base) * scale + _gumbel(key, block, each)
     best = tl.max(tl.max(score, 1), 0)
@@ -114,13 +115,14 @@ def settle_kernel(
     largests = tl.load(note + at, mask=inside, other=float("-inf"))
     largest = tl.max(largests, 0)
     scores = largests
-    if (scale > 0) & (largest > float("-inf")):
+    drawn = (scale > 0) & (largest > float("-inf")) & (largest < float("inf"))  # else the first of the largest it is
+    if drawn:
         scores = tl.load(note + 2 * chunks + at, mask=inside, other=float("-inf")) + (largests - largest) * scale
     best = tl.max(scores, 0)
     first = tl.min(tl.where(scores == best, at, chunks - 1), 0)
     token = tl.load(winners + row * chunks + first)
     filtered = (top_k > 0) | (top_p < 1) | (reach > float("-inf"))
-    if filtered & (scale > 0) & (largest > float("-inf")):
+    if filtered & drawn:
         masses = tl.load(note + chunks + at, mask=inside, other=0.0)
         whole = tl.sum(masses * tl.exp2((largests - largest) * (scale * _LOG2E)), 0)
         line = logits + row.to(tl.int64) * stride
@@ -310,7 +312,17 @@ def variants() -> list[Variant]:
             Variant(f"sampling race {dtype}", race_kernel, types, fixed, warps=RACE_WARPS, stages=1, divisible=even)
         )
     types = {"logits": "*fp32", **scratch, "hot": "*i32", "tokens": "*i64", **sizes}
-    for most in (16, 64, 128):
-        name, constants = f"sampling settle {most}", {**fixed, "most_chunks": most, "tile": TILE}
-        found.append(Variant(name, settle_kernel, types, constants, warps=SETTLE_WARPS, stages=1, divisible=even))
+    found += [
+        Variant(
+            f"sampling settle {most}",
+            settle_kernel,
+            types,
+            {**fixed, "most_chunks": most, "tile": TILE},
+            warps=SETTLE_WARPS,
+            stages=1,
+            divisible=even,
+            most_registers=SETTLE_REGISTERS,
+        )
+        for most in (16, 64, 128)
+    ]
     return found

@@ -24,3 +24,4 @@ class Variant:
     stages: int = 3
     divisible: frozenset[str] = field(default_factory=frozenset)
     since: int = 80
+    most_registers: int | None = None  # `maxnreg` at the launch; None: as many as the assembler thinks well

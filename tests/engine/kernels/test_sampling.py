@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,14 @@ from engine.kernels.sampling import (
 )
 
 INF = float("inf")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def poisoned() -> Iterator[None]:
+    """What is allocated and not written is NaN, or the largest integer."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def parameters(rows: int, **same: float) -> torch.Tensor:
@@ -115,12 +125,17 @@ def test_the_kernel_keeps_what_the_twin_keeps(same: dict[str, float], device: st
     check(row.expand(keys, -1), parameters(keys, **same), device)
 
 
+def test_the_largest_vocabulary(device: str) -> None:
+    logits = torch.randn(1, 262_144, generator=torch.Generator().manual_seed(6)) * 2
+    check(logits, parameters(1, top_k=20, top_p=0.8), device)
+
+
 def test_draws_follow_the_filtered_softmax(device: str) -> None:
     row = torch.randn(1, 40, generator=torch.Generator().manual_seed(1)) * 2
     for same in ({}, {"temperature": 0.5}, {"top_k": 6}, {"top_p": 0.8}, {"temperature": 2.5, "min_p": 0.2}):
         few = [40] if device == "cpu" and same == {"top_k": 6} else []  # interpreted
         kernel = [(draw_triton, count) for count in (few if device == "cpu" else [20_000])]
-        for draw, count in ((draw_torch, 2000), *kernel):
+        for draw, count in ((draw_torch, 600), *kernel):
             packed = parameters(count, **same)
             where = device if draw is draw_triton else "cpu"
             drawn = draw(row.expand(count, -1).to(where), packed.to(where)).cpu()
@@ -182,6 +197,12 @@ class TestEdges:
     def test_a_row_with_nothing_allowed_gives_its_first_token(self, draw: object, device: str) -> None:
         for same in ({}, {"top_k": 5, "top_p": 0.5}, {"temperature": 0.0}):
             assert self.drawn(draw, torch.full((70,), -INF), device, rows=1, **same) == {0}
+
+    def test_an_infinite_logit_wins(self, draw: object, device: str) -> None:
+        row = torch.zeros(2100)
+        row[[2060, 2070]] = INF
+        for same in ({}, {"top_k": 5, "top_p": 0.5}, {"temperature": 0.0}):
+            assert self.drawn(draw, row, device, rows=1, **same) == {2060}
 
     def test_extremes_of_the_filters_leave_the_likeliest_or_all(self, draw: object, device: str) -> None:
         row = torch.randn(2200, generator=torch.Generator().manual_seed(3))
