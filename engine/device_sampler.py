@@ -57,35 +57,44 @@ def adjustments(draws: Sequence[Draw | None], vocabulary: int) -> tuple[Ints, In
     Raises:
         IndexError: a row names a token that the vocabulary does not have.
     """
-    parts = list[tuple[Collection[int], float | Collection[float]]]()
+    parts: list[Part] = []
     for draw in draws:
-        parts += _NO_CHANGES if draw is None else _changes(draw)
+        parts += _NO_CHANGES if draw is None or not _changed(draw) else _changes(draw)
     sizes = [len(tokens) for tokens, _ in parts]
     starts = np.cumsum([0, *sizes], dtype=np.int32)
     entries = np.empty((starts[-1], 2), dtype=np.int32)
+    if not len(entries):
+        return entries, starts
     values = entries.view(np.float32)[:, 1]
-    for at, size, (tokens, numbers) in zip(starts, sizes, parts, strict=False):
+    for at, size, (tokens, numbers) in zip(starts.tolist(), sizes, parts, strict=False):
         if size:
-            entries[at : at + size, 0] = np.fromiter(tokens, dtype=np.int32, count=size)
-            values[at : at + size] = numbers if isinstance(numbers, float) else np.fromiter(numbers, np.float32, size)
-    if len(entries) and not 0 <= entries[:, 0].min() <= entries[:, 0].max() < vocabulary:
+            entries[at : at + size, 0] = np.fromiter(tokens, np.int32, size)
+            values[at : at + size] = numbers
+    if not 0 <= entries[:, 0].min() <= entries[:, 0].max() < vocabulary:
         raise IndexError(f"A row's bias, penalties or bans name a token outside of 0 to {vocabulary - 1}.")
     return entries, starts
 
 
-_NO_CHANGES: list[tuple[Collection[int], float | Collection[float]]] = [((), 0.0)] * 4
+Part = tuple[Collection[int], float | NDArray[np.float64]]
+_NO_CHANGES: list[Part] = [((), 0.0)] * 4
 
 
-def _changes(draw: Draw) -> list[tuple[Collection[int], float | Collection[float]]]:
+def _changed(draw: Draw) -> bool:
+    s = draw.sampling
+    penalties = s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty
+    return bool(penalties or s.logit_bias or draw.banned)
+
+
+def _changes(draw: Draw) -> list[Part]:
     """Tokens and numbers of the four stages: bias, repetition, presence and frequency, bans."""
     s = draw.sampling
-    seen = set(draw.seen) if s.repetition_penalty != 1.0 else ()
+    biases = np.fromiter(s.logit_bias.values(), np.float64, len(s.logit_bias))
     counts = draw.counts if s.presence_penalty or s.frequency_penalty else {}
-    occurred = -s.presence_penalty - s.frequency_penalty * np.fromiter(counts.values(), np.float64, len(counts))
+    times = np.fromiter(counts.values(), np.float64, len(counts))
     return [
-        (s.logit_bias, s.logit_bias.values()),
-        (seen, s.repetition_penalty),
-        (counts, occurred),
+        (s.logit_bias, biases),
+        (set(draw.seen) if s.repetition_penalty != 1.0 else (), s.repetition_penalty),
+        (counts, -s.presence_penalty - s.frequency_penalty * times),
         (draw.banned, 0.0),
     ]
 

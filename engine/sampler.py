@@ -2,7 +2,8 @@
 
 Order: logit bias, repetition, presence and frequency penalties, mask, temperature, top-k, top-p, min-p. Each row's
 draw depends on that row alone: the uniform number is a hash of (seed, stream, position), and rows that need a sorted
-vocabulary are treated apart from rows that do not.
+vocabulary are treated apart from rows that do not. On a GPU `engine.device_sampler` does all this, from other random
+numbers: a seed gives the same tokens again on the same kind of device.
 """
 
 from __future__ import annotations

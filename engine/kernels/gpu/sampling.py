@@ -251,30 +251,31 @@ def _kth_largest(line, hot, count, vocabulary, floor, largest, k, tile: tl.const
     else:
         while high - low > 1:
             middle = (low + high) >> 1
-            number = 0
+            number = tl.zeros((tile,), tl.int32)
             first = 0
             while first < count:
                 x, _, _ = _hot_logits(line, hot, first, count, vocabulary, tile, each)
-                number += tl.sum(tl.sum((x >= _float(middle)).to(tl.int32), 1), 0)
+                number += tl.sum((x >= _float(middle)).to(tl.int32), 1)
                 first += tile
-            low = tl.where(number >= k, middle, low)
-            high = tl.where(number >= k, high, middle)
+            enough = tl.sum(number, 0) >= k
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle)
     return _float(low)
 
 
 @triton.jit
 def _above(line, hot, count, vocabulary, x, floor, largest, scale, tile: tl.constexpr, each: tl.constexpr):
     """How many tokens are likelier than `x` and at least `floor`, and their mass relative to the likeliest."""
-    number = 0
-    mass = 0.0
+    number = tl.zeros((tile,), tl.int32)
+    mass = tl.zeros((tile,), tl.float32)
     first = 0
     while first < count:  # rather than `for`: Triton 3.6 interprets no range up to what a kernel computed
         others, _, _ = _hot_logits(line, hot, first, count, vocabulary, tile, each)
         above = (others > x) & (others >= floor)
-        number += tl.sum(tl.sum(above.to(tl.int32), 1), 0)
-        mass += tl.sum(tl.sum(tl.where(above, _mass(others, largest, scale), 0.0), 1), 0)
+        number += tl.sum(above.to(tl.int32), 1)
+        mass += tl.sum(tl.where(above, _mass(others, largest, scale), 0.0), 1)
         first += tile
-    return number, mass
+    return tl.sum(number, 0), tl.sum(mass, 0)
 
 
 @triton.jit

@@ -53,14 +53,13 @@ def check(logits: torch.Tensor, packed: torch.Tensor, device: str) -> None:
         scale, _, top_p, _ = words[:4].view(torch.float32).tolist()
         assert scale > 0, "a greedy row has no rounding"
         scores = row.double() * scale + gumbel(int(words[4:6].view(torch.int64)), len(row))
-        near = words.clone()
-        near[2:4].view(torch.float32).add_(torch.tensor([1e-5, -1e-5]))  # keeps what rounding may keep
-        if top_p >= 1:
-            near[2] = words[2]
-        assert kept_torch(row, near)[token]
-        near[2:4].view(torch.float32).sub_(torch.tensor([2e-5, -2e-5]))
-        sure = kept_torch(row, near) if top_p < 1 else kept_torch(row, words)
-        assert scores[token] >= scores[sure].max() - 1e-4 * max(1.0, float(scores[token].abs()) * 1e-2)
+        more, less = words.clone(), words.clone()
+        if top_p < 1:
+            more.view(torch.float32)[2] *= 1 + 1e-4
+            less.view(torch.float32)[2] *= 1 - 1e-4
+        assert kept_torch(row, more)[token]
+        surely = scores[kept_torch(row, less)].max()
+        assert scores[token] >= surely - 1e-4 * max(1.0, float(surely.abs()) * 1e-2)
 
 
 def test_philox_gives_the_published_numbers() -> None:
