@@ -149,7 +149,9 @@ def settle_kernel(
                 number, mass = _above(line, my_hot, count, vocabulary, x, floor, largest, scale, tile, each)
                 kept = ((number < top_k) | (top_k == 0)) & ((mass < top_p * whole) | (top_p >= 1)) | (number == 0)
             if not kept:
+                last = token
                 token = _race_above(line, my_hot, count, vocabulary, x, floor, largest, scale, key, tile, each)
+                kept = token == last  # never; but a GPU must not hang where logits are no numbers
                 x = tl.load(line + token).to(tl.float32)
     tl.store(tokens + row, token.to(tl.int64))
 
