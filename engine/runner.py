@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.batch import KVCache
 from engine.batching import Batching
 from engine.kv.coded import CodedCache
-from engine.kv.staging import Staging
+from engine.kv.saving import Saving
 from engine.models.tilewise import tilewise
 from engine.step import Step
 
@@ -34,25 +34,25 @@ class Runner(Protocol):
 class CacheStore:
     """The paged cache as tiers below it see it (`engine.kv.copies.BlockStore`).
 
-    On a GPU, saving is queued before the step (see `Staging`), and loading runs on a stream of the worker's own.
+    On a GPU, saving is queued before the step (see `Saving`), and loading runs on a stream of the worker's own.
     """
 
     def __init__(self, kv: KVCache | CodedCache, device: torch.device) -> None:
         self._kv = kv
         cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None
-        self._staging = Staging(kv.tensors) if cuda else None
+        self._saving = Saving(kv.tensors) if cuda else None
 
     def save(self, pairs: list[tuple[int, Tensor]]) -> None:
-        if self._staging is not None:
-            self._staging.save(pairs)
+        if self._saving is not None:
+            self._saving.save(pairs)
             return
         for block, row in pairs:
             self._kv.read_block(block, row)
 
     def saved(self) -> None:
-        if self._staging is not None:
-            self._staging.wait()
+        if self._saving is not None:
+            self._saving.wait()
 
     @torch.inference_mode()
     def load(self, block: int, payload: Tensor | memoryview) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.batch import KVCache
 from engine.kernels import blocks as b
 from engine.kv.coded import CodedCache
-from engine.kv.staging import Staging
+from engine.kv.saving import Saving
 
 BLOCKS = 9
 BOTH = [
@@ -104,11 +104,11 @@ def test_rows_are_those_of_the_caches(kind: type[KVCache] | type[CodedCache], de
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="saving on a stream of its own needs a GPU")
 def test_what_is_saved_is_what_the_blocks_held_then(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = made([((torch.bfloat16, (16, 8, 128)), 3)], "cuda")
-    monkeypatch.setattr("engine.kv.staging.BYTES", 2 * b.block_nbytes(cache))  # of seven, two at a time
-    staging = Staging(cache)
+    monkeypatch.setattr("engine.kv.saving.BYTES", 2 * b.block_nbytes(cache))  # of seven, two at a time
+    saving = Saving(cache)
     rows = torch.zeros(7, b.block_nbytes(cache), dtype=torch.uint8, pin_memory=True)
     wanted = [cache[0][:, :, block].cpu().reshape(-1).view(torch.uint8) for block in range(7)]
-    staging.save([(block, rows[6 - block]) for block in range(7)])
+    saving.save([(block, rows[6 - block]) for block in range(7)])
     cache[0].zero_()
-    staging.wait()
+    saving.wait()
     assert all(map(torch.equal, rows.flip(0), wanted))

@@ -6,7 +6,7 @@ after it. What takes long, the way to the host, is on a stream of its own. Knows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 
 import torch
@@ -14,20 +14,18 @@ from torch import Tensor
 
 from engine.kernels.blocks import block_nbytes, gather_blocks
 
-BYTES = 32 << 20  # of each of two buffers on the GPU: one is filled while the other is copied
+BYTES = 16 << 20  # of each of two buffers on the GPU: one is filled while the other is copied
 
 
-class Staging:
-    """For a cache given as its tensors, see `engine.kernels.blocks`."""
+class Saving:
+    """For a cache given as its tensors, see `engine.kernels.blocks`. The buffers come with the first block."""
 
     def __init__(self, cache: Sequence[Tensor]) -> None:
-        device, nbytes = cache[0].device, block_nbytes(cache)
         self._cache = cache
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(cache[0].device)
         self._saved = torch.cuda.Event()
-        self._rows = max(1, BYTES // nbytes)
-        halves = torch.empty(2, self._rows, nbytes, dtype=torch.uint8, device=device)
-        self._halves = cycle([(half, torch.cuda.Event()) for half in halves])
+        self._rows = max(1, BYTES // block_nbytes(cache))
+        self._halves: Iterator[tuple[Tensor, torch.cuda.Event]] | None = None
 
     def save(self, pairs: Sequence[tuple[int, Tensor]]) -> None:
         """Queue copies of blocks to rows of bytes, after what the current stream has been given so far.
@@ -37,7 +35,7 @@ class Staging:
         here = torch.cuda.current_stream(self._cache[0].device)
         for first in range(0, len(pairs), self._rows):
             some = pairs[first : first + self._rows]
-            half, copied = next(self._halves)
+            half, copied = self._next_half()
             here.wait_event(copied)
             gather_blocks(self._cache, [block for block, _ in some], half[: len(some)])
             self._stream.wait_stream(here)
@@ -46,6 +44,14 @@ class Staging:
                     target.copy_(row, non_blocking=True)
                 copied.record()
         self._saved.record(self._stream)
+
+    def _next_half(self) -> tuple[Tensor, torch.cuda.Event]:
+        """A buffer, and what tells that its last copies are done."""
+        if self._halves is None:
+            shape = (2, self._rows, block_nbytes(self._cache))
+            halves = torch.empty(shape, dtype=torch.uint8, device=self._cache[0].device)
+            self._halves = cycle([(half, torch.cuda.Event()) for half in halves])
+        return next(self._halves)
 
     def wait(self) -> None:
         """Until all that was saved has arrived."""
