@@ -124,6 +124,22 @@ def test_the_kernel_keeps_what_the_twin_keeps(same: dict[str, float], device: st
     check(row.expand(keys, -1), parameters(keys, **same), device)
 
 
+@pytest.mark.parametrize("draw", [draw_torch, draw_triton])
+@pytest.mark.parametrize("same", [{}, {"top_k": 3}], ids=str)
+def test_top_p_cuts_where_the_likelier_reach_it(draw: object, same: dict[str, float], device: str) -> None:
+    row = torch.full((100,), -INF)
+    row[[60, 70, 80]] = torch.tensor([0.5, 0.3, 0.2]).log()
+    if same:
+        row[90] = -2.5  # gone before top-p looks
+    logits, unfiltered = row.expand(60, -1), draw_torch(row.expand(60, -1), parameters(60, **same))
+    last = (unfiltered == 80).nonzero()[:3, 0]  # keys by which the least likely wins, if it may
+    assert len(last) == 3
+    for top_p, wins in ((0.804, True), (0.796, False)):
+        packed = parameters(60, **same, top_p=top_p)[last]
+        drawn = draw(logits[last].to(device), packed.to(device)).tolist()  # type: ignore[operator]
+        assert [token == 80 for token in drawn] == [wins] * 3
+
+
 def test_the_largest_vocabulary(device: str) -> None:
     logits = torch.randn(1, 262_144, generator=torch.Generator().manual_seed(6)) * 2
     check(logits, parameters(1, top_k=20, top_p=0.8), device)
