@@ -15,6 +15,7 @@ from engine.constrain.compiler import Compiler, default_compiler
 from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
+from engine.device_sampler import warm_up
 from engine.errors import InvalidParameter
 from engine.gpu.memory import left_for_kv
 from engine.gpu.runner import GpuRunner
@@ -145,6 +146,8 @@ def _runner(
     if not decoder.on_gpu:
         return ModelRunner(decoder, kv, device, deterministic=config.deterministic)
     longest = -(-max_model_len // config.block_size)
+    if device.type == "cuda":
+        warm_up(decoder.spec.vocab_size, device)
     return GpuRunner(decoder, kv, device, max_rows=config.max_running, max_blocks=longest, graphs=config.graphs)
 
 

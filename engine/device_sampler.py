@@ -51,6 +51,13 @@ def sample_on_device(
     return _fetched(tokens, found, dict(zip(asked, wanted, strict=True)))
 
 
+def warm_up(vocabulary: int, device: torch.device) -> None:
+    """Draw with everything that a row may ask for, so that no request waits for a kernel to be compiled."""
+    told = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logit_bias={0: 1.0})
+    for draws in ([None], [Draw(told, 1, 0, 1, {}, (0,), logprobs=3)], [Draw(told, 1, 0, 1, {}, (0,), logprobs=3)] * 2):
+        sample_on_device(torch.randn(len(draws), vocabulary, device=device), draws)
+
+
 def adjustments(draws: Sequence[Draw | None], vocabulary: int) -> tuple[Ints, Ints]:
     """What `kernels.adjust` takes: entries (n, 2) and starts.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.report import ROOT
 from engine import Engine, EngineConfig, Sampling, Span
 from engine.batch import Batch, KVCache
-from engine.kv.int8 import Int8Cache
+from engine.kv.coded import CodedCache
 from engine.linear import default_dtype
 from engine.models.decoder import Decoder, load_decoder
 
@@ -34,7 +34,7 @@ def measure(model: Path, windows: int = 10) -> dict[str, Any]:  # Any: plain JSO
         decoder = load_decoder(model, dtype=dtype)
         losses, divergence, same, count = [0.0, 0.0], 0.0, 0, 0
         for window in texts:
-            plain, quantised = (_read(decoder, window, kind) for kind in (KVCache, Int8Cache))
+            plain, quantised = (_read(decoder, window, kind) for kind in (KVCache, CodedCache))
             wanted = torch.tensor(window[1:])
             for at, found in enumerate((plain, quantised)):
                 losses[at] -= found[:-1].gather(1, wanted[:, None]).sum().item()
@@ -50,14 +50,14 @@ def measure(model: Path, windows: int = 10) -> dict[str, Any]:  # Any: plain JSO
                 "perplexity_int8": after,
                 "kl_nats": divergence / count,
                 "same_likeliest": same / count,
-                "bytes_ratio": _bytes(decoder, Int8Cache) / _bytes(decoder, KVCache),
+                "bytes_ratio": _bytes(decoder, CodedCache) / _bytes(decoder, KVCache),
             }
         )
     return {"model": model.name, "tokens": windows * WINDOW, "rows": rows}
 
 
 @torch.inference_mode()
-def _read(decoder: Decoder, window: list[int], kind: type[KVCache] | type[Int8Cache]) -> Tensor:
+def _read(decoder: Decoder, window: list[int], kind: type[KVCache] | type[CodedCache]) -> Tensor:
     """Log-probabilities after each token, (tokens, vocabulary) float32."""
     blocks = WINDOW // BLOCK
     kv = _cache(decoder, kind, blocks + 1)
@@ -71,12 +71,12 @@ def _read(decoder: Decoder, window: list[int], kind: type[KVCache] | type[Int8Ca
     return torch.cat(found)
 
 
-def _cache(decoder: Decoder, kind: type[KVCache] | type[Int8Cache], blocks: int) -> KVCache | Int8Cache:
+def _cache(decoder: Decoder, kind: type[KVCache] | type[CodedCache], blocks: int) -> KVCache | CodedCache:
     spec = decoder.spec
     return kind(spec.layers, blocks, BLOCK, spec.kv_heads, spec.head_dim, decoder.dtype, decoder.device)
 
 
-def _bytes(decoder: Decoder, kind: type[KVCache] | type[Int8Cache]) -> int:
+def _bytes(decoder: Decoder, kind: type[KVCache] | type[CodedCache]) -> int:
     return _cache(decoder, kind, 1).block_nbytes
 
 

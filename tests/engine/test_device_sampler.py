@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.device_sampler import adjustments, keys, sample_on_device
+from engine.device_sampler import adjustments, keys, sample_on_device, warm_up
 from engine.forks import mix64
 from engine.kernels import logprobs, sampling
 from engine.params import Sampling
@@ -117,3 +117,7 @@ def test_keys_are_those_of_mix64(values: list[tuple[int, int, int]]) -> None:
 def test_a_token_outside_of_the_vocabulary_reaches_no_device() -> None:
     with pytest.raises(IndexError, match="0 to 9"):
         adjustments([None, draw(Sampling(logit_bias={10: 1.0}))], 10)
+
+
+def test_warming_up_draws_in_every_way() -> None:
+    warm_up(40, torch.device("cpu"))
