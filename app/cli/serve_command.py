@@ -207,7 +207,7 @@ def serve(
     deterministic: Annotated[
         bool | None,
         typer.Option("--deterministic/--no-deterministic",
-                     help=r"Give a request the same bits whatever else runs, on the CPU. \[off]",
+                     help=r"Give a request the same bits whatever else runs. \[off]",
                      rich_help_panel=_ENGINE, show_default=False),
     ] = None,
     prefix_cache: Annotated[
