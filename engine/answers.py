@@ -7,17 +7,17 @@ nothing of commands or scheduling: what ends is handed to whoever made it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from engine import messages as m
 from engine.constrain.matcher import ConstraintFailed
-from engine.jobs import ScoreJob, SpanJob
+from engine.jobs import Job, ScoreJob, SpanJob
 from engine.masking import Masking
 from engine.outputs import Prefill, SpanOutput
-from engine.sampler import logprob_of, row_logprobs, sample
+from engine.sampler import Drawn, begin_sampling, logprob_of, row_logprobs
 from engine.scores import read_scores
 from engine.sequence import SequenceState
 from engine.spans import SpanWriter, draw
@@ -36,6 +36,20 @@ class Ending(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A step's draws on their way: `failed` are those of rows whose constraint cannot go on."""
+
+    drawing: list[tuple[SequenceState, SpanJob]]
+    failed: dict[int, ConstraintFailed]
+    fetch: Callable[[], Drawn]
+
+
+def _reads(job: Job | None) -> bool:
+    """Whether a job wants the logits themselves."""
+    return isinstance(job, ScoreJob) or (isinstance(job, SpanJob) and job.reading_prompt)
+
+
 class Answers:
     """The jobs of one core. `emit` takes the replies."""
 
@@ -46,11 +60,27 @@ class Answers:
         self._ending = ending
         self._emit = emit
         self._untold: list[tuple[SequenceState, SpanJob]] = []
+        self._begun: _Begun | None = None
 
-    def read(self, rows: list[Row], logits: Tensor) -> None:
-        """Hand each row's logits to its job, and draw for the spans that reached their last token."""
+    def begin(self, rows: list[Row], logits: Tensor) -> None:
+        """Begin to draw for the spans that reach their last token; a GPU may still be computing the logits."""
         drawing: list[tuple[SequenceState, SpanJob]] = []
         index: list[int] = []
+        at = 0
+        for row in rows:
+            seq, end = row.seq, row.start + row.count
+            at += max(0, end - max(row.start, row.logits_from))
+            if isinstance(seq.job, SpanJob) and end == len(seq.tokens):
+                drawing.append((seq, seq.job))
+                index.append(at - 1)
+        self._begun = None
+        if drawing:
+            # drawing changes logits, and prompts and scores are read from what the model said
+            whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
+            self._begun = self._draw(drawing, logits if whole else logits[index])
+
+    def read(self, rows: list[Row], logits: Tensor) -> None:
+        """Hand each row's logits to its job, and take what was drawn since `begin`."""
         at = 0
         for row in rows:
             seq, start, end = row.seq, row.start, row.start + row.count
@@ -60,16 +90,14 @@ class Answers:
             if isinstance(job, SpanJob):
                 if job.reading_prompt:
                     self._read_prompt(seq, job, first, logits[at : at + wanted])
-                if end == len(seq.tokens):
-                    drawing.append((seq, job))
-                    index.append(at + wanted - 1)
-                elif not job.announced:
+                if end < len(seq.tokens) and not job.announced:
                     self._emit(m.Reading(job.id, Prefill(end, len(seq), seq.cached_tokens)))
             elif job is not None:
                 self._read_scores(seq, job, first, logits[at : at + wanted], done=end == len(seq))
             at += wanted
-        if drawing:
-            self._draw(drawing, logits if index == list(range(logits.shape[0])) else logits[index])
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._take(begun)
 
     def tell(self) -> None:
         """Replies of all that was taken and not yet told. A stop string may end a span only now."""
@@ -97,13 +125,18 @@ class Answers:
 
     # -- parts
 
-    def _draw(self, drawing: list[tuple[SequenceState, SpanJob]], logits: Tensor) -> None:
+    def _draw(self, drawing: list[tuple[SequenceState, SpanJob]], logits: Tensor) -> _Begun:
         draws = [draw(seq, job) for seq, job in drawing]
         failed: dict[int, ConstraintFailed] = {}
         forbid = self._masking.forbid([job for _, job in drawing], failed)
-        drawn = sample(logits, draws, forbid)
+        return _Begun(drawing, failed, begin_sampling(logits, draws, forbid))
+
+    def _take(self, begun: _Begun) -> None:
+        drawn, failed = begun.fetch(), begun.failed
         logprobs = drawn.logprobs
-        for at, ((seq, job), token) in enumerate(zip(drawing, drawn.token_ids, strict=True)):
+        for at, ((seq, job), token) in enumerate(zip(begun.drawing, drawn.token_ids, strict=True)):
+            if seq.job is not job:  # a stop string ended it meanwhile
+                continue
             if at in failed:
                 self.fail(seq, job, failed[at])
                 continue

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from engine.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-LoopName = Literal["plain", "overlapped"]
+LoopName = Literal["auto", "plain", "overlapped"]
 KvDType = Literal["auto", "int8", "fp8"]
 RunsIn = Literal["thread", "process"]
 QuantizationName = Literal["none", "int8", "int4"]
@@ -55,7 +55,9 @@ class EngineConfig:
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     cache_dir: str | None = None  # where constraints that were compiled ahead are kept; None: in memory only
-    loop: LoopName = "plain"  # or overlapped: replies are made while the device runs the next step
+    loop: LoopName = (
+        "auto"  # plain; overlapped: replies are made while the device runs the next step; auto: that on CUDA
+    )
     runs_in: RunsIn = "thread"  # of this process, or a process of its own, which is started again when it dies
     hang_s: float = 60.0  # a process that owes an answer and says nothing for so long is taken for hung
 
@@ -77,7 +79,7 @@ class EngineConfig:
         if self.itl_goal_s is not None and not self.itl_goal_s > 0:
             raise InvalidParameter("itl_goal_s", f"itl_goal_s is {self.itl_goal_s}; accepted: more than 0 seconds.")
         if self.loop not in get_args(LoopName):
-            raise InvalidParameter("loop", f"loop is {self.loop!r}; accepted: plain, overlapped.")
+            raise InvalidParameter("loop", f"loop is {self.loop!r}; accepted: auto, plain, overlapped.")
         if self.runs_in not in get_args(RunsIn):
             raise InvalidParameter("runs_in", f"runs_in is {self.runs_in!r}; accepted: thread, process.")
         if not self.hang_s > 0:

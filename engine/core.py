@@ -80,8 +80,10 @@ class EngineCore:
         self._private_id = 0  # throw-away children count down, so they never meet a client's ids
         self._replies: list[m.Reply] = []
         self._answers = Answers(self._writer, self._masking, self, self._replies.append)
-        self._device = None if config.loop == "plain" else Device(runner, begin_device)
-        self._flying: tuple[Step, float] | None = None  # what the device runs, and since when
+        overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
+        self._device = Device(runner, begin_device) if overlapped and not runner.queues else None
+        self._overlapped = overlapped
+        self._flying: tuple[Step, Tensor | None, float] | None = None  # what the device runs, and since when
         self._later: list[m.Command] = []  # came while it ran
         self._steps = 0
         self._step_tokens = 0
@@ -343,12 +345,14 @@ class EngineCore:
         """Run one step, or nothing when there is no work. In the overlapped loop: fetch what the device has, start it
         on the next step, and tell meanwhile what came of the one before.
         """
-        if self._device is None:
+        if not self._overlapped:
             self._expire()
             if self._scheduler.has_work:
                 began = self._clock()
                 if (step := self._begin()) is not None:
-                    self._end(step, self._runner.run(step), began)
+                    logits = self._runner.run(step)
+                    self._answers.begin(step.rows, logits)
+                    self._end(step, logits, began)
                     self._answers.tell()
             return
         self._fetch()
@@ -356,8 +360,13 @@ class EngineCore:
         if self._scheduler.has_work:
             began = self._clock()
             if (step := self._begin()) is not None:
-                self._device.start(step)
-                self._flying = step, began
+                if self._device is not None:
+                    self._device.start(step)
+                    self._flying = step, None, began
+                else:  # it is only told what to do: draws are told, too, and nothing waits
+                    logits = self._runner.run(step)
+                    self._answers.begin(step.rows, logits)
+                    self._flying = step, logits, began
         self._answers.tell()
 
     def settle(self) -> None:
@@ -391,9 +400,12 @@ class EngineCore:
 
     def _fetch(self) -> None:
         if self._flying is not None:
-            assert self._device is not None
-            (step, began), self._flying = self._flying, None
-            self._end(step, self._device.wait(), began)
+            (step, logits, began), self._flying = self._flying, None
+            if logits is None:
+                assert self._device is not None
+                logits = self._device.wait()
+                self._answers.begin(step.rows, logits)
+            self._end(step, logits, began)
 
     def _catch_up(self) -> None:
         """Take the commands that came while the device ran, and close what has reached its deadline. All that was drawn

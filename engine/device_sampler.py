@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.kernels import logprobs as of_rows
 from engine.kernels import sampling as kernels
-from engine.kernels.pinned import to_device
+from engine.kernels.pinned import from_device, to_device
 from engine.outputs import TokenLogprob
 from engine.params import GREEDY, Sampling
 from engine.sampler import Draw, Drawn
@@ -30,6 +30,13 @@ def sample_on_device(
     logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
 ) -> Drawn:
     """See `engine.sampler.sample`."""
+    return begin_on_device(logits, draws, forbid)()
+
+
+def begin_on_device(
+    logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
+) -> Callable[[], Drawn]:
+    """See `engine.sampler.begin_sampling`."""
     rows, vocabulary = logits.shape
     asked = [i for i, draw in enumerate(draws) if draw is not None and draw.logprobs is not None]
     entries, starts = adjustments(draws, vocabulary)
@@ -45,10 +52,11 @@ def sample_on_device(
         forbid(logits)
     tokens = kernels.draw(logits, parameters.view(rows, kernels.WORDS))
     if not asked:
-        return Drawn(tokens.tolist(), {})
+        arrive = from_device(tokens)
+        return lambda: Drawn(arrive().tolist(), {})
     wanted = [draw.logprobs or 0 for draw in draws if draw is not None and draw.logprobs is not None]
     found = of_rows.logprobs(raw, raw_rows, tokens.index_select(0, where), max(wanted))
-    return _fetched(tokens, found, dict(zip(asked, wanted, strict=True)))
+    return _leaving(tokens, found, dict(zip(asked, wanted, strict=True)))
 
 
 def warm_up(vocabulary: int, device: torch.device) -> None:
@@ -140,12 +148,17 @@ def _sent(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
     return [part[: array.size] for part, array in zip(parts, arrays, strict=True)]
 
 
-def _fetched(tokens: Tensor, found: of_rows.Logprobs, wanted: dict[int, int]) -> Drawn:
+def _leaving(tokens: Tensor, found: of_rows.Logprobs, wanted: dict[int, int]) -> Callable[[], Drawn]:
     """All of it from the device, by one copy. `wanted` says of which rows how many of the likeliest are."""
-    count, most = found.values.shape
     floats = torch.cat([found.chosen, found.values.reshape(-1)]).view(torch.int32)
-    whole = torch.cat([tokens.int(), found.tokens.reshape(-1).int(), floats]).cpu().numpy()
-    ids, top_ids, rest = np.split(whole, [len(tokens), len(tokens) + count * most])
+    arrive = from_device(torch.cat([tokens.int(), found.tokens.reshape(-1).int(), floats]))
+    rows, shape = len(tokens), found.values.shape
+    return lambda: _arrived(arrive().numpy(), rows, shape, wanted)
+
+
+def _arrived(whole: Ints, rows: int, shape: torch.Size, wanted: dict[int, int]) -> Drawn:
+    count, most = shape
+    ids, top_ids, rest = np.split(whole, [rows, rows + count * most])
     chosen, values = np.split(rest.view(np.float32), [count])
     drawn: list[int] = ids.tolist()
     table = list(zip(top_ids.reshape(count, most).tolist(), values.reshape(count, most).tolist(), strict=True))

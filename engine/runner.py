@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """What the core needs of a device."""
+    """What the core needs of a device. One that `queues` returns from `run` before the logits are computed."""
 
     vocab_size: int
+    queues: bool
 
     def run(self, step: Step) -> Tensor:
         """Logits, fp32, (wanted positions of all rows in order, vocabulary)."""
@@ -67,6 +68,8 @@ class CacheStore:
 
 class ModelRunner:
     """A decoder and its paged cache."""
+
+    queues = False
 
     def __init__(
         self, decoder: Decoder, kv: KVCache | CodedCache, device: torch.device, *, deterministic: bool = False

@@ -57,10 +57,22 @@ def sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tenso
     The logits are changed in place. `forbid` sets the logits of tokens that a constraint does not allow to -inf, in
     place.
     """
-    if logits.is_cuda:
-        from engine.device_sampler import sample_on_device  # which needs what is above
+    return begin_sampling(logits, draws, forbid)()
 
-        return sample_on_device(logits, draws, forbid)
+
+def begin_sampling(
+    logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
+) -> Callable[[], Drawn]:
+    """`sample` in two: a GPU is told now, and what is returned waits for it."""
+    if logits.is_cuda:
+        from engine.device_sampler import begin_on_device  # which needs what is above
+
+        return begin_on_device(logits, draws, forbid)
+    drawn = _sample(logits, draws, forbid)
+    return lambda: drawn
+
+
+def _sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None) -> Drawn:
     chosen = {i: draw for i, draw in enumerate(draws) if draw is not None}
     raw = {i: row_logprobs(logits[i]) for i, draw in chosen.items() if draw.logprobs is not None}
     if chosen:

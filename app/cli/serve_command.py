@@ -217,7 +217,7 @@ def serve(
     ] = None,
     threads: Annotated[str | None, _option("CPU threads of the model.", "N", _ENGINE)] = None,
     loop: Annotated[
-        str | None, _option(r"plain, or overlapped: replies are made during the next step. \[plain]", "NAME", _ENGINE)
+        str | None, _option(r"plain, or overlapped: replies are made during the next step. \[auto]", "NAME", _ENGINE)
     ] = None,
     engine: Annotated[
         str | None, _option(r"Where the engine runs: thread, or process. \[thread]", "WHERE", _ENGINE)

@@ -39,7 +39,7 @@ class EngineSettings(BaseModel):
     deterministic: bool = Field(False, description="true or false")
     prefix_cache: bool = Field(True, description="true or false")
     threads: int | None = Field(None, ge=1, description="CPU threads, 1 or more")
-    loop: Literal["plain", "overlapped"] = Field("plain", description="plain or overlapped")
+    loop: Literal["auto", "plain", "overlapped"] = Field("auto", description="auto, plain or overlapped")
     engine: Literal["thread", "process"] = Field("thread", description="thread or process: where the engine runs")
     engine_hang_s: float = Field(60.0, ge=1, description="seconds without a word from the engine's process, 1 or more")
 

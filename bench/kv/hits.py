@@ -40,6 +40,7 @@ class Nothing:
     """A device that computes nothing and keeps nothing."""
 
     vocab_size = 4
+    queues = False
 
     def run(self, step: Step) -> Tensor:
         return torch.zeros(sum(max(0, row.end - max(row.start, row.logits_from)) for row in step.rows), 4)

@@ -35,6 +35,7 @@ class NullRunner:
     """Makes the step's batch, as any runner must, and answers with rows that were drawn once."""
 
     vocab_size = VOCAB
+    queues = False
 
     def __init__(self, config: EngineConfig, step_s: float, *, paced: bool) -> None:
         """A step takes `step_s`; or `paced`, it ends so long after the one before did, if there is time."""

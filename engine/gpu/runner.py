@@ -39,6 +39,8 @@ class GpuRunner:
     find their memory made.
     """
 
+    queues = True
+
     def __init__(
         self,
         decoder: Decoder,

@@ -30,7 +30,9 @@ class FakeRunner:
 
     vocab_size = VOCAB
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, *, queues: bool = False) -> None:
+        self.queues = queues
+        self._given = torch.empty(0, VOCAB)
         self._pool = pool
         self._size = block_size
         self._batching = Batching(block_size)
@@ -38,6 +40,7 @@ class FakeRunner:
         self.batches: list[list[tuple[int, int]]] = []  # (sequence id, tokens run) of every step
 
     def run(self, step: Step) -> torch.Tensor:
+        self._given.fill_(torch.nan)  # what a step gave is good until the next one
         self.batches.append([(row.seq.id, row.count) for row in step.rows])
         copies = [(row.copy[0], self._block(row.copy[0])) for row in step.rows if row.copy]
         for (_, content), row in zip(copies, [r for r in step.rows if r.copy], strict=True):
@@ -57,7 +60,8 @@ class FakeRunner:
         for at in batch.logits_at.tolist():
             index = next(i for i, start in enumerate(batch.query_starts[1:]) if at < start)
             rows.append(self._logits(batch.block_tables[index].tolist(), positions[at], step, index))
-        return torch.stack(rows) if rows else torch.empty(0, VOCAB)
+        self._given = torch.stack(rows) if rows else torch.empty(0, VOCAB)
+        return self._given
 
     @property
     def block_nbytes(self) -> int:

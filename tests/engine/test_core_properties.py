@@ -61,7 +61,8 @@ class CoreMachine(RuleBasedStateMachine):
         if hasattr(self, "core"):
             self.core.close()
         self.pool = BlockPool(self.blocks)
-        self.runner = FakeRunner(self.pool, self.config.block_size)
+        queues = self.config.loop == "auto"  # which is the overlapped loop then, of a device that nothing waits for
+        self.runner = FakeRunner(self.pool, self.config.block_size, queues=queues)
         self.core = EngineCore(self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now)
 
     def send(self, command: m.Command) -> None:

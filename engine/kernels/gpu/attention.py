@@ -215,13 +215,17 @@ def ruled(width: int, rows: int, element_bytes: int) -> tuple[int, int, int, int
     multiprocessors.
 
     A key is found by its block, so the compiler spreads the loads of a tile over two stages: five stages are two tiles
-    in flight, three are one (2 * tile * width * element_bytes bytes each).
+    in flight, three are one (2 * tile * width * element_bytes bytes each). Codes of 8 bits are widened in registers,
+    which many queries leave few of: there tiles are small and warps many, or it spills.
     """
     padded = padded_to(width)
+    coded = element_bytes == 1
     tile = 64 if padded <= 128 else 32
-    stages = 3 if rows == 64 or (padded > 128 and element_bytes > 1) else 5
     if rows <= 16:
-        return 16, tile, 4, stages
+        return 16, tile, 4, 3 if coded or padded > 128 else 5
+    if coded:
+        return 128 if padded <= 128 and rows >= 128 else 64, 32, 8, 5
+    stages = 3 if rows == 64 or padded > 128 else 5
     if padded <= 128 and rows >= 128:
         return 128, tile, 8, stages
     return 64, tile, 4 if padded <= 128 else 8, stages
