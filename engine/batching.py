@@ -29,6 +29,7 @@ class Layout:
     contexts: list[int]
     tables: Ints
     wanted: list[int]
+    follows: bool = False  # the rows are the sequences of the last step, in order, and their tables have only grown
 
 
 class Batching:
@@ -39,6 +40,8 @@ class Batching:
         self._device = device
         self._tables: Ints = np.full((0, 0), NULL_BLOCK, dtype=np.int64)
         self._written: list[tuple[int, int, int]] = []  # of each row: its sequence, that one's moves, blocks written
+        self._rows = 0  # of the last step
+        self._follows = False
 
     def make(self, step: Step) -> Batch:
         """The step's tensors."""
@@ -77,7 +80,7 @@ class Batching:
         offsets = positions % size
         slots = tables[row_of, positions // size] * size + offsets
         slots = np.where(positions < cached, NULL_BLOCK * size + offsets, slots)
-        return Layout(tokens, positions, slots, starts, [row.end for row in rows], tables, wanted)
+        return Layout(tokens, positions, slots, starts, [row.end for row in rows], tables, wanted, self._follows)
 
     def _filled(self, rows: list[Row]) -> Ints:
         """The rows' tables up to their last query token, (rows, blocks), padded with NULL_BLOCK."""
@@ -86,10 +89,12 @@ class Batching:
         width = max(blocks)
         self._reserve(len(rows), width)
         tables = self._tables
+        self._follows, self._rows = len(rows) == self._rows, len(rows)
         for at, (row, count) in enumerate(zip(rows, blocks, strict=True)):
             seq = row.seq
             id, moves, had = written[at]
             if id != seq.id or moves != seq.moves:
+                self._follows = False
                 tables[at, :count] = seq.table[:count]
             elif count > had:
                 tables[at, had:count] = seq.table[had:count]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.batching import Layout
 from engine.kernels.attention import Pieces
-from engine.kernels.work import COLUMNS, Limits, Rows, Work, cut
+from engine.kernels.work import COLUMNS, Limits, Rows, Work, cut, grown
 
 Ints = NDArray[np.int32]
 _ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads like it
@@ -76,6 +76,34 @@ def works_of(laid: Layout, block_size: int, model: Model) -> list[Work]:
     """The attention of a step, for each window."""
     rows = Rows(np.asarray(laid.starts), np.asarray(laid.contexts), laid.tables, block_size)
     return [cut(rows, model.limits, window) for window in model.windows]
+
+
+class Cutter:
+    """The attention of one step after the other. While the same sequences decode, pieces are kept for some steps and
+    only grow: cutting is most of what the host does for a small step."""
+
+    _KEPT = 16  # steps: no piece is then longer by more than a quarter of a tile
+
+    def __init__(self, model: Model, block_size: int) -> None:
+        self._model, self._size = model, block_size
+        self._works: list[Work] = []
+        self._contexts: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._age = 0
+
+    def works(self, laid: Layout) -> list[Work]:
+        """See `works_of`."""
+        contexts = np.asarray(laid.contexts)
+        decodes = len(laid.tokens) == len(contexts) and self._model.limits.fixed_keys is None
+        kept = decodes and laid.follows and self._age < self._KEPT and np.array_equal(contexts, self._contexts + 1)
+        if kept:
+            rows = Rows(np.asarray(laid.starts), contexts, laid.tables, self._size)
+            self._works = [grown(work, rows) for work in self._works]
+            self._age += 1
+        else:
+            self._works = works_of(laid, self._size, self._model)
+            self._age = 0 if decodes else self._KEPT
+        self._contexts = contexts
+        return self._works
 
 
 def room_of(laid: Layout, works: Sequence[Work]) -> Room:

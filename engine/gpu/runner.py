@@ -15,7 +15,7 @@ from engine.batch import KVCache
 from engine.batching import Batching, Layout
 from engine.gpu.graphs import Recorded, pool_for
 from engine.gpu.limits import decode_rooms, ladder
-from engine.gpu.packing import DeviceStep, Packed, Parts, room_of, works_of
+from engine.gpu.packing import Cutter, DeviceStep, Packed, Parts, room_of
 from engine.gpu.staging import Staging
 from engine.kernels.work import Work
 from engine.kv.coded import CodedCache
@@ -58,6 +58,7 @@ class GpuRunner:
         self._kv = kv
         self._device = device
         self._batching = Batching(kv.block_size)
+        self._cutter = Cutter(decoder.packed_for, kv.block_size)
         self._staging = Staging(device)
         self._rungs: list[_Rung] = []
         pool = pool_for(device)
@@ -73,7 +74,7 @@ class GpuRunner:
         """See `engine.runner.Runner`. What is returned is good until the next step."""
         self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
         laid = self._batching.lay(step)
-        works = works_of(laid, self._kv.block_size, self._decoder.packed_for)
+        works = self._cutter.works(laid)
         rung = self._rung_for(laid, works)
         if rung is None:
             return self._decoder.forward_step(self._sent(laid, works), self._kv)

@@ -8,7 +8,7 @@ a step for all layers. Knows shapes and block tables; nothing of tensors or of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +56,9 @@ class Limits:
 class Work:
     """One step's attention, for layers of one window.
 
-    `blocks` are those of all tables. `small` and `large` are (pieces, COLUMNS); `order` lists tokens of the batch.
-    Token `merged[i]` is put together from the parts `parts[starts[i] : starts[i + 1]]`; there are `slots` parts in all.
+    `blocks` are those of all tables. `small` and `large` are (pieces, COLUMNS), `small_rows` and `large_rows` the rows
+    whose tables they read; `order` lists tokens of the batch. Token `merged[i]` is put together from the parts
+    `parts[starts[i] : starts[i + 1]]`; there are `slots` parts in all.
     """
 
     blocks: Ints
@@ -68,6 +69,8 @@ class Work:
     starts: Ints
     parts: Ints
     slots: int
+    small_rows: Ints
+    large_rows: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +125,19 @@ def cut(rows: Rows, limits: Limits, window: int | None = None) -> Work:
         few[:, SLOT] = limits.fixed_keys is not None  # one size of tile, so that sums are made alike
         uncut.append(few)
     tasks = np.concatenate(uncut) if uncut else np.zeros((0, COLUMNS), dtype=np.int64)
+    return _divided(tasks, rows, np.concatenate(order), limits)
+
+
+def grown(work: Work, rows: Rows) -> Work:
+    """`work` a token later: the same decodes, each of whose contexts has one more key, in the pieces that there were.
+
+    For steps in between: after some, pieces should be cut anew.
+    """
     blocks, offsets = rows.listed()
-    tasks[:, TABLE] = offsets[tasks[:, TABLE]]
-    return _divided(tasks, blocks, np.concatenate(order), limits)
+    small, large = work.small.copy(), work.large.copy()
+    small[:, TABLE], large[:, TABLE] = offsets[work.small_rows], offsets[work.large_rows]
+    small[:, END_KEY] += small[:, END_KEY] == rows.contexts[work.small_rows] - 1  # a row's last
+    return replace(work, blocks=blocks, small=small, large=large)
 
 
 def _prompts(rows: Rows, some: NDArray[np.int64], limits: Limits, window: int | None) -> list[NDArray[np.int64]]:
@@ -184,7 +197,7 @@ def _shared(rows: Rows, decodes: NDArray[np.int64], limits: Limits) -> tuple[NDA
     return begin[decodes], found
 
 
-def _divided(tasks: NDArray[np.int64], blocks: Ints, order: NDArray[np.int64], limits: Limits) -> Work:
+def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], limits: Limits) -> Work:
     """Cut tasks whose keys are many, and say where what belongs to one query is merged.
 
     On entry SLOT says whether a task is a large tile.
@@ -223,6 +236,9 @@ def _divided(tasks: NDArray[np.int64], blocks: Ints, order: NDArray[np.int64], l
     order_of = np.argsort(-(pieces[:, END_KEY] - pieces[:, FIRST_KEY]), kind="stable")  # the longest begin first
     large = large[order_of]
     pieces = pieces[order_of].astype(np.int32)
+    table_rows = pieces[:, TABLE].copy()
+    blocks, offsets = rows.listed()
+    pieces[:, TABLE] = offsets[table_rows]
     return Work(
         blocks=blocks,
         small=pieces[~large],
@@ -232,6 +248,8 @@ def _divided(tasks: NDArray[np.int64], blocks: Ints, order: NDArray[np.int64], l
         starts=np.concatenate([[0], np.cumsum(each_parts)]).astype(np.int32),
         parts=part[by_token].astype(np.int32),
         slots=int(taken.sum()),
+        small_rows=table_rows[~large],
+        large_rows=table_rows[large],
     )
 
 
