@@ -117,11 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m engine.kernels.ahead", description=__doc__)
     parser.add_argument("--only", default="", help="variants whose name has this in it")
+    parser.add_argument("--sample", action="store_true", help="the first of each file")
     parser.add_argument("--capability", type=int, action="append", choices=CAPABILITIES, help="default: all three")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the listing there, too")
     asked = parser.parse_args(arguments)
-    names = [name for name in all_variants() if asked.only in name]
+    every = all_variants()
+    firsts = {variant.kernel.__module__: name for name, variant in reversed(every.items())}.values()
+    names = [name for name in every if asked.only in name and (name in firsts or not asked.sample)]
     print(f"{'kernel':58} {'sm':>4} {'warps':>5} {'registers':>9} {'spilled':>8} {'shared':>8}")
     listed, bad = list[Used](), 0
     for used in compile_all(names, asked.capability or CAPABILITIES, asked.processes):
