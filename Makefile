@@ -42,9 +42,11 @@ bench: setup
 gpu: setup
 	$(BIN)/python -m pytest -q -rs -m gpu; status=$$?; test $$status -eq 0 -o $$status -eq 5
 
-# Compiles every Triton kernel for the GPUs of three generations, none of which need be here.
+# Compiles every Triton kernel for the GPUs of three generations, none of which need be here; then whatever the engine
+# launches, by the way that it is launched.
 kernels: setup
 	@$(BIN)/python -m engine.kernels.ahead
+	@$(BIN)/python -m tests.engine.kernels.dry
 
 train: setup
 	$(BIN)/python -m training --device $(DEVICE)

@@ -107,7 +107,7 @@ def shrink_runs_kernel(
             states = tl.load(x + token[:, None] * x_stride + column[None, :], mask=mask, other=0.0)
             mask = (row < rank)[:, None] & (column < width)[None, :]
             weight = tl.load(a + (adapter * rank + row[:, None]) * width + column[None, :], mask=mask, other=0.0)
-            sums = dot(states, tl.trans(weight), sums)
+            sums = dot(states, tl.trans(weight.to(states.dtype)), sums)
         mask = (token < end)[:, None] & (row < rank)[None, :]
         tl.store(middle + token[:, None] * rank + row[None, :], sums, mask=mask)
 

@@ -23,7 +23,7 @@ def linear_one_kernel(
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     column = tl.arange(0, block_width)
     first = weight + row.to(tl.int64)[:, None] * width + column[None, :]
-    second = first + rows.to(tl.int64) * width  # of an MLP: the ups below the gates
+    second = weight + (rows + row).to(tl.int64)[:, None] * width + column[None, :]  # of an MLP: ups lie below the gates
     total = tl.zeros([block_rows, block_width], dtype=tl.float32)
     ups = tl.zeros([block_rows, block_width], dtype=tl.float32)
     squares = tl.zeros([block_width], dtype=tl.float32)
