@@ -1,8 +1,8 @@
 """A program that launches every kernel as on a Hopper GPU, up to the point where the GPU would be needed.
 
 Triton compiles a launch for what its arguments are: a size of 1, or of a multiple of 16, an address, a None. The
-interpreter knows nothing of that, and the variants that are compiled ahead are chosen by hand; here it is the callers that
-choose. Each launch is compiled by its real way; what comes out of it is whatever the memory held.
+interpreter knows nothing of that, and the variants that are compiled ahead are chosen by hand; here it is the callers
+that choose. Each launch is compiled by its real way; what comes out of it is whatever the memory held.
 """
 
 from __future__ import annotations
