@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from engine.batch import NULL_BLOCK, Batch, KVCache
 from engine.checkpoint import resolve
-from engine.config import EngineConfig
+from engine.config import GPU_STEP_TOKENS, EngineConfig
 from engine.constrain.compiler import Compiler, default_compiler
 from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
@@ -75,6 +75,8 @@ def assemble(config: EngineConfig) -> Parts:
         quantization=config.quantization,
         deterministic=config.deterministic,
     )
+    if decoder.on_gpu and config.max_batch_tokens is None:
+        config = replace(config, max_batch_tokens=GPU_STEP_TOKENS)
     if config.deterministic and device.type != "cpu" and not decoder.on_gpu:
         message = "deterministic on CUDA, but not on the Triton kernels; accepted: with those, or on the CPU."
         raise InvalidParameter("deterministic", message)
@@ -174,7 +176,7 @@ def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max
             )
         return blocks
     if device.type == "cuda":
-        tokens = min(config.max_batch_tokens, max_model_len)
+        tokens = min(config.step_tokens, max_model_len)
         room = left_for_kv(decoder, device, batch_tokens=tokens, rows=config.max_running)
     else:
         room = free_bytes(device) // 4

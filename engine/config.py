@@ -18,6 +18,10 @@ PolicyName = Literal[
 ]  # the last two are older ways, to measure against
 
 
+STEP_TOKENS = 512  # a chunk of a prompt on a CPU: it bounds a decode's wait
+GPU_STEP_TOKENS = 8192  # what fills a GPU's matrix units; policies make chunks smaller where decodes wait
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What to load and how much to use.
@@ -40,7 +44,7 @@ class EngineConfig:
     kv_disk_bytes: int = 0  # of files in kv_dir, below both; what is there is found again after a restart
     kv_dir: str | None = None  # a directory of this engine's own
     kv_tenant_share: float = 1.0  # of the pool and of each tier, that a tenant may have when others want it too
-    max_batch_tokens: int = 512  # tokens through the model in one step: the chunk that bounds a decode's wait
+    max_batch_tokens: int | None = None  # tokens through the model in one step: None: 512, on a GPU 8,192
     max_running: int = 64  # sequences in one step
     max_waiting: int = 1024  # spans queued beyond the running ones before QueueFull
     policy: PolicyName = "decode-first"  # who runs in a step, see engine/policies
@@ -62,11 +66,11 @@ class EngineConfig:
     hang_s: float = 60.0  # a process that owes an answer and says nothing for so long is taken for hung
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "kv_blocks", "kv_bytes", "reserve_tokens", "threads"):
+        for name in ("max_model_len", "kv_blocks", "kv_bytes", "max_batch_tokens", "reserve_tokens", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
-        for name in ("block_size", "max_batch_tokens", "max_running", "max_waiting"):
+        for name in ("block_size", "max_running", "max_waiting"):
             value = getattr(self, name)
             if value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
@@ -92,6 +96,11 @@ class EngineConfig:
             raise InvalidParameter("kernels", f"kernels is {self.kernels!r}; accepted: auto, torch, triton.")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise InvalidParameter("dtype", f"dtype is {self.dtype!r}; accepted: auto, float32, bfloat16, float16.")
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step at most."""
+        return self.max_batch_tokens or STEP_TOKENS
 
     def _check_tiers(self) -> None:
         if not 0 < self.kv_tenant_share <= 1:

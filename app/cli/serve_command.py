@@ -186,7 +186,7 @@ def serve(
     ] = None,
     block_size: Annotated[str | None, _option(r"Tokens in a KV block. \[16]", "TOKENS", _ENGINE)] = None,
     max_batch_tokens: Annotated[
-        str | None, _option(r"Tokens through the model in one step. \[512]", "TOKENS", _ENGINE)
+        str | None, _option(r"Tokens through the model in one step. \[512, on a GPU 8192]", "TOKENS", _ENGINE)
     ] = None,
     max_running: Annotated[str | None, _option(r"Sequences in one step. \[64]", "N", _ENGINE)] = None,
     max_waiting: Annotated[

@@ -27,7 +27,7 @@ class EngineSettings(BaseModel):
     kv_disk_bytes: ByteSize = Field(ByteSize(0), ge=0, description="a size such as 50GiB, or 0 for none")
     kv_tenant_share: float = Field(1.0, gt=0, le=1, description="a share above 0, up to 1 for no limit")
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block, 1 to 256")
-    max_batch_tokens: int = Field(512, ge=1, description="tokens in a step, 1 or more")
+    max_batch_tokens: int | None = Field(None, ge=1, description="tokens in a step, 1 or more")
     max_running: int = Field(64, ge=1, description="sequences in a batch, 1 or more")
     max_waiting: int = Field(1024, ge=1, description="sequences that may wait, 1 or more")
     policy: Literal["decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair"] = Field(

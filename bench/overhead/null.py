@@ -42,7 +42,7 @@ class NullRunner:
         self._batching = Batching(config.block_size)
         self._step_s, self._paced = step_s, paced
         self._next = 0.0
-        rows = max(config.max_running, config.max_batch_tokens)
+        rows = max(config.max_running, config.step_tokens)
         self._logits = 5 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(0))
 
     def run(self, step: Step) -> Tensor:

@@ -18,22 +18,22 @@ __all__ = ["Chunks", "Policy", "Queue", "Turn", "policy_of"]
 
 def policy_of(config: EngineConfig) -> Policy:
     """The policy that a configuration names."""
-    chunks = Chunks(config.max_batch_tokens, config.itl_goal_s, fixed=config.fixed_chunks)
+    chunks = Chunks(config.step_tokens, config.itl_goal_s, fixed=config.fixed_chunks)
     ageing = config.ageing_s
     match config.policy:
         case "decode-first":
             return Policy(ageing, chunks)
         case "prefill-first":
-            return PrefillFirst(ageing, Chunks(config.max_batch_tokens, fixed=True))
+            return PrefillFirst(ageing, Chunks(config.step_tokens, fixed=True))
         case "fcfs":
-            return Arrival(ageing, Chunks(config.max_batch_tokens, fixed=True))
+            return Arrival(ageing, Chunks(config.step_tokens, fixed=True))
         case "shortest-first":
-            return ShortestFirst(ageing, chunks, config.max_batch_tokens)
+            return ShortestFirst(ageing, chunks, config.step_tokens)
         case "priority":
             return Classes(ageing, chunks)
         case "fair":
-            return FairShare(ageing, chunks, max(1, config.max_batch_tokens // 8), config.max_running)
+            return FairShare(ageing, chunks, max(1, config.step_tokens // 8), config.max_running)
         case "exclusive":
-            return Exclusive(ageing, Chunks(config.max_batch_tokens, fixed=True))
+            return Exclusive(ageing, Chunks(config.step_tokens, fixed=True))
         case "static":
-            return Static(ageing, Chunks(config.max_batch_tokens, fixed=True), config.max_running)
+            return Static(ageing, Chunks(config.step_tokens, fixed=True), config.max_running)
