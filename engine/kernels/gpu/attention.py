@@ -57,18 +57,20 @@ def _tiles(
         if coded:
             scale_at = block * scale_block_stride + (key % block_size) * scale_token_stride + head
             scores *= tl.load(key_scales + scale_at, mask=known, other=0.0)[None, :]
+        sharpness = factor
         if capped:  # c * tanh(s / c), with tanh(x) = 2 sigmoid(2x) - 1; `factor` is scale / c
-            scores = (2.0 * tl.sigmoid(2.0 * factor * scores) - 1.0) * softcap
-        else:
-            scores *= factor
+            scores = 2.0 * tl.sigmoid(2.0 * factor * scores) - 1.0
+            sharpness = softcap
         if masked:
             seen = (key[None, :] <= at_query[:, None]) & known[None, :]
             if windowed:
                 seen &= key[None, :] > at_query[:, None] - window
             scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(most, tl.max(scores, 1))
+        higher = tl.maximum(most, tl.max(scores, 1) * sharpness)
         base = tl.where(higher == float("-inf"), 0.0, higher) if masked else higher  # a row may have seen nothing yet
-        p = tl.exp2(scores - base[:, None])
+        # Said outright: left to the compiler, product and difference are fused in tiles without a mask and not in those
+        # with one, and which of the two a query meets depends on the batch.
+        p = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + sharpness, tl.broadcast_to(-base[:, None], scores.shape)))
         shrink = tl.exp2(most - base)
         weight = weight * shrink + tl.sum(p, 1)
         total = total * shrink[:, None]
