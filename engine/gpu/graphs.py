@@ -34,7 +34,8 @@ class Recorded:
                 compute()
             torch.cuda.current_stream(device).wait_stream(aside)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool):
+            # other threads, of engines that serve already, may go on allocating and waiting meanwhile
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 self._result = compute()
         self._compute = None
 

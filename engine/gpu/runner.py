@@ -29,6 +29,7 @@ class _Rung:
 
     packed: Packed
     memory: Tensor
+    wanted: Tensor  # rows whose logits are wanted, as the step in `memory` has them
     recorded: Recorded
 
 
@@ -84,7 +85,7 @@ class GpuRunner:
         logits = rung.recorded.replay()
         if len(laid.wanted) == len(laid.tokens):
             return logits[: len(laid.wanted)]
-        return logits[torch.tensor(laid.wanted, device=self._device, dtype=torch.int64)]
+        return logits.index_select(0, rung.wanted[: len(laid.wanted)])
 
     def _sent(self, laid: Layout, works: list[Work]) -> DeviceStep:
         packed = Packed(room_of(laid, works))
@@ -110,4 +111,5 @@ class GpuRunner:
         step = packed.views(memory, self._decoder.packed_for, parts)
         every = torch.arange(packed.room.tokens, dtype=torch.int32, device=self._device)
         whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
-        return _Rung(packed, memory, Recorded(lambda: self._decoder.forward_step(whole, self._kv), self._device, pool))
+        recorded = Recorded(lambda: self._decoder.forward_step(whole, self._kv), self._device, pool)
+        return _Rung(packed, memory, step.logits_at, recorded)

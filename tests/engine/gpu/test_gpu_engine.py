@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import GREEDY, Engine, EngineConfig, Sampling, Span
+from engine import GREEDY, Engine, EngineConfig, Sampling, Span, SpanResult
 from engine.gpu.runner import GpuRunner
 from tests.engine.models import tiny
 from tests.tiny import byte_tokenizer
@@ -58,33 +58,55 @@ def plain_answers(checkpoint: Path) -> list[tuple[int, ...]]:
     return asyncio.run(ask())
 
 
-async def test_answers_are_those_of_torch(checkpoint: Path, plain_answers: list[tuple[int, ...]]) -> None:
-    async with await Engine.start(replace(config(checkpoint), max_batch_tokens=24)) as engine:
-        assert await asyncio.gather(*(greedy(engine, prompt) for prompt in PROMPTS)) == plain_answers
-        assert runner_of(engine).replayed > 0, "decodes came from a graph"
+def test_answers_are_those_of_torch(checkpoint: Path, plain_answers: list[tuple[int, ...]]) -> None:
+    settings = replace(config(checkpoint), max_batch_tokens=24)
+    answers, replayed = asyncio.run(all_together(settings))
+    assert answers == plain_answers
+    assert replayed > 0, "decodes came from a graph"
 
 
-async def test_without_graphs_it_is_the_same(checkpoint: Path, plain_answers: list[tuple[int, ...]]) -> None:
-    async with await Engine.start(replace(config(checkpoint), graphs=False, loop="overlapped")) as engine:
-        assert await asyncio.gather(*(greedy(engine, prompt) for prompt in PROMPTS)) == plain_answers
-        assert runner_of(engine).replayed == 0
+def test_without_graphs_it_is_the_same(checkpoint: Path, plain_answers: list[tuple[int, ...]]) -> None:
+    settings = replace(config(checkpoint), graphs=False, loop="overlapped")
+    assert asyncio.run(all_together(settings)) == (plain_answers, 0)
 
 
-async def test_forks_of_a_long_prefix_say_what_the_sequence_would(checkpoint: Path) -> None:
+def test_a_deterministic_engine_decodes_from_graphs_too(
+    checkpoint: Path, plain_answers: list[tuple[int, ...]]
+) -> None:
+    answers, replayed = asyncio.run(all_together(replace(config(checkpoint), deterministic=True)))
+    assert answers == plain_answers and replayed > 0
+
+
+async def all_together(settings: EngineConfig) -> tuple[list[tuple[int, ...]], int]:
+    """Answers to all prompts at once, and how many steps came from a graph."""
+    async with await Engine.start(settings) as engine:
+        answers = await asyncio.gather(*(greedy(engine, prompt) for prompt in PROMPTS))
+        return answers, runner_of(engine).replayed
+
+
+def test_forks_of_a_long_prefix_say_what_the_sequence_would(checkpoint: Path) -> None:
     """Of 320 tokens, so that the prefix is read once for all of them."""
     prompt = [i * 7 % 300 + 3 for i in range(330)]
     span = Span(GREEDY, max_tokens=3, ignore_eos=True)
-    async with await Engine.start(config(checkpoint)) as engine:
-        alone = await greedy(engine, prompt, 3)
-        async with await engine.open(prompt) as seq:
-            kids = seq.fork(3)
-            found = await asyncio.gather(*(kid.generate_all(span) for kid in kids))
-    assert [each.token_ids for each in found] == [alone] * 3
+
+    async def ask() -> None:
+        async with await Engine.start(config(checkpoint)) as engine:
+            alone = await greedy(engine, prompt, 3)
+            async with await engine.open(prompt) as seq:
+                kids = seq.fork(3)
+                found = await asyncio.gather(*(kid.generate_all(span) for kid in kids))
+        assert [each.token_ids for each in found] == [alone] * 3
+
+    asyncio.run(ask())
 
 
-async def test_caches_of_eight_bits_and_draws_work(checkpoint: Path) -> None:
+def test_caches_of_eight_bits_and_draws_work(checkpoint: Path) -> None:
     span = Span(Sampling(temperature=0.8, top_p=0.9, seed=1), max_tokens=4, logprobs=2, ignore_eos=True)
-    eight_bits = replace(config(checkpoint), kv_dtype="fp8")
-    async with await Engine.start(eight_bits) as engine, await engine.open(PROMPTS[1]) as seq:
-        result = await seq.generate_all(span)
+
+    async def ask() -> SpanResult:
+        eight_bits = replace(config(checkpoint), kv_dtype="fp8")
+        async with await Engine.start(eight_bits) as engine, await engine.open(PROMPTS[1]) as seq:
+            return await seq.generate_all(span)
+
+    result = asyncio.run(ask())
     assert len(result.token_ids) == 4 and result.logprobs is not None

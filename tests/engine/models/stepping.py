@@ -51,14 +51,15 @@ class Stepper:
             self.done[i] = span.stop
         width = max(len(self._tables[i]) for i in rows)
         tables = [self._tables[i] + [0] * (width - len(self._tables[i])) for i in rows]
+        device = self.decoder.device
         batch = Batch(
-            torch.tensor(ids),
-            torch.tensor(positions),
-            torch.tensor(slots),
+            torch.tensor(ids, device=device),
+            torch.tensor(positions, device=device),
+            torch.tensor(slots, device=device),
             tuple(starts),
             tuple(contexts),
-            torch.tensor(tables),
-            torch.arange(len(ids)),
+            torch.tensor(tables, device=device),
+            torch.arange(len(ids), device=device),
         )
         logits = self.decoder.forward(batch, self._kv)
         parts = iter(logits.split([chunks[i] for i in rows]))
