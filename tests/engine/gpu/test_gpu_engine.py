@@ -70,9 +70,7 @@ def test_without_graphs_it_is_the_same(checkpoint: Path, plain_answers: list[tup
     assert asyncio.run(all_together(settings)) == (plain_answers, 0)
 
 
-def test_a_deterministic_engine_decodes_from_graphs_too(
-    checkpoint: Path, plain_answers: list[tuple[int, ...]]
-) -> None:
+def test_a_deterministic_engine_decodes_from_graphs_too(checkpoint: Path, plain_answers: list[tuple[int, ...]]) -> None:
     answers, replayed = asyncio.run(all_together(replace(config(checkpoint), deterministic=True)))
     assert answers == plain_answers and replayed > 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,9 +15,10 @@ from engine.kv.coded import CodedCache, Coding, plain
 from engine.models.layers import ACTIVATIONS, RMSNorm
 from engine.models.rope import Rotation, rotate_
 from engine.models.spec import Activation, Rope
+from tests.engine.kernels.examples import examples
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # of the largest number
-few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(20)
 dtypes = st.sampled_from(list(BOUND))
 
 

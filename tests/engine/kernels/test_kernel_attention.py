@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from engine.kernels import attention
 from engine.kernels.attention import Pieces
 from engine.kernels.work import LEAST_KEYS, SHARED_KEYS, Limits, Rows, Work, cut, grown
 from engine.kv.coded import CodedCache, CodedLayer, Coding
+from tests.engine.kernels.examples import examples
 
 BOUND = {torch.float32: 2e-3, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # of the largest number of a result
 RUNS = {"kernel": attention.attend_triton, "twin": attention.attend_torch}
@@ -147,7 +148,7 @@ ragged = st.lists(
 
 
 @pytest.mark.parametrize("run", RUNS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25)
 @given(
     shapes=ragged,
     block_size=st.sampled_from([16, 32, 64]),
