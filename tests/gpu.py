@@ -7,6 +7,7 @@ pytest-timeout. Says so and ends well where there is no device.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -61,22 +62,22 @@ def main() -> int:
     began = time.monotonic()
     command = [sys.executable, "-m", "tests.gpu", "--processes", str(options.processes), "--share"]
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    logs = [tempfile.TemporaryFile("w+") for _ in range(options.processes)]
-    running = [
-        subprocess.Popen([*command, str(nth)], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        for nth, log in enumerate(logs)
-    ]
     worst = 0
-    for nth, (process, log) in enumerate(zip(running, logs, strict=True)):
-        try:
-            status, ended = process.wait(max(1.0, began + options.seconds - time.monotonic())), ""
-        except subprocess.TimeoutExpired:
-            process.kill()
-            status, ended = 1, f"\nended after {options.seconds:.0f} s"
-        log.seek(0)
-        told = log.read() + ended
-        print(f"-- share {nth} of {options.processes}\n{told}", flush=True)
-        worst = max(worst, 0 if status == 5 else abs(status))  # 5: a share without a test
+    with contextlib.ExitStack() as files:
+        logs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(options.processes)]
+        running = [
+            subprocess.Popen([*command, str(nth)], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            for nth, log in enumerate(logs)
+        ]
+        for nth, (process, log) in enumerate(zip(running, logs, strict=True)):
+            try:
+                status, ended = process.wait(max(1.0, began + options.seconds - time.monotonic())), ""
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status, ended = 1, f"\nended after {options.seconds:.0f} s"
+            log.seek(0)
+            print(f"-- share {nth} of {options.processes}\n{log.read()}{ended}", flush=True)
+            worst = max(worst, 0 if status == 5 else abs(status))  # 5: a share without a test
     print(f"-- GPU tests: {'passed' if worst == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s", flush=True)
     return worst
 

@@ -1,4 +1,4 @@
-"""Decoders of published shapes with random weights made on the device, and what a step of them must read and compute."""
+"""Decoders of published shapes with random weights made on the device, and what a step must read and compute."""
 
 from __future__ import annotations
 

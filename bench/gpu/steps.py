@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from bench.gpu.rows import Missing
 from engine.batch import KVCache
+from engine.gpu.packing import works_of
 from engine.gpu.runner import GpuRunner
 from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
@@ -66,3 +68,18 @@ def runner_for(
 ) -> GpuRunner:
     """With graphs of up to `rows` decodes."""
     return GpuRunner(decoder, kv, device, max_rows=rows, max_blocks=-(-context // BLOCK), graphs=graphs)
+
+
+def graph_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
+    """What replays a decode's graph alone, its step lying where the graph reads it.
+
+    Raises:
+        Missing: no graph holds it.
+    """
+    with torch.inference_mode():
+        runner.run(step)
+    laid = runner._batching.lay(step)
+    rung = runner._rung_for(laid, works_of(laid, BLOCK, runner._decoder.packed_for))
+    if rung is None:
+        raise Missing(f"a graph for {len(step.rows)} such rows")
+    return rung.recorded.replay

@@ -1,0 +1,112 @@
+"""`python -m bench.gpu [--minutes N] [--only PART] [--out FILE]` measures; `--table FILE` shows what was."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from bench import hardware
+from bench.gpu.attending import attention
+from bench.gpu.ceilings import ceilings
+from bench.gpu.decoding import decode
+from bench.gpu.determinism import deterministic
+from bench.gpu.forks import forks
+from bench.gpu.matrices import matrices, quantized
+from bench.gpu.overhead import overhead
+from bench.gpu.peers import peers
+from bench.gpu.prefill import prefill
+from bench.gpu.rows import Figure, Json, Missing
+from bench.gpu.sampling import sampling
+from bench.gpu.setting import Setting
+from bench.gpu.startup import startup
+from bench.gpu.table import table
+from bench.gpu.timing import timer_for
+
+RESULTS = Path(__file__).parents[1] / "results"
+# In the order of what is wanted most, should the time run out; some need figures of those before them.
+PARTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
+    "ceilings": ceilings, "decode": decode, "attention": attention, "prefill": prefill, "forks": forks,
+    "sampling": sampling, "overhead": overhead, "quantized": quantized, "matrices": matrices,
+    "deterministic": deterministic, "startup": startup, "peers": peers,
+}  # fmt: skip
+
+
+def measure(
+    setting: Setting, names: Sequence[str], keep: Callable[[], None], say: Callable[[str], None] = print
+) -> None:
+    """Run parts into the setting's results; `keep` is called after each figure, so that a kill loses one at most."""
+    for name in names:
+        part: Json = {"figures": []}
+        setting.results[name] = part
+        began = setting.timer.now()
+        try:
+            with torch.inference_mode():
+                for figure in _in_time(setting, PARTS[name](setting)):
+                    part["figures"].append(figure.json())
+                    say(f"{name}: {figure.what}: {figure.value:.4g} {figure.unit}" + _said(figure))
+                    keep()
+        except Missing as missing:
+            part["error"] = f"missing: {missing}"
+        except Exception as error:  # one part takes none of the others with it
+            traceback.print_exc()
+            part["error"] = f"{type(error).__name__}: {error}"[:600]
+        part["seconds"] = setting.timer.now() - began
+        if "error" in part:
+            say(f"{name}: {part['error']}")
+        keep()
+
+
+def _in_time(setting: Setting, figures: Iterator[Figure]) -> Iterator[Figure]:
+    while True:
+        if setting.left_s <= 0:
+            raise Missing("time, it was over")
+        figure = next(figures, None)
+        if figure is None:
+            return
+        yield figure
+
+
+def _said(figure: Figure) -> str:
+    share = "" if figure.share is None else f", share {figure.share:.3f}"
+    return share + ("" if figure.met is None else f", goal {figure.goal} {'met' if figure.met else 'MISSED'}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0, help="no figure is begun after so long")
+    parser.add_argument("--only", action="append", choices=list(PARTS), default=[], help="this part; repeatable")
+    parser.add_argument("--out", type=Path, help="where the JSON goes; parts that it has already are kept")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the tables of a file, and measure nothing")
+    options = parser.parse_args(arguments)
+    if options.table is not None:
+        print(table(json.loads(options.table.read_text("utf-8"))))
+        return 0
+    if not torch.cuda.is_available():
+        print("There is no CUDA device here: nothing is measured.")
+        return 0
+    today = datetime.date.today().isoformat()
+    out: Path = options.out or RESULTS / f"{today}-gpu-{hardware.slug()}.json"
+    results: Json = json.loads(out.read_text("utf-8")) if out.exists() else {}
+    results |= {"date": today, "command": "python -m bench.gpu", "hardware": hardware.describe()}
+    device = torch.device("cuda", torch.cuda.current_device())
+    setting = Setting(device, timer_for(device), until=time.perf_counter() + 60 * options.minutes, results=results)
+
+    def keep() -> None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+    measure(setting, options.only or list(PARTS), keep, lambda line: print(line, file=sys.stderr, flush=True))
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

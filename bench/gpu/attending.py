@@ -1,0 +1,121 @@
+"""Attention of decodes alone, beside the time that their keys and values take to be read, and beside torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bench.gpu import models, steps
+from bench.gpu.rows import Figure, time_of, times_faster
+from bench.gpu.setting import Setting
+from engine.batching import Batching
+from engine.gpu.limits import limits_for
+from engine.gpu.packing import Model, Packed, room_of, works_of
+from engine.kernels.attention import Pieces, attend_triton
+from engine.models.spec import ModelSpec
+from engine.sequence import SequenceState
+
+GOAL = 0.85
+SHAPE = "llama-3-8b"
+
+
+def attention(setting: Setting) -> Iterator[Figure]:
+    """By rows and context; so many caches one after the other that none is left in the second-level cache."""
+    spec = shape_of(setting)
+    for rows, context in setting.sizes.attention:
+        setting.tidy()
+        each = kv_bytes(spec, rows * context)
+        caches = max(1, -(-setting.sizes.exceed_bytes // each))
+        if each * caches > setting.free_bytes():
+            continue
+        seqs = steps.sequences(rows, context, spec.vocab_size)
+        seconds = attended(setting, spec, seqs, caches)
+        floor = (each + 2 * query_bytes(spec, rows)) / setting.ceiling("copy")
+        what = f"{rows} rows of {context}"
+        yield time_of(what, seconds, floor_s=floor, goal=GOAL, caches=caches, bytes=each)
+        yield from _peers(setting, spec, what, rows, context, caches, seconds)
+
+
+def shape_of(setting: Setting) -> ModelSpec:
+    return models.spec_of("toy" if "toy" in setting.sizes.models else SHAPE)
+
+
+def kv_bytes(spec: ModelSpec, tokens: int) -> int:
+    """Of one layer."""
+    return models.kv_bytes(spec, tokens) // spec.layers
+
+
+def query_bytes(spec: ModelSpec, rows: int) -> int:
+    return 2 * rows * spec.heads * spec.head_dim
+
+
+def attended(
+    setting: Setting, spec: ModelSpec, seqs: Sequence[SequenceState], caches: int, *, cascade: bool = True
+) -> list[float]:
+    """Seconds of one layer's attention for a decode of these sequences."""
+    device, dtype = setting.device, models.dtype_for(setting.device)
+    blocks = max(max(seq.table) for seq in seqs) + 1
+    shape = (2, blocks, steps.BLOCK, spec.kv_heads, spec.head_dim)
+    layers = [torch.empty(shape, dtype=dtype, device=device).normal_() for _ in range(caches)]
+    query = torch.empty(len(seqs), spec.heads, spec.head_dim, dtype=dtype, device=device).normal_()
+    pieces, positions = _pieces(setting, spec, seqs, cascade)
+    out = torch.empty_like(query)
+
+    def run() -> Tensor:
+        for layer in layers:
+            attend_triton(query, layer, pieces, positions, scale=spec.attention_scale, out=out)
+        return out
+
+    return [each / caches for each in setting.timer.times(setting.timer.recorded(run), setting.sizes.repeats)]
+
+
+def _pieces(setting: Setting, spec: ModelSpec, seqs: Sequence[SequenceState], cascade: bool) -> tuple[Pieces, Tensor]:
+    limits = replace(limits_for(spec, setting.device, deterministic=False), cascade=cascade)
+    model = Model((None,), spec.heads, spec.head_dim, limits)
+    laid = Batching(steps.BLOCK).lay(steps.decode(seqs))
+    works = works_of(laid, steps.BLOCK, model)
+    packed = Packed(room_of(laid, works))
+    host = np.zeros(packed.size, dtype=np.int32)
+    packed.fill(laid, works, host)
+    step = packed.views(torch.from_numpy(host).to(setting.device), model)
+    return step.pieces[None], step.positions
+
+
+def _peers(
+    setting: Setting, spec: ModelSpec, what: str, rows: int, context: int, caches: int, ours: list[float]
+) -> Iterator[Figure]:
+    """torch's own, on keys and values that lie together: they know no block tables."""
+    device, dtype = setting.device, models.dtype_for(setting.device)
+    if 2 * caches * kv_bytes(spec, rows * context) > setting.free_bytes():
+        return
+    shape = (rows, spec.kv_heads, context, spec.head_dim)
+    pairs = [[torch.empty(shape, dtype=dtype, device=device).normal_() for _ in range(2)] for _ in range(caches)]
+    query = torch.empty(rows, spec.heads, 1, spec.head_dim, dtype=dtype, device=device).normal_()
+    peers: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+        "SDPA": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    }
+    if device.type == "cuda":
+        from torch.nn.attention.flex_attention import flex_attention
+
+        compiled = torch.compile(flex_attention)
+        peers["FlexAttention"] = lambda q, k, v: compiled(q, k, v, enable_gqa=True)  # type: ignore[return-value]  # it gives no statistics unless asked
+    for name, peer in peers.items():
+
+        def run(peer: Callable[[Tensor, Tensor, Tensor], Tensor] = peer) -> Tensor:
+            out = query
+            for keys, values in pairs:
+                out = peer(query, keys, values)
+            return out
+
+        try:
+            graph = setting.timer.recorded(run)
+            seconds = [each / caches for each in setting.timer.times(graph, setting.sizes.repeats)]
+        except Exception as error:  # a peer that does not run here is told, and measured no further
+            yield Figure(f"{what}, against {name}", 0.0, "ms", 0.0, 0.0, more={"error": repr(error)[:400]})
+            continue
+        yield times_faster(f"{what}, against {name}", seconds, ours)

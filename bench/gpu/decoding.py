@@ -1,0 +1,74 @@
+"""Decode steps as the runner's graphs have them, beside the time that their bytes take to be read."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from bench.gpu import models, steps
+from bench.gpu.rows import Figure, Missing, time_of
+from bench.gpu.setting import Setting
+
+GOALS = {1: 0.85, 64: 0.75}  # of the floor, by rows
+
+
+def decode(setting: Setting) -> Iterator[Figure]:
+    """Every model at every number of rows."""
+    for name in setting.sizes.models:
+        yield from decoded(setting, name, setting.sizes.batches)
+
+
+def decoded(
+    setting: Setting,
+    name: str,
+    batches: tuple[int, ...],
+    *,
+    quantization: models.Quantization = "none",
+    deterministic: bool = False,
+) -> Iterator[Figure]:
+    """One model; where a batch's K/V does not fit, its contexts are as long as do."""
+    sizes, device = setting.sizes, setting.device
+    setting.tidy()
+    decoder = models.random_decoder(
+        name, device, quantization=quantization, deterministic=deterministic, layers=sizes.layers
+    )
+    spec, most = decoder.spec, max(batches)
+    fitting = setting.free_bytes() // models.kv_bytes(spec, steps.BLOCK) - 1
+    contexts = {rows: context_for(rows, sizes.context, fitting) for rows in batches}
+    if contexts[most] < steps.BLOCK:
+        raise Missing(f"memory for {most} rows of {name}")
+    blocks = max(steps.blocks_of(rows, context) for rows, context in contexts.items())
+    kv = steps.cache_for(spec, blocks, decoder.dtype, device)
+    runner = steps.runner_for(decoder, kv, device, rows=most, context=sizes.context)
+    weights = held_bytes(spec, quantization)
+    for rows in batches:
+        context = contexts[rows]
+        step = steps.decode(steps.sequences(rows, context, spec.vocab_size))
+        seconds = setting.timer.times(steps.graph_of(runner, step), sizes.repeats)
+        read = weights + models.kv_bytes(spec, rows * context)
+        yield time_of(
+            label(name, rows),
+            seconds,
+            floor_s=read / setting.ceiling("copy"),
+            goal=None if deterministic or quantization != "none" else GOALS.get(rows),
+            tokens_per_s=rows / statistics.median(seconds), context=context, bytes=read, layers=spec.layers,
+        )  # fmt: skip
+
+
+def label(name: str, rows: int) -> str:
+    return f"{name}, {rows} rows"
+
+
+def held_bytes(spec: models.ModelSpec, quantization: models.Quantization) -> int:
+    """Of the weights that a step reads: at 4 bits with a bfloat16 scale for 64 of them, and logits in 8 bits."""
+    whole = models.weight_bytes(spec)
+    if quantization == "none":
+        return whole
+    head = spec.vocab_size * spec.hidden_size
+    rest = whole // 2 - head
+    return head + (rest if quantization == "int8" else rest // 2 + rest * 2 // 64)
+
+
+def context_for(rows: int, wanted: int, blocks: int) -> int:
+    """Tokens of each row, where so many blocks fit."""
+    return min(wanted, blocks // rows * steps.BLOCK)

@@ -1,0 +1,89 @@
+"""The matrices of a decode of one row: bfloat16 by cuBLAS and by our own kernels, int8, int4, and the whole step.
+
+Every kind of matrix is multiplied by as many weights in turn as the second-level cache does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bench.gpu import models
+from bench.gpu.decoding import decoded, label
+from bench.gpu.rows import Figure, Missing, time_of, times_faster
+from bench.gpu.setting import Setting
+from engine.linear import Linear
+
+GOALS: dict[models.Quantization, float] = {"int8": 1.7, "int4": 2.8}  # times as fast as bfloat16
+Way = Callable[[Tensor], Linear]  # from a weight (out, in)
+
+
+def ways() -> dict[str, Way]:
+    """How a weight may be laid out and multiplied; a new kernel is measured by one line here."""
+    from engine.kernels.matmul import multiply_triton
+    from engine.kernels.one import linear_one_triton
+    from engine.kernels.quantized import linear_triton, quantize
+
+    def quantized(bits: int, group: int) -> Way:
+        def pack(weight: Tensor) -> Linear:
+            made = quantize(weight, bits, group)
+            return lambda x: linear_triton(x, made)
+
+        return pack
+
+    return {
+        "torch": lambda weight: lambda x: F.linear(x, weight),
+        "one": lambda weight: lambda x: linear_one_triton(x, weight),
+        "invariant": lambda weight: lambda x: multiply_triton(x, weight),
+        "int8": quantized(8, 0),
+        "int4": quantized(4, 64),
+    }
+
+
+def matrices(setting: Setting) -> Iterator[Figure]:
+    """Each kind of matrix of the first model."""
+    name, goals = setting.sizes.models[0], dict[str, float](GOALS)
+    try:
+        every = ways()
+    except ImportError as error:
+        raise Missing(f"kernels of products: {error}") from None
+    for kind, (_, out, width) in models.matrices(models.spec_of(name)).items():
+        base: list[float] = []
+        for way, pack in every.items():
+            setting.tidy()
+            nbytes = 2 * out * width
+            seconds = _multiplied(setting, pack, out, width, max(1, -(-setting.sizes.exceed_bytes // nbytes)))
+            what = f"{kind} {out} x {width}, {way}"
+            if way == "torch":
+                base = seconds
+                yield time_of(what, seconds, floor_s=nbytes / setting.ceiling("copy"))
+            else:
+                yield times_faster(what, base, seconds, goal=goals.get(way))
+
+
+def _multiplied(setting: Setting, pack: Way, out: int, width: int, copies: int) -> list[float]:
+    device, dtype = setting.device, models.dtype_for(setting.device)
+    layers = [pack(torch.empty(out, width, device=device, dtype=dtype).normal_(0, width**-0.5)) for _ in range(copies)]
+    x = torch.empty(1, width, device=device, dtype=dtype).normal_()
+
+    def run() -> Tensor:
+        return [layer(x) for layer in layers][-1]
+
+    return [each / copies for each in setting.timer.times(setting.timer.recorded(run), setting.sizes.repeats)]
+
+
+def quantized(setting: Setting) -> Iterator[Figure]:
+    """Whole steps of one row with weights of fewer bits."""
+    name = setting.sizes.models[0]
+    what = label(name, 1)
+    plain = setting.value("decode", what)
+    base = [plain / 1e3] if plain is not None else [1e-3 * next(decoded(setting, name, (1,))).value]
+    for quantization, goal in GOALS.items():
+        (found,) = decoded(setting, name, (1,), quantization=quantization)
+        seconds = [found.least / 1e3, found.value / 1e3, found.largest / 1e3]
+        yield times_faster(
+            f"{what}, {quantization}", base, seconds, goal=goal, of_its_own_floor=found.share, **found.more
+        )

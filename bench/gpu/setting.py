@@ -1,0 +1,88 @@
+"""What all parts are given: a device, a timer, sizes, what was measured before, and how long they have."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, field
+
+import torch
+
+from bench.gpu.rows import Json, Missing
+from bench.gpu.timing import Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large everything is."""
+
+    models: tuple[str, ...] = ("llama-3-8b", "qwen3-0.6b", "qwen3-4b")
+    batches: tuple[int, ...] = (1, 8, 64, 256)
+    context: int = 2048
+    prompt: int = 8192
+    repeats: int = 15
+    copied_bytes: int = 4 << 30
+    square: int = 8192  # of the matmul that is a device's best
+    attention: tuple[tuple[int, int], ...] = ((1, 2048), (1, 32_768), (8, 2048), (64, 2048), (256, 2048), (16, 16_384))
+    exceed_bytes: int = 512 << 20  # what one repeat reads at least: more than the second-level cache holds
+    sampled: tuple[int, ...] = (1, 64, 256)
+    branches: int = 16
+    prefix: int = 4096
+    own: int = 128  # tokens of a branch after the prefix
+    engine_rows: int = 256
+    engine_context: int = 1024
+    engine_steps: int = 40
+    most_batch_tokens: int = 8192
+    layers: int | None = None  # None: all
+
+
+TOY = Sizes(
+    models=("toy",), batches=(1, 3), context=40, prompt=33, repeats=2, copied_bytes=1 << 16, square=64,
+    attention=((2, 40),), exceed_bytes=1, sampled=(2,), branches=3, prefix=288, own=16, engine_rows=3,
+    engine_context=20, engine_steps=3, most_batch_tokens=64,
+)  # fmt: skip
+
+
+@dataclass
+class Setting:
+    """One run. `results` are the parts that were measured so far, by name."""
+
+    device: torch.device
+    timer: Timer
+    sizes: Sizes = field(default_factory=Sizes)
+    until: float = float("inf")  # by the timer's clock
+    results: Json = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        return self.until - self.timer.now()
+
+    def ceiling(self, name: str) -> float:
+        """`copy` and `read` in bytes a second, `matmul` in operations a second.
+
+        Raises:
+            Missing: ceilings were not measured yet.
+        """
+        for figure in self.results.get("ceilings", {}).get("figures", ()):
+            if figure["what"] == name:
+                return float(figure["more"]["a_second"])
+        raise Missing("the part ceilings, which others are held to")
+
+    def value(self, part: str, what: str) -> float | None:
+        """A figure of another part; None if it was not measured."""
+        for figure in self.results.get(part, {}).get("figures", ()):
+            if figure["what"] == what:
+                return float(figure["value"])
+        return None
+
+    def free_bytes(self) -> int:
+        """Of the device, but for a tenth that graphs and libraries want."""
+        if self.device.type != "cuda":
+            return 1 << 62
+        free, total = torch.cuda.mem_get_info(self.device)
+        return free - total // 10
+
+    def tidy(self) -> None:
+        """Give back the memory of what is gone."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
