@@ -49,4 +49,4 @@ def matmul_flops(rows: int, columns: int, inner: int) -> int:
 
 
 def _rate(what: str, amount: int, seconds: list[float], unit: str, of: float) -> Figure:
-    return rate_of(what, amount / of, seconds, unit, a_second=amount / statistics.median(seconds), amount=amount)
+    return rate_of(what, amount / of, seconds, unit, a_second=amount / statistics.median(seconds), moved_or_made=amount)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from bench.gpu import models, steps
 from bench.gpu.rows import Figure, Missing, time_of
 from bench.gpu.setting import Setting
+from engine.models.spec import ModelSpec
 
 GOALS = {1: 0.85, 64: 0.75}  # of the floor, by rows
 
@@ -59,7 +60,7 @@ def label(name: str, rows: int) -> str:
     return f"{name}, {rows} rows"
 
 
-def held_bytes(spec: models.ModelSpec, quantization: models.Quantization) -> int:
+def held_bytes(spec: ModelSpec, quantization: models.Quantization) -> int:
     """Of the weights that a step reads: at 4 bits with a bfloat16 scale for 64 of them, and logits in 8 bits."""
     whole = models.weight_bytes(spec)
     if quantization == "none":

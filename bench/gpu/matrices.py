@@ -45,7 +45,7 @@ def ways() -> dict[str, Way]:
 
 def matrices(setting: Setting) -> Iterator[Figure]:
     """Each kind of matrix of the first model."""
-    name, goals = setting.sizes.models[0], dict[str, float](GOALS)
+    name, goals = setting.sizes.models[0], {str(way): goal for way, goal in GOALS.items()}
     try:
         every = ways()
     except ImportError as error:

@@ -29,7 +29,6 @@ from engine.tokenizer import Tokenizer
 
 GOAL = 0.05  # of a step's wall time, at most
 PEBBLE = Path("models/pebble")
-WARM = 8  # steps that do not count
 
 
 class Pebbles:
@@ -51,7 +50,7 @@ def overhead(setting: Setting) -> Iterator[Figure]:
     setting.tidy()
     decoder = models.random_decoder(name, device, layers=sizes.layers)
     spec, context = decoder.spec, sizes.engine_context
-    longest = context + 4 * (sizes.engine_steps + WARM)
+    longest = context + 4 * (sizes.engine_steps + sizes.engine_warm)
     fitting = setting.free_bytes() // models.kv_bytes(spec, steps.BLOCK) - 1
     each = -(-longest // steps.BLOCK)
     rows = min(sizes.engine_rows, fitting // each)
@@ -83,7 +82,7 @@ def _stepped(
     core = EngineCore(
         config, watched, BlockPool(config.kv_blocks or 1), lambda: Detokenizer(tokenizer), (), b"bench"
     )  # fmt: skip
-    most = 3 * (setting.sizes.engine_steps + WARM)
+    most = 3 * (setting.sizes.engine_steps + setting.sizes.engine_warm)
     for nth, seq in enumerate(steps.sequences(rows, context, vocabulary)):
         id = 2 * nth + 1
         core.handle(m.Open(id, tuple(seq.tokens), "", 0, None))
@@ -97,7 +96,7 @@ def _stepped(
 
     while not watched.decoding(rows):
         step()
-    for _ in range(WARM):
+    for _ in range(setting.sizes.engine_warm):
         step()
     calm_collector()
     walls = [step() for _ in range(setting.sizes.engine_steps)]

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def peers(setting: Setting) -> Iterator[Figure]:
         file = Path(folder) / "peers.json"
         job = json.dumps(
             {"models": names, "batches": [rows for rows in sizes.batches if rows <= 64][::2] or [1],
-             "context": sizes.context, "prompt": sizes.prompt, "device": str(setting.device)}
+             "ways": list(WAYS), "context": sizes.context, "prompt": sizes.prompt, "device": str(setting.device)}
         )  # fmt: skip
         command = [sys.executable, "-m", "bench.gpu.peers", str(file), job]
         with subprocess.Popen(command, env=os.environ | {"TOKENIZERS_PARALLELISM": "false"}) as process:
@@ -46,7 +47,7 @@ def peers(setting: Setting) -> Iterator[Figure]:
                 process.kill()
         found: Json = json.loads(file.read_text()) if file.exists() else {}
     for what, told in found.items():
-        yield beside(setting, what, told)
+        yield beside(setting, what.removesuffix(f" ({told['way']})"), told)
 
 
 def beside(setting: Setting, what: str, told: Json) -> Figure:
@@ -83,16 +84,13 @@ def measure(file: Path, job: Json) -> None:
         file.write_text(json.dumps(kept))
 
     for name in job["models"]:
-        model = made(name, device)
-        vocabulary = models.SHAPES[name]["vocab_size"]
-        tokens = job["prompt"]
+        model, vocabulary, tokens = made(name, device), models.SHAPES[name]["vocab_size"], job["prompt"]
         ids = torch.randint(vocabulary, (1, tokens), device=device)
-        keep(f"{name}, {tokens} tokens", "SDPA", "prefill", lambda m=model, i=ids: _prompt(m, i), model=name,
-             tokens=tokens)  # type: ignore[misc]  # fmt: skip
+        keep(f"{name}, {tokens} tokens", "SDPA", "prefill", partial(_prompt, model, ids), model=name, tokens=tokens)
         for rows in job["batches"]:
             ids = torch.randint(vocabulary, (rows, job["context"] - MANY), device=device)
-            for way, run in (("static cache", _static), ("continuous", _continuous)):
-                keep(label(name, rows), way, "decode", lambda r=run, m=model, i=ids: r(m, i))  # type: ignore[misc]
+            for way in job["ways"]:
+                keep(label(name, rows), way, "decode", partial(WAYS[way], model, ids))
         del model
 
 
@@ -138,18 +136,23 @@ def _static(model: Model, ids: torch.Tensor) -> list[float]:
     return [(run(MANY) - run(FEW)) / (MANY - FEW) for _ in range(3)]
 
 
-@torch.inference_mode()
+@torch.no_grad()  # its own thread writes to what it made: those must be no tensors of inference
 def _continuous(model: Model, ids: torch.Tensor) -> list[float]:
     import transformers
 
     def run(new: int) -> float:
-        config = transformers.GenerationConfig(
-            do_sample=False, max_new_tokens=new, eos_token_id=-1, pad_token_id=0, use_cache=False
-        )
-        return _timed(lambda: model.generate_batch(inputs=ids.tolist(), generation_config=config))
+        config = transformers.GenerationConfig(do_sample=False, max_new_tokens=new, eos_token_id=-1, pad_token_id=0)
+        made: list[Model] = []
+        took = _timed(lambda: made.append(model.generate_batch(inputs=ids.tolist(), generation_config=config)))
+        if [len(each.generated_tokens) for each in made[0].values()] != [new] * len(ids):
+            raise RuntimeError(f"generate_batch gave other than {new} tokens to each of {len(ids)} requests")
+        return took
 
     run(FEW)
     return [(run(MANY) - run(FEW)) / (MANY - FEW) for _ in range(2)]
+
+
+WAYS: dict[str, Callable[[Model, torch.Tensor], list[float]]] = {"static cache": _static, "continuous": _continuous}
 
 
 if __name__ == "__main__":

@@ -31,14 +31,15 @@ class Sizes:
     engine_rows: int = 256
     engine_context: int = 1024
     engine_steps: int = 40
+    engine_warm: int = 8  # steps that do not count
     most_batch_tokens: int = 8192
     layers: int | None = None  # None: all
 
 
 TOY = Sizes(
     models=("toy",), batches=(1, 3), context=40, prompt=33, repeats=2, copied_bytes=1 << 16, square=64,
-    attention=((2, 40),), exceed_bytes=1, sampled=(2,), branches=3, prefix=288, own=16, engine_rows=3,
-    engine_context=20, engine_steps=3, most_batch_tokens=64,
+    attention=((2, 40),), exceed_bytes=1, sampled=(2,), branches=3, prefix=256, own=16, engine_rows=3,
+    engine_context=20, engine_steps=2, engine_warm=1, most_batch_tokens=64,
 )  # fmt: skip
 
 

@@ -1,0 +1,213 @@
+"""The GPU's benchmark at toy sizes, on the interpreter and a clock that only counts: that all of it runs, and that the
+bytes and operations that figures are held to are those that a step moves and makes."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.gpu import __main__ as command
+from bench.gpu import decoding, models, overhead, peers, rows, steps
+from bench.gpu.ceilings import copied_bytes, matmul_flops
+from bench.gpu.setting import TOY, Setting
+from bench.gpu.startup import GOAL_S
+from bench.gpu.table import table
+from bench.gpu.timing import ClockTimer
+from engine.families import family_of
+
+pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the benchmark itself")
+
+CPU = torch.device("cpu")
+
+
+def ticking() -> ClockTimer:
+    """Each call takes a second."""
+    ticks = count()
+    return ClockTimer(lambda: float(next(ticks)))
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:  # Any: plain JSON
+    """All parts but transformers', which is a process of its own."""
+    setting = Setting(CPU, ticking(), TOY, results={"date": "2026-01-01", "command": "a test"})
+    setting.results["hardware"] = {"gpu": "none", "cpu": "some", "torch": "2", "python": "3"}
+    kept: list[str] = []
+
+    def keep() -> None:
+        kept.append(json.dumps(setting.results))
+
+    command.measure(setting, [name for name in command.PARTS if name != "peers"], keep, lambda line: None)
+    assert len(kept) > 30, "after every figure"
+    found: dict[str, Any] = json.loads(kept[-1])
+    return found
+
+
+def test_every_part_runs(measured: dict[str, Any]) -> None:
+    for name in command.PARTS:
+        if name != "peers":
+            assert "error" not in measured[name], measured[name]["error"]
+            assert measured[name]["figures"], name
+    for part in (measured[name] for name in command.PARTS if name != "peers"):
+        for figure in part["figures"]:
+            assert set(figure) >= {"what", "value", "unit", "least", "largest", "floor", "share", "goal", "met"}
+            assert "error" not in figure["more"], figure
+            assert figure["least"] <= figure["value"] <= figure["largest"]
+
+
+def test_goals_stand_where_they_belong(measured: dict[str, Any]) -> None:
+    def goals(part: str) -> set[float | None]:
+        return {figure["goal"] for figure in measured[part]["figures"]}
+
+    assert goals("decode") == {0.85, None}
+    assert goals("attention") == {0.85, None} and goals("prefill") == {0.7}
+    assert goals("sampling") == {0.02} and goals("overhead") == {0.05}
+    assert goals("quantized") == {1.7, 2.8} and goals("matrices") == {1.7, 2.8, None}
+    assert goals("forks") == {3.0, None} and goals("deterministic") == {None}
+
+
+def test_the_table_has_a_line_for_each_figure(measured: dict[str, Any]) -> None:
+    written = table(measured)
+    for name in command.PARTS:
+        for figure in measured.get(name, {}).get("figures", ()):
+            assert f"| {figure['what']} |" in written
+    assert "Not measured" not in written and "goals are met" in written
+
+
+def test_floors_are_bytes_over_the_copys_rate(measured: dict[str, Any]) -> None:
+    copy = measured["ceilings"]["figures"][0]
+    assert copy["more"]["moved_or_made"] == 2 * TOY.copied_bytes, "read and written"
+    for figure, batch in zip(measured["decode"]["figures"], TOY.batches, strict=True):
+        numbers = toy_numbers()
+        wanted = 2 * (numbers + batch * TOY.context * 2 * 2 * 2 * 16)  # keys and values, layers, heads, components
+        assert figure["more"]["bytes"] == wanted
+        assert figure["floor"] == pytest.approx(1e3 * wanted / copy["more"]["a_second"])
+        assert figure["share"] == pytest.approx(figure["floor"] / figure["value"])
+
+
+def toy_numbers() -> int:
+    """Of the weights that a step reads, by the tensors that a checkpoint would have."""
+    taken: list[tuple[str, int]] = []
+
+    class Counted(models.RandomWeights):
+        def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+            taken.append((name, 0 if len(shape) == 1 else shape[0] * shape[1]))
+            return super().take(name, shape)
+
+    shape = models.SHAPES["toy"]
+    names = family_of(shape).names(shape)
+    models.Decoder(models.spec_of("toy"), names, Counted(CPU, torch.float32), dtype=torch.float32, device=CPU)
+    return sum(size for name, size in taken if "embed" not in name)
+
+
+def test_weights_of_published_shapes_are_as_many_as_are_known() -> None:
+    billions = {"llama-3-8b": 8.030e9 - 128_256 * 4096, "qwen3-0.6b": 0.596e9, "qwen3-4b": 4.022e9}
+    for name, wanted in billions.items():
+        assert models.weight_bytes(models.spec_of(name)) / 2 == pytest.approx(wanted, rel=2e-3)
+    assert models.kv_bytes(models.spec_of("llama-3-8b"), 1) == 131_072
+
+
+def test_operations_of_a_prompt_are_those_that_torch_counts() -> None:
+    """Of its matrix products, without attention, which torch computes with a mask over all pairs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    spec, tokens = models.spec_of("toy"), 24
+    shape = models.SHAPES["toy"]
+    weights = models.RandomWeights(CPU, torch.float32)
+    kept = models.Decoder(spec, family_of(shape).names(shape), weights, dtype=torch.float32, device=CPU)
+    with FlopCounterMode(display=False) as counter:
+        states = torch.randn(tokens, spec.hidden_size)
+        for layer in kept._layers:
+            joined, gates = layer.qkv(states), layer.gate_up(states)
+            layer.o(joined[:, : spec.heads * spec.head_dim])
+            layer.down(gates[:, : spec.intermediate_size])
+        kept.logits(states[-1:])
+    attention = sum(4 * spec.layers * spec.heads * spec.head_dim * (at + 1) for at in range(tokens))
+    assert models.prefill_flops(spec, tokens) == counter.get_total_flops() + attention
+    assert matmul_flops(2, 3, 5) == 60 and copied_bytes(7) == 14
+
+
+def test_packed_weights_are_counted_as_they_are_kept() -> None:
+    from engine.kernels.quantized import quantize
+
+    spec = models.spec_of("llama-3-8b")
+    of_one = {
+        bits: quantize(torch.randn(8, 4096), bits, group).nbytes / (8 * 4096) for bits, group in ((8, 0), (4, 64))
+    }
+    head = spec.vocab_size * spec.hidden_size
+    rest = models.weight_bytes(spec) // 2 - head
+    assert decoding.held_bytes(spec, "int8") == pytest.approx((head + rest) * of_one[8], rel=2e-3)
+    assert decoding.held_bytes(spec, "int4") == pytest.approx(head * of_one[8] + rest * of_one[4], rel=2e-3)
+
+
+def test_contexts_are_cut_to_what_fits() -> None:
+    assert decoding.context_for(4, 2048, 10_000) == 2048
+    assert decoding.context_for(64, 2048, 6400) == 1600
+
+
+def test_branches_share_their_prefix_and_nothing_else() -> None:
+    seqs = steps.sequences(3, 100, 50, shared=64)
+    assert all(seq.table[:4] == seqs[0].table[:4] for seq in seqs)
+    own = [block for seq in seqs for block in seq.table[4:]]
+    assert sorted({*own, *seqs[0].table[:4]}) == list(range(1, steps.blocks_of(3, 100, 64) + 1))
+    assert len(own) == len(set(own)) == 9
+
+
+def test_a_figure_is_held_to_its_goal() -> None:
+    assert rows.time_of("a", [2.0, 1.0, 3.0], floor_s=1.8, goal=0.85).met is True
+    assert rows.time_of("a", [2.0], floor_s=1.0, goal=0.85).met is False
+    assert rows.time_of("a", [2.0]).met is None
+    faster = rows.times_faster("a", [3.0], [1.0, 1.0, 9.0], goal=2.8)
+    assert (faster.share, faster.met, faster.floor, faster.value) == (3.0, True, 3000.0, 1000.0)
+    beside = overhead.told("a", [0.022, 0.020, 0.021], [0.020])
+    assert beside.value == pytest.approx(1.0) and beside.share == pytest.approx(1 / 21) and beside.met is True
+    assert overhead.told("a", [0.022], [0.020]).met is False
+    assert rows.rate_of("a", 10.0, [2.0], "x/s", limit=10.0).share == 0.5
+    assert GOAL_S > 0
+
+
+def test_a_part_that_fails_or_has_no_time_left_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(setting: Setting) -> Any:
+        yield rows.time_of("first", [1.0])
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setitem(command.PARTS, "decode", broken)
+    setting = Setting(CPU, ticking(), TOY)
+    command.measure(setting, ["decode", "attention"], lambda: None, lambda line: None)
+    assert setting.results["decode"]["figures"][0]["what"] == "first"
+    assert setting.results["decode"]["error"] == "RuntimeError: CUDA error"
+    assert setting.results["attention"]["error"].startswith("missing: the part ceilings")
+    late = Setting(CPU, ticking(), TOY, until=0.0)
+    command.measure(late, ["ceilings"], lambda: None, lambda line: None)
+    assert late.results["ceilings"] | {"seconds": 0} == {
+        "figures": [],
+        "error": "missing: time, it was over",
+        "seconds": 0,
+    }
+
+
+def test_transformers_is_measured_on_the_same_shapes(tmp_path: Path) -> None:
+    file = tmp_path / "peers.json"
+    job = {"models": ["toy"], "batches": [2], "ways": ["static cache"], "context": 48, "prompt": 12, "device": "cpu"}
+    peers.measure(file, job)
+    found = json.loads(file.read_text())
+    assert set(found) == {"toy, 12 tokens", "toy, 2 rows"}
+    assert len(found["toy, 12 tokens"]["seconds"]) == 3
+    assert "seconds" in found["toy, 2 rows"], found["toy, 2 rows"]
+    setting = Setting(CPU, ticking(), TOY, results={"decode": {"figures": [rows.time_of("toy, 2 rows", [0.5]).json()]}})
+    told = {"way": "static cache", "part": "decode", "seconds": [1.5]}
+    figure = peers.beside(setting, "toy, 2 rows", told)
+    assert (figure.value, figure.floor, figure.share) == (1500.0, 500.0, 3.0)
+    assert peers.beside(setting, "toy, 2 rows", told | {"error": "no"}).more["error"] == "no"
+
+
+def test_where_there_is_no_device_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert command.main(["--out", str(out)]) == 0
+    assert "no CUDA device" in capsys.readouterr().out and not out.exists()
