@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from bench.gpu import models, steps
-from bench.gpu.rows import Figure
+from bench.gpu.rows import Figure, Missing
 from bench.gpu.setting import Setting
 from engine import GREEDY, EngineConfig, Span
 from engine import messages as m
@@ -52,7 +52,7 @@ def overhead(setting: Setting) -> Iterator[Figure]:
     spec, context = decoder.spec, sizes.engine_context
     longest = context + 4 * (sizes.engine_steps + sizes.engine_warm)
     fitting = setting.free_bytes() // models.kv_bytes(spec, steps.BLOCK) - 1
-    each = -(-longest // steps.BLOCK)
+    each = -(-longest // steps.BLOCK) + 2  # some to spare, so that the scheduler holds nobody back
     rows = min(sizes.engine_rows, fitting // each)
     kv = steps.cache_for(spec, rows * each, decoder.dtype, device)
     runner = steps.runner_for(decoder, kv, device, rows=rows, context=longest)
@@ -95,6 +95,8 @@ def _stepped(
         return setting.timer.now() - start
 
     while not watched.decoding(rows):
+        if not core.has_work:
+            raise Missing(f"K/V for {rows} rows at once")
         step()
     for _ in range(setting.sizes.engine_warm):
         step()

@@ -37,9 +37,9 @@ class Sizes:
 
 
 TOY = Sizes(
-    models=("toy",), batches=(1, 3), context=40, prompt=33, repeats=2, copied_bytes=1 << 16, square=64,
+    models=("toy",), batches=(1, 3), context=40, prompt=17, repeats=1, copied_bytes=1 << 16, square=64,
     attention=((2, 40),), exceed_bytes=1, sampled=(2,), branches=3, prefix=256, own=16, engine_rows=3,
-    engine_context=20, engine_steps=2, engine_warm=1, most_batch_tokens=64,
+    engine_context=8, engine_steps=2, engine_warm=1, most_batch_tokens=64,
 )  # fmt: skip
 
 

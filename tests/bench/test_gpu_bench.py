@@ -85,7 +85,7 @@ def test_floors_are_bytes_over_the_copys_rate(measured: dict[str, Any]) -> None:
     assert copy["more"]["moved_or_made"] == 2 * TOY.copied_bytes, "read and written"
     for figure, batch in zip(measured["decode"]["figures"], TOY.batches, strict=True):
         numbers = toy_numbers()
-        wanted = 2 * (numbers + batch * TOY.context * 2 * 2 * 2 * 16)  # keys and values, layers, heads, components
+        wanted = 2 * (numbers + batch * TOY.context * 2 * 2 * 16)  # keys and values, heads, components, of one layer
         assert figure["more"]["bytes"] == wanted
         assert figure["floor"] == pytest.approx(1e3 * wanted / copy["more"]["a_second"])
         assert figure["share"] == pytest.approx(figure["floor"] / figure["value"])
