@@ -113,7 +113,7 @@ class _Watched:
     """A runner that remembers the last step."""
 
     def __init__(self, runner: GpuRunner) -> None:
-        self.vocab_size = runner.vocab_size
+        self.vocab_size, self.queues = runner.vocab_size, runner.queues
         self.last: Step | None = None
         self._runner = runner
 

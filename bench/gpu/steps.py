@@ -9,7 +9,6 @@ import torch
 
 from bench.gpu.rows import Missing
 from engine.batch import KVCache
-from engine.gpu.packing import works_of
 from engine.gpu.runner import GpuRunner
 from engine.models.decoder import Decoder
 from engine.models.spec import ModelSpec
@@ -79,7 +78,7 @@ def graph_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
     with torch.inference_mode():
         runner.run(step)
     laid = runner._batching.lay(step)
-    rung = runner._rung_for(laid, works_of(laid, BLOCK, runner._decoder.packed_for))
+    rung = runner._rung_for(laid, runner._cutter._works)
     if rung is None:
         raise Missing(f"a graph for {len(step.rows)} such rows")
     return rung.recorded.replay
