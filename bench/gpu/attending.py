@@ -21,6 +21,7 @@ from engine.models.spec import ModelSpec
 from engine.sequence import SequenceState
 
 GOAL = 0.85
+COMPILED_AT = 64  # rows at which FlexAttention is asked, too
 SHAPE = "llama-3-8b"
 
 
@@ -99,7 +100,7 @@ def _peers(
     peers: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         "SDPA": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     }
-    if device.type == "cuda":
+    if device.type == "cuda" and rows == COMPILED_AT:  # each shape is compiled anew, for some seconds
         from torch.nn.attention.flex_attention import flex_attention
 
         compiled = torch.compile(flex_attention)

@@ -84,7 +84,12 @@ def measure(file: Path, job: Json) -> None:
         file.write_text(json.dumps(kept))
 
     for name in job["models"]:
-        model, vocabulary, tokens = made(name, device), models.SHAPES[name]["vocab_size"], job["prompt"]
+        vocabulary, tokens = models.SHAPES[name]["vocab_size"], job["prompt"]
+        try:
+            model = made(name, device)
+        except Exception as error:  # the next may fit
+            print(f"{name}: {error!r}", file=sys.stderr)
+            continue
         ids = torch.randint(vocabulary, (1, tokens), device=device)
         keep(f"{name}, {tokens} tokens", "SDPA", "prefill", partial(_prompt, model, ids), model=name, tokens=tokens)
         for rows in job["batches"]:

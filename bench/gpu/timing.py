@@ -30,10 +30,6 @@ class Timer(Protocol):
         """The call as a graph, where there are graphs."""
         ...
 
-    def wait(self) -> None:
-        """Until the device has done what was queued."""
-        ...
-
     def now(self) -> float:
         """Seconds by a clock, for what is not the device's."""
         ...
@@ -62,9 +58,6 @@ class CudaTimer:
     def recorded(self, call: Callable[[], Tensor]) -> Call:
         return Recorded(call, self._device).replay
 
-    def wait(self) -> None:
-        torch.cuda.synchronize(self._device)
-
     def now(self) -> float:
         return time.perf_counter()
 
@@ -86,9 +79,6 @@ class ClockTimer:
 
     def recorded(self, call: Callable[[], Tensor]) -> Call:
         return call
-
-    def wait(self) -> None:
-        pass
 
     def now(self) -> float:
         return self._clock()
