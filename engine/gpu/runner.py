@@ -63,6 +63,8 @@ class GpuRunner:
         self._staging = Staging(device)
         self._rungs: list[_Rung] = []
         pool = pool_for(device)
+        # of whichever graph ran last: each would keep its own otherwise
+        self._logits = torch.empty(max_rows if graphs else 0, self.vocab_size, device=device)
         model = decoder.packed_for
         parts: Parts | None = None
         for rows in reversed(ladder(max_rows)) if graphs else ():
@@ -111,5 +113,6 @@ class GpuRunner:
         step = packed.views(memory, self._decoder.packed_for, parts)
         every = torch.arange(packed.room.tokens, dtype=torch.int32, device=self._device)
         whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
-        recorded = Recorded(lambda: self._decoder.forward_step(whole, self._kv), self._device, pool)
+        out = self._logits[: packed.room.tokens]
+        recorded = Recorded(lambda: self._decoder.forward_step(whole, self._kv, out), self._device, pool)
         return _Rung(packed, memory, step.logits_at, recorded)

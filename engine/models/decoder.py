@@ -29,8 +29,6 @@ from engine.gpu.packing import DeviceStep, Model, Packed, room_of, works_of
 from engine.kernels import quantized
 from engine.kernels.amx.binding import TiledWeight
 from engine.kernels.matmul import invariant
-from engine.kernels.norm import Norm
-from engine.kernels.one import linear_one, linear_one_triton
 from engine.kv.coded import CodedCache, CodedLayer
 from engine.linear import Dense, Packing, pack
 from engine.models import amx, gpu
@@ -119,32 +117,31 @@ class Decoder:
         return self.logits(self._run(batch, kv).index_select(0, batch.logits_at))
 
     @torch.inference_mode()
-    def forward_step(self, step: DeviceStep, kv: KVCache | CodedCache) -> Tensor:
-        """`forward`, of a step that is on the device already."""
+    def forward_step(self, step: DeviceStep, kv: KVCache | CodedCache, out: Tensor | None = None) -> Tensor:
+        """`forward`, of a step that is on the device already; the logits are put in `out` if given."""
         states = self._run_on_gpu(step, kv)
         wanted = len(step.logits_at) < len(states)  # a decode wants them all, in order
-        return self.logits(states.index_select(0, step.logits_at) if wanted else states)
+        return self.logits(states.index_select(0, step.logits_at) if wanted else states, out)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
         """Run one step; the final-normed hidden states of all its tokens: (tokens, hidden) in the model's dtype."""
         return self._norm(self._run(batch, kv))
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Logits of last-layer states (n, hidden), before the final norm: (n, vocab) float32."""
+    def logits(self, states: Tensor, out: Tensor | None = None) -> Tensor:
+        """Logits of last-layer states (n, hidden), before the final norm: (n, vocab) float32, in `out` if given."""
         spec = self.spec
-        if self._gpu is not None and len(states) == 1 and isinstance(self._lm_head, Dense):
-            run = linear_one if states.is_cuda else linear_one_triton
-            norm = Norm(self._norm.weight, self._norm.eps)
-            logits = run(states, self._lm_head.weight, self._lm_head.bias, norm=norm, dtype=torch.float32)
+        if self._gpu is not None:
+            said = self._gpu.logits(states, self._norm, self._lm_head)
         elif isinstance(self._lm_head, TiledWeight):
-            logits = self._lm_head.logits(states, self._norm.weight, spec.norm_eps)
+            said = self._lm_head.logits(states, self._norm.weight, spec.norm_eps)
         else:
-            logits = self._lm_head(self._norm(states)).float()
+            said = self._lm_head(self._norm(states))
+        logits = said.float() if out is None else out.copy_(said)
         if spec.logits_scaling != 1.0:
-            logits = logits / spec.logits_scaling
+            logits.div_(spec.logits_scaling)
         if spec.logit_softcap is not None:
-            logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+            logits.div_(spec.logit_softcap).tanh_().mul_(spec.logit_softcap)
         return logits
 
     def _run_on_gpu(self, step: DeviceStep, kv: KVCache | CodedCache) -> Tensor:

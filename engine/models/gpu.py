@@ -22,7 +22,7 @@ from engine.kernels.norm import Norm, add_and_norm, add_and_norm_triton
 from engine.kernels.one import linear_one, linear_one_triton
 from engine.kernels.qkv import place, place_triton
 from engine.kv.coded import CodedLayer
-from engine.linear import Dense
+from engine.linear import Dense, Linear
 from engine.models.layers import Layer, RMSNorm
 from engine.models.spec import ModelSpec, Rope
 
@@ -108,6 +108,14 @@ class GpuLayers:
                 delta_norm=_norm(layer.mlp_post_norm),
                 multiplier=spec.residual_multiplier,
             )
+
+    def logits(self, states: Tensor, norm: RMSNorm, head: Linear) -> Tensor:
+        """Of states (n, hidden) before the final norm: (n, vocab) of their type, or in float32."""
+        if len(states) == 1 and isinstance(head, Dense):
+            return self._linear_one(states, head.weight, head.bias, norm=_norm(norm), dtype=torch.float32)
+        normed = self._add_and_norm(states, None, _norm(norm))
+        assert normed is not None
+        return head(normed)
 
     def _attended(
         self,

@@ -39,7 +39,7 @@ def test_one_token(
 ) -> None:  # fmt: skip
     of_weight = rows * 2 if activation else rows
     x = numbers(1, width, device=device, dtype=dtype, seed=seed) * 3
-    weight = numbers(of_weight, width, device=device, dtype=dtype, seed=seed + 1)
+    weight = numbers(of_weight, width, device=device, dtype=dtype, seed=seed + 1) * width**-0.5
     norm = Norm(numbers(width, device=device, seed=seed + 2), 1e-5) if normed else None
     extra = numbers(of_weight, device=device, dtype=dtype, seed=seed + 3) if bias else None
     residual = numbers(1, rows, device=device, dtype=dtype, seed=seed + 4) if adds else None
