@@ -96,22 +96,6 @@ async def test_preemption_changes_no_bit(checkpoint: Path) -> None:
     assert await answers(checkpoint, asked, at_once=40, kv_blocks=24, prefix_cache=False) == alone
 
 
-async def test_the_triton_kernels_change_no_bit_either(checkpoint: Path) -> None:
-    """Chunks, caches, and decodes beside others: on a GPU, or a few of them interpreted."""
-    pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    asked = requests(40)
-    if device == "cpu":
-        short = (Request(each.prompt[-18:], replace(each.span, max_tokens=3)) for each in asked)
-        asked = [each for each in short if len(each.prompt) > 12][:3]
-    same: dict[str, Any] = {"dtype": "float16", "kernels": "triton", "device": device, "max_running": 8}
-    alone = await answers(checkpoint, asked, at_once=1, prefix_cache=False, **same)
-    assert (
-        await answers(checkpoint, asked[::-1], at_once=8, max_batch_tokens=40 if device == "cuda" else 11, **same)
-        == alone[::-1]
-    )
-
-
 async def test_torch_on_a_gpu_refuses_it(checkpoint: Path) -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU here")
