@@ -62,7 +62,7 @@ def begin_on_device(
 def warm_up(vocabulary: int, device: torch.device) -> None:
     """Draw with everything that a row may ask for, so that no request waits for a kernel to be compiled."""
     told = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logit_bias={0: 1.0})
-    for draws in ([None], [Draw(told, 1, 0, 1, {}, (0,), logprobs=3)], [Draw(told, 1, 0, 1, {}, (0,), logprobs=3)] * 2):
+    for draws in ([None], [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)], [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)] * 2):
         sample_on_device(torch.randn(len(draws), vocabulary, device=device), draws)
 
 
@@ -108,7 +108,7 @@ def _changes(draw: Draw) -> list[Part]:
     times = np.fromiter(counts.values(), np.float64, len(counts))
     return [
         (s.logit_bias, biases),
-        (set(draw.seen) if s.repetition_penalty != 1.0 else (), s.repetition_penalty),
+        (draw.seen if s.repetition_penalty != 1.0 else (), s.repetition_penalty),
         (counts, -s.presence_penalty - s.frequency_penalty * times),
         (draw.banned, 0.0),
     ]

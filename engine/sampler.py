@@ -32,7 +32,7 @@ class Draw:
     stream: int
     position: int
     counts: Mapping[int, int]  # generated tokens and how often each occurred
-    seen: Sequence[int]  # all tokens of the sequence, for the repetition penalty
+    seen: Set[int]  # the tokens that the sequence has, for the repetition penalty
     banned: Set[int] = frozenset()  # tokens that may not be drawn now
     logprobs: int | None = None
 
@@ -162,7 +162,7 @@ def _occurrence_penalties(draw: Draw) -> Iterable[tuple[int, float]]:
 
 def _repetition(row: Tensor, draw: Draw) -> None:
     """Divide positive and multiply negative logits of seen tokens (Keskar et al. 2019, CTRL), in place."""
-    ids = torch.tensor(sorted(set(draw.seen)), device=row.device)
+    ids = torch.tensor(sorted(draw.seen), device=row.device)
     penalty = draw.sampling.repetition_penalty
     values = row[ids]
     row[ids] = torch.where(values > 0, values / penalty, values * penalty)

@@ -7,6 +7,7 @@ nothing of scheduling, tensors or clients.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from engine.forks import mix64
@@ -56,6 +57,8 @@ class SequenceState:
     tail: int = 0  # where K/V ended when it was dropped, if inside a block: that block may lie in a tier
     fetches: int = 0  # times that the current job waited for blocks from a tier
     deadline: float | None = None
+    _seen: set[int] = field(default_factory=set, repr=False)
+    _seen_length: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -64,6 +67,13 @@ class SequenceState:
     def remaining(self) -> int:
         """Tokens still to run through the model before the job gets its logits."""
         return len(self.tokens) - self.cursor
+
+    def seen(self) -> Set[int]:
+        """Every token that is in the sequence. Kept, and only added to while the sequence grows."""
+        if self._seen_length < len(self.tokens):
+            self._seen.update(self.tokens[self._seen_length :])
+            self._seen_length = len(self.tokens)
+        return self._seen
 
     def append(self, tokens: list[int], *, generated: bool) -> None:
         self.tokens.extend(tokens)
@@ -97,6 +107,7 @@ class SequenceState:
             if was_generated:
                 self.counts[token] -= 1
         self.counts = +self.counts
+        self._seen, self._seen_length = set(), 0
         del self.tokens[length:], self.generated[length:], self.digests[length // block_size :]
         self.kv_len = min(self.kv_len, length)
         self.cursor = min(self.cursor, self.kv_len)

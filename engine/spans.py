@@ -32,7 +32,7 @@ def draw(seq: SequenceState, job: SpanJob) -> Draw | None:
         stream=seq.stream,
         position=len(seq),
         counts=seq.counts,
-        seen=seq.tokens,
+        seen=seq.seen() if span.sampling.repetition_penalty != 1.0 else frozenset(),
         banned=job.stop_ids if early else frozenset(),
         logprobs=span.logprobs,
     )

@@ -46,7 +46,7 @@ draws = st.builds(
     stream=st.integers(0, 2**64 - 1),
     position=st.integers(0, 10**6),
     counts=st.dictionaries(st.integers(0, 79), st.integers(1, 9), max_size=6),
-    seen=st.lists(st.integers(0, 79), min_size=1, max_size=20),
+    seen=st.sets(st.integers(0, 79), min_size=1, max_size=20),
     banned=st.frozensets(st.integers(0, 79), max_size=9),
     logprobs=st.sampled_from([None, None, 0, 3, 64]),
 )

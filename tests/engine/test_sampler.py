@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.params import Sampling
 from engine.sampler import Draw, sample, uniform
+from engine.sequence import SequenceState
 
 
 def draw(sampling: Sampling, *, seed: int = 1, position: int = 0, **options: object) -> Draw:
@@ -117,15 +118,15 @@ def test_penalties_and_bias_change_the_logits_as_documented() -> None:
     frequency = Sampling(temperature=0, frequency_penalty=0.05)
     assert [sample(row.clone(), [draw(frequency, counts={0: n})]).token_ids[0] for n in (1, 3)] == [0, 1]
     repetition = Sampling(temperature=0, repetition_penalty=1.2)
-    assert sample(row.clone(), [draw(repetition, seen=[0])]).token_ids[0] == 1
+    assert sample(row.clone(), [draw(repetition, seen={0})]).token_ids[0] == 1
     negative = torch.tensor([[-1.0, -1.1]])  # a negative logit is multiplied: it gets less likely too
-    assert sample(negative, [draw(repetition, seen=[0])]).token_ids[0] == 1
+    assert sample(negative, [draw(repetition, seen={0})]).token_ids[0] == 1
 
 
 def test_repetition_is_applied_to_the_biased_logit() -> None:
     row = torch.tensor([[1.0, 2.5]])
     sampling = Sampling(temperature=0, repetition_penalty=2.0, logit_bias={0: 3.0})
-    assert sample(row.clone(), [draw(sampling, seen=[0])]).token_ids[0] == 1  # (1 + 3) / 2 < 2.5
+    assert sample(row.clone(), [draw(sampling, seen={0})]).token_ids[0] == 1  # (1 + 3) / 2 < 2.5
 
 
 def test_banned_tokens_are_never_drawn() -> None:
@@ -155,3 +156,15 @@ def test_the_uniform_numbers_are_uniform_and_differ_by_every_key() -> None:
     assert len(set(numbers)) == len(numbers)
     histogram = np.histogram(numbers, bins=16, range=(0, 1))[0]
     assert ((histogram - 500) ** 2 / 500).sum() < 40  # chi-squared, 15 degrees of freedom: p < 0.001
+
+
+def test_what_a_sequence_has_seen_follows_its_tokens() -> None:
+    seq = SequenceState(1, [], b"root", 1)
+    seq.append([3, 5, 3], generated=False)
+    assert seq.seen() == {3, 5}
+    seq.push(9)
+    assert seq.seen() == {3, 5, 9}
+    seq.truncate(1, 16)
+    assert seq.seen() == {3}
+    seq.append([4], generated=True)
+    assert seq.seen() == {3, 4}

@@ -93,7 +93,7 @@ def run_the_rest() -> None:
     told = Sampling(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.1)
     for rows, vocabulary in ((1, 389), (3, 4096), (2, 70_000)):
         logits = torch.randn(rows, vocabulary)
-        for draws in ([None] * rows, [Draw(told, 1, 0, 1, {}, (0,), logprobs=3)] * rows):
+        for draws in ([None] * rows, [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)] * rows):
             prepare(logits, draws)
         bits = torch.full((1, -(-vocabulary // 32)), -1, dtype=torch.int32)
         mask.forbid_triton(logits, bits, torch.tensor([0]))
