@@ -87,6 +87,8 @@ class TieredMachine(CoreMachine):
             return
         path = files[which % len(files)]
         image = path.read_bytes()
+        if not image:  # cut to nothing before
+            return
         match how:
             case "cut":
                 path.write_bytes(image[: which % len(image)])

@@ -20,14 +20,14 @@ def test_mixes_chunks_and_the_cache_change_no_bit(checkpoint: Path) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     asked = on_a_cpu.requests(40)
     if device == "cpu":  # interpreted: a few short ones
-        short = [replace(each, prompt=each.prompt[-18:], span=replace(each.span, max_tokens=3)) for each in asked]
-        asked = [each for each in short if len(each.prompt) > 12][:3]
+        short = [replace(each, prompt=each.prompt[-14:], span=replace(each.span, max_tokens=2)) for each in asked]
+        asked = [each for each in short if len(each.prompt) > 10][:3]
     dtype = "bfloat16" if device == "cuda" else "float16"
     same: dict[str, Any] = {"dtype": dtype, "kernels": "triton", "device": device, "max_running": 8}
 
     async def run() -> tuple[list[object], list[object]]:
         alone = await on_a_cpu.answers(checkpoint, asked, at_once=1, prefix_cache=False, **same)
-        chunk = 40 if device == "cuda" else 11
+        chunk = 40 if device == "cuda" else 9
         return alone, await on_a_cpu.answers(checkpoint, asked[::-1], at_once=8, max_batch_tokens=chunk, **same)
 
     alone, mixed = asyncio.run(run())

@@ -83,8 +83,8 @@ async def all_together(settings: EngineConfig) -> tuple[list[tuple[int, ...]], i
 
 
 def test_forks_of_a_long_prefix_say_what_the_sequence_would(checkpoint: Path) -> None:
-    """Of 320 tokens, so that the prefix is read once for all of them."""
-    prompt = [i * 7 % 300 + 3 for i in range(330)]
+    """Of 150 tokens, so that the prefix is read once for all of them."""
+    prompt = [i * 7 % 300 + 3 for i in range(150)]
     span = Span(GREEDY, max_tokens=3, ignore_eos=True)
 
     async def ask() -> None:

@@ -25,13 +25,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
     "odd_head": ("llama", {"head_dim": 20, "hidden_size": 60}),
     "windows": ("mistral", {"sliding_window": 9}),
     "partial_rotation": ("phi3_partial", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
-    "softcaps": ("gemma2", {"sliding_window": 8}),
-    "post_norms": ("gemma3", {"sliding_window": 8, "num_hidden_layers": 6}),
+    "softcaps": ("gemma2", {"sliding_window": 7}),
+    "post_norms": ("gemma3", {"sliding_window": 7, "num_hidden_layers": 6}),
     "projection_norms": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None}),
     "multipliers": ("granite", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
 }
-LENGTHS = (1, 12, 21)
-CHUNK = 13
+LENGTHS = (1, 9, 16)
+CHUNK = 10
 # Triton's interpreter cuts off where it should round to bfloat16, so there they are compared in float16
 DTYPES = (torch.bfloat16, torch.float16) if DEVICE == "cuda" else (torch.float16,)
 
@@ -62,7 +62,7 @@ def test_logits_are_those_of_torch(checkpoint: Path, dtype: torch.dtype) -> None
     assert decoder.on_gpu
     found = Stepper(decoder, prompts(), seed=1).run(CHUNK)
     for ours, plain, expected in zip(found, rounded, exact, strict=True):
-        assert apart(ours, expected) < max(1.5 * apart(plain, expected), 2 * torch.finfo(dtype).eps)
+        assert apart(ours, expected) < max(2 * apart(plain, expected), 2 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU is what they are for")
