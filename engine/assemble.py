@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,8 @@ from engine.messages import Loaded
 from engine.models.decoder import Decoder, load_decoder
 from engine.runner import CacheStore, ModelRunner, Runner
 from engine.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 # Below this, weights live in the processor's cache and a step is bound by calls. A second thread saved a tenth of a
 # step of one row and a quarter of one of sixteen; but served over HTTP on two cores, one thread gave 1.4 times the
@@ -97,6 +100,8 @@ def assemble(config: EngineConfig) -> Parts:
         kv = CodedCache(*shape, dtype, device, config.kv_dtype)
     if not decoder.on_gpu:
         _warm_up(decoder, kv, device)  # a graph's recording does it there
+    ours = "Triton" if decoder.on_gpu else "AMX" if decoder.tiled else "torch"
+    log.info("%s on %s in %s: %s kernels, %d blocks of K/V", path.name, device, dtype, ours, blocks)
     tokenizer = Tokenizer.load(path)
     compiler = default_compiler(
         tokenizer, spec.vocab_size, cache_dir=None if config.cache_dir is None else Path(config.cache_dir)
