@@ -14,10 +14,11 @@ from torch import Tensor
 
 from engine import messages as m
 from engine.constrain.matcher import ConstraintFailed
+from engine.draws import Drawn
 from engine.jobs import Job, ScoreJob, SpanJob
 from engine.masking import Masking
 from engine.outputs import Prefill, SpanOutput
-from engine.sampler import Drawn, begin_sampling, logprob_of, row_logprobs
+from engine.sampler import begin_sampling, logprob_of, row_logprobs
 from engine.scores import read_scores
 from engine.sequence import SequenceState
 from engine.spans import SpanWriter, draw

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.draws import Draw, Drawn
 from engine.kernels import logprobs as of_rows
 from engine.kernels import sampling as kernels
 from engine.kernels.pinned import from_device, to_device
 from engine.outputs import TokenLogprob
 from engine.params import GREEDY, Sampling
-from engine.sampler import Draw, Drawn
 
 Ints = NDArray[np.int32]
 _MASK64 = (1 << 64) - 1

@@ -8,12 +8,12 @@ numbers: a seed gives the same tokens again on the same kind of device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from engine.draws import Draw, Drawn
 from engine.forks import mix64
 from engine.kernels.sampling import GREEDY_BELOW
 from engine.outputs import TokenLogprob
@@ -21,28 +21,6 @@ from engine.params import Sampling
 
 # Filters look at this many of the likeliest tokens first, and at the whole vocabulary only where that is not enough.
 _LIKELIEST = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """What the sampler must know of one row. `position` is where the drawn token will stand in its sequence."""
-
-    sampling: Sampling
-    seed: int
-    stream: int
-    position: int
-    counts: Mapping[int, int]  # generated tokens and how often each occurred
-    seen: Set[int]  # the tokens that the sequence has, for the repetition penalty
-    banned: Set[int] = frozenset()  # tokens that may not be drawn now
-    logprobs: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Token ids by row, and the log-probabilities of those rows that asked for them."""
-
-    token_ids: list[int]
-    logprobs: dict[int, TokenLogprob]
 
 
 def is_greedy(sampling: Sampling) -> bool:

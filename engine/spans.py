@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from engine.constrain.matcher import ConstraintFailed
 from engine.constrain.modes import Modes
+from engine.draws import Draw
 from engine.jobs import SpanJob
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
-from engine.sampler import Draw
 from engine.sequence import SequenceState
 from engine.text import Decoder, SpanText
 

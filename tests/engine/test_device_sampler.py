@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.device_sampler import adjustments, keys, sample_on_device, warm_up
+from engine.draws import Draw, Drawn
 from engine.forks import mix64
 from engine.kernels import logprobs, sampling
 from engine.params import Sampling
-from engine.sampler import Draw, Drawn, sample
+from engine.sampler import sample
 from tests.engine.test_sampler import allowed, draw, logits
 
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")

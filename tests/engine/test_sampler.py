@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.draws import Draw
 from engine.params import Sampling
-from engine.sampler import Draw, sample, uniform
+from engine.sampler import sample, uniform
 from engine.sequence import SequenceState
 
 

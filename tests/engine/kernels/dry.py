@@ -19,13 +19,13 @@ from triton.runtime import driver, jit
 
 from engine.batch import KVCache
 from engine.device_sampler import sample_on_device
+from engine.draws import Draw
 from engine.kernels import blocks, gated, lora, mask, matmul, quantized, sampling
 from engine.kernels import logprobs as of_rows
 from engine.kv.coded import CodedCache
 from engine.models import gpu
 from engine.models.decoder import Decoder, load_decoder
 from engine.params import Sampling
-from engine.sampler import Draw
 from tests.engine.models import tiny
 from tests.engine.models.stepping import Stepper
 
