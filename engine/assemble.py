@@ -68,7 +68,9 @@ def assemble(config: EngineConfig) -> Parts:
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
     threads = config.threads or (1 if small else _TORCH_THREADS)
     use_threads(threads, device)
-    kernels = config.kernels if config.kv_dtype == "auto" else "torch"  # AMX attention reads K/V of 16 bits
+    kernels = config.kernels
+    if kernels == "auto" and config.kv_dtype != "auto" and device.type == "cpu":
+        kernels = "torch"  # AMX attention reads K/V of 16 bits
     decoder = load_decoder(
         path,
         dtype=dtype,
@@ -98,8 +100,8 @@ def assemble(config: EngineConfig) -> Parts:
         kv = KVCache(*shape, dtype, device)
     else:
         kv = CodedCache(*shape, dtype, device, config.kv_dtype)
-    if not decoder.on_gpu:
-        _warm_up(decoder, kv, device)  # a graph's recording does it there
+    if device.type == "cuda" or not decoder.on_gpu:  # Triton's interpreter compiles nothing
+        _warm_up(decoder, kv, device)
     ours = "Triton" if decoder.on_gpu else "AMX" if decoder.tiled else "torch"
     log.info("%s on %s in %s: %s kernels, %d blocks of K/V", path.name, device, dtype, ours, blocks)
     tokenizer = Tokenizer.load(path)

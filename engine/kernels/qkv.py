@@ -82,7 +82,7 @@ def place_triton(
     scales = cache.scales if isinstance(cache, CodedLayer) else None
     tokens, (kv_heads, width) = len(joined), codes.shape[3:]
     if tokens:
-        padded, block, warps = shape_for(width, tokens)
+        padded, block, warps = shape_for(width)
         place_kernel[-(-tokens // block), heads + 2 * kv_heads](
             joined,
             codes[0],

@@ -224,7 +224,7 @@ def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], lim
     places = np.repeat(np.arange(len(pieces)), per_piece)
     offset = np.arange(len(places)) - np.repeat(np.cumsum(per_piece) - per_piece, per_piece)
     token = order[pieces[places, FIRST_QUERY] + offset]
-    met = np.bincount(token, minlength=0)
+    met = np.bincount(token)
     several = np.zeros(len(pieces), dtype=bool)
     np.logical_or.at(several, places, met[token] > 1)
     taken = np.where(several, per_piece, 0)
@@ -251,8 +251,3 @@ def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], lim
         small_rows=table_rows[~large],
         large_rows=table_rows[large],
     )
-
-
-def pieces_at_most(rows: int, limits: Limits) -> int:
-    """How many pieces `rows` decode rows are cut into at most, where no prefix is shared and `fixed_keys` is None."""
-    return rows + limits.pieces

@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<8sI16s16sIQ")  # magic, version, layout, digest, CRC-3
 HEADER_BYTES = _HEADER.size
 
 # What of a configuration changes the keys and values of the same tokens.
-_TELLING = ("dtype", "max_model_len", "block_size", "kernels", "deterministic")
+_TELLING = ("dtype", "max_model_len", "block_size", "kernels", "quantization", "deterministic")
 _SAMPLES = 64  # places of a weight file that are looked at
 _SAMPLE_BYTES = 4096
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Span
-from engine.kv.image import HEADER_BYTES
+from engine.kv.image import HEADER_BYTES, layout_of
 from tests.engine.kv_below import Eager
 
 SPAN = Span(GREEDY, max_tokens=8, ignore_eos=True)
@@ -111,3 +111,12 @@ async def test_what_was_evicted_is_copied_back_and_not_read_again(
         stats = (await engine.stats()).tiers
     assert again.token_ids == first and again.cached_tokens == 59
     assert stats.host_hit_blocks + stats.disk_hit_blocks > 0
+
+
+@pytest.mark.parametrize("changed", [{"quantization": "int8"}, {"kernels": "torch"}, {"dtype": "float16"}])
+def test_blocks_of_other_weights_or_kernels_are_not_taken(changed: dict[str, str]) -> None:
+    """What computes keys and values is in the fingerprint that a block is found by."""
+    shape = (2, 9, 4)
+    before, after = (layout_of(b"model", EngineConfig("none", **each), shape) for each in ({}, changed))
+    assert before != after
+    assert before == layout_of(b"model", EngineConfig("none", max_running=3), shape), "what computes nothing is not"

@@ -11,7 +11,7 @@ from engine.kernels.gpu.dots import dot
 from engine.kernels.gpu.variants import Variant
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])  # one program for any number of them: it is the same bits then
 def multiply_kernel(
     x, weight, bias, out, tokens, rows, width, x_stride, weight_stride,
     block_tokens: tl.constexpr, block_rows: tl.constexpr, block_width: tl.constexpr, whole: tl.constexpr,

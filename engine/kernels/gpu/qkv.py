@@ -27,7 +27,7 @@ def as_e4m3(x):
     return (((code >> 8) & 0x80) | ((code >> 7) & 0x7F)).to(tl.uint8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])  # one program for any number of them: it is the same bits then
 def place_kernel(
     joined, keys, values, key_scales, value_scales, slots, rotation, weight, tokens, stride, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, block: tl.constexpr,
@@ -78,37 +78,35 @@ def place_kernel(
             tl.store(values + where, new, mask=used)
 
 
-def shape_for(width: int, tokens: int) -> tuple[int, int, int]:
-    """Components of a padded head, tokens of a program, and warps: about a thousand numbers, but no idle programs."""
+def shape_for(width: int) -> tuple[int, int, int]:
+    """Components of a padded head, tokens of a program, and warps: about a thousand numbers. Whatever the tokens: a
+    norm is summed up in the order that the shape gives."""
     padded = max(16, triton.next_power_of_2(width))
-    block = 1 if tokens <= 64 else max(1, 1024 // padded)
-    return padded, block, 1 if block * padded <= 256 else 4
+    return padded, max(1, 1024 // padded), 4
 
 
 def variants() -> list[Variant]:
-    """Decodes and chunks; norms and rotations, and every kind of cache."""
+    """Norms and rotations, and every kind of cache."""
     found = []
     base = {"joined": "*bf16", "slots": "*i32", "tokens": "i32", "stride": "i32", "eps": "fp32"}
     for width in (64, 80, 128, 256):
-        for tokens in (1, 512):
-            padded, block, warps = shape_for(width, tokens)
-            for coding, kind in (("none", "*bf16"), ("int8", "*i8"), ("fp8", "*u8")):
-                for parts in ("rope", "norm and rope", "neither"):
-                    optional: dict[str, str] = {}
-                    if coding != "none":
-                        optional |= {"key_scales": "*fp32", "value_scales": "*fp32"}
-                    if parts != "neither":
-                        optional["rotation"] = "*fp32"
-                    if parts == "norm and rope":
-                        optional["weight"] = "*fp32"
-                    if width != 128 and (parts == "neither" or coding == "fp8"):
-                        continue
-                    none = dict.fromkeys({"key_scales", "value_scales", "rotation", "weight"} - set(optional))
-                    constants = {
-                        "heads": 32, "kv_heads": 8, "width": width, "padded": padded, "block": block, "coding": coding,
-                    }  # fmt: skip
-                    name = f"qkv d{width} {'decode' if tokens == 1 else 'chunk'} {coding} {parts}"
-                    types = base | optional | {"keys": kind, "values": kind}
-                    divisible = frozenset({"stride"})
-                    found.append(Variant(name, place_kernel, types, constants | none, warps, 1, divisible))
+        padded, block, warps = shape_for(width)
+        for coding, kind in (("none", "*bf16"), ("int8", "*i8"), ("fp8", "*u8")):
+            for parts in ("rope", "norm and rope", "neither"):
+                optional: dict[str, str] = {}
+                if coding != "none":
+                    optional |= {"key_scales": "*fp32", "value_scales": "*fp32"}
+                if parts != "neither":
+                    optional["rotation"] = "*fp32"
+                if parts == "norm and rope":
+                    optional["weight"] = "*fp32"
+                if width != 128 and (parts == "neither" or coding == "fp8"):
+                    continue
+                none = dict.fromkeys({"key_scales", "value_scales", "rotation", "weight"} - set(optional))
+                constants = {
+                    "heads": 32, "kv_heads": 8, "width": width, "padded": padded, "block": block, "coding": coding,
+                }  # fmt: skip
+                types = base | optional | {"keys": kind, "values": kind}
+                name, divisible = f"qkv d{width} {coding} {parts}", frozenset({"stride"})
+                found.append(Variant(name, place_kernel, types, constants | none, warps, 1, divisible))
     return found

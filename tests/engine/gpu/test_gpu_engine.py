@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span, SpanResult
+from engine.config import KernelName, KvDType
 from engine.gpu.runner import GpuRunner
 from tests.engine.models import tiny
 from tests.tiny import byte_tokenizer
@@ -98,12 +99,23 @@ def test_forks_of_a_long_prefix_say_what_the_sequence_would(checkpoint: Path) ->
     asyncio.run(ask())
 
 
-def test_caches_of_eight_bits_and_draws_work(checkpoint: Path) -> None:
+@pytest.mark.parametrize("coding", ["int8", "fp8"])
+def test_caches_of_eight_bits_are_those_of_torch(checkpoint: Path, coding: KvDType) -> None:
+    async def ask(kernels: KernelName) -> tuple[int, ...]:
+        eight_bits = replace(config(checkpoint), kv_dtype=coding, kernels=kernels)
+        async with await Engine.start(eight_bits) as engine:
+            answer = await greedy(engine, PROMPTS[2], 4)
+            assert kernels == "torch" or runner_of(engine).replayed > 0, "the kernels ran it"
+            return answer
+
+    assert asyncio.run(ask("triton")) == asyncio.run(ask("torch"))
+
+
+def test_draws_with_logprobs_work(checkpoint: Path) -> None:
     span = Span(Sampling(temperature=0.8, top_p=0.9, seed=1), max_tokens=4, logprobs=2, ignore_eos=True)
 
     async def ask() -> SpanResult:
-        eight_bits = replace(config(checkpoint), kv_dtype="fp8")
-        async with await Engine.start(eight_bits) as engine, await engine.open(PROMPTS[1]) as seq:
+        async with await Engine.start(config(checkpoint)) as engine, await engine.open(PROMPTS[0]) as seq:
             return await seq.generate_all(span)
 
     result = asyncio.run(ask())
