@@ -169,10 +169,10 @@ class Ingest:
         self._views.save(at_least=SAVED_AT)
 
     def _finish(self, job: str) -> None:
-        self.jobs.end(job, "cancelled" if job in self._cancelled else "done")
-        for file in self.jobs.get(job).files:
+        for file in self.jobs.get(job).files:  # first the copies: a job that is over has left none that nothing needs
             if file.owned and file.status != "done":
                 file.path.unlink(missing_ok=True)
+        self.jobs.end(job, "cancelled" if job in self._cancelled else "done")
         with self._condition:
             self._cancelled.discard(job)
             self._condition.notify_all()

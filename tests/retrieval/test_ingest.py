@@ -13,6 +13,7 @@ import pytest
 from retrieval import Given, Library, NotAllowed, NotFound, database
 from retrieval.embedding import Vectors
 from retrieval.ingest import said
+from retrieval.jobs import JobStatus
 from retrieval.parsing.parsed import Parsed
 from tests.retrieval.conftest import add, hits
 from tests.retrieval.words import WordEmbedder
@@ -188,6 +189,26 @@ def test_an_owned_file_lives_as_long_as_its_document(library: Library) -> None:
     assert second.exists() and not first.exists()
     library.delete("ana", library.store.documents("ana")[0].id)
     assert not second.exists()
+
+
+def test_a_job_is_over_once_the_copies_nothing_needs_are_gone(
+    library: Library, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = library.collection("ana").id
+    library.ingest.wait(library.ingest.submit("ana", number, [Given("a.md", write("a.md", "A lake."))]).id, 60)
+    copy = library.new_file()
+    copy.write_text("A lake.")
+    left: list[bool] = []
+    end = library.ingest.jobs.end
+
+    def looked_at(job: str, status: JobStatus) -> None:
+        left.append(copy.exists())
+        end(job, status)
+
+    monkeypatch.setattr(library.ingest.jobs, "end", looked_at)
+    job = library.ingest.submit("ana", number, [Given("a.md", copy, owned=True)])
+    library.ingest.wait(job.id, 60)
+    assert left == [False]
 
 
 def test_vectors_go_with_the_last_document_that_has_their_text(library: Library, write: Write) -> None:
