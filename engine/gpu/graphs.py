@@ -31,7 +31,6 @@ class Recorded:
             aside.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(aside):  # what is compiled or chosen at a first call cannot be recorded
                 compute()
-                compute()
             torch.cuda.current_stream(device).wait_stream(aside)
             self._graph = torch.cuda.CUDAGraph()
             # other threads, of engines that serve already, may go on allocating and waiting meanwhile

@@ -72,6 +72,7 @@ class GpuRunner:
                 parts = parts or Parts.like(room, model, device)
                 self._rungs.append(self._rung(Packed(room), parts, pool))
         self._rungs.reverse()
+        self._parts = parts  # kept: graphs know it by its address alone
 
     def run(self, step: Step) -> Tensor:
         """See `engine.runner.Runner`. What is returned is good until the next step."""

@@ -1,23 +1,27 @@
-"""The engine on the Triton kernels, on a GPU or interpreted: graphs, forks and mixes change nothing of an answer."""
+"""The engine on the Triton kernels, on a GPU or a pretended one: graphs, forks and mixes change no answer."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span, SpanResult
-from engine.config import KernelName, KvDType
+from engine.config import KernelName, KvDType, QuantizationName
+from engine.constrain.layout import Constrained
+from engine.constrain.spec import Regex
 from engine.gpu.runner import GpuRunner
+from tests.engine.kv_below import Eager
 from tests.engine.models import tiny
+from tests.pretended import Machine
 from tests.tiny import byte_tokenizer
 
-pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
+pytestmark = pytest.mark.usefixtures("machine")
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = [
     [(text * 131 + i * i * 7 + i) % 300 + 3 for i in range(length)] for text, length in ((0, 5), (1, 40), (2, 21))
 ]
@@ -33,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(path: Path) -> EngineConfig:
-    return EngineConfig(str(path), device=DEVICE, dtype="float16", kernels="triton", kv_blocks=40, max_running=6)
+    return EngineConfig(str(path), device="cuda", dtype="float16", kernels="triton", kv_blocks=40, max_running=3)
 
 
 async def greedy(engine: Engine, tokens: list[int], count: int = 5) -> tuple[int, ...]:
@@ -52,7 +56,7 @@ def plain_answers(checkpoint: Path) -> list[tuple[int, ...]]:
     """In float32 on torch, one after the other."""
 
     async def ask() -> list[tuple[int, ...]]:
-        settings = replace(config(checkpoint), dtype="float32", kernels="torch")
+        settings = replace(config(checkpoint), device="cpu", dtype="float32", kernels="torch")
         async with await Engine.start(settings) as engine:
             return [await greedy(engine, prompt) for prompt in PROMPTS]
 
@@ -102,7 +106,7 @@ def test_forks_of_a_long_prefix_say_what_the_sequence_would(checkpoint: Path) ->
 @pytest.mark.parametrize("coding", ["int8", "fp8"])
 def test_caches_of_eight_bits_are_those_of_torch(checkpoint: Path, coding: KvDType) -> None:
     async def ask(kernels: KernelName) -> tuple[int, ...]:
-        eight_bits = replace(config(checkpoint), kv_dtype=coding, kernels=kernels)
+        eight_bits = replace(config(checkpoint), kv_dtype=coding, kernels=kernels, max_running=1)
         async with await Engine.start(eight_bits) as engine:
             answer = await greedy(engine, PROMPTS[2], 4)
             assert kernels == "torch" or runner_of(engine).replayed > 0, "the kernels ran it"
@@ -111,12 +115,71 @@ def test_caches_of_eight_bits_are_those_of_torch(checkpoint: Path, coding: KvDTy
     assert asyncio.run(ask("triton")) == asyncio.run(ask("torch"))
 
 
-def test_draws_with_logprobs_work(checkpoint: Path) -> None:
-    span = Span(Sampling(temperature=0.8, top_p=0.9, seed=1), max_tokens=4, logprobs=2, ignore_eos=True)
+def test_draws_with_logprobs_work(checkpoint: Path, machine: Machine | None) -> None:
+    """In a pool that the engine sizes by itself. What a step costs besides the model: it is sent, what its rows ask for
+    is sent while it is computed, and what was drawn is waited for (as is the buffer of the step before the last)."""
+    settings = replace(config(checkpoint), kv_blocks=None, max_running=1, max_batch_tokens=32)
+    told = Sampling(temperature=0.8, top_p=0.9, seed=1)
 
-    async def ask() -> SpanResult:
-        async with await Engine.start(config(checkpoint)) as engine, await engine.open(PROMPTS[0]) as seq:
+    async def ask() -> tuple[SpanResult, list[Counter[str]]]:
+        async with await Engine.start(settings) as engine:
+            counts = []
+            for tokens in (3, 2, 5):
+                counts.append(Counter() if machine is None else machine.counts())
+                async with await engine.open(PROMPTS[0]) as seq:
+                    found = await seq.generate_all(Span(told, max_tokens=tokens, logprobs=2, ignore_eos=True))
+            return found, [*counts, Counter() if machine is None else machine.counts()]
+
+    result, counts = asyncio.run(ask())
+    assert len(result.token_ids) == 5 and result.logprobs is not None
+    two, five = counts[2] - counts[1], counts[3] - counts[2]
+    assert machine is None or five - two == Counter(sent=3 * 2, fetched=3, waited=3 * 2, replayed=3)
+
+
+def test_masks_and_penalties_are_applied_there(checkpoint: Path) -> None:
+    pytest.importorskip("llguidance", reason="nothing compiles constraints here")
+    told = Sampling(temperature=0.7, top_k=5, repetition_penalty=1.3, presence_penalty=0.4, logit_bias={5: 1.0}, seed=2)
+    spans = [
+        Span(told, max_tokens=8, constraint=Constrained(Regex("[a-c]{4}(x|y)"))),
+        Span(GREEDY, max_tokens=3, ignore_eos=True),
+    ]
+
+    async def ask() -> list[SpanResult]:
+        async with await Engine.start(replace(config(checkpoint), graphs=False)) as engine:
+            opened = [await engine.open(prompt) for prompt in PROMPTS[:2]]
+            return list(await asyncio.gather(*(s.generate_all(span) for s, span in zip(opened, spans, strict=True))))
+
+    held, free = asyncio.run(ask())
+    assert re.fullmatch("[a-c]{4}[xy]", held.text), held.text
+    assert len(free.token_ids) == 3, "a neighbour is not held to it"
+
+
+def test_what_went_to_the_host_comes_back(checkpoint: Path) -> None:
+    texts = [[i * step % 300 + 3 for i in range(38)] for step in (1, 5)]
+    small = replace(config(checkpoint), kv_blocks=4, kv_host_bytes=1 << 22, graphs=False)
+
+    async def ask() -> None:
+        async with await Engine.start(small) as engine:
+            assert engine._core._tiers is not None
+            engine._core._tiers.rates = Eager()  # a model so small would rather compute
+            first = [await greedy(engine, text, 2) for text in texts]
+            assert [await greedy(engine, text, 2) for text in texts] == first
+            assert (await engine.stats()).tiers.host_hit_blocks > 0
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_of_few_bits_say_nearly_the_same(checkpoint: Path, quantization: QuantizationName) -> None:
+    span = Span(GREEDY, max_tokens=2, logprobs=0, ignore_eos=True)
+
+    async def ask(settings: EngineConfig) -> SpanResult:
+        async with await Engine.start(settings) as engine, await engine.open(PROMPTS[2]) as seq:
             return await seq.generate_all(span)
 
-    result = asyncio.run(ask())
-    assert len(result.token_ids) == 4 and result.logprobs is not None
+    found, exact = (
+        asyncio.run(ask(replace(config(checkpoint), graphs=False, **options)))  # type: ignore[arg-type]  # settings
+        for options in ({"quantization": quantization}, {"device": "cpu", "dtype": "float32", "kernels": "torch"})
+    )
+    assert found.logprobs is not None and exact.logprobs is not None
+    assert abs(found.logprobs[0].logprob - exact.logprobs[0].logprob) < {"int8": 0.1, "int4": 1.0}[quantization]
