@@ -1,7 +1,8 @@
 """A sequence as bytes, to go on with in another engine of the same model: its tokens, and where its draws are.
 
 K/V is not in it: that is in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another
-model are refused as a whole: tokens must be right. Knows nothing of files or engines.
+model are refused as a whole: tokens must be right. Knows nothing of files or engines. msgspec is imported where it is
+used: whoever takes no snapshots runs without it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import struct
 import zlib
 from array import array
 from dataclasses import dataclass
-
-import msgspec
 
 from engine.errors import BadSnapshot
 
@@ -34,20 +33,15 @@ class Snapshot:
     tail: int
 
 
-class _Written(msgspec.Struct, array_like=True):
-    model: bytes
-    tenant: str
-    priority: int
-    tokens: bytes  # int64, little-endian
-    generated: bytes
-    stream: int
-    forks: int
-    tail: int
+# The model's fingerprint, then the fields of `Snapshot`; tokens as int64, little-endian.
+_Written = tuple[bytes, str, int, bytes, bytes, int, int, int]
 
 
 def packed(snapshot: Snapshot, model: bytes) -> bytes:
     """`model` is the fingerprint of the model's files."""
-    written = _Written(
+    import msgspec
+
+    written: _Written = (
         model,
         snapshot.tenant,
         snapshot.priority,
@@ -66,6 +60,8 @@ def unpacked(data: bytes, model: bytes) -> Snapshot:
     Raises:
         BadSnapshot: it is damaged, cut short, no snapshot, or of another model.
     """
+    import msgspec
+
     if len(data) < _HEADER.size or not data.startswith(MAGIC):
         raise BadSnapshot(f"These {len(data)} bytes are no snapshot of a sequence; {_ACCEPTED}.")
     _, version, checksum, length = _HEADER.unpack_from(data)
@@ -75,20 +71,12 @@ def unpacked(data: bytes, model: bytes) -> Snapshot:
     if len(body) != length or zlib.crc32(body) != checksum:
         raise BadSnapshot(f"The snapshot is damaged: it has {len(body)} of {length} bytes or others; {_ACCEPTED}.")
     try:
-        written = msgspec.msgpack.decode(body, type=_Written)
+        of, tenant, priority, ids, generated, stream, forks, tail = msgspec.msgpack.decode(body, type=_Written)
     except msgspec.DecodeError as error:
         raise BadSnapshot(f"The snapshot cannot be read ({error}); {_ACCEPTED}.") from None
-    tokens = array("q", written.tokens)
-    if written.model != model:
+    tokens = array("q", ids)
+    if of != model:
         raise BadSnapshot(f"The snapshot is of another model; {_ACCEPTED}.")
-    if len(written.generated) != len(tokens) or not 0 <= written.tail <= len(tokens):
+    if len(generated) != len(tokens) or not 0 <= tail <= len(tokens):
         raise BadSnapshot(f"The snapshot does not add up; {_ACCEPTED}.")
-    return Snapshot(
-        written.tenant,
-        written.priority,
-        tuple(tokens),
-        written.generated,
-        written.stream,
-        written.forks,
-        written.tail,
-    )
+    return Snapshot(tenant, priority, tuple(tokens), generated, stream, forks, tail)
