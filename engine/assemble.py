@@ -37,6 +37,7 @@ from engine.memory import (
 from engine.messages import Loaded
 from engine.models.decoder import Decoder, load_decoder
 from engine.runner import CacheStore, ModelRunner, Runner
+from engine.scheduler import MOST_LOGITS
 from engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max
         return blocks
     if device.type == "cuda":
         tokens = min(config.step_tokens, max_model_len)
-        room = left_for_kv(decoder, device, batch_tokens=tokens, rows=config.max_running)
+        room = left_for_kv(decoder, device, batch_tokens=tokens, rows=config.max_running + MOST_LOGITS)
     else:
         room = free_bytes(device) // 4
     return max(1, min(useful_blocks(config, max_model_len), room // per_block))

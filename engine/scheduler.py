@@ -23,6 +23,7 @@ from engine.sequence import SequenceState
 from engine.step import Row, Step
 
 HELD_SHARE = 0.5  # of the pool, that held sequences keep while others that wait could use it
+MOST_LOGITS = 512  # of a step, unless it has more sequences: each takes a vocabulary of memory
 MOST_FETCHES = 8  # times that a job waits for blocks to come up, before it computes what is missing
 
 
@@ -56,6 +57,7 @@ class Scheduler:
         self._leases = Leases()
         self._tails: list[tuple[int, Content]] = []  # partial blocks that were dropped in this step
         self._stalled = False  # nothing can run before a block has come up
+        self._logits = MOST_LOGITS  # left for this step
         self.waiting: dict[int, SequenceState] = {}
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
@@ -164,7 +166,7 @@ class Scheduler:
         self.came_up()
         self._pool.clear_claims()
         rows: dict[int, Row] = {}
-        self._now, self._full = self._clock(), False
+        self._now, self._full, self._logits = self._clock(), False, MOST_LOGITS
         waiting = dict(self.waiting)  # what is sent away in this step does not come back in it
         budget = self._policy.budget(self.running.values(), waiting.values())
         for turn in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
@@ -220,7 +222,11 @@ class Scheduler:
         before = rows.get(seq.id)
         had = 0 if before is None else before.count
         length, cursor = len(seq.tokens), seq.cursor
-        count = min(length - cursor, had + most)
+        assert seq.job is not None
+        logits_from = seq.job.logits_from(length)
+        self._logits += 0 if before is None else before.logits
+        silent = max(0, logits_from - cursor)
+        count = min(length - cursor, had + most, silent + max(1, self._logits))
         freed = 0
         while True:
             try:
@@ -233,10 +239,10 @@ class Scheduler:
                 freed += self._send_away(victim, rows)
                 if victim is seq:
                     return freed
-        assert seq.job is not None
         if copy is None and before is not None:
             copy = before.copy
-        rows[seq.id] = Row(seq, cursor, count, seq.job.logits_from(length), copy)
+        rows[seq.id] = row = Row(seq, cursor, count, logits_from, copy)
+        self._logits -= row.logits
         if length - cursor > 1:
             self._claim(seq)
         self._policy.charged(seq, count - had)

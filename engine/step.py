@@ -24,6 +24,11 @@ class Row:
     def end(self) -> int:
         return self.start + self.count
 
+    @property
+    def logits(self) -> int:
+        """How many are wanted."""
+        return max(0, self.end - max(self.start, self.logits_from))
+
 
 @dataclass(slots=True)
 class Step:

@@ -54,6 +54,16 @@ def test_a_prefill_is_chunked_to_the_budget_and_decodes_go_first() -> None:
     assert bench.step(3) == [[(1, 1), (2, 7)], [(1, 1), (2, 7)], [(1, 1), (2, 6)]]
 
 
+def test_logits_of_prompts_are_read_in_pieces() -> None:
+    """Each takes a vocabulary of memory: a step's are few, however long the prompts are."""
+    bench = Bench(blocks=600, budget=4000)
+    for id, length in ((1, 700), (2, 300), (3, 400)):
+        bench.open(id, length, first=id)
+        span = Span(GREEDY, max_tokens=1, prompt_logprobs=0 if id < 3 else None)
+        bench.core.handle(m.Generate(id, 100 + id, span, 0, 1))
+    assert bench.step(2) == [[(1, 512), (2, 1), (3, 400)], [(1, 188), (2, 299)]]
+
+
 def test_a_twin_waits_for_the_prefix_that_is_being_computed_and_then_shares_it() -> None:
     bench = Bench(budget=8)
     for id in (1, 2):
