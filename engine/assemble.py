@@ -11,7 +11,7 @@ import torch
 
 from engine.batch import NULL_BLOCK, Batch, KVCache
 from engine.checkpoint import resolve
-from engine.config import GPU_STEP_TOKENS, EngineConfig
+from engine.config import DETERMINISTIC_STEP_TOKENS, GPU_STEP_TOKENS, EngineConfig
 from engine.constrain.compiler import Compiler, default_compiler
 from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
@@ -82,7 +82,8 @@ def assemble(config: EngineConfig) -> Parts:
         deterministic=config.deterministic,
     )
     if decoder.on_gpu and config.max_batch_tokens is None:
-        config = replace(config, max_batch_tokens=GPU_STEP_TOKENS)
+        tokens = DETERMINISTIC_STEP_TOKENS if config.deterministic else GPU_STEP_TOKENS
+        config = replace(config, max_batch_tokens=tokens)
     if config.deterministic and device.type != "cpu" and not decoder.on_gpu:
         message = "deterministic on CUDA, but not on the Triton kernels; accepted: with those, or on the CPU."
         raise InvalidParameter("deterministic", message)
@@ -162,12 +163,18 @@ def _runner(
 
 
 def _warm_up(decoder: Decoder, kv: KVCache | CodedCache, device: torch.device) -> None:
-    """Run a prefill and a decode on the null block, so that the first request does not pay for first calls."""
-    table = torch.full((1, 1), NULL_BLOCK, device=device)
-    for tokens in (kv.block_size, 1):
+    """Run prompts and a decode on the null block, so that the first request does not pay for first calls. A GPU's
+    kernels for few, more and many tokens are compiled by it, and the one that copies blocks."""
+    lengths: tuple[int, ...] = (kv.block_size, 1)
+    if device.type == "cuda":
+        lengths = (*(n for n in (200, 100) if n < decoder.spec.max_position_embeddings), *lengths)
+        kv.copy_blocks([(NULL_BLOCK, 1)])
+    for tokens in lengths:
+        table = torch.full((1, -(-tokens // kv.block_size)), NULL_BLOCK, device=device)
         order = torch.arange(tokens, device=device)
         last = torch.tensor([tokens - 1], device=device)
-        decoder.forward(Batch(order * 0, order, order, (0, tokens), (tokens,), table, last), kv)
+        slots = order % kv.block_size
+        decoder.forward(Batch(order * 0, order, slots, (0, tokens), (tokens,), table, last), kv)
 
 
 def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max_model_len: int) -> int:
@@ -185,7 +192,8 @@ def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max
         return blocks
     if device.type == "cuda":
         tokens = min(config.step_tokens, max_model_len)
-        room = left_for_kv(decoder, device, batch_tokens=tokens, rows=config.max_running + MOST_LOGITS)
+        rows = config.max_running + MOST_LOGITS
+        room = left_for_kv(decoder, device, batch_tokens=tokens, rows=rows, longest=max_model_len)
     else:
         room = free_bytes(device) // 4
     return max(1, min(useful_blocks(config, max_model_len), room // per_block))

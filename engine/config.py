@@ -19,6 +19,7 @@ PolicyName = Literal[
 
 
 STEP_TOKENS = 512  # a chunk of a prompt on a CPU: it bounds a decode's wait
+DETERMINISTIC_STEP_TOKENS = 2048  # on a GPU, where every 1,024 keys of each token then leave a part to be merged
 GPU_STEP_TOKENS = 8192  # what fills a GPU's matrix units; policies make chunks smaller where decodes wait
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.draws import Draw, Drawn
 from engine.kernels import logprobs as of_rows
 from engine.kernels import sampling as kernels
+from engine.kernels.mask import forbid
 from engine.kernels.pinned import from_device, to_device
 from engine.outputs import TokenLogprob
 from engine.params import GREEDY, Sampling
@@ -63,7 +64,13 @@ def warm_up(vocabulary: int, device: torch.device) -> None:
     """Draw with everything that a row may ask for, so that no request waits for a kernel to be compiled."""
     told = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logit_bias={0: 1.0})
     for draws in ([None], [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)], [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)] * 2):
-        sample_on_device(torch.randn(len(draws), vocabulary, device=device), draws)
+        sample_on_device(torch.randn(len(draws), vocabulary, device=device), draws, _forbid_nothing)
+
+
+def _forbid_nothing(logits: Tensor) -> None:
+    words = -(-logits.shape[1] // 32)
+    bits = torch.full((len(logits), words), -1, dtype=torch.int32, device=logits.device)
+    forbid(logits, bits, torch.arange(len(logits), device=logits.device))
 
 
 def adjustments(draws: Sequence[Draw | None], vocabulary: int) -> tuple[Ints, Ints]:

@@ -13,28 +13,38 @@ import torch
 from torch import Tensor
 
 
+class Pool:
+    """Memory that several graphs share, and a stream on which each is tried first: libraries keep memory for every
+    stream that they have seen."""
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self.memory: Any = torch.cuda.graph_pool_handle() if cuda else None  # Any: torch has no public name for it
+        self.aside: Any = torch.cuda.Stream(device) if cuda else None
+
+
 class Recorded:
     """`compute`, recorded on `device`; elsewhere than on CUDA it is called again each time.
 
-    Graphs of one `pool` (Any: torch has no public name for its type) share the memory of what they make on their way,
-    so only one of them may be replayed at a time.
+    It keeps nothing that `compute` reads or writes: whoever records it must. Graphs of one `pool` share the memory of
+    what they make on their way, so only one of them may be replayed at a time.
     """
 
-    def __init__(self, compute: Callable[[], Tensor], device: torch.device, pool: Any = None) -> None:
+    def __init__(self, compute: Callable[[], Tensor], device: torch.device, pool: Pool | None = None) -> None:
         self._compute: Callable[[], Tensor] | None = compute
         self._graph: Any = None  # torch.cuda.CUDAGraph, which has no types
         self._result: Tensor | None = None
         if device.type != "cuda":
             return
         with torch.cuda.device(device):
-            aside = torch.cuda.Stream(device)
-            aside.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(aside):  # what is compiled or chosen at a first call cannot be recorded
+            pool = pool or Pool(device)
+            pool.aside.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(pool.aside):  # what is compiled or chosen at a first call cannot be recorded
                 compute()
-            torch.cuda.current_stream(device).wait_stream(aside)
+            torch.cuda.current_stream(device).wait_stream(pool.aside)
             self._graph = torch.cuda.CUDAGraph()
             # other threads, of engines that serve already, may go on allocating and waiting meanwhile
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self._graph, pool=pool.memory, capture_error_mode="thread_local"):
                 self._result = compute()
         self._compute = None
 
@@ -45,8 +55,3 @@ class Recorded:
         assert self._result is not None
         self._graph.replay()
         return self._result
-
-
-def pool_for(device: torch.device) -> Any:
-    """Memory that several graphs may share."""
-    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None

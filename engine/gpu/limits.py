@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,6 +12,7 @@ from engine.kernels.work import Limits
 from engine.models.spec import ModelSpec
 
 RESIDENT = 3  # programs of a decode that a multiprocessor holds at once (72 KiB of shared memory each, of 227)
+RESIDENT_CODED = 2  # of K/V in 8 bits, which takes more registers
 FIXED_KEYS = 1024  # of a piece, where sums must be made alike in every batch
 INTERPRETED_PROCESSORS = 4  # what stands for a device's multiprocessors where there is none
 
@@ -27,6 +29,11 @@ def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool) ->
         fixed_keys=FIXED_KEYS if deterministic else None,
         cascade=not deterministic,
     )
+
+
+def of_coded(limits: Limits) -> Limits:
+    """The same where K/V is in 8 bits."""
+    return replace(limits, pieces=max(1, limits.pieces * RESIDENT_CODED // RESIDENT))
 
 
 def ladder(most: int) -> tuple[int, ...]:

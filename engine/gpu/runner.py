@@ -6,15 +6,15 @@ returns are being computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from engine.batch import KVCache
 from engine.batching import Batching, Layout
-from engine.gpu.graphs import Recorded, pool_for
-from engine.gpu.limits import decode_rooms, ladder
+from engine.gpu.graphs import Pool, Recorded
+from engine.gpu.limits import decode_rooms, ladder, of_coded
 from engine.gpu.packing import Cutter, DeviceStep, Packed, Parts, room_of
 from engine.gpu.staging import Staging
 from engine.kernels.work import Work
@@ -59,17 +59,18 @@ class GpuRunner:
         self._kv = kv
         self._device = device
         self._batching = Batching(kv.block_size)
-        self._cutter = Cutter(decoder.packed_for, kv.block_size)
+        model = decoder.packed_for
+        self._model = replace(model, limits=of_coded(model.limits)) if isinstance(kv, CodedCache) else model
+        self._cutter = Cutter(self._model, kv.block_size)
         self._staging = Staging(device)
         self._rungs: list[_Rung] = []
-        pool = pool_for(device)
+        pool = Pool(device)
         # of whichever graph ran last: each would keep its own otherwise
         self._logits = torch.empty(max_rows if graphs else 0, self.vocab_size, device=device)
-        model = decoder.packed_for
         parts: Parts | None = None
         for rows in reversed(ladder(max_rows)) if graphs else ():
-            for room in reversed(decode_rooms(rows, model.windows, model.limits, max_blocks)):
-                parts = parts or Parts.like(room, model, device)
+            for room in reversed(decode_rooms(rows, model.windows, self._model.limits, max_blocks)):
+                parts = parts or Parts.like(room, self._model, device)
                 self._rungs.append(self._rung(Packed(room), parts, pool))
         self._rungs.reverse()
         self._parts = parts  # kept: graphs know it by its address alone
@@ -95,7 +96,7 @@ class GpuRunner:
         used = packed.fill(laid, works, self._staging.take(packed.size))
         memory = torch.empty(packed.size, dtype=torch.int32, device=self._device)
         self._staging.send(used, memory)
-        return packed.views(memory, self._decoder.packed_for)
+        return packed.views(memory, self._model)
 
     def _rung_for(self, laid: Layout, works: list[Work]) -> _Rung | None:
         """The least graph that holds a step; None for what is no decode, or needs more pieces than any has."""
@@ -109,9 +110,9 @@ class GpuRunner:
                 return rung
         return None
 
-    def _rung(self, packed: Packed, parts: Parts, pool: object) -> _Rung:
+    def _rung(self, packed: Packed, parts: Parts, pool: Pool) -> _Rung:
         memory = torch.zeros(packed.size, dtype=torch.int32, device=self._device)
-        step = packed.views(memory, self._decoder.packed_for, parts)
+        step = packed.views(memory, self._model, parts)
         every = torch.arange(packed.room.tokens, dtype=torch.int32, device=self._device)
         whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
         out = self._logits[: packed.room.tokens]

@@ -37,7 +37,7 @@ def logprobs_triton(logits: Tensor, rows: Tensor, tokens: Tensor, k: int) -> Log
     count, vocabulary = len(rows), logits.shape[1]
     chunks = -(-vocabulary // CHUNK)
     floats = logits.new_empty(count, 2, chunks, dtype=torch.float32)
-    totals, chosen = logits.new_empty(2, count, dtype=torch.float32)
+    totals, chosen = (logits.new_empty(count, dtype=torch.float32) for _ in range(2))  # apart, so both are aligned
     if count:
         stride = logits.stride(0)
         chunks_kernel[chunks, count](logits, rows, floats, vocabulary, stride, chunks, chunk=CHUNK, num_stages=1)

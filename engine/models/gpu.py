@@ -7,6 +7,7 @@ one test holds the two together. What stands between two matrix products is one 
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ from engine.linear import Dense, Linear
 from engine.models.layers import Layer, RMSNorm
 from engine.models.spec import ModelSpec, Rope
 
+log = logging.getLogger(__name__)
+
 MOST_GROUPED = 64  # rows of attention's tile where heads are wide
 
 
@@ -40,6 +43,8 @@ def chosen(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kernels: K
     wanting = _wanting(spec, dtype, device)
     if wanting and kernels == "triton":
         raise InvalidParameter("kernels", f"kernels is triton, but {wanting}; accepted: auto, torch.")
+    if wanting:
+        log.warning("On torch, without CUDA graphs, as the Triton kernels cannot run this model: %s.", wanting)
     return not wanting
 
 
@@ -55,6 +60,17 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         return f"its heads have {spec.head_dim} components, and they take even numbers from 16 to 256"
     if spec.heads // spec.kv_heads > MOST_GROUPED:
         return f"{spec.heads // spec.kv_heads} query heads share a K/V head, and they take {MOST_GROUPED}"
+    return "" if _interpreted() else _unlaunchable()
+
+
+def _unlaunchable() -> str:
+    """Why Triton launches nothing here, if it does not: it builds what launches with a C compiler."""
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_target()
+    except Exception as error:  # of whatever kind its driver, the compiler or the linker raise
+        return f"Triton cannot launch a kernel, for which it wants a C compiler and Python's headers ({error})"
     return ""
 
 

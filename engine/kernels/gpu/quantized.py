@@ -202,10 +202,10 @@ def some_kernel(
                 acc += part * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)[None, :]
     mask = given[:, None] & inside[None, :]
     if splits > 1:
-        tl.store(out + (split * tokens + token)[:, None] * height + row[None, :], acc, mask=mask)
+        tl.store(out + (split * tokens + token).to(tl.int64)[:, None] * height + row[None, :], acc, mask=mask)
     else:
         acc = _finished(acc, row[None, :], inside[None, :], scales, bias, group == 0)
-        tl.store(out + token[:, None] * height + row[None, :], acc.to(out.dtype.element_ty), mask=mask)
+        tl.store(out + token.to(tl.int64)[:, None] * height + row[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
+from engine.kernels.gpu.dots import INTERPRETED
 from engine.kernels.gpu.variants import Variant
 
 BLOCK = 64  # tokens of which the largest logit is noted
@@ -202,8 +204,16 @@ def _gumbel(key, block, each: tl.constexpr):
     word = tl.interleave(tl.interleave(first, third), tl.interleave(second, fourth))
     u = (word.to(tl.uint32, bitcast=True).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     series = u * (1 + u * (0.5 + u * (1 / 3 + u * 0.25)))  # 1 - u would lose what a small u has
-    waited = tl.where(u < 0.015625, series, -_LN2 * tl.log2(tl.maximum(1 - u, 2.9802322387695312e-08)))
-    return -_LN2 * tl.log2(waited)  # to the base of 2, as the device has that as one instruction
+    waited = tl.where(u < 0.015625, series, -_LN2 * _log2(tl.maximum(1 - u, 2.9802322387695312e-08)))
+    return -_LN2 * _log2(waited)
+
+
+@triton.jit
+def _log2(x):
+    """By the device's one instruction, right to 2 ** -22: `tl.log2` is a hundred, and there are two to a token."""
+    if INTERPRETED:
+        return tl.log2(x)
+    return libdevice.fast_log2f(x)
 
 
 @triton.jit
