@@ -59,7 +59,8 @@ class Batching:
     def lay(self, step: Step) -> Layout:
         """The same on the host. Tokens whose K/V exists already write to the null block."""
         rows, size = step.rows, self._size
-        tables = self._filled(rows)
+        ends = [row.start + row.count for row in rows]
+        tables = self._filled(rows, ends)
         firsts = np.array([row.start for row in rows])
         cached = np.array([row.seq.kv_len for row in rows])
         if step.tokens == len(rows):  # every row is one token
@@ -80,12 +81,12 @@ class Batching:
         offsets = positions % size
         slots = tables[row_of, positions // size] * size + offsets
         slots = np.where(positions < cached, NULL_BLOCK * size + offsets, slots)
-        return Layout(tokens, positions, slots, starts, [row.end for row in rows], tables, wanted, self._follows)
+        return Layout(tokens, positions, slots, starts, ends, tables, wanted, self._follows)
 
-    def _filled(self, rows: list[Row]) -> Ints:
+    def _filled(self, rows: list[Row], ends: list[int]) -> Ints:
         """The rows' tables up to their last query token, (rows, blocks), padded with NULL_BLOCK."""
         size, written = self._size, self._written
-        blocks = [-(-row.end // size) for row in rows]
+        blocks = [-(-end // size) for end in ends]
         width = max(blocks)
         self._reserve(len(rows), width)
         tables = self._tables

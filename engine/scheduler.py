@@ -169,12 +169,11 @@ class Scheduler:
         self._now, self._full, self._logits = self._clock(), False, MOST_LOGITS
         waiting = dict(self.waiting)  # what is sent away in this step does not come back in it
         budget = self._policy.budget(self.running.values(), waiting.values())
-        for turn in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
-            seq = turn.seq
+        for seq, most in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
             if seq.id in waiting and seq.id in self.waiting and not self._full and not self._waits(seq):
                 budget += self._admit(seq, rows)
             if seq.id in self.running:
-                budget += self._schedule_row(seq, budget if turn.most is None else min(budget, turn.most), rows)
+                budget += self._schedule_row(seq, budget if most is None else min(budget, most), rows)
             if budget <= 0:
                 break
         chosen = list(rows.values())
@@ -220,10 +219,15 @@ class Scheduler:
         budget: preempting gives tokens back.
         """
         before = rows.get(seq.id)
-        had = 0 if before is None else before.count
         length, cursor = len(seq.tokens), seq.cursor
         assert seq.job is not None
         logits_from = seq.job.logits_from(length)
+        if before is None and length - cursor == 1 and length <= seq.writable and most > 0:  # a decode, as most are
+            rows[seq.id] = Row(seq, cursor, 1, logits_from)
+            self._logits -= 1
+            self._policy.charged(seq, 1)
+            return -1
+        had = 0 if before is None else before.count
         self._logits += 0 if before is None else before.logits
         silent = max(0, logits_from - cursor)
         count = min(length - cursor, had + most, silent + max(1, self._logits))

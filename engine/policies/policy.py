@@ -6,14 +6,13 @@ The scheduler keeps blocks and rows, and asks. Knows nothing of blocks, tensors 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.policies.chunks import Chunks, Queue
 from engine.sequence import SequenceState
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A sequence may run in this step: up to `most` tokens, None for as many as the step has left.
 
     One that waits is admitted by its turn, if there is room.
@@ -37,7 +36,7 @@ class Policy:
 
     def budget(self, running: Collection[SequenceState], waiting: Collection[SequenceState]) -> int:
         """The tokens of the next step."""
-        decodes = sum(seq.remaining == 1 for seq in running)
+        decodes = sum(len(seq.tokens) - seq.cursor == 1 for seq in running)
         return self._chunks.budget(decodes, Queue(len(waiting), sum(seq.remaining for seq in waiting)))
 
     def turns(
@@ -78,9 +77,9 @@ def parted(running: Iterable[SequenceState]) -> tuple[list[SequenceState], list[
     """Those that decode, and those that still read: in the order in which they were admitted."""
     decodes, prefills = list[SequenceState](), list[SequenceState]()
     for seq in running:
-        (prefills if seq.remaining > 1 else decodes).append(seq)
+        (prefills if len(seq.tokens) - seq.cursor > 1 else decodes).append(seq)
     return decodes, prefills
 
 
 def each(seqs: Iterable[SequenceState]) -> Iterator[Turn]:
-    return (Turn(seq) for seq in seqs)
+    return map(Turn, seqs)
