@@ -181,7 +181,7 @@ class Machine:
     sent: int = 0  # copies to it
     fetched: int = 0  # and from it
     replayed: int = 0  # graphs
-    pinned: dict[int, Any] = field(default_factory=dict)  # address -> storage, which so keeps it
+    pinned: dict[int, Any] = field(default_factory=dict)  # address -> storage, which so keeps it; None if registered
 
     def counts(self) -> Counter[str]:
         """Of everything so far."""
@@ -390,6 +390,16 @@ def _launcher(run: Callable[..., None]) -> Callable[..., None]:
     return launch
 
 
+def _register(address: int, nbytes: int, flags: int) -> int:
+    machine().pinned[address] = None
+    return 0
+
+
+def _unregister(address: int) -> int:
+    del machine().pinned[address]
+    return 0
+
+
 @contextlib.contextmanager
 def _record(graph: Graph, pool: object = None, capture_error_mode: str = "global") -> Iterator[None]:
     assert machine().recording is None, "two graphs are recorded at once"
@@ -441,6 +451,7 @@ def pretended(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
         "graph_pool_handle": lambda: (0, 1),
         "get_device_properties": lambda device=None: properties,
         "get_device_name": lambda device=None: properties.name,
+        "cudart": lambda: SimpleNamespace(cudaHostRegister=_register, cudaHostUnregister=_unregister),
     }
     patch.setattr(torch, "Generator", lambda device=None: make_generator())
     for name, what in stands_for.items():

@@ -6,12 +6,14 @@ Knows nothing of files; the rows themselves are `data`, bytes.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.kv.blocks import Content
+from engine.kv.locked import lock, unlock
 from engine.kv.order import Order
 
 
@@ -29,7 +31,10 @@ class HostTier:
     def __init__(self, rows: int, nbytes: int, *, pinned: bool = False, share: float = 1.0) -> None:
         self.total = rows
         self.nbytes = nbytes
-        self.data = torch.empty(rows, nbytes, dtype=torch.uint8, pin_memory=pinned)
+        self.data = torch.empty(rows, nbytes, dtype=torch.uint8)
+        self._unlock = weakref.finalize(self, unlock, self.data) if pinned and lock(self.data) else None
+        if self._unlock is not None:
+            self._unlock.atexit = False  # a process that ends gives all of it back
         self._rows: dict[bytes, Row] = {}
         self._free = list(range(rows))
         self._clean, self._dirty = Order(rows, share), Order(rows, share)
@@ -92,6 +97,11 @@ class HostTier:
     def dirty(self) -> list[bytes]:
         """Digests of what no file holds and nothing copies, those worth most first."""
         return self._dirty.keys()
+
+    def close(self) -> None:
+        """Nothing is copied any more, and nothing will be."""
+        if self._unlock is not None:
+            self._unlock()
 
     def check(self) -> None:
         """Raise AssertionError unless every row is in one state."""

@@ -265,6 +265,8 @@ class Tiers:
         if self._disk is not None:
             self._keep_all(seconds)
             self._disk.close()
+        self._store.saved()
+        self.host.close()
 
     def check(self) -> None:
         """Raise AssertionError unless rows and waiting sequences add up."""
