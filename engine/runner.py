@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from engine.batch import KVCache
 from engine.batching import Batching
 from engine.kv.coded import CodedCache
+from engine.kv.copies import at_once
 from engine.kv.saving import Saving
 from engine.models.tilewise import tilewise
 from engine.step import Step
@@ -35,7 +37,8 @@ class Runner(Protocol):
 class CacheStore:
     """The paged cache as tiers below it see it (`engine.kv.copies.BlockStore`).
 
-    On a GPU, saving is queued before the step (see `Saving`), and loading runs on a stream of the worker's own.
+    On a GPU, saving is queued before the step (see `Saving`), and loading runs on a stream of the worker's own: what it
+    must come after is waited for (`queued`), and what comes after it begins when it is done.
     """
 
     def __init__(self, kv: KVCache | CodedCache, device: torch.device) -> None:
@@ -54,6 +57,10 @@ class CacheStore:
     def saved(self) -> None:
         if self._saving is not None:
             self._saving.wait()
+
+    def queued(self) -> Callable[[], None]:
+        """What waits for the steps and copies that the device has been told of. Called in the thread that steps."""
+        return at_once if self._saving is None else self._saving.queued()
 
     @torch.inference_mode()
     def load(self, block: int, payload: Tensor | memoryview) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +32,18 @@ class BlockStore(Protocol):
     def load(self, block: int, payload: Tensor | memoryview) -> None:
         """Write a block, and wait until that is done. Called from the worker."""
         ...
+
+
+class QueuedStore(BlockStore, Protocol):
+    """One whose device is told what to do before it can do it."""
+
+    def queued(self) -> Callable[[], None]:
+        """What waits, in any thread, for all that the device has been told by now, `save` included."""
+        ...
+
+
+def at_once() -> None:
+    """What there is to wait for where nothing is queued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +76,35 @@ def write(store: BlockStore, disk: DiskTier, content: Content, row: Tensor) -> W
     return Written(content, None)
 
 
-def load(store: BlockStore, disk: DiskTier | None, content: Content, block: int, row: Tensor | None) -> Loaded:
-    """To a block of the pool, from a row of host memory or, without one, from the disk."""
+def load(
+    store: BlockStore,
+    disk: DiskTier | None,
+    content: Content,
+    block: int,
+    row: Tensor | None,
+    queued: Callable[[], None] = at_once,
+) -> Loaded:
+    """To a block of the pool, from a row of host memory or, without one, from the disk.
+
+    `queued` waits for whatever may still use the block, or fill the row. It is none of the time that the copy takes.
+    """
     tier: Tier = "disk" if row is None else "host"
-    began = time.perf_counter()
+    began, waited = time.perf_counter(), 0.0
     error: Exception | None = None
     try:
-        if row is not None:
-            store.saved()
-            store.load(block, row)
-        else:
+        payload: Tensor | memoryview
+        if row is None:
             assert disk is not None
-            store.load(block, disk.read(content.digest, content.root, bytearray(disk.file_bytes)))
+            payload = disk.read(content.digest, content.root, bytearray(disk.file_bytes))
+        else:
+            payload = row
+        waits = time.perf_counter()
+        queued()
+        waited = time.perf_counter() - waits
+        store.load(block, payload)
     except (BadImage, OSError) as failure:
         error = failure
     except Exception as failure:  # whatever it was, nobody may wait for ever
         log.exception("a block could not be copied from %s", tier)
         error = failure
-    return Loaded(content, block, tier, time.perf_counter() - began, error)
+    return Loaded(content, block, tier, time.perf_counter() - began - waited, error)

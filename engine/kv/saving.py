@@ -6,7 +6,7 @@ after it. What takes long, the way to the host, is on a stream of its own. Knows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 
 import torch
@@ -56,3 +56,10 @@ class Saving:
     def wait(self) -> None:
         """Until all that was saved has arrived."""
         self._saved.synchronize()
+
+    def queued(self) -> Callable[[], None]:
+        """What waits, in any thread, for all that the current stream and this one have been given by now."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._cache[0].device))
+        done = torch.cuda.Event(blocking=True)  # a step may take long, and whoever waits for one need not spin
+        done.record(self._stream)
+        return done.synchronize

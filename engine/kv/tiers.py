@@ -18,7 +18,7 @@ from functools import partial
 from torch import Tensor
 
 from engine.kv.blocks import BlockPool, Content
-from engine.kv.copies import BlockStore, Loaded, Written, load, write
+from engine.kv.copies import BlockStore, Loaded, Written, at_once, load, write
 from engine.kv.disk import DiskTier, is_full
 from engine.kv.host import HostTier, Row
 from engine.kv.image import BadImage
@@ -52,7 +52,7 @@ class Tiers:
 
     `wake` is called from the worker's thread when there is something to collect. With `keep` host memory is a tier of
     its own; else it only holds what is on its way to the disk. `share` is what one root may have of the files when
-    others want to keep some.
+    others want to keep some. `queued` is that of a store that has one (`engine.kv.copies.QueuedStore`).
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Tiers:
         keep: bool = True,
         share: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        queued: Callable[[], Callable[[], None]] = lambda: at_once,
     ) -> None:
         self.counters = TierCounters()
         self.rates = Rates()
@@ -80,12 +81,13 @@ class Tiers:
         self._keep = keep
         self._clean_rows = max(1, host.total // 4) if keep else host.total  # rows that are kept replaceable
         self._clock = clock
+        self._queued = queued
         self._paused_until = 0.0
         self._files: dict[bytes, Content] = {}
         self._order = Order(files, share)
         self._writing: set[bytes] = set()
         self._saves: list[bytes] = []  # busy rows that the coming step fills
-        self._starting: list[Callable[[], None]] = []  # jobs that must come after that
+        self._starting: list[Callable[[Callable[[], None]], None]] = []  # loads: each takes what to wait for
         self._coming: dict[bytes, tuple[int, set[int]]] = {}  # digest -> (block, the sequences that wait)
         self._waits: dict[int, int] = {}  # sequence -> blocks that it waits for
         self._done: deque[Written | Loaded] = deque()
@@ -186,14 +188,20 @@ class Tiers:
         self._store.save([(block, self.host.row(slot)) for block, slot in pairs])
 
     def ran(self) -> None:
-        """The step ran: what it saved may be written, and what was asked for may come up."""
+        """The step ran: what it saved may be written, and what was asked for may come up.
+
+        A device that is told ahead of time may still run it. Whoever had a block before may be in that step, or have
+        been in one before it: what is to come up waits for them.
+        """
         self.counters.saved += len(self._saves)
         for digest in self._saves:
             self.host.release(digest)
         self._saves.clear()
-        for job in self._starting:
-            self._worker.submit(SOON, job)
-        self._starting.clear()
+        if self._starting:
+            queued = self._queued()
+            for job in self._starting:
+                self._worker.submit(SOON, partial(job, queued))
+            self._starting.clear()
         self._write()
 
     # -- up
@@ -298,8 +306,8 @@ class Tiers:
         assert self._disk is not None
         self._finish(write(self._store, self._disk, content, row))
 
-    def _load(self, content: Content, block: int, row: Tensor | None) -> None:
-        self._finish(load(self._store, self._disk, content, block, row))
+    def _load(self, content: Content, block: int, row: Tensor | None, queued: Callable[[], None]) -> None:
+        self._finish(load(self._store, self._disk, content, block, row, queued))
 
     def _finish(self, done: Written | Loaded) -> None:
         self._done.append(done)

@@ -1,4 +1,4 @@
-"""Host memory below a GPU: what of it is locked."""
+"""Host memory below a GPU: when blocks may be written, and what memory is locked."""
 
 from __future__ import annotations
 
@@ -8,8 +8,33 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from engine.batch import KVCache
+from engine.kv.blocks import Content
+from engine.kv.copies import load
 from engine.kv.host import HostTier
+from engine.runner import CacheStore
 from tests.pretended import Machine
+
+CUDA = torch.device("cuda")
+
+
+def test_a_block_comes_up_after_all_that_the_device_was_told_before(machine: Machine | None) -> None:
+    cache = KVCache(2, 4, 4, 2, 8, torch.float32, CUDA)
+    host = HostTier(2, cache.block_nbytes, pinned=True)
+    host.row(1).fill_(7)
+    store = CacheStore(cache, CUDA)
+    store.save([(0, host.row(0))])  # so that nothing is compiled meanwhile
+    store.saved()
+    if machine is None:
+        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # a step that takes its time
+    store.save([(2, host.row(0))])  # what was in the block goes down,
+    cache.data[:, :, 2].fill_(3.0)  # and who had it writes to it once more
+    loaded = load(store, None, Content(b"digest", b"root"), 2, host.row(1), store.queued())
+    assert loaded.error is None
+    assert host.row(0).view(torch.float32).eq(0).all(), "what went down has arrived: it was queued before"
+    torch.cuda.synchronize()
+    assert cache.data[:, :, 2].view(torch.uint8).eq(7).all()
+    host.close()
 
 
 def test_a_tier_has_the_bytes_that_it_may_have_and_copies_wait_for_nobody(machine: Machine | None) -> None:
