@@ -10,15 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from engine import messages as m
 from engine.constrain.matcher import ConstraintFailed
 from engine.draws import Drawn
 from engine.jobs import Job, ScoreJob, SpanJob
+from engine.kernels.pinned import to_device
 from engine.masking import Masking
 from engine.outputs import Prefill, SpanOutput
-from engine.sampler import begin_sampling, logprob_of, row_logprobs
+from engine.reading import token_logprobs
+from engine.sampler import begin_sampling
 from engine.scores import read_scores
 from engine.sequence import SequenceState
 from engine.spans import SpanWriter, draw
@@ -51,6 +54,11 @@ def _reads(job: Job | None) -> bool:
     return isinstance(job, ScoreJob) or (isinstance(job, SpanJob) and job.reading_prompt)
 
 
+def _rows(logits: Tensor, index: list[int]) -> Tensor:
+    """A copy of some rows."""
+    return logits.index_select(0, to_device(torch.tensor(index), logits.device))
+
+
 class Answers:
     """The jobs of one core. `emit` takes the replies."""
 
@@ -78,7 +86,7 @@ class Answers:
         if drawing:
             # drawing changes logits, and prompts and scores are read from what the model said
             whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
-            self._begun = self._draw(drawing, logits if whole else logits[index])
+            self._begun = self._draw(drawing, logits if whole else _rows(logits, index))
 
     def read(self, rows: list[Row], logits: Tensor) -> None:
         """Hand each row's logits to its job, and take what was drawn since `begin`."""
@@ -164,10 +172,7 @@ class Answers:
     def _read_prompt(self, seq: SequenceState, job: SpanJob, first: int, logits: Tensor) -> None:
         """Log-probabilities of the prompt's tokens; a preempted sequence reads again from the start."""
         del job.prompt_logprobs[first + 1 :]
-        for offset in range(logits.shape[0]):
-            position = first + offset + 1
-            if position < len(seq):
-                row = row_logprobs(logits[offset])
-                job.prompt_logprobs.append(logprob_of(row, seq.tokens[position], job.span.prompt_logprobs or 0))
-            else:
-                job.reading_prompt = False
+        tokens = seq.tokens[first + 1 : first + 1 + len(logits)]
+        job.prompt_logprobs += token_logprobs(logits[: len(tokens)], tokens, job.span.prompt_logprobs or 0)
+        if len(tokens) < len(logits):
+            job.reading_prompt = False

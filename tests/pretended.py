@@ -274,8 +274,9 @@ def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = func(*args, **kwargs)
         return machine().pin(made) if pinned else made
     if func in (torch.tensor, torch.as_tensor):
-        machine().sent += 1
         assert machine().recording is None, "a graph is recorded, and numbers of the host are copied meanwhile"
+        machine().sent += 1
+        machine().waits("a copy")
     return _called(func, args, {**kwargs, "device": "cpu"})
 
 
@@ -329,7 +330,9 @@ def _begin(host: Tensor, blocking: bool, to_device: bool) -> None:
 
 
 def _watch(source: Tensor, blocking: bool) -> None:
-    if not blocking and machine().is_pinned(source):
+    if blocking or not machine().is_pinned(source):
+        machine().waits("a copy")
+    else:
         machine().stream.copies.append(Copy(source, source.clone(), to_host=False))
 
 

@@ -18,6 +18,7 @@ from engine.constrain.compiler import Compiler
 from engine.constrain.matcher import ConstraintFailed, words
 from engine.constrain.modes import Modes
 from engine.kernels.mask import forbid
+from engine.kernels.pinned import to_device
 
 
 class Masks:
@@ -59,9 +60,12 @@ class Masks:
         filled = [i for i, outcome in enumerate(outcomes) if outcome is True]
         if not filled:
             return failed
-        bits = self._bits[: self._count] if len(filled) == self._count else self._bits[filled]
-        where = torch.tensor([rows[i] for i in filled])
-        forbid(logits, bits.to(self._device, non_blocking=True), where.to(self._device, non_blocking=True))
+        if (
+            len(filled) < self._count
+        ):  # they close up where they are: what is sent from other memory waits for the model
+            self._bits[: len(filled)] = self._bits[filled]
+        bits = self._bits[: len(filled)].to(self._device, non_blocking=True)
+        forbid(logits, bits, to_device(torch.tensor([rows[i] for i in filled]), self._device))
         return failed
 
     def wait(self) -> list[Filled]:
