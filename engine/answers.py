@@ -71,8 +71,12 @@ class Answers:
         self._untold: list[tuple[SequenceState, SpanJob]] = []
         self._begun: _Begun | None = None
 
-    def begin(self, rows: list[Row], logits: Tensor) -> None:
-        """Begin to draw for the spans that reach their last token; a GPU may still be computing the logits."""
+    def begin(self, rows: list[Row], logits: Tensor) -> torch.cuda.Event | None:
+        """Begin to draw for the spans that reach their last token; a GPU may still be computing the logits.
+
+        Where none does, a GPU has nothing that `read` would wait for: what tells that it is done with the step is
+        returned.
+        """
         drawing: list[tuple[SequenceState, SpanJob]] = []
         index: list[int] = []
         at = 0
@@ -87,6 +91,12 @@ class Answers:
             # drawing changes logits, and prompts and scores are read from what the model said
             whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
             self._begun = self._draw(drawing, logits if whole else _rows(logits, index))
+            return None
+        if not logits.is_cuda:
+            return None
+        done = torch.cuda.Event(blocking=True)
+        done.record()
+        return done
 
     def read(self, rows: list[Row], logits: Tensor) -> None:
         """Hand each row's logits to its job, and take what was drawn since `begin`."""

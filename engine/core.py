@@ -26,6 +26,7 @@ from engine.kv.snapshot import Snapshot, packed
 from engine.kv.tiers import Tiers
 from engine.masking import Masking
 from engine.outputs import FinishReason, Stats, TierStats
+from engine.pace import Pace
 from engine.runner import Runner
 from engine.sampler import is_greedy
 from engine.scheduler import Scheduler
@@ -83,12 +84,10 @@ class EngineCore:
         overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
         self._device = Device(runner, begin_device) if overlapped and not runner.queues else None
         self._overlapped = overlapped
-        self._flying: tuple[Step, Tensor | None, float] | None = None  # what the device runs, and since when
+        # what the device runs, since when, and what tells that it is done, if nothing else does
+        self._flying: tuple[Step, Tensor | None, float, torch.cuda.Event | None] | None = None
         self._later: list[m.Command] = []  # came while it ran
-        self._steps = 0
-        self._step_tokens = 0
-        self._step_seconds = 0.0
-        self._last_batch = 0
+        self._pace = Pace(clock, self._scheduler.ran)
 
     # -- commands
 
@@ -343,7 +342,8 @@ class EngineCore:
     @torch.inference_mode()
     def step(self) -> None:
         """Run one step, or nothing when there is no work. In the overlapped loop: fetch what the device has, start it
-        on the next step, and tell meanwhile what came of the one before.
+        on the next step, and tell meanwhile what came of the one before. Of which nothing was fetched is waited for
+        now: the host is a step ahead, and no more.
         """
         if not self._overlapped:
             self._expire()
@@ -351,9 +351,9 @@ class EngineCore:
                 began = self._clock()
                 if (step := self._begin()) is not None:
                     logits = self._runner.run(step)
-                    self._answers.begin(step.rows, logits)
-                    self._end(step, logits, began)
+                    self._end(step, logits, began, self._answers.begin(step.rows, logits))
                     self._answers.tell()
+                    self._pace.wait()
             return
         self._fetch()
         self._catch_up()
@@ -362,18 +362,19 @@ class EngineCore:
             if (step := self._begin()) is not None:
                 if self._device is not None:
                     self._device.start(step)
-                    self._flying = step, None, began
+                    self._flying = step, None, began, None
                 else:  # it is only told what to do: draws are told, too, and nothing waits
                     logits = self._runner.run(step)
-                    self._answers.begin(step.rows, logits)
-                    self._flying = step, logits, began
+                    self._flying = step, logits, began, self._answers.begin(step.rows, logits)
         self._answers.tell()
+        self._pace.wait()
 
     def settle(self) -> None:
         """Fetch what the device has, tell it, and take the commands that waited. In the plain loop there is nothing."""
         self._fetch()
         self._answers.tell()
         self._catch_up()
+        self._pace.wait()
 
     def _begin(self) -> Step | None:
         """The next step; None where nothing can run before a block has come up from a tier."""
@@ -387,25 +388,20 @@ class EngineCore:
         self._masking.start(step.rows)
         return step
 
-    def _end(self, step: Step, logits: Tensor, began: float) -> None:
-        """The step ran: tokens are drawn and taken."""
+    def _end(self, step: Step, logits: Tensor, began: float, done: torch.cuda.Event | None) -> None:
+        """The step ran, or will have: tokens are drawn and taken."""
         self._scheduler.complete(step)
         self._answers.read(step.rows, logits)
-        self._steps += 1
-        self._step_tokens += step.tokens
-        self._last_batch = len(step.rows)
-        seconds = self._clock() - began
-        self._scheduler.ran(step, seconds)
-        self._step_seconds += seconds
+        self._pace.ended(step, began, done)
 
     def _fetch(self) -> None:
         if self._flying is not None:
-            (step, logits, began), self._flying = self._flying, None
+            (step, logits, began, done), self._flying = self._flying, None
             if logits is None:
                 assert self._device is not None
                 logits = self._device.wait()
-                self._answers.begin(step.rows, logits)
-            self._end(step, logits, began)
+                done = self._answers.begin(step.rows, logits)
+            self._end(step, logits, began, done)
 
     def _catch_up(self) -> None:
         """Take the commands that came while the device ran, and close what has reached its deadline. All that was drawn
@@ -457,10 +453,10 @@ class EngineCore:
             prompt_tokens=counters.prompt_tokens,
             generated_tokens=self._answers.generated_tokens,
             recomputed_tokens=counters.recomputed_tokens,
-            steps=self._steps,
-            step_tokens=self._step_tokens,
-            step_seconds=self._step_seconds,
-            last_batch=self._last_batch,
+            steps=self._pace.steps,
+            step_tokens=self._pace.tokens,
+            step_seconds=self._pace.seconds,
+            last_batch=self._pace.last_batch,
             held=self._scheduler.held,
             resumed=counters.resumed,
             resumed_late=counters.resumed_late,

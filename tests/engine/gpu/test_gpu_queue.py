@@ -73,6 +73,20 @@ class Run:
         return pieces
 
 
+def test_steps_that_draw_nothing_are_timed_and_the_device_has_the_next_one_by_then(
+    machine: Machine | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if machine is None:
+        pytest.skip("a device that is there has its own clock")
+    run = Run(monkeypatch)
+    run.ask(1, 14, Span(GREEDY, max_tokens=2, ignore_eos=True))
+    assert run.times == [(4, 4.0), (4, 4.0), (4, 4.0), (2, 2.0), (1, 1.0)]
+    assert run.runner.log == [
+        "told 1", "told 2", "done 1", "told 3", "done 2", "told 4", "done 3", "done 4", "told 5", "done 5"
+    ]  # fmt: skip
+    assert run.core.stats().step_seconds == run.runner.now == 15
+
+
 def test_a_prompt_is_read_without_waiting_for_each_of_its_tokens(
     machine: Machine | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
