@@ -60,9 +60,7 @@ class Masks:
         filled = [i for i, outcome in enumerate(outcomes) if outcome is True]
         if not filled:
             return failed
-        if (
-            len(filled) < self._count
-        ):  # they close up where they are: what is sent from other memory waits for the model
+        if len(filled) < self._count:  # they close up where they are: other memory is not page-locked
             self._bits[: len(filled)] = self._bits[filled]
         bits = self._bits[: len(filled)].to(self._device, non_blocking=True)
         forbid(logits, bits, to_device(torch.tensor([rows[i] for i in filled]), self._device))
