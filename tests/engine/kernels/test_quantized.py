@@ -77,7 +77,8 @@ def test_every_way_does_what_the_twin_does(way: str, device: str, data: st.DataO
     weight = quantize(random(out, width, seed=5).to(device), bits, group, None if bias is None else bias.to(device))
     x = random(tokens, width + 3, seed=6, dtype=dtype).to(device)[:, 3:]
     found = linear_triton(x, weight, invariant=way == "invariant")
-    assert found.dtype == dtype and apart(found, linear_torch(x, weight)) < BOUND[dtype]
+    bound = BOUND[dtype] * (2 if way == "widened" else 1)  # there weights are rounded to the type first
+    assert found.dtype == dtype and apart(found, linear_torch(x, weight)) < bound
 
 
 @pytest.fixture
