@@ -70,6 +70,7 @@ class Answers:
         self._emit = emit
         self._untold: list[tuple[SequenceState, SpanJob]] = []
         self._begun: _Begun | None = None
+        self._only_draws = False  # in the step that was begun: no row is read
 
     def begin(self, rows: list[Row], logits: Tensor) -> torch.cuda.Event | None:
         """Begin to draw for the spans that reach their last token; a GPU may still be computing the logits.
@@ -86,10 +87,11 @@ class Answers:
             if isinstance(seq.job, SpanJob) and end == len(seq.tokens):
                 drawing.append((seq, seq.job))
                 index.append(at - 1)
-        self._begun = None
+        self._begun, self._only_draws = None, False
         if drawing:
             # drawing changes logits, and prompts and scores are read from what the model said
             whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
+            self._only_draws = whole and len(drawing) == len(rows)
             self._begun = self._draw(drawing, logits if whole else _rows(logits, index))
             return None
         if not logits.is_cuda:
@@ -101,7 +103,7 @@ class Answers:
     def read(self, rows: list[Row], logits: Tensor) -> None:
         """Hand each row's logits to its job, and take what was drawn since `begin`."""
         at = 0
-        for row in rows:
+        for row in () if self._only_draws else rows:
             seq, start, end = row.seq, row.start, row.start + row.count
             first = max(start, row.logits_from)
             wanted = max(0, end - first)

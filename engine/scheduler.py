@@ -193,22 +193,24 @@ class Scheduler:
         """The step ran: its tokens have K/V, and blocks that became full can be found. A row whose job has ended
         meanwhile is thrown away: what it wrote lies beyond the sequence's K/V.
         """
+        size, publishes = self._size, self._config.prefix_cache
         for row in step.rows:
             seq = row.seq
             if seq.job is None:
                 continue
             old, end = seq.kv_len, row.start + row.count
             seq.cursor = end
-            seq.kv_len = max(old, end)
+            if end > old:
+                seq.kv_len = end
             if row.count == 1 and row.start >= seq.preempted_at:  # a decode, as most are
                 self.counters.prompt_tokens += not seq.generated[row.start]
             else:
                 again = max(0, min(end, seq.preempted_at) - row.start)
                 self.counters.recomputed_tokens += again
                 self.counters.prompt_tokens += seq.generated.count(0, row.start + again, end)
-            if self._config.prefix_cache and seq.kv_len // self._size > old // self._size:
-                for index in range(old // self._size, seq.kv_len // self._size):
-                    self._pool.publish(seq.table[index], seq.digest(index, self._size), seq.root, seq.priority)
+            if publishes and end // size > old // size:
+                for index in range(old // size, end // size):
+                    self._pool.publish(seq.table[index], seq.digest(index, size), seq.root, seq.priority)
         if self._tiers is not None:
             self._tiers.ran()
 
