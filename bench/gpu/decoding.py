@@ -44,11 +44,11 @@ def decoded(
     weights = held_bytes(spec, quantization)
     for rows in batches:
         context = contexts[rows]
-        step = steps.decode(steps.sequences(rows, context, spec.vocab_size))
+        step = steps.decode(steps.sequences(rows, context, spec.vocab_size, seed=rows))
         seconds = setting.timer.times(steps.graph_of(runner, step), sizes.repeats)
         read = weights + models.kv_bytes(spec, rows * context)
         yield time_of(
-            label(name, rows),
+            label(name, rows) + ("" if context == sizes.context else f" of {context}"),
             seconds,
             floor_s=read / setting.ceiling("copy"),
             goal=None if deterministic or quantization != "none" else GOALS.get(rows),
@@ -57,6 +57,7 @@ def decoded(
 
 
 def label(name: str, rows: int) -> str:
+    """By which other parts find a figure, whose name goes on where its context is not the one asked for."""
     return f"{name}, {rows} rows"
 
 

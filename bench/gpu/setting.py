@@ -23,7 +23,8 @@ class Sizes:
     copied_bytes: int = 4 << 30
     square: int = 8192  # of the matmul that is a device's best
     attention: tuple[tuple[int, int], ...] = ((1, 2048), (1, 32_768), (8, 2048), (64, 2048), (256, 2048), (16, 16_384))
-    exceed_bytes: int = 512 << 20  # what one repeat reads at least: more than the second-level cache holds
+    # what one repeat reads at least: more than the second-level cache holds, and so much that starting does not count
+    exceed_bytes: int = 2 << 30
     sampled: tuple[int, ...] = (1, 64, 256)
     branches: int = 16
     prefix: int = 4096
@@ -33,13 +34,14 @@ class Sizes:
     engine_steps: int = 40
     engine_warm: int = 8  # steps that do not count
     most_batch_tokens: int = 8192
+    compared: tuple[int, ...] = (1, 64)  # rows at which whole steps stand beside a peer's
     layers: int | None = None  # None: all
 
 
 TOY = Sizes(
-    models=("toy",), batches=(1, 3), context=40, prompt=17, repeats=1, copied_bytes=1 << 16, square=64,
-    attention=((2, 40),), exceed_bytes=1, sampled=(2,), branches=3, prefix=256, own=16, engine_rows=3,
-    engine_context=8, engine_steps=2, engine_warm=1, most_batch_tokens=64,
+    models=("toy",), batches=(1, 2), context=40, prompt=17, repeats=1, copied_bytes=1 << 16, square=64,
+    attention=((2, 40),), exceed_bytes=1, sampled=(2,), branches=2, prefix=256, own=16, engine_rows=2,
+    engine_context=8, engine_steps=1, engine_warm=1, most_batch_tokens=64, compared=(2,),
 )  # fmt: skip
 
 
@@ -69,9 +71,9 @@ class Setting:
         raise Missing("the part ceilings, which others are held to")
 
     def value(self, part: str, what: str) -> float | None:
-        """A figure of another part; None if it was not measured."""
+        """A figure of another part, whatever the context it was cut to; None if it was not measured."""
         for figure in self.results.get(part, {}).get("figures", ()):
-            if figure["what"] == what:
+            if figure["what"] == what or figure["what"].startswith(f"{what} of "):
                 return float(figure["value"])
         return None
 

@@ -19,7 +19,11 @@ BLOCK = 16  # tokens of K/V
 
 
 def sequences(count: int, context: int, vocabulary: int, *, shared: int = 0, seed: int = 1) -> list[SequenceState]:
-    """Sequences of `context` tokens, the first `shared` of them in the same blocks."""
+    """Sequences of `context` tokens, the first `shared` of them in the same blocks.
+
+    What one runner runs one after the other wants different seeds: to a runner the same id is the same sequence, whose
+    table has only grown.
+    """
     draw = random.Random(seed)
     each, common = -(-context // BLOCK), shared // BLOCK
     free = list(range(1, blocks_of(count, context, shared) + 1))
@@ -78,7 +82,17 @@ def graph_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
     with torch.inference_mode():
         runner.run(step)
     laid = runner._batching.lay(step)
+    for row, table in zip(step.rows, laid.tables, strict=True):
+        blocks = -(-row.end // BLOCK)
+        assert table[:blocks].tolist() == row.seq.table[:blocks], "the runner reads blocks of another sequence"
     rung = runner._rung_for(laid, runner._cutter._works)
     if rung is None:
         raise Missing(f"a graph for {len(step.rows)} such rows")
     return rung.recorded.replay
+
+
+def forward_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
+    """What runs a step that has been packed and sent already: its launches, and no more of the host's work."""
+    laid = runner._batching.lay(step)
+    sent = runner._sent(laid, runner._cutter.works(laid))
+    return lambda: runner._decoder.forward_step(sent, runner._kv)

@@ -1,7 +1,8 @@
 """Seconds that the device takes for a call: by CUDA events there, by a clock elsewhere.
 
-The second-level cache is overwritten before each repeat, which also keeps the device busy while the call is queued, so
-that the time to launch what was recorded does not count.
+The second-level cache is filled with other things before each repeat, which are read last, so that it has nothing to
+write back during the call. That also keeps the device busy while the call is queued, so that the time to launch what
+was recorded does not count.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ class CudaTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._flushed = torch.empty(FLUSHED, dtype=torch.uint8, device=device)
+        self._flushed = torch.empty(FLUSHED, dtype=torch.uint8, device=device).view(torch.int32)
 
     def times(self, call: Call, repeats: int) -> list[float]:
         call()
+        torch.cuda.synchronize(self._device)
         found = []
         for nth in range(repeats):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self._flushed.fill_(nth)
+            self._flushed.fill_(nth).amax()
             start.record()
             call()
             end.record()
