@@ -23,19 +23,20 @@ from bench.gpu.matrices import matrices, quantized
 from bench.gpu.overhead import overhead
 from bench.gpu.peers import peers
 from bench.gpu.prefill import prefill
-from bench.gpu.rows import Figure, Json, Missing
+from bench.gpu.rows import Figure, Json, Missing, write
 from bench.gpu.sampling import sampling
 from bench.gpu.setting import Setting
 from bench.gpu.startup import startup
 from bench.gpu.table import table
 from bench.gpu.timing import timer_for
+from bench.gpu.whole import whole
 
 RESULTS = Path(__file__).parents[1] / "results"
 # In the order of what is wanted most, should the time run out; some need figures of those before them.
 PARTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "ceilings": ceilings, "decode": decode, "attention": attention, "prefill": prefill, "forks": forks,
     "sampling": sampling, "overhead": overhead, "quantized": quantized, "matrices": matrices,
-    "deterministic": deterministic, "startup": startup, "peers": peers,
+    "deterministic": deterministic, "startup": startup, "whole": whole, "peers": peers,
 }  # fmt: skip
 
 
@@ -55,6 +56,8 @@ def measure(
                     keep()
         except Missing as missing:
             part["error"] = f"missing: {missing}"
+        except torch.OutOfMemoryError as error:
+            part["error"] = f"missing: memory, {error}"[:600]
         except Exception as error:  # one part takes none of the others with it
             traceback.print_exc()
             part["error"] = f"{type(error).__name__}: {error}"[:600]
@@ -81,7 +84,7 @@ def _said(figure: Figure) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0, help="no figure is begun after so long")
+    parser.add_argument("--minutes", type=float, default=5.5, help="no figure is begun after so long")
     parser.add_argument("--only", action="append", choices=list(PARTS), default=[], help="this part; repeatable")
     parser.add_argument("--out", type=Path, help="where the JSON goes; parts that it has already are kept")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the tables of a file, and measure nothing")
@@ -101,11 +104,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def keep() -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write(out, results)
 
-    measure(setting, options.only or list(PARTS), keep, lambda line: print(line, file=sys.stderr, flush=True))
+    names = options.only or list(PARTS)
+    measure(setting, names, keep, lambda line: print(line, file=sys.stderr, flush=True))
     print(table(results))
-    return 0
+    return int(any(failed(results[name]) for name in names))
+
+
+def failed(part: Json) -> bool:
+    """Whether a part ended otherwise than with all its figures, or for want of time, memory or a package."""
+    return not part.get("error", "missing").startswith("missing")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ SHAPES: dict[str, Json] = {
     "qwen3-0.6b": _qwen3(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
     "qwen3-4b": _qwen3(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32),
     "toy": _llama(
-        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
+        vocab_size=96, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
     ),
 }  # fmt: skip
@@ -100,8 +100,8 @@ def random_decoder(
 
 
 def dtype_for(device: torch.device) -> torch.dtype:
-    """Triton's interpreter cuts off where it should round to bfloat16."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float16
+    """Triton's interpreter, which runs where there is no GPU, cuts off where it should round to bfloat16."""
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_available() else torch.float16
 
 
 def matrices(spec: ModelSpec) -> dict[str, tuple[int, int, int]]:

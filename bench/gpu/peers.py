@@ -1,19 +1,26 @@
-"""`transformers` on the same shapes: its static cache, its continuous batching, and a long prompt.
+"""`transformers` on the same shapes: a long prompt, its static cache, and its continuous batching.
 
-`python -m bench.gpu.peers FILE MODEL ...` measures and keeps each figure in FILE at once; the part runs it as a process
-that is ended when the time is over, since what it compiles may take longer than all else.
+`python -m bench.gpu.peers FILE JOB` measures and keeps each figure in FILE at once; the part runs it as a process that
+is ended when the time is over, since what it compiles may take longer than all else. A step of theirs is all that lies
+between two tokens, and stands beside a whole step of ours. Their continuous batching compiles nothing and records no
+graph unless flash attention is installed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,82 +28,116 @@ import torch
 
 from bench.gpu import models
 from bench.gpu.decoding import label
-from bench.gpu.rows import Figure, Json, rate_of, time_of, times_faster
+from bench.gpu.rows import Figure, Json, Missing, rate_of, time_of, times_faster, write
 from bench.gpu.setting import Setting
 
-FEW, MANY = 8, 40  # new tokens; the difference is decoding alone
+NEW = 40  # tokens; the later half of their steps counts, when all is compiled and recorded
+PAGE = 256  # tokens of K/V in a block of continuous batching
+PROMPT, STATIC = "SDPA", "static cache, compiled"
+CONTINUOUS = "continuous batching (paged SDPA, no CUDA graphs)"
 Model = Any  # transformers' classes are untyped
 
 
 def peers(setting: Setting) -> Iterator[Figure]:
-    """Beside what the parts decode and prefill found for the same; all in one process, smallest model first."""
+    """Beside what the parts `whole` and `prefill` found for the same; each figure as soon as it is there."""
+    if importlib.util.find_spec("transformers") is None:
+        raise Missing("the package transformers")
     sizes = setting.sizes
     setting.tidy()
-    names = sorted(sizes.models, key=lambda name: models.weight_bytes(models.spec_of(name)))
+    job = {"models": sizes.models, "batches": sizes.compared, "context": sizes.context, "prompt": sizes.prompt,
+           "device": str(setting.device)}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "peers.json"
-        job = json.dumps(
-            {"models": names, "batches": [rows for rows in sizes.batches if rows <= 64][::2] or [1],
-             "ways": list(WAYS), "context": sizes.context, "prompt": sizes.prompt, "device": str(setting.device)}
-        )  # fmt: skip
-        command = [sys.executable, "-m", "bench.gpu.peers", str(file), job]
-        with subprocess.Popen(command, env=os.environ | {"TOKENIZERS_PARALLELISM": "false"}) as process:
-            try:
-                process.wait(None if setting.left_s == float("inf") else max(5.0, setting.left_s))
-            except subprocess.TimeoutExpired:
-                process.kill()
-        found: Json = json.loads(file.read_text()) if file.exists() else {}
-    for what, told in found.items():
-        yield beside(setting, what.removesuffix(f" ({told['way']})"), told)
+        command = [sys.executable, "-m", "bench.gpu.peers", str(file), json.dumps(job)]
+        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        seen, status = 0, None
+        try:
+            while status is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.5)
+                status = process.poll()  # asked before the file is read, which is whole if it has ended
+                found = json.loads(file.read_text()) if file.exists() else []
+                for told in found[seen:]:
+                    yield beside(setting, told)
+                seen = len(found)
+                if status is None and setting.left_s <= 0:
+                    raise Missing("time, transformers was not done")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that compile for it
+            process.wait()
+    if status:
+        raise RuntimeError(f"the process of transformers ended with {status}")
 
 
-def beside(setting: Setting, what: str, told: Json) -> Figure:
+def beside(setting: Setting, told: Json) -> Figure:
     """A peer's seconds beside ours of the same, where there are both: the share is how many times as fast ours is."""
-    if "error" in told:
-        return Figure(f"{what}, transformers {told['way']}", 0.0, "ms", 0.0, 0.0, more=told)
+    what = told["what"]
     name = f"{what}, transformers {told['way']}"
-    ours = setting.value(told["part"], what)
+    if "error" in told:
+        return Figure(name, 0.0, "ms", 0.0, 0.0, more=told)
+    if told["way"] == PROMPT:
+        ours = setting.value("prefill", what)
+        flops = models.prefill_flops(models.spec_of(told["model"]), told["tokens"]) / 1e12
+        theirs = rate_of(name, flops, told["seconds"], "TFLOP/s", limit=ours)
+        share = None if ours is None else ours / theirs.value
+        return Figure(name, theirs.value, theirs.unit, theirs.least, theirs.largest, ours, share)
+    ours = setting.value("whole", what)
     if ours is None:
         return time_of(name, told["seconds"])
-    if told["part"] == "prefill":
-        flops = models.prefill_flops(models.spec_of(told["model"]), told["tokens"]) / 1e12
-        theirs = rate_of(name, flops, told["seconds"], "TFLOP/s")
-        return Figure(name, theirs.value, theirs.unit, theirs.least, theirs.largest, ours, ours / theirs.value)
     found = times_faster(name, told["seconds"], [ours / 1e3])
     theirs_ms = [1e3 * each for each in told["seconds"]]
     return Figure(name, found.floor or 0.0, "ms", min(theirs_ms), max(theirs_ms), ours, found.share)
 
 
 def measure(file: Path, job: Json) -> None:
-    """What the process does."""
+    """What the process does: in the order of what is wanted most."""
     import transformers
 
-    kept: Json = {}
-    device = torch.device(job["device"])
+    kept: list[Json] = []
 
-    def keep(what: str, way: str, part: str, run: Callable[[], list[float]], **more: object) -> None:
-        told: Json = {"way": way, "part": part, "version": transformers.__version__, **more}
-        try:
-            told["seconds"] = run()
-        except Exception as error:  # whatever its API has become
-            told["error"] = repr(error)[:400]
-        kept[what if way == "static cache" or part == "prefill" else f"{what} ({way})"] = told
-        file.write_text(json.dumps(kept))
+    def keep(told: Json) -> None:
+        kept.append(told | {"version": transformers.__version__})
+        write(file, kept)
 
-    for name in job["models"]:
-        vocabulary, tokens = models.SHAPES[name]["vocab_size"], job["prompt"]
-        try:
-            model = made(name, device)
-        except Exception as error:  # the next may fit
-            print(f"{name}: {error!r}", file=sys.stderr)
-            continue
-        ids = torch.randint(vocabulary, (1, tokens), device=device)
-        keep(f"{name}, {tokens} tokens", "SDPA", "prefill", partial(_prompt, model, ids), model=name, tokens=tokens)
-        for rows in job["batches"]:
-            ids = torch.randint(vocabulary, (rows, job["context"] - MANY), device=device)
-            for way in job["ways"]:
-                keep(label(name, rows), way, "decode", partial(WAYS[way], model, ids))
-        del model
+    for way in (STATIC, CONTINUOUS):
+        for name in job["models"]:
+            _of_model(name, way, job, keep)
+            _forget()
+
+
+def _of_model(name: str, way: str, job: Json, keep: Callable[[Json], None]) -> None:
+    device, context, tokens = torch.device(job["device"]), job["context"], job["prompt"]
+    try:
+        model = made(name, device)
+    except Exception as error:  # the next may fit
+        keep({"what": name, "way": way, "error": repr(error)[:400]})
+        return
+    if way == STATIC:
+        told = {"what": f"{name}, {tokens} tokens", "way": PROMPT, "model": name, "tokens": tokens}
+        keep(told | _outcome(partial(_prompt, model, tokens)))
+    run = _static if way == STATIC else _continuous
+    for rows in job["batches"]:
+        keep({"what": label(name, rows), "way": way} | _outcome(partial(run, model, rows, context)))
+        if hasattr(model, "_compiled_call"):  # which for a second shape would be compiled again, for any
+            del model._compiled_call
+        _forget()
+
+
+def _outcome(run: Callable[[], list[float]]) -> Json:
+    try:
+        return {"seconds": run()}
+    except Exception as error:  # whatever its API has become
+        return {"error": repr(error)[:400]}
+
+
+def _forget() -> None:
+    """Give back the memory of what is gone, which compiled calls refer to in circles."""
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def made(name: str, device: torch.device) -> Model:
@@ -109,55 +150,86 @@ def made(name: str, device: torch.device) -> Model:
             config, dtype=models.dtype_for(device), attn_implementation="sdpa"
         )
     model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = None  # no token ends a row
     return model.eval()
 
 
-def _timed(run: Callable[[], object]) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+def _random(model: Model, rows: int, tokens: int) -> torch.Tensor:
+    return torch.randint(model.config.vocab_size, (rows, tokens), device=model.device)
 
 
-@torch.inference_mode()
-def _prompt(model: Model, ids: torch.Tensor) -> list[float]:
-    def run() -> object:
-        return model(ids, use_cache=True, logits_to_keep=1)
+@torch.no_grad()
+def _prompt(model: Model, tokens: int) -> list[float]:
+    ids = _random(model, 1, tokens)
+
+    def run() -> float:
+        start = _Moment(model.device)
+        model(ids, use_cache=True, logits_to_keep=1)
+        return start.until(_Moment(model.device))
 
     run()
-    return [_timed(run) for _ in range(3)]
+    return [run() for _ in range(3)]
 
 
-@torch.inference_mode()
-def _static(model: Model, ids: torch.Tensor) -> list[float]:
-    def run(new: int) -> float:
-        options = {"do_sample": False, "min_new_tokens": new, "max_new_tokens": new}
-        return _timed(lambda: model.generate(ids, cache_implementation="static", **options))
+@torch.no_grad()
+def _static(model: Model, rows: int, context: int) -> list[float]:
+    """One call, since the next would be no different: the first steps compile and record."""
+    import transformers
 
-    run(MANY)
-    return [(run(MANY) - run(FEW)) / (MANY - FEW) for _ in range(3)]
+    moments: list[_Moment] = []
+
+    class Watch(transformers.StoppingCriteria):
+        """Asked after every step; it never stops one, nor waits for the device, which their loop need not do."""
+
+        def __call__(self, ids: torch.Tensor, scores: object, **options: object) -> torch.Tensor:
+            moments.append(_Moment(ids.device))
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+    model.generate(
+        _random(model, rows, context - NEW), do_sample=False, max_new_tokens=NEW, cache_implementation="static",
+        stopping_criteria=transformers.StoppingCriteriaList([Watch()]),
+    )  # fmt: skip
+    return [one.until(two) for one, two in pairwise(moments[NEW // 2 : NEW])]
 
 
 @torch.no_grad()  # its own thread writes to what it made: those must be no tensors of inference
-def _continuous(model: Model, ids: torch.Tensor) -> list[float]:
+def _continuous(model: Model, rows: int, context: int) -> list[float]:
+    """Between the tokens of one row, while all rows decode. About one prompt is read in a step, so that by the end of
+    the last one the first row has `rows` tokens."""
     import transformers
 
-    def run(new: int) -> float:
-        config = transformers.GenerationConfig(do_sample=False, max_new_tokens=new, eos_token_id=-1, pad_token_id=0)
-        made: list[Model] = []
-        took = _timed(lambda: made.append(model.generate_batch(inputs=ids.tolist(), generation_config=config)))
-        if [len(each.generated_tokens) for each in made[0].values()] != [new] * len(ids):
-            raise RuntimeError(f"generate_batch gave other than {new} tokens to each of {len(ids)} requests")
-        return took
+    new = NEW + rows
+    room = transformers.ContinuousBatchingConfig(
+        num_blocks=rows * (-(-context // PAGE) + 1), max_batch_tokens=context + rows, safety_margin=0.0,
+        allow_block_sharing=False,
+    )  # fmt: skip
+    greedy = transformers.GenerationConfig(do_sample=False, max_new_tokens=new, eos_token_id=-1, pad_token_id=0)
+    made = model.generate_batch(
+        inputs=_random(model, rows, context - new).tolist(), generation_config=greedy, continuous_batching_config=room,
+        record_timestamps=True,
+    )  # fmt: skip
+    times = [each.timestamps for each in made.values()]
+    if [len(each) for each in times] != [new] * rows:
+        raise RuntimeError(f"generate_batch gave other than {new} tokens to each of {rows} requests")
+    began, ended = max(each[0] for each in times), min(each[-1] for each in times)
+    return [two - one for one, two in pairwise(time for time in times[0] if began <= time <= ended)]
 
-    run(FEW)
-    return [(run(MANY) - run(FEW)) / (MANY - FEW) for _ in range(2)]
 
+class _Moment:
+    """When the device has done what it was asked so far; elsewhere, now."""
 
-WAYS: dict[str, Callable[[Model, torch.Tensor], list[float]]] = {"static cache": _static, "continuous": _continuous}
+    def __init__(self, device: torch.device) -> None:
+        self._at = time.perf_counter()
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record()
+
+    def until(self, later: _Moment) -> float:
+        """Seconds."""
+        if self._event is None or later._event is None:
+            return later._at - self._at
+        later._event.synchronize()
+        return self._event.elapsed_time(later._event) / 1e3
 
 
 if __name__ == "__main__":

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]  # Any: plain JSON
+
+
+def write(file: Path, told: Json | list[Json]) -> None:
+    """At once or not at all, whenever this process is ended."""
+    beside = file.with_name(file.name + ".new")
+    beside.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, file)
 
 
 class Missing(Exception):

@@ -35,13 +35,16 @@ def startup(setting: Setting) -> Iterator[Figure]:
     setting.tidy()
     with tempfile.TemporaryDirectory() as folder:
         for what in ("nothing compiled", "all compiled"):
-            done = subprocess.run(
-                [sys.executable, "-m", "bench.gpu.startup", name, str(ROWS), str(context)],
-                capture_output=True, text=True, env=os.environ | {"TRITON_CACHE_DIR": folder},
-                timeout=max(1.0, min(180.0, setting.left_s)),
-            )  # fmt: skip
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-m", "bench.gpu.startup", name, str(ROWS), str(context)],
+                    capture_output=True, text=True, env=os.environ | {"TRITON_CACHE_DIR": folder},
+                    timeout=max(1.0, min(180.0, setting.left_s)),
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as late:
+                raise Missing(f"time, a start had {late.timeout:.0f} s") from None
             if done.returncode:
-                raise Missing(done.stderr[-400:])
+                raise RuntimeError(done.stderr[-400:])
             yield _figure(f"{name}, {what}", json.loads(done.stdout.strip().splitlines()[-1]))
 
 

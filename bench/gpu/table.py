@@ -21,7 +21,8 @@ PARTS: dict[str, tuple[str, str, str]] = {
     "overhead": ("Beside the model, at many rows", "", "of the step"),
     "deterministic": ("Deterministic", "without it", "times as fast"),
     "startup": ("Start", "goal", "of it"),
-    "peers": ("transformers", "ours", "times as fast ours is"),
+    "whole": ("Whole steps of the engine", "its graph on the device", "of the step"),
+    "peers": ("transformers, beside whole steps of the engine and its prefill", "ours", "times as fast ours is"),
 }
 
 
