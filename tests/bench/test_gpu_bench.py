@@ -1,9 +1,14 @@
-"""The GPU's benchmark at toy sizes, on the interpreter and a clock that only counts: that all of it runs, and that the
-bytes and operations that figures are held to are those that a step moves and makes."""
+"""The GPU's benchmark at toy sizes, on a device that is pretended: that all of it runs, with graphs and events, and
+that the bytes and operations that figures are held to are those that a step moves and makes. What it runs in processes
+of their own is run on the CPU."""
 
 from __future__ import annotations
 
 import json
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,18 +18,23 @@ import torch
 from torch import Tensor
 
 from bench.gpu import __main__ as command
-from bench.gpu import decoding, models, overhead, peers, rows, steps
+from bench.gpu import decoding, models, overhead, peers, rows, steps, timing
 from bench.gpu.ceilings import copied_bytes, matmul_flops
 from bench.gpu.setting import TOY, Setting
 from bench.gpu.startup import GOAL_S
 from bench.gpu.table import table
-from bench.gpu.timing import ClockTimer
+from bench.gpu.timing import ClockTimer, CudaTimer
+from engine.batch import KVCache
 from engine.families import family_of
+from engine.gpu.runner import GpuRunner
+from engine.step import Step
+from tests.pretended import DEVICE, pretended
 
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the benchmark itself")
 
 CPU = torch.device("cpu")
+APART = ("startup", "peers")  # in processes of their own
 
 
 def ticking() -> ClockTimer:
@@ -33,20 +43,70 @@ def ticking() -> ClockTimer:
     return ClockTimer(lambda: float(next(ticks)))
 
 
+@dataclass
+class Run:
+    """One run of every part but transformers'."""
+
+    results: dict[str, Any] = field(default_factory=dict)  # Any: plain JSON
+    caches: list[weakref.ref[KVCache]] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)  # caches that there still were when one more was made
+    batches: list[tuple[int, int]] = field(default_factory=list)  # blocks of a graph's step: laid, and meant
+
+
 @pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:  # Any: plain JSON
-    """All parts but transformers', which is a process of its own."""
-    setting = Setting(CPU, ticking(), TOY, results={"date": "2026-01-01", "command": "a test"})
-    setting.results["hardware"] = {"gpu": "none", "cpu": "some", "torch": "2", "python": "3"}
+def run() -> Run:
+    made = Run({"date": "2026-01-01", "command": "a test"})
+    made.results["hardware"] = {"gpu": "none", "cpu": "some", "torch": "2", "python": "3"}
     kept: list[str] = []
 
     def keep() -> None:
-        kept.append(json.dumps(setting.results))
+        kept.append(json.dumps(made.results))
 
-    command.measure(setting, [name for name in command.PARTS if name != "peers"], keep, lambda line: None)
+    def measure(setting: Setting, *names: str) -> None:
+        command.measure(setting, names, keep, lambda line: None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "FLUSHED", 64)
+        patch.setattr("tests.pretended._current", threading.local())  # the thread's stream would outlive its device
+        watch(patch, made)
+        with pretended(patch):
+            setting = Setting(DEVICE, CudaTimer(DEVICE), TOY, results=made.results)
+            measure(setting, *(name for name in command.PARTS if name not in APART))
+            made.left.append(living(setting, made))
+    measure(Setting(CPU, ticking(), TOY, results=made.results), "startup")
     assert len(kept) > 30, "after every figure"
-    found: dict[str, Any] = json.loads(kept[-1])
-    return found
+    made.results = json.loads(kept[-1])
+    return made
+
+
+def watch(patch: pytest.MonkeyPatch, made: Run) -> None:
+    cache_for, graph_of = steps.cache_for, steps.graph_of
+
+    def watched_cache(*given: Any) -> KVCache:
+        made.left.append(sum(ref() is not None for ref in made.caches))
+        kv = cache_for(*given)
+        made.caches.append(weakref.ref(kv))
+        return kv
+
+    def watched_graph(runner: GpuRunner, step: Step) -> Callable[[], object]:
+        graph = graph_of(runner, step)
+        laid = runner._batching.lay(step)
+        table = {int(block) for row in laid.tables for block in row if block}
+        made.batches.append((len(table), len({block for row in step.rows for block in row.seq.table})))
+        return graph
+
+    patch.setattr(steps, "cache_for", watched_cache)
+    patch.setattr(steps, "graph_of", watched_graph)
+
+
+def living(setting: Setting, made: Run) -> int:
+    setting.tidy()
+    return sum(ref() is not None for ref in made.caches)
+
+
+@pytest.fixture(scope="module")
+def measured(run: Run) -> dict[str, Any]:  # Any: plain JSON
+    return run.results
 
 
 def test_every_part_runs(measured: dict[str, Any]) -> None:
@@ -59,6 +119,15 @@ def test_every_part_runs(measured: dict[str, Any]) -> None:
             assert set(figure) >= {"what", "value", "unit", "least", "largest", "floor", "share", "goal", "met"}
             assert "error" not in figure["more"], figure
             assert figure["least"] <= figure["value"] <= figure["largest"]
+
+
+def test_no_part_leaves_its_cache_to_the_next(run: Run) -> None:
+    assert len(run.left) > 8 and not any(run.left), run.left
+
+
+def test_a_graph_reads_as_many_blocks_as_are_counted(run: Run) -> None:
+    assert len(run.batches) > 8
+    assert all(laid == meant for laid, meant in run.batches), run.batches
 
 
 def test_goals_stand_where_they_belong(measured: dict[str, Any]) -> None:
@@ -192,19 +261,52 @@ def test_a_part_that_fails_or_has_no_time_left_is_told(monkeypatch: pytest.Monke
     }
 
 
-def test_transformers_is_measured_on_the_same_shapes(tmp_path: Path) -> None:
-    file = tmp_path / "peers.json"
-    job = {"models": ["toy"], "batches": [2], "ways": ["static cache"], "context": 48, "prompt": 12, "device": "cpu"}
-    peers.measure(file, job)
-    found = json.loads(file.read_text())
-    assert set(found) == {"toy, 12 tokens", "toy, 2 rows"}
-    assert len(found["toy, 12 tokens"]["seconds"]) == 3
-    assert "seconds" in found["toy, 2 rows"], found["toy, 2 rows"]
-    setting = Setting(CPU, ticking(), TOY, results={"decode": {"figures": [rows.time_of("toy, 2 rows", [0.5]).json()]}})
-    told = {"way": "static cache", "part": "decode", "seconds": [1.5]}
-    figure = peers.beside(setting, "toy, 2 rows", told)
-    assert (figure.value, figure.floor, figure.share) == (1500.0, 500.0, 3.0)
-    assert peers.beside(setting, "toy, 2 rows", told | {"error": "no"}).more["error"] == "no"
+def test_transformers_is_measured_on_the_same_shapes() -> None:
+    pytest.importorskip("transformers")
+    setting = Setting(CPU, ClockTimer(), replace(TOY, context=60), until=float("inf"))
+    setting.results["whole"] = {"figures": [rows.time_of("toy, 2 rows", [0.5]).json()]}
+    found = list(peers.peers(setting))
+    assert [figure.what.partition(" transformers ")[::2] for figure in found] == [
+        ("toy, 17 tokens,", peers.PROMPT),
+        ("toy, 2 rows,", peers.STATIC),
+        ("toy, 2 rows,", peers.CONTINUOUS),
+    ]
+    assert not any("error" in figure.more for figure in found), found
+    for figure in found[1:]:
+        assert figure.floor == 500.0 and figure.share == pytest.approx(figure.value / 500.0)
+
+
+def test_a_peer_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    job = {"models": ["none"], "batches": [2], "context": 60, "prompt": 17, "device": "cpu"}
+    peers.measure(tmp_path / "peers.json", job)
+    told = json.loads((tmp_path / "peers.json").read_text())
+    assert [each["error"] for each in told] == ["KeyError('none')"] * 2
+    figure = peers.beside(Setting(CPU, ticking(), TOY), told[0])
+    assert figure.what == f"none, transformers {peers.STATIC}" and figure.more["error"] == "KeyError('none')"
+
+
+def test_transformers_is_ended_when_the_time_is_over() -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(rows.Missing, match="time"):
+        list(peers.peers(Setting(CPU, ClockTimer(), TOY, until=0.0)))
+
+
+def test_a_model_without_room_for_one_row_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Setting, "free_bytes", lambda setting: 1000)
+    with pytest.raises(rows.Missing, match="memory for one row of toy"):
+        next(overhead.overhead(Setting(CPU, ticking(), TOY)))
+
+
+def test_a_figure_is_found_by_its_name_whatever_its_context() -> None:
+    figures = [rows.time_of(what, [1e-3 * ms]).json() for what, ms in (("a, 25 rows", 1), ("a, 2 rows of 48", 2))]
+    setting = Setting(CPU, ticking(), TOY, results={"decode": {"figures": figures}})
+    assert setting.value("decode", "a, 2 rows") == 2 and setting.value("decode", "a, 25 rows") == 1
+
+
+def test_only_what_could_have_been_measured_is_a_failure() -> None:
+    assert not command.failed({"figures": []}) and not command.failed({"error": "missing: time, it was over"})
+    assert command.failed({"error": "RuntimeError: CUDA error"})
 
 
 def test_where_there_is_no_device_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
