@@ -7,7 +7,6 @@ PORT ?= 8000
 HOST ?= 127.0.0.1
 MODEL ?= models/pebble
 DEVICE ?= cpu
-GPU_PYTHON ?= $(BIN)/python
 # Two at most: more engines at once want more memory than a small machine has.
 TEST_PROCESSES ?= 2
 WEB := $(shell find web -type f -not -path 'web/node_modules/*' -not -path 'web/dist/*' 2>/dev/null)
@@ -40,12 +39,17 @@ bench: setup
 	$(BIN)/ponder bench $(BENCH_ARGS)
 
 # What needs a CUDA device, kernels against their twins first, then the measurements; elsewhere it says that there is
-# none. With GPU_PYTHON=python3 it runs on that interpreter's packages and sets nothing up. Under ten minutes: 200 s of
-# tests and 5.5 minutes of figures, with what is begun by then (GPU_TEST_ARGS="--seconds 600" GPU_ARGS="--minutes 20" is
-# more). Figures are written as they come, to --out FILE, or to bench/results; parts that are there already are kept, so
-# that `python -m bench.gpu --only peers --minutes 9 --out FILE` goes on with the same file.
-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
-	@$(GPU_PYTHON) -m tests.gpu $(GPU_TEST_ARGS); status=$$?; $(GPU_PYTHON) -m bench.gpu $(GPU_ARGS) || status=1; exit $$status
+# none. Runs on GPU_PYTHON's packages; by default on those of $(PYTHON) where its torch finds a GPU, and nothing is set up
+# then. Under ten minutes: 200 s of tests at most, then figures for what is left of 9.3 (GPU_TEST_ARGS="--seconds 600"
+# GPU_ARGS="--minutes 20" is more). Figures are written as they come, to --out FILE, or to bench/results; parts that are
+# there already are kept, so that `python -m bench.gpu --only peers --minutes 9 --out FILE` goes on with the same file.
+gpu:
+	@began=$$(date +%s); python=$(GPU_PYTHON); \
+	if [ -z "$$python" ] && $(PYTHON) -c 'import pytest, sys, torch, transformers, triton; \
+		sys.exit(not torch.cuda.is_available())' 2>/dev/null; then python=$(PYTHON); fi; \
+	if [ -z "$$python" ]; then $(MAKE) -s setup && python=$(BIN)/python || exit 1; fi; \
+	$$python -m tests.gpu $(GPU_TEST_ARGS); status=$$?; \
+	$$python -m bench.gpu --minutes 9.3 --taken $$(($$(date +%s) - began)) $(GPU_ARGS) || status=1; exit $$status
 
 # Compiles every Triton kernel for the GPUs of three generations, none of which need be here; then whatever the engine
 # launches, by the way that it is launched.

@@ -39,7 +39,7 @@ class Distant(Tensor):
     """A tensor on the device that is not there."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Copy:
     """One that is under way: to the host, which is poisoned till then, or from it, where nothing may change."""
 
@@ -68,10 +68,15 @@ class Stream:
             machine().streams.append(self)
 
     def wait_stream(self, other: Stream) -> None:
-        self.copies += other.copies
+        self.follow(other.copies)
 
     def wait_event(self, event: Event) -> None:
-        self.copies += event.copies
+        self.follow(event.copies)
+
+    def follow(self, copies: list[Copy]) -> None:
+        """What comes next comes after these, too."""
+        self.copies = [each for each in self.copies if not each.done]
+        self.copies += [each for each in copies if not each.done and each not in self.copies]
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -190,7 +195,7 @@ class Machine:
     @property
     def stream(self) -> Stream:
         """The calling thread's."""
-        return getattr(_current, "stream", self.default)
+        return getattr(_current, "stream", None) or self.default
 
     def waits(self, what: str) -> None:
         """The host waits for the device, which it may not do while a graph is being recorded."""
@@ -415,7 +420,7 @@ def _record(graph: Graph, pool: object = None, capture_error_mode: str = "global
 
 @contextlib.contextmanager
 def _on(stream: Stream | None) -> Iterator[None]:
-    before = machine().stream
+    before = getattr(_current, "stream", None)
     _current.stream = stream or before
     try:
         yield

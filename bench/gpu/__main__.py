@@ -25,7 +25,7 @@ from bench.gpu.peers import peers
 from bench.gpu.prefill import prefill
 from bench.gpu.rows import Figure, Json, Missing, write
 from bench.gpu.sampling import sampling
-from bench.gpu.setting import Setting
+from bench.gpu.setting import Setting, Sizes
 from bench.gpu.startup import startup
 from bench.gpu.table import table
 from bench.gpu.timing import timer_for
@@ -35,8 +35,8 @@ RESULTS = Path(__file__).parents[1] / "results"
 # In the order of what is wanted most, should the time run out; some need figures of those before them.
 PARTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "ceilings": ceilings, "decode": decode, "attention": attention, "prefill": prefill, "forks": forks,
-    "sampling": sampling, "overhead": overhead, "quantized": quantized, "matrices": matrices,
-    "deterministic": deterministic, "startup": startup, "whole": whole, "peers": peers,
+    "sampling": sampling, "overhead": overhead, "quantized": quantized, "whole": whole, "peers": peers,
+    "startup": startup, "deterministic": deterministic, "matrices": matrices,
 }  # fmt: skip
 
 
@@ -85,6 +85,7 @@ def _said(figure: Figure) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.5, help="no figure is begun after so long")
+    parser.add_argument("--taken", type=float, default=0.0, metavar="S", help="seconds of these minutes that are gone")
     parser.add_argument("--only", action="append", choices=list(PARTS), default=[], help="this part; repeatable")
     parser.add_argument("--out", type=Path, help="where the JSON goes; parts that it has already are kept")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the tables of a file, and measure nothing")
@@ -100,7 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: Json = json.loads(out.read_text("utf-8")) if out.exists() else {}
     results |= {"date": today, "command": "python -m bench.gpu", "hardware": hardware.describe()}
     device = torch.device("cuda", torch.cuda.current_device())
-    setting = Setting(device, timer_for(device), until=time.perf_counter() + 60 * options.minutes, results=results)
+    until = time.perf_counter() + 60 * options.minutes - options.taken
+    sizes = Sizes() if not options.only else Sizes(peers_s=float("inf"))
+    setting = Setting(device, timer_for(device), sizes, until, results)
 
     def keep() -> None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ def peers(setting: Setting) -> Iterator[Figure]:
         command = [sys.executable, "-m", "bench.gpu.peers", str(file), json.dumps(job)]
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
         process = subprocess.Popen(command, env=environment, start_new_session=True)
-        seen, status = 0, None
+        seen, status, until = 0, None, setting.timer.now() + setting.sizes.peers_s
         try:
             while status is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -61,7 +61,7 @@ def peers(setting: Setting) -> Iterator[Figure]:
                 for told in found[seen:]:
                     yield beside(setting, told)
                 seen = len(found)
-                if status is None and setting.left_s <= 0:
+                if status is None and (setting.left_s <= 0 or setting.timer.now() > until):
                     raise Missing("time, transformers was not done")
         finally:
             with contextlib.suppress(ProcessLookupError):

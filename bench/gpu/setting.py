@@ -35,6 +35,7 @@ class Sizes:
     engine_warm: int = 8  # steps that do not count
     most_batch_tokens: int = 8192
     compared: tuple[int, ...] = (1, 64)  # rows at which whole steps stand beside a peer's
+    peers_s: float = 120.0  # seconds that they have of a run that has other parts
     layers: int | None = None  # None: all
 
 

@@ -5,7 +5,6 @@ of their own is run on the CPU."""
 from __future__ import annotations
 
 import json
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -67,7 +66,6 @@ def run() -> Run:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "FLUSHED", 64)
-        patch.setattr("tests.pretended._current", threading.local())  # the thread's stream would outlive its device
         watch(patch, made)
         with pretended(patch):
             setting = Setting(DEVICE, CudaTimer(DEVICE), TOY, results=made.results)
