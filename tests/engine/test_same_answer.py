@@ -97,9 +97,13 @@ def test_every_way_of_running_gives_the_answer_of_a_fresh_single_run(
 async def test_the_pool_was_small_enough_to_preempt(random_model: Path) -> None:
     """The fuzz above means what it says: with its smallest pool, sequences do lose their K/V and still agree."""
     config = EngineConfig(str(random_model), dtype="float32", block_size=4, kv_blocks=28, prefix_cache=False)
+    span = Span(GREEDY, max_tokens=60, ignore_eos=True)  # so long that they run together, whenever each begins
     async with await Engine.start(config) as engine:
-        jobs = [generate(engine, prompt(i, 30), 0, False) for i in range(3)]
-        crowded = await asyncio.gather(*jobs)
+        opened = [await engine.open(prompt(i, 10)) for i in range(3)]
+        crowded = await asyncio.gather(*(seq.generate_all(span) for seq in opened))
         assert (await engine.stats()).preemptions > 0
-        for i, ids in enumerate(crowded):
-            assert ids == await generate(engine, prompt(i, 30), 0, False)
+        for seq in opened:
+            seq.close()
+        for i, found in enumerate(crowded):
+            async with await engine.open(prompt(i, 10)) as seq:
+                assert found.token_ids == (await seq.generate_all(span)).token_ids

@@ -148,9 +148,9 @@ def any_line(root: Path) -> None:
 def any_moment(root: Path) -> None:
     """Kills after times drawn by chance, so that SQLite's own work is cut too."""
     processes, chance = multiprocessing.get_context("fork"), random.Random(7)
-    kills, ends = 0, Counter[str]()
-    for number in range(20):
-        folder, attempts = root / str(number), 0
+    kills, number, ends = 0, 0, Counter[str]()
+    while min(kills, number) < 20:
+        folder, number, attempts = root / str(number), number + 1, 0
         folder.mkdir()
         while not _lines(folder, "ended"):
             attempts += 1
@@ -161,7 +161,7 @@ def any_moment(root: Path) -> None:
             process.join()
             kills += process.exitcode != 0
         ends += _check(folder)
-    assert kills >= 20 and ends["ok"] > 0, f"some were killed, some got through: {kills}, {ends}"
+    assert ends["ok"] > 0, f"some got through: {ends}"
 
 
 @pytest.mark.parametrize("killed", ["any_line", "any_moment"])

@@ -115,6 +115,7 @@ def test_caches_of_eight_bits_are_those_of_torch(checkpoint: Path, coding: KvDTy
     assert asyncio.run(ask("triton")) == asyncio.run(ask("torch"))
 
 
+@pytest.mark.parametrize("starts_whole", [True])
 def test_draws_with_logprobs_work(checkpoint: Path, machine: Machine | None) -> None:
     """In a pool that the engine sizes by itself. What a step costs besides the model: it is sent, what its rows ask for
     is sent while it is computed, and what was drawn is waited for (as is the buffer of the step before the last)."""
