@@ -59,7 +59,6 @@ class CacheStore:
             self._saving.wait()
 
     def queued(self) -> Callable[[], None]:
-        """What waits for the steps and copies that the device has been told of. Called in the thread that steps."""
         return at_once if self._saving is None else self._saving.queued()
 
     @torch.inference_mode()

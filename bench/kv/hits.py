@@ -12,7 +12,7 @@ import heapq
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from engine import messages as m
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.kv.blocks import BlockPool
+from engine.kv.copies import at_once
 from engine.kv.disk import DiskTier
 from engine.kv.host import HostTier
 from engine.kv.rates import Rates, Tier
@@ -50,6 +51,9 @@ class Nothing:
 
     def saved(self) -> None:
         pass
+
+    def queued(self) -> Callable[[], None]:
+        return at_once
 
     def load(self, block: int, payload: Tensor | memoryview) -> None:
         pass

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.errors import InvalidParameter
 from engine.kv.blocks import BlockPool
 from engine.kv.coded import CodedCache
-from engine.kv.copies import QueuedStore
+from engine.kv.copies import BlockStore
 from engine.kv.disk import DiskTier
 from engine.kv.host import HostTier
 from engine.kv.image import HEADER_BYTES, layout_of
@@ -27,7 +27,7 @@ def tiers_of(
     model: bytes,
     pool: BlockPool,
     kv: KVCache | CodedCache,
-    store: QueuedStore,
+    store: BlockStore,
     device: torch.device,
 ) -> Tiers | None:
     """The tiers that `config` asks for, with what an earlier engine left on the disk; None: none. `model` is the
@@ -60,7 +60,6 @@ def tiers_of(
         files=files,
         keep=bool(config.kv_host_bytes),
         share=config.kv_tenant_share,
-        queued=store.queued,
     )
 
 

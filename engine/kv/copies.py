@@ -33,12 +33,10 @@ class BlockStore(Protocol):
         """Write a block, and wait until that is done. Called from the worker."""
         ...
 
-
-class QueuedStore(BlockStore, Protocol):
-    """One whose device is told what to do before it can do it."""
-
     def queued(self) -> Callable[[], None]:
-        """What waits, in any thread, for all that the device has been told by now, `save` included."""
+        """What waits, in any thread, for all that the device has been told by now, `save` included: `at_once` where it
+        does what it is told. Called in the thread that steps.
+        """
         ...
 
 
@@ -82,7 +80,7 @@ def load(
     content: Content,
     block: int,
     row: Tensor | None,
-    queued: Callable[[], None] = at_once,
+    queued: Callable[[], None],
 ) -> Loaded:
     """To a block of the pool, from a row of host memory or, without one, from the disk.
 

@@ -18,7 +18,7 @@ from functools import partial
 from torch import Tensor
 
 from engine.kv.blocks import BlockPool, Content
-from engine.kv.copies import BlockStore, Loaded, Written, at_once, load, write
+from engine.kv.copies import BlockStore, Loaded, Written, load, write
 from engine.kv.disk import DiskTier, is_full
 from engine.kv.host import HostTier, Row
 from engine.kv.image import BadImage
@@ -52,7 +52,7 @@ class Tiers:
 
     `wake` is called from the worker's thread when there is something to collect. With `keep` host memory is a tier of
     its own; else it only holds what is on its way to the disk. `share` is what one root may have of the files when
-    others want to keep some. `queued` is that of a store that has one (`engine.kv.copies.QueuedStore`).
+    others want to keep some.
     """
 
     def __init__(
@@ -67,7 +67,6 @@ class Tiers:
         keep: bool = True,
         share: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
-        queued: Callable[[], Callable[[], None]] = lambda: at_once,
     ) -> None:
         self.counters = TierCounters()
         self.rates = Rates()
@@ -81,7 +80,6 @@ class Tiers:
         self._keep = keep
         self._clean_rows = max(1, host.total // 4) if keep else host.total  # rows that are kept replaceable
         self._clock = clock
-        self._queued = queued
         self._paused_until = 0.0
         self._files: dict[bytes, Content] = {}
         self._order = Order(files, share)
@@ -198,7 +196,7 @@ class Tiers:
             self.host.release(digest)
         self._saves.clear()
         if self._starting:
-            queued = self._queued()
+            queued = self._store.queued()
             for job in self._starting:
                 self._worker.submit(SOON, partial(job, queued))
             self._starting.clear()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.kv.blocks import BlockPool
-from engine.kv.copies import at_once
 from engine.kv.disk import DiskTier
 from engine.kv.host import HostTier
 from engine.kv.image import Bytes
@@ -70,10 +69,9 @@ def tiers_below(
     directory: Path | None = None,
     files: int = 0,
     clock: Callable[[], float] = lambda: 0.0,
-    queued: Callable[[], Callable[[], None]] = lambda: at_once,
 ) -> tuple[Tiers, Disk | None]:
     disk = None if directory is None else Disk(directory, LAYOUT, runner.block_nbytes)
     host = HostTier(rows, runner.block_nbytes)
-    tiers = Tiers(pool, runner, host, worker, disk=disk, files=files, keep=keep, clock=clock, queued=queued)
+    tiers = Tiers(pool, runner, host, worker, disk=disk, files=files, keep=keep, clock=clock)
     tiers.rates = Eager()
     return tiers, disk

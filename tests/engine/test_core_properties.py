@@ -247,6 +247,7 @@ class CoreMachine(RuleBasedStateMachine):
     def pool_agrees_with_tables(self) -> None:
         if hasattr(self, "core"):
             self.core.check()
+            assert not self.runner.races
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine import device_sampler
 from engine.device_sampler import adjustments, keys, sample_on_device, warm_up
 from engine.draws import Draw, Drawn
 from engine.forks import mix64
@@ -120,5 +122,18 @@ def test_a_token_outside_of_the_vocabulary_reaches_no_device() -> None:
         adjustments([None, draw(Sampling(logit_bias={10: 1.0}))], 10)
 
 
-def test_warming_up_draws_in_every_way() -> None:
+def test_warming_up_draws_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel runs for one row and for two; but a greedy row changes no logits."""
+    ran: dict[str, set[int]] = {}
+    for module, name in (
+        (sampling, "adjust"), (sampling, "draw"), (logprobs, "logprobs"), (device_sampler, "forbid"),
+    ):  # fmt: skip
+        kernel = getattr(module, name)
+
+        def counted(logits: torch.Tensor, *rest: Any, name: str = name, kernel: Any = kernel) -> Any:
+            ran.setdefault(name, set()).add(len(logits))
+            return kernel(logits, *rest)
+
+        monkeypatch.setattr(module, name, counted)
     warm_up(40, torch.device("cpu"))
+    assert ran == {name: {1, 2} for name in ("adjust", "draw", "logprobs", "forbid")}

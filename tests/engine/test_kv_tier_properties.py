@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import settings
@@ -16,7 +15,6 @@ from hypothesis.stateful import initialize, precondition, rule
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.kv.blocks import BlockPool
-from engine.kv.copies import at_once
 from tests.engine.fake import FakeRunner, Letters
 from tests.engine.kv_below import Disk, Told, tiers_below
 from tests.engine.test_core_properties import CoreMachine
@@ -49,17 +47,15 @@ class TieredMachine(CoreMachine):
             EngineConfig("fake", block_size=size, max_batch_tokens=budget, max_running=running, kv_tenant_share=share),
         )
 
-    def make_runner(self) -> Callable[[], Callable[[], None]]:
-        """The device, and what tells how to wait for what it was told."""
-        self.runner = FakeRunner(self.pool, self.config.block_size)
-        return lambda: at_once
+    def make_runner(self) -> FakeRunner:
+        return FakeRunner(self.pool, self.config.block_size)
 
     def make_core(self) -> None:
         """A fresh core, over what an earlier one left on the disk."""
         if self.disk is not None:
             self.disk.close()
         self.pool = BlockPool(self.blocks, self.config.kv_tenant_share)
-        queued = self.make_runner()
+        self.runner = self.make_runner()
         self.worker = Told()
         self.tiers, self.disk = tiers_below(
             self.pool,
@@ -70,7 +66,6 @@ class TieredMachine(CoreMachine):
             directory=self.directory if self.most_files else None,
             files=self.most_files,
             clock=lambda: self.now,
-            queued=queued,
         )
         self.core = EngineCore(
             self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now, tiers=self.tiers

@@ -77,7 +77,9 @@ def test_every_way_does_what_the_twin_does(way: str, device: str, data: st.DataO
     weight = quantize(random(out, width, seed=5).to(device), bits, group, None if bias is None else bias.to(device))
     x = random(tokens, width + 3, seed=6, dtype=dtype).to(device)[:, 3:]
     found = linear_triton(x, weight, invariant=way == "invariant")
-    bound = BOUND[dtype] * (2 if way == "widened" else 1)  # there weights are rounded to the type first
+    # there weights are rounded to the type first, and the interpreter cuts off what it should round
+    cut_off = way == "widened" and dtype == torch.bfloat16 and device == "cpu"
+    bound = BOUND[dtype] * (2 if cut_off else 1)
     assert found.dtype == dtype and apart(found, linear_torch(x, weight)) < bound
 
 
