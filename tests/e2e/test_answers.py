@@ -217,6 +217,30 @@ def test_a_call_is_approved_with_exactly_what_it_does_in_view(
     assert fake.world.decisions == [sent]
 
 
+@pytest.mark.parametrize(("button", "told"), [("Deny", "You denied this."), ("Outside", "book_table asks Where?")])
+def test_the_second_press_of_a_double_click_does_not_take_the_focus_away(
+    page: Page, fake: FakeServer, button: str, told: str
+) -> None:
+    if button == "Deny":
+        asks = [WRITE, approval(PREVIEW), Gate("approval_1"), Gate("ran"), result("write_file", "ok")]
+    else:
+        asks = [call("book_table", "{}"), question("Where?", ["Inside", "Outside"]), Gate("question_1"), Gate("ran")]
+    fake.play(asks, ENDED)
+    ask(page)
+    page.get_by_role("button", name=button).hover()
+    page.mouse.down()
+    page.mouse.up()
+    decided = page.get_by_role("group", name=told)
+    expect(decided).to_be_focused()
+    page.mouse.down(click_count=2)  # where the button was, and nothing is now
+    page.mouse.up(click_count=2)
+    expect(decided).to_be_focused()
+    page.get_by_role("textbox", name="Message").click()  # a press of its own goes where it goes
+    expect(decided).not_to_be_focused()
+    fake.open("ran")
+    expect(reply(page)).to_contain_text("Done.")
+
+
 def test_an_approval_runs_out(page: Page, fake: FakeServer) -> None:
     late = ApprovalResolved(approval_id="approval_1", call_id="call_1", decision="expired")
     fake.play([WRITE, approval(PREVIEW, seconds=0.5), Gate("late"), late, result("write_file", "no")], ENDED)
