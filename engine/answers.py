@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine import messages as m
 from engine.constrain.matcher import ConstraintFailed
-from engine.draws import Drawn
+from engine.draws import Draw, Drawing
 from engine.jobs import Job, ScoreJob, SpanJob
 from engine.kernels.pinned import to_device
 from engine.masking import Masking
@@ -41,12 +41,17 @@ class Ending(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A step's draws on their way: `failed` are those of rows whose constraint cannot go on."""
+class Begun:
+    """A step's draws on their way, for the spans in `spans`. `failed` are those whose constraint cannot go on. With
+    `only_draws` every row draws, and nothing is read. `done` tells that the device is done with the step, where it
+    computes still and nothing is fetched.
+    """
 
-    drawing: list[tuple[SequenceState, SpanJob]]
+    spans: list[tuple[SequenceState, SpanJob]]
     failed: dict[int, ConstraintFailed]
-    fetch: Callable[[], Drawn]
+    drawing: Drawing | None
+    only_draws: bool
+    done: torch.cuda.Event | None = None
 
 
 def _reads(job: Job | None) -> bool:
@@ -69,41 +74,37 @@ class Answers:
         self._ending = ending
         self._emit = emit
         self._untold: list[tuple[SequenceState, SpanJob]] = []
-        self._begun: _Begun | None = None
-        self._only_draws = False  # in the step that was begun: no row is read
 
-    def begin(self, rows: list[Row], logits: Tensor) -> torch.cuda.Event | None:
-        """Begin to draw for the spans that reach their last token; a GPU may still be computing the logits.
-
-        Where none does, a GPU has nothing that `read` would wait for: what tells that it is done with the step is
-        returned.
-        """
-        drawing: list[tuple[SequenceState, SpanJob]] = []
+    def begin(self, rows: list[Row], logits: Tensor) -> Begun:
+        """Begin to draw for the spans that reach their last token; a GPU may still be computing the logits."""
+        spans: list[tuple[SequenceState, SpanJob]] = []
+        draws: list[Draw | None] = []
         index: list[int] = []
         at = 0
         for row in rows:
             seq, end = row.seq, row.start + row.count
             at += max(0, end - max(row.start, row.logits_from))
-            if isinstance(seq.job, SpanJob) and end == len(seq.tokens):
-                drawing.append((seq, seq.job))
+            unknown = int(row.drawn_at is not None)
+            if isinstance(seq.job, SpanJob) and end == len(seq.tokens) + unknown:
+                spans.append((seq, seq.job))
+                draws.append(draw(seq, seq.job, unknown))
                 index.append(at - 1)
-        self._begun, self._only_draws = None, False
-        if drawing:
-            # drawing changes logits, and prompts and scores are read from what the model said
-            whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
-            self._only_draws = whole and len(drawing) == len(rows)
-            self._begun = self._draw(drawing, logits if whole else _rows(logits, index))
-            return None
-        if not logits.is_cuda:
-            return None
-        done = torch.cuda.Event(blocking=True)
-        done.record()
-        return done
+        if not spans:
+            done = torch.cuda.Event(blocking=True) if logits.is_cuda else None
+            if done is not None:
+                done.record()
+            return Begun([], {}, None, False, done)
+        # drawing changes logits, and prompts and scores are read from what the model said
+        whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
+        failed: dict[int, ConstraintFailed] = {}
+        forbid = self._masking.forbid([job for _, job in spans], failed)
+        drawing = begin_sampling(logits if whole else _rows(logits, index), draws, forbid)
+        return Begun(spans, failed, drawing, whole and len(spans) == len(rows))
 
-    def read(self, rows: list[Row], logits: Tensor) -> None:
+    def read(self, rows: list[Row], logits: Tensor, begun: Begun) -> None:
         """Hand each row's logits to its job, and take what was drawn since `begin`."""
         at = 0
-        for row in () if self._only_draws else rows:
+        for row in () if begun.only_draws else rows:
             seq, start, end = row.seq, row.start, row.start + row.count
             first = max(start, row.logits_from)
             wanted = max(0, end - first)
@@ -116,9 +117,8 @@ class Answers:
             elif job is not None:
                 self._read_scores(seq, job, first, logits[at : at + wanted], done=end == len(seq))
             at += wanted
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            self._take(begun)
+        if begun.drawing is not None:
+            self._take(begun, begun.drawing)
 
     def tell(self) -> None:
         """Replies of all that was taken and not yet told. A stop string may end a span only now."""
@@ -146,17 +146,11 @@ class Answers:
 
     # -- parts
 
-    def _draw(self, drawing: list[tuple[SequenceState, SpanJob]], logits: Tensor) -> _Begun:
-        draws = [draw(seq, job) for seq, job in drawing]
-        failed: dict[int, ConstraintFailed] = {}
-        forbid = self._masking.forbid([job for _, job in drawing], failed)
-        return _Begun(drawing, failed, begin_sampling(logits, draws, forbid))
-
-    def _take(self, begun: _Begun) -> None:
-        drawn, failed = begun.fetch(), begun.failed
+    def _take(self, begun: Begun, drawing: Drawing) -> None:
+        drawn, failed = drawing.fetch(), begun.failed
         logprobs = drawn.logprobs
-        for at, ((seq, job), token) in enumerate(zip(begun.drawing, drawn.token_ids, strict=True)):
-            if seq.job is not job:  # a stop string ended it meanwhile
+        for at, ((seq, job), token) in enumerate(zip(begun.spans, drawn.token_ids, strict=True)):
+            if seq.job is not job:  # it ended meanwhile: by a stop string, or by the token before
                 continue
             if at in failed:
                 self.fail(seq, job, failed[at])

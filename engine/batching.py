@@ -20,7 +20,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A step as `Batch` describes it, on the host. `tables` is good until the next step's is made."""
+    """A step as `Batch` describes it, on the host. `tables` is good until the next step's is made.
+
+    A token that the step before draws at place i, and that is not known here, is -1 - i.
+    """
 
     tokens: list[int]
     positions: Ints
@@ -64,7 +67,7 @@ class Batching:
         firsts = np.array([row.start for row in rows])
         cached = np.array([row.seq.kv_len for row in rows])
         if step.tokens == len(rows):  # every row is one token
-            tokens = [row.seq.tokens[row.start] for row in rows]
+            tokens = [row.seq.tokens[row.start] if row.drawn_at is None else -1 - row.drawn_at for row in rows]
             starts = list(range(len(rows) + 1))
             wanted = [at for at, row in enumerate(rows) if row.logits_from <= row.start]
             row_of, positions = np.arange(len(rows)), firsts

@@ -9,9 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
 from engine import messages as m
 from engine.answers import Answers
 from engine.config import EngineConfig
@@ -20,6 +17,7 @@ from engine.constrain.masks import Constraints
 from engine.constrain.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 from engine.constrain.modes import Modes
 from engine.device import Device
+from engine.flights import Flights
 from engine.jobs import ScoreJob, SpanJob
 from engine.kv.blocks import BlockPool, root_digest
 from engine.kv.snapshot import Snapshot, packed
@@ -28,12 +26,11 @@ from engine.masking import Masking
 from engine.outputs import FinishReason, Stats, TierStats
 from engine.pace import Pace
 from engine.runner import Runner
-from engine.sampler import is_greedy
+from engine.sampler import is_greedy, looks_back
 from engine.scheduler import Scheduler
 from engine.scores import score_jobs
 from engine.sequence import SequenceState
 from engine.spans import SpanWriter
-from engine.step import Step
 from engine.text import Decoder
 
 KEEPING_S = 3.0  # that an engine which stops takes to write K/V to its disk
@@ -82,12 +79,13 @@ class EngineCore:
         self._replies: list[m.Reply] = []
         self._answers = Answers(self._writer, self._masking, self, self._replies.append)
         overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
-        self._device = Device(runner, begin_device) if overlapped and not runner.queues else None
         self._overlapped = overlapped
-        # what the device runs, since when, and what tells that it is done, if nothing else does
-        self._flying: tuple[Step, Tensor | None, float, torch.cuda.Event | None] | None = None
-        self._later: list[m.Command] = []  # came while it ran
+        device = Device(runner, begin_device) if overlapped and not runner.queues else None
         self._pace = Pace(clock, self._scheduler.ran)
+        self._flights = Flights(
+            runner, device, self._scheduler, tiers, self._masking, self._answers, self._pace, clock
+        )  # fmt: skip
+        self._later: list[m.Command] = []  # came while the device ran
 
     # -- commands
 
@@ -99,7 +97,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or self._flying is not None or bool(self._later)
+        return self._scheduler.has_work or self._flights.under_way or bool(self._later)
 
     def next_deadline(self) -> float | None:
         """When the core must wake although nothing runs, by its clock."""
@@ -107,7 +105,7 @@ class EngineCore:
 
     def handle(self, command: m.Command) -> None:
         """Take one command, or keep it until the device is done. Replies wait for `take_replies`."""
-        if self._flying is None:
+        if not self._flights.under_way:
             self._handle(command)
         else:
             self._later.append(command)
@@ -247,6 +245,7 @@ class EngineCore:
             stop_ids=stop_ids,
             prompt_tokens=len(seq),
             greedy=is_greedy(span.sampling) and span.logprobs is None,
+            looks_back=looks_back(span.sampling),
             reading_prompt=span.prompt_logprobs is not None and not command.begun,
             prompt_logprobs=[None],
             announced=command.begun,
@@ -339,88 +338,49 @@ class EngineCore:
 
     # -- steps
 
-    @torch.inference_mode()
     def step(self) -> None:
-        """Run one step, or nothing when there is no work. In the overlapped loop: fetch what the device has, start it
-        on the next step, and tell meanwhile what came of the one before. Of which nothing was fetched is waited for
-        now: the host is a step ahead, and no more.
+        """Run one step, or nothing when there is no work. In the overlapped loop: take what the device has drawn, tell
+        it of the next step, and tell clients meanwhile what came of the one before; where it can be said before what
+        comes next, the other way round.
         """
         if not self._overlapped:
             self._expire()
-            if self._scheduler.has_work:
-                began = self._clock()
-                if (step := self._begin()) is not None:
-                    logits = self._runner.run(step)
-                    self._end(step, logits, began, self._answers.begin(step.rows, logits))
-                    self._answers.tell()
-                    self._pace.wait()
-            return
-        self._fetch()
-        self._catch_up()
-        if self._scheduler.has_work:
-            began = self._clock()
-            if (step := self._begin()) is not None:
-                if self._device is not None:
-                    self._device.start(step)
-                    self._flying = step, None, began, None
-                else:  # it is only told what to do: draws are told, too, and nothing waits
-                    logits = self._runner.run(step)
-                    self._flying = step, logits, began, self._answers.begin(step.rows, logits)
+            self._flights.start()
+            self._flights.land()
+        elif self._later or self._due() or not self._flights.follow():
+            self._flights.land()
+            self._catch_up()
+            self._flights.start()
         self._answers.tell()
         self._pace.wait()
 
     def settle(self) -> None:
         """Fetch what the device has, tell it, and take the commands that waited. In the plain loop there is nothing."""
-        self._fetch()
+        self._flights.land()
         self._answers.tell()
         self._catch_up()
         self._pace.wait()
-
-    def _begin(self) -> Step | None:
-        """The next step; None where nothing can run before a block has come up from a tier."""
-        step = self._scheduler.schedule()
-        if step.saves and self._tiers is not None:
-            self._tiers.save(step.saves)
-        if not step.rows and (step.saves or self._scheduler.stalled):  # blocks go down or come up, and nobody can run
-            self._scheduler.complete(step)
-            return None
-        assert step.rows, "there is work but no row: a sequence was admitted that can never fit"
-        self._masking.start(step.rows)
-        return step
-
-    def _end(self, step: Step, logits: Tensor, began: float, done: torch.cuda.Event | None) -> None:
-        """The step ran, or will have: tokens are drawn and taken."""
-        self._scheduler.complete(step)
-        self._answers.read(step.rows, logits)
-        self._pace.ended(step, began, done)
-
-    def _fetch(self) -> None:
-        if self._flying is not None:
-            (step, logits, began, done), self._flying = self._flying, None
-            if logits is None:
-                assert self._device is not None
-                logits = self._device.wait()
-                done = self._answers.begin(step.rows, logits)
-            self._end(step, logits, began, done)
 
     def _catch_up(self) -> None:
         """Take the commands that came while the device ran, and close what has reached its deadline. All that was drawn
         is told before: a command is about a sequence as its client knows it.
         """
-        now = self._clock() if self._deadlines else 0.0
-        due = any(s.deadline is not None and s.deadline <= now for s in self._deadlines.values())
-        if self._later or due:
+        if self._later or self._due():
             self._answers.tell()
             later, self._later = self._later, []
             for command in later:
                 self._handle(command)
             self._expire()
 
-    def _expire(self) -> None:
+    def _due(self) -> list[SequenceState]:
+        """What has reached its deadline."""
         if not self._deadlines:
-            return
+            return []
         now = self._clock()
-        expired = [s for s in self._deadlines.values() if s.deadline is not None and s.deadline <= now]
+        return [s for s in self._deadlines.values() if s.deadline is not None and s.deadline <= now]
+
+    def _expire(self) -> None:
+        expired = self._due()
         for seq in expired:  # children inherit the deadline: their spans end with it, not with their parent's closing
             if isinstance(seq.job, SpanJob):
                 self._end_span(seq, seq.job, "deadline")
@@ -467,8 +427,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Keep what the next start can use, and end the threads below. No step may follow."""
-        if self._device is not None:
-            self._device.close()
+        self._flights.close()
         if self._tiers is not None:
             self._tiers.close(KEEPING_S)
 

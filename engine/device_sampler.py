@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.draws import Draw, Drawn
+from engine.draws import Draw, Drawing, Drawn
 from engine.kernels import logprobs as of_rows
 from engine.kernels import sampling as kernels
+from engine.kernels.drawn import fill_drawn
 from engine.kernels.mask import forbid
 from engine.kernels.pinned import from_device, to_device
 from engine.outputs import TokenLogprob
@@ -31,12 +32,12 @@ def sample_on_device(
     logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
 ) -> Drawn:
     """See `engine.sampler.sample`."""
-    return begin_on_device(logits, draws, forbid)()
+    return begin_on_device(logits, draws, forbid).fetch()
 
 
 def begin_on_device(
     logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
-) -> Callable[[], Drawn]:
+) -> Drawing:
     """See `engine.sampler.begin_sampling`."""
     rows, vocabulary = logits.shape
     asked = [i for i, draw in enumerate(draws) if draw is not None and draw.logprobs is not None]
@@ -54,17 +55,20 @@ def begin_on_device(
     tokens = kernels.draw(logits, parameters.view(rows, kernels.WORDS))
     if not asked:
         arrive = from_device(tokens)
-        return lambda: Drawn(arrive().tolist(), {})
+        return Drawing(tokens, lambda: Drawn(arrive().tolist(), {}))
     wanted = [draw.logprobs or 0 for draw in draws if draw is not None and draw.logprobs is not None]
     found = of_rows.logprobs(raw, raw_rows, tokens.index_select(0, where), max(wanted))
-    return _leaving(tokens, found, dict(zip(asked, wanted, strict=True)))
+    return Drawing(tokens, _leaving(tokens, found, dict(zip(asked, wanted, strict=True))))
 
 
 def warm_up(vocabulary: int, device: torch.device) -> None:
-    """Draw with everything that a row may ask for, so that no request waits for a kernel to be compiled."""
+    """Draw with everything that a row may ask for, and hand tokens on, so that no request waits for a kernel to be
+    compiled."""
     told = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logit_bias={0: 1.0})
     for draws in ([None], [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)], [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)] * 2):
-        sample_on_device(torch.randn(len(draws), vocabulary, device=device), draws, _forbid_nothing)
+        drawing = begin_on_device(torch.randn(len(draws), vocabulary, device=device), draws, _forbid_nothing)
+        fill_drawn(torch.full((len(draws),), -1, dtype=torch.int32, device=device), drawing.token_ids)
+        drawing.fetch()
 
 
 def _forbid_nothing(logits: Tensor) -> None:

@@ -1,9 +1,11 @@
-"""What a sampler is asked of one row, and what it answers. Plain data."""
+"""What a sampler is asked of one row, and what it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from engine.outputs import TokenLogprob
 from engine.params import Sampling
@@ -29,3 +31,11 @@ class Drawn:
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Draws that a device was told of: `token_ids` (rows,) lie there, and `fetch` waits for all of it."""
+
+    token_ids: Tensor
+    fetch: Callable[[], Drawn]

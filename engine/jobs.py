@@ -1,6 +1,7 @@
 """What can run on a sequence: a span that generates, or a score that reads log-probabilities. Plain state.
 
-A job says from which position on it wants logits; the scheduler needs to know nothing else about it.
+A job says from which position on it wants logits, and whether it goes on after the next token; the scheduler needs to
+know nothing else about it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class SpanJob:
     stop_ids: frozenset[int]
     prompt_tokens: int
     greedy: bool = False  # nothing but the likeliest token is asked for
+    looks_back: bool = False  # draws depend on the tokens before them by more than the model's logits
     produced: int = 0
     reading_prompt: bool = False  # prompt log-probabilities are still being gathered
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -43,6 +45,11 @@ class SpanJob:
     def logits_from(self, length: int) -> int:
         return 0 if self.reading_prompt else length - 1
 
+    def goes_on(self) -> bool | None:
+        """Whether the token that is being drawn will not be the last by the span's length; None where what is asked of
+        the one after it depends on it."""
+        return None if self.modes is not None or self.looks_back else self.produced + 1 < self.max_tokens
+
 
 @dataclass(slots=True, eq=False)
 class ScoreJob:
@@ -57,6 +64,9 @@ class ScoreJob:
 
     def logits_from(self, length: int) -> int:
         return self.first
+
+    def goes_on(self) -> None:
+        """Nothing is drawn."""
 
 
 @dataclass(slots=True, eq=False)

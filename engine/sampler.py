@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine.draws import Draw, Drawn
+from engine.draws import Draw, Drawing, Drawn
 from engine.forks import mix64
 from engine.kernels.sampling import GREEDY_BELOW
 from engine.outputs import TokenLogprob
@@ -25,8 +25,13 @@ _LIKELIEST = 256
 
 def is_greedy(sampling: Sampling) -> bool:
     """Whether it is the likeliest token that is wanted, whatever came before."""
+    return sampling.temperature < GREEDY_BELOW and not looks_back(sampling) and not sampling.logit_bias
+
+
+def looks_back(sampling: Sampling) -> bool:
+    """Whether a draw depends on the tokens before it by more than the model's logits."""
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-    return sampling.temperature < GREEDY_BELOW and penalties == (1.0, 0.0, 0.0) and not sampling.logit_bias
+    return penalties != (1.0, 0.0, 0.0)
 
 
 def sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None) -> Drawn:
@@ -35,22 +40,21 @@ def sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tenso
     The logits are changed in place. `forbid` sets the logits of tokens that a constraint does not allow to -inf, in
     place.
     """
-    return begin_sampling(logits, draws, forbid)()
+    return begin_sampling(logits, draws, forbid).fetch()
 
 
 def begin_sampling(
     logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
-) -> Callable[[], Drawn]:
-    """`sample` in two: a GPU is told now, and what is returned waits for it."""
+) -> Drawing:
+    """`sample` in two: a GPU is told now, and `fetch` waits for it."""
     if logits.is_cuda:
         from engine.device_sampler import begin_on_device  # which needs what is above
 
         return begin_on_device(logits, draws, forbid)
-    drawn = _sample(logits, draws, forbid)
-    return lambda: drawn
+    return _sample(logits, draws, forbid)
 
 
-def _sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None) -> Drawn:
+def _sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None) -> Drawing:
     chosen = {i: draw for i, draw in enumerate(draws) if draw is not None}
     raw = {i: row_logprobs(logits[i]) for i, draw in chosen.items() if draw.logprobs is not None}
     if chosen:
@@ -61,7 +65,8 @@ def _sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tens
     if chosen:
         _draw(logits, chosen, tokens)
     ids: list[int] = tokens.tolist()
-    return Drawn(ids, {i: logprob_of(row, ids[i], chosen[i].logprobs or 0) for i, row in raw.items()})
+    drawn = Drawn(ids, {i: logprob_of(row, ids[i], chosen[i].logprobs or 0) for i, row in raw.items()})
+    return Drawing(tokens, lambda: drawn)
 
 
 def _draw(logits: Tensor, draws: Mapping[int, Draw], tokens: Tensor) -> None:

@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.kv.blocks import BlockPool, Content, OutOfBlocks
 from engine.kv.bring_up import bring_up
 from engine.kv.leases import Leases
+from engine.kv.provide import provide
 from engine.kv.tiers import Tiers
 from engine.policies import policy_of
 from engine.sequence import SequenceState
@@ -24,6 +25,7 @@ from engine.step import Row, Step
 
 HELD_SHARE = 0.5  # of the pool, that held sequences keep while others that wait could use it
 MOST_LOGITS = 512  # of a step, unless it has more sequences: each takes a vocabulary of memory
+MOST_FOLLOWED = 16  # steps in a row without looking at who waits: nobody could be let in before
 MOST_FETCHES = 8  # times that a job waits for blocks to come up, before it computes what is missing
 
 
@@ -63,7 +65,8 @@ class Scheduler:
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
         self.counters = Counters()
         self._now = 0.0  # of the step that is being made
-        self._full = False  # nobody else is admitted in this step
+        self._full = False  # nobody else is admitted in this step, nor in those that follow it
+        self._followed = 0  # steps since
 
     # -- what the core tells it
 
@@ -166,7 +169,7 @@ class Scheduler:
         self.came_up()
         self._pool.clear_claims()
         rows: dict[int, Row] = {}
-        self._now, self._full, self._logits = self._clock(), False, MOST_LOGITS
+        self._now, self._full, self._logits, self._followed = self._clock(), False, MOST_LOGITS, 0
         waiting = dict(self.waiting)  # what is sent away in this step does not come back in it
         budget = self._policy.budget(self.running.values(), waiting.values())
         for seq, most in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
@@ -176,13 +179,39 @@ class Scheduler:
                 budget += self._schedule_row(seq, budget if most is None else min(budget, most), rows)
             if budget <= 0:
                 break
-        chosen = list(rows.values())
-        step = Step(chosen, sum(row.count for row in chosen))
-        if self._tiers is not None:
-            step.saves = self._tiers.saves(self._tails)
-            self._tails.clear()
-            self._stalled = not chosen and bool(self._tiers.blocks)
-        return step
+        return self._step(list(rows.values()))
+
+    def follow(self, step: Step) -> Step | None:
+        """The step after one that draws in every row and is under way: who runs in it goes on, by a token that nobody
+        knows yet. `step` is completed, as the device takes all that it is told from now on after it.
+
+        None, and nothing has changed, where that cannot be said: it takes the tokens to tell what comes next, others
+        may run, too, or blocks are short.
+        """
+        if self.waiting and (not self._full or self._followed >= MOST_FOLLOWED):
+            return None
+        running = [(at, row.seq, row.seq.job) for at, row in enumerate(step.rows) if row.seq.job is not None]
+        if len(running) != len(self.running):
+            return None
+        following: list[tuple[int, SequenceState]] = []
+        for at, seq, job in running:
+            goes_on = job.goes_on()
+            if goes_on is None:
+                return None
+            if goes_on:
+                following.append((at, seq))
+        needed = sum(len(seq) >= seq.writable for _, seq in following)
+        if not following or self._pool.available < needed:
+            return None
+        self.complete(step)
+        self._followed += 1
+        rows: list[Row] = []
+        for at, seq in following:
+            length = len(seq)
+            copy = provide(seq, length + 1, self._pool, self._size)
+            rows.append(Row(seq, length, 1, length, copy, drawn_at=at))
+            self._policy.charged(seq, 1)
+        return self._step(rows)
 
     def ran(self, step: Step, seconds: float) -> None:
         """What a step took, its draws included: policies learn from it."""
@@ -216,6 +245,14 @@ class Scheduler:
 
     # -- parts
 
+    def _step(self, rows: list[Row]) -> Step:
+        step = Step(rows, sum(row.count for row in rows))
+        if self._tiers is not None:
+            step.saves = self._tiers.saves(self._tails)
+            self._tails.clear()
+            self._stalled = not rows and bool(self._tiers.blocks)
+        return step
+
     def _schedule_row(self, seq: SequenceState, most: int, rows: dict[int, Row]) -> int:
         """Add a row for a running sequence, or make its row longer, by `most` tokens at most. Returns the change of the
         budget: preempting gives tokens back.
@@ -236,7 +273,7 @@ class Scheduler:
         freed = 0
         while True:
             try:
-                copy = self._provide(seq, cursor + count)
+                copy = provide(seq, cursor + count, self._pool, self._size)
                 break
             except OutOfBlocks:
                 if self._reclaim(seq):
@@ -357,32 +394,6 @@ class Scheduler:
         self.counters.prefix_query_tokens += len(seq) - seq.own_tokens
         self.counters.prefix_hit_tokens += max(0, seq.cursor - seq.own_tokens)
 
-    def _provide(self, seq: SequenceState, end: int) -> tuple[int, int] | None:
-        """Give the sequence writable blocks for positions up to `end`; return a block copy that must precede.
-
-        Raises:
-            OutOfBlocks: there are too few; nothing has changed then.
-        """
-        if end <= seq.kv_len or end <= seq.writable:
-            return None
-        first = seq.kv_len // self._size  # the first block that is written to
-        shared = first < len(seq.table) and self._pool.is_shared(seq.table[first])
-        missing = max(0, -(-end // self._size) - len(seq.table))
-        if self._pool.available < missing + shared:
-            raise OutOfBlocks
-        copy = None
-        if shared:
-            copy = (seq.table[first], self._pool.allocate())
-            self._pool.release(seq.table[first : first + 1])
-            seq.table[first] = copy[1]
-            seq.moves += 1
-        elif first < len(seq.table):
-            self._pool.make_private(seq.table[first])
-        if missing:
-            seq.table.extend(self._pool.allocate() for _ in range(missing))
-        seq.writable = len(seq.table) * self._size
-        return copy
-
     def _claim(self, seq: SequenceState) -> None:
         if self._config.prefix_cache:
             first, last = seq.kv_len // self._size, len(seq) // self._size
@@ -444,6 +455,6 @@ class Scheduler:
     def _forget(self, seq: SequenceState) -> None:
         self.running.pop(seq.id, None)
         self.waiting.pop(seq.id, None)
-        self._stalled = False
+        self._stalled = self._full = False
         if self._tiers is not None:
             self._tiers.forget(seq.id)

@@ -20,17 +20,18 @@ from engine.text import Decoder, SpanText
 _CONTEXT = 8  # tokens before a section that its first characters may depend on
 
 
-def draw(seq: SequenceState, job: SpanJob) -> Draw | None:
-    """How the span's next token is drawn; None where it is simply the likeliest."""
+def draw(seq: SequenceState, job: SpanJob, unknown: int = 0) -> Draw | None:
+    """How the span's next token is drawn, after so many that are drawn and not known yet; None where it is simply the
+    likeliest."""
     span = job.span
-    early = job.produced < span.min_tokens and (job.modes is None or job.modes.free)
+    early = job.produced + unknown < span.min_tokens and (job.modes is None or job.modes.free)
     if job.greedy and not early:
         return None
     return Draw(
         sampling=span.sampling,
         seed=job.seed,
         stream=seq.stream,
-        position=len(seq),
+        position=len(seq) + unknown,
         counts=seq.counts,
         seen=seq.seen() if span.sampling.repetition_penalty != 1.0 else frozenset(),
         banned=job.stop_ids if early else frozenset(),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from engine.sequence import SequenceState
 
 
@@ -11,7 +13,8 @@ from engine.sequence import SequenceState
 class Row:
     """`count` tokens of a sequence from position `start` on, in one step.
 
-    Logits are wanted from position `logits_from` (it may lie past the row). `copy` is a block to copy first.
+    Logits are wanted from position `logits_from` (it may lie past the row). `copy` is a block to copy first. With
+    `drawn_at` its one token is what the step before draws at that place, and nobody here knows it yet.
     """
 
     seq: SequenceState
@@ -19,6 +22,7 @@ class Row:
     count: int
     logits_from: int
     copy: tuple[int, int] | None = None
+    drawn_at: int | None = None
 
     @property
     def end(self) -> int:
@@ -32,8 +36,11 @@ class Row:
 
 @dataclass(slots=True)
 class Step:
-    """`saves`: (block, row of host memory) pairs to copy before anything is written."""
+    """`saves`: (block, row of host memory) pairs to copy before anything is written. `drawn` (rows,): what the step
+    before draws, on the device, where rows of this one begin with it.
+    """
 
     rows: list[Row] = field(default_factory=list)
     tokens: int = 0
     saves: list[tuple[int, int]] = field(default_factory=list)
+    drawn: Tensor | None = None

@@ -17,6 +17,7 @@ from engine.gpu.graphs import Pool, Recorded
 from engine.gpu.limits import decode_rooms, ladder, of_coded
 from engine.gpu.packing import Cutter, DeviceStep, Packed, Parts, room_of
 from engine.gpu.staging import Staging
+from engine.kernels.drawn import fill_drawn
 from engine.kernels.work import Work
 from engine.kv.coded import CodedCache
 from engine.models.decoder import Decoder
@@ -29,7 +30,8 @@ class _Rung:
 
     packed: Packed
     memory: Tensor
-    wanted: Tensor  # rows whose logits are wanted, as the step in `memory` has them
+    token_ids: Tensor  # as the step in `memory` has them
+    wanted: Tensor  # rows whose logits are wanted, as it has them
     recorded: Recorded
 
 
@@ -82,9 +84,14 @@ class GpuRunner:
         works = self._cutter.works(laid)
         rung = self._rung_for(laid, works)
         if rung is None:
-            return self._decoder.forward_step(self._sent(laid, works), self._kv)
+            sent = self._sent(laid, works)
+            if step.drawn is not None:
+                fill_drawn(sent.token_ids, step.drawn)
+            return self._decoder.forward_step(sent, self._kv)
         used = rung.packed.fill(laid, works, self._staging.take(rung.packed.size))
         self._staging.send(used, rung.memory)
+        if step.drawn is not None:
+            fill_drawn(rung.token_ids, step.drawn)
         self.replayed += 1
         logits = rung.recorded.replay()
         if len(laid.wanted) == len(laid.tokens):
@@ -117,4 +124,4 @@ class GpuRunner:
         whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
         out = self._logits[: packed.room.tokens]
         recorded = Recorded(lambda: self._decoder.forward_step(whole, self._kv, out), self._device, pool)
-        return _Rung(packed, memory, step.logits_at, recorded)
+        return _Rung(packed, memory, step.token_ids, step.logits_at, recorded)

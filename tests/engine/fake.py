@@ -13,6 +13,7 @@ import torch
 
 from engine.batch import NULL_BLOCK
 from engine.batching import Batching
+from engine.kernels.drawn import fill_drawn
 from engine.kv.blocks import BlockPool
 from engine.kv.copies import at_once
 from engine.step import Step
@@ -39,6 +40,7 @@ class FakeRunner:
         self._batching = Batching(block_size)
         self._cache: list[tuple[int, int] | None] = [None] * ((pool.total + 1) * block_size)
         self.batches: list[list[tuple[int, int]]] = []  # (sequence id, tokens run) of every step
+        self.followed = 0  # steps that were told before the tokens of the one before were known
         self.races: list[
             int
         ] = []  # blocks that were loaded while somebody used them: an error would only fail the load
@@ -51,6 +53,10 @@ class FakeRunner:
             assert row.copy is not None
             self._cache[row.copy[1] * self._size : (row.copy[1] + 1) * self._size] = content
         batch = self._batching.make(step)
+        assert (step.drawn is not None) == any(row.drawn_at is not None for row in step.rows)
+        if step.drawn is not None:
+            self.followed += 1
+            fill_drawn(batch.token_ids, step.drawn.cpu())
         slots, tokens, positions = batch.slots.tolist(), batch.token_ids.tolist(), batch.positions.tolist()
         written = [slot for slot in slots if slot // self._size != NULL_BLOCK]
         assert len(written) == len(set(written)), "two tokens of one step write to one slot"
@@ -63,7 +69,9 @@ class FakeRunner:
         rows = []
         for at in batch.logits_at.tolist():
             index = next(i for i, start in enumerate(batch.query_starts[1:]) if at < start)
-            rows.append(self._logits(batch.block_tables[index].tolist(), positions[at], step, index))
+            known = step.rows[index].seq.tokens[: positions[at] + 1]
+            known += tokens[at : at + 1] if step.rows[index].drawn_at is not None else []
+            rows.append(self._logits(batch.block_tables[index].tolist(), known))
         self._given = torch.stack(rows) if rows else torch.empty(0, VOCAB)
         return self._given
 
@@ -89,11 +97,10 @@ class FakeRunner:
         cells = data.view(torch.int16).view(-1, 2).tolist()
         self._cache[block * self._size : (block + 1) * self._size] = [None if p < 0 else (p, t) for p, t in cells]
 
-    def _logits(self, table: list[int], position: int, step: Step, index: int) -> torch.Tensor:
-        found = [self._cache[table[p // self._size] * self._size + p % self._size] for p in range(position + 1)]
-        expected = list(enumerate(step.rows[index].seq.tokens[: position + 1]))
-        assert found == expected, "the cache holds something else than the sequence's tokens"
-        return torch.nn.functional.one_hot(torch.tensor(next_token([t for _, t in expected])), VOCAB).float() * 8
+    def _logits(self, table: list[int], known: list[int]) -> torch.Tensor:
+        found = [self._cache[table[p // self._size] * self._size + p % self._size] for p in range(len(known))]
+        assert found == list(enumerate(known)), "the cache holds something else than the sequence's tokens"
+        return torch.nn.functional.one_hot(torch.tensor(next_token(known)), VOCAB).float() * 8
 
     def _block(self, block: int) -> list[tuple[int, int] | None]:
         return self._cache[block * self._size : (block + 1) * self._size]

@@ -82,7 +82,7 @@ def test_steps_that_draw_nothing_are_timed_and_the_device_has_the_next_one_by_th
     run.ask(1, 14, Span(GREEDY, max_tokens=2, ignore_eos=True))
     assert run.times == [(4, 4.0), (4, 4.0), (4, 4.0), (2, 2.0), (1, 1.0)]
     assert run.runner.log == [
-        "told 1", "told 2", "done 1", "told 3", "done 2", "told 4", "done 3", "done 4", "told 5", "done 5"
+        "told 1", "told 2", "done 1", "told 3", "done 2", "told 4", "done 3", "told 5", "done 4", "done 5"
     ]  # fmt: skip
     assert run.core.stats().step_seconds == run.runner.now == 15
 
