@@ -21,19 +21,22 @@ from tests.engine.test_kv_tier_properties import TieredMachine
 
 
 class QueuedRunner(FakeRunner):
-    """Steps that give no logits, and copies down, are only begun: they use their blocks until they are waited for."""
+    """Steps, and copies down, are only begun: they use their blocks until they are waited for. What a step draws is
+    waited for before the next one is told, or after that, if that one follows it."""
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         super().__init__(pool, block_size, queues=True)
         self._begun: dict[int, set[int]] = {}  # by number: the blocks that are used
         self._number = 0
+        self._drew: list[int] = []
 
     def run(self, step: Step) -> torch.Tensor:
+        waited = self._drew if step.drawn is None else self._drew[:-1]
+        self._wait_for(waited[-1] if waited else 0)
         logits = super().run(step)
+        self._begin({block for row in step.rows for block in row.seq.table})
         if len(logits):
-            self._begun.clear()
-        else:
-            self._begin({block for row in step.rows for block in row.seq.table})
+            self._drew.append(self._number)
         return logits
 
     def save(self, pairs: list[tuple[int, torch.Tensor]]) -> None:
@@ -46,15 +49,15 @@ class QueuedRunner(FakeRunner):
     def queued(self) -> Callable[[], None]:
         by_now = self._number
 
-        def wait() -> None:
-            self._begun = {number: blocks for number, blocks in self._begun.items() if number > by_now}
-
-        return wait
+        return lambda: self._wait_for(by_now)
 
     def load(self, block: int, payload: torch.Tensor | memoryview) -> None:
         if any(block in blocks for blocks in self._begun.values()):
             self.races.append(block)
         super().load(block, payload)
+
+    def _wait_for(self, number: int) -> None:
+        self._begun = {each: blocks for each, blocks in self._begun.items() if each > number}
 
     def _begin(self, blocks: set[int]) -> None:
         self._number += 1

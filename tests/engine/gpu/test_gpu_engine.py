@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span, SpanResult
 from engine.config import KernelName, KvDType, QuantizationName
 from engine.constrain.layout import Constrained
 from engine.constrain.spec import Regex
 from engine.gpu.runner import GpuRunner
+from engine.step import Step
 from tests.engine.kv_below import Eager
 from tests.engine.models import tiny
 from tests.pretended import Machine
@@ -153,6 +156,64 @@ def test_masks_and_penalties_are_applied_there(checkpoint: Path) -> None:
     held, free = asyncio.run(ask())
     assert re.fullmatch("[a-c]{4}[xy]", held.text), held.text
     assert len(free.token_ids) == 3, "a neighbour is not held to it"
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each step that was told before the tokens of the one before were known."""
+    rows: list[int] = []
+    run = GpuRunner.run
+
+    def watched(runner: GpuRunner, step: Step) -> Tensor:
+        if step.drawn is not None:
+            rows.append(len(step.rows))
+        return run(runner, step)
+
+    monkeypatch.setattr(GpuRunner, "run", watched)
+    return rows
+
+
+def answers(settings: EngineConfig, spans: Sequence[Span]) -> list[SpanResult]:
+    """One span on each prompt, all at once."""
+
+    async def ask() -> list[SpanResult]:
+        async with await Engine.start(settings) as engine:
+            opened = [await engine.open(prompt) for prompt, _ in zip(PROMPTS, spans, strict=False)]
+            return list(await asyncio.gather(*(s.generate_all(span) for s, span in zip(opened, spans, strict=True))))
+
+    return asyncio.run(ask())
+
+
+def test_steps_told_ahead_draw_what_others_draw(checkpoint: Path, followed: list[int]) -> None:
+    """Seeds, log-probabilities, tokens that may not come early, and one that ends a span while the next is computed."""
+    told = Sampling(temperature=0.9, top_p=0.95, seed=1)
+    spans = [
+        Span(told, max_tokens=6, logprobs=1, ignore_eos=True),
+        Span(told, max_tokens=6, stop_token_ids=tuple(range(100, 300)), min_tokens=3, ignore_eos=True),
+        Span(GREEDY, max_tokens=5, ignore_eos=True),
+    ]
+    plain = answers(replace(config(checkpoint), loop="plain"), spans)
+    assert not followed
+    whole = plain[0].token_ids
+    assert len(set(whole)) == 6
+    ahead = answers(config(checkpoint), [replace(spans[0], stop_token_ids=whole[3:4]), *spans[1:]])
+    assert [each.token_ids for each in ahead] == [whole[:3], *(each.token_ids for each in plain[1:])]
+    found, wanted = ([each.logprob for each in result.logprobs or ()] for result in (ahead[0], plain[0]))
+    assert found == pytest.approx(wanted[:3], abs=0.02) and found
+    assert followed[:3] == [3, 3, 3], "one row of the third of them is thrown away"
+
+
+def test_what_depends_on_the_token_before_is_told_after_it(checkpoint: Path, followed: list[int]) -> None:
+    pytest.importorskip("llguidance", reason="nothing compiles constraints here")
+    spans = [
+        Span(Sampling(temperature=0.0, presence_penalty=2.0), max_tokens=2, ignore_eos=True),
+        Span(GREEDY, max_tokens=4, constraint=Constrained(Regex("[a-c]{3}[xyz]"))),
+        Span(GREEDY, max_tokens=6, ignore_eos=True),
+    ]
+    settings = replace(config(checkpoint), graphs=False)
+    plain = answers(replace(settings, loop="plain"), spans)
+    assert [each.token_ids for each in answers(settings, spans)] == [each.token_ids for each in plain]
+    assert followed and set(followed) == {1}, "once the others have ended"
 
 
 def test_what_went_to_the_host_comes_back(checkpoint: Path) -> None:
