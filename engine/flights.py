@@ -47,7 +47,7 @@ class Flights:
         pace: Pace,
         clock: Callable[[], float],
     ) -> None:
-        self._runner = runner
+        self.runner = runner
         self._device = device
         self._scheduler = scheduler
         self._tiers = tiers
@@ -79,7 +79,7 @@ class Flights:
         """Tell the device what comes after the step that is under way, and land that one. False, and nothing has
         changed, where what comes after it depends on what it draws, or on who waits."""
         flight = self._flight
-        if flight is None or flight.result is None or not self._runner.queues:
+        if flight is None or flight.result is None or not self.runner.queues:
             return False
         _, begun = flight.result
         if begun.drawing is None or not begun.only_draws:
@@ -121,7 +121,7 @@ class Flights:
         if self._device is not None:
             self._device.start(step)
             return _Flight(step, began, None)
-        logits = self._runner.run(step)
+        logits = self.runner.run(step)
         return _Flight(step, began, (logits, self._answers.begin(step.rows, logits)))
 
     def _save(self, step: Step) -> None:

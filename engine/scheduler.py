@@ -196,7 +196,7 @@ class Scheduler:
         following: list[tuple[int, SequenceState]] = []
         for at, seq, job in running:
             goes_on = job.goes_on()
-            if goes_on is None:
+            if goes_on is None or (self.waiting and not goes_on):  # there will be a place
                 return None
             if goes_on:
                 following.append((at, seq))

@@ -6,6 +6,7 @@ import statistics
 import time
 from typing import Any, get_args
 
+from bench.overhead.null import NullRunner, QueuedRunner
 from bench.overhead.steps import filled
 from engine.config import LoopName
 from engine.loop import calm_collector
@@ -14,26 +15,34 @@ from engine.process.wire import encode_replies
 
 
 def loops(rows: int, step_s: float, steps: int) -> dict[str, Any]:
-    """Median seconds from one step to the next, replies made and encoded as for another process, on each loop."""
+    """Median seconds from one step to the next, replies made and encoded as for another process, on each loop: of a
+    device that does a step when it is asked, and of one that is told of steps ahead of time."""
     told: dict[str, Any] = {"rows": rows, "device_step_s": step_s}
     for loop in get_args(LoopName):
-        told[loop] = {"step_s": _period(rows, step_s, steps, loop)}
+        told[loop] = {
+            "step_s": _period(rows, step_s, steps, loop, NullRunner),
+            "queued_step_s": _period(rows, step_s, steps, loop, QueuedRunner),
+        }
     told["saved"] = 1 - told["overlapped"]["step_s"] / told["plain"]["step_s"]
+    told["queued_saved"] = 1 - told["overlapped"]["queued_step_s"] / told["plain"]["queued_step_s"]
     return told
 
 
-def _period(rows: int, step_s: float, steps: int, loop: LoopName) -> float:
-    core = filled(rows, GREEDY, step_s=step_s, loop=loop)
-    while core.stats().last_batch < rows or core.stats().waiting:
-        core.step()
-        core.take_replies()
-    calm_collector()
-    seconds = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        core.step()
-        encode_replies([*core.take_replies()])
-        seconds.append(time.perf_counter() - start)
-    core.settle()
+def _period(rows: int, step_s: float, steps: int, loop: LoopName, device: type[NullRunner]) -> float:
+    core = filled(rows, GREEDY, step_s=step_s, loop=loop, device=device)
+    runner = core._flights.runner
+    assert isinstance(runner, NullRunner)
+    with runner.fetched():
+        while core.stats().last_batch < rows or core.stats().waiting:
+            core.step()
+            core.take_replies()
+        calm_collector()
+        seconds = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            core.step()
+            encode_replies([*core.take_replies()])
+            seconds.append(time.perf_counter() - start)
+        core.settle()
     core.close()
     return statistics.median(seconds)

@@ -6,9 +6,13 @@ text to detokenise; which ones it likes best depends on the row alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -20,8 +24,11 @@ from engine.constrain.compiler import default_compiler
 from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
 from engine.detokenizer import Detokenizer
+from engine.draws import Drawing, Drawn
+from engine.kernels.drawn import fill_drawn
 from engine.kv.blocks import BlockPool
 from engine.messages import Loaded
+from engine.sampler import begin_sampling
 from engine.step import Step
 from engine.tokenizer import Tokenizer
 
@@ -53,11 +60,47 @@ class NullRunner:
             time.sleep(self._next - now)
         return self._logits[: len(batch.logits_at)]
 
+    def fetched(self) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile tokens come when the device has drawn them."""
+        return contextlib.nullcontext()
 
-def core_of(config: EngineConfig, step_s: float = 0.0, *, paced: bool = False) -> EngineCore:
+
+class QueuedRunner(NullRunner):
+    """A device that is told of a step in no time and works off what it was told, as a GPU does. Its tokens are waited
+    for where they are fetched; drawing them is this processor's work all the same."""
+
+    queues = True
+
+    def run(self, step: Step) -> Tensor:
+        batch = self._batching.make(step)
+        if step.drawn is not None:
+            fill_drawn(batch.token_ids, step.drawn)
+        self._next = max(time.monotonic(), self._next) + self._step_s
+        return self._logits[: len(batch.logits_at)]
+
+    @contextlib.contextmanager
+    def fetched(self) -> Iterator[None]:
+        """See `NullRunner`."""
+
+        def begin(*asked: Any) -> Drawing:
+            drawing, at = begin_sampling(*asked), self._next
+            return Drawing(drawing.token_ids, lambda: _at(at, drawing))
+
+        with mock.patch("engine.answers.begin_sampling", begin):
+            yield
+
+
+def _at(when: float, drawing: Drawing) -> Drawn:
+    time.sleep(max(0.0, when - time.monotonic()))
+    return drawing.fetch()
+
+
+def core_of(
+    config: EngineConfig, step_s: float = 0.0, *, paced: bool = False, device: type[NullRunner] = NullRunner
+) -> EngineCore:
     tokenizer = Tokenizer.load(MODEL)
     compiler = default_compiler(tokenizer, VOCAB)
-    runner = NullRunner(config, step_s, paced=paced)
+    runner = device(config, step_s, paced=paced)
     constraints = Constraints(compiler, Masks(VOCAB, torch.device("cpu")))
     return EngineCore(
         config, runner, BlockPool(config.kv_blocks or 1 << 15), lambda: Detokenizer(tokenizer),

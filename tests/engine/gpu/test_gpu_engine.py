@@ -49,7 +49,7 @@ async def greedy(engine: Engine, tokens: list[int], count: int = 5) -> tuple[int
 
 
 def runner_of(engine: Engine) -> GpuRunner:
-    runner = engine._core._runner
+    runner = engine._core._flights.runner
     assert isinstance(runner, GpuRunner)
     return runner
 
@@ -207,8 +207,8 @@ def test_what_depends_on_the_token_before_is_told_after_it(checkpoint: Path, fol
     pytest.importorskip("llguidance", reason="nothing compiles constraints here")
     spans = [
         Span(Sampling(temperature=0.0, presence_penalty=2.0), max_tokens=2, ignore_eos=True),
-        Span(GREEDY, max_tokens=4, constraint=Constrained(Regex("[a-c]{3}[xyz]"))),
-        Span(GREEDY, max_tokens=6, ignore_eos=True),
+        Span(GREEDY, max_tokens=4, constraint=Constrained(Regex("[a-c]{2}[xyz]"))),
+        Span(GREEDY, max_tokens=8, ignore_eos=True),
     ]
     settings = replace(config(checkpoint), graphs=False)
     plain = answers(replace(settings, loop="plain"), spans)
