@@ -79,7 +79,7 @@ class Flights:
         """Tell the device what comes after the step that is under way, and land that one. False, and nothing has
         changed, where what comes after it depends on what it draws, or on who waits."""
         flight = self._flight
-        if flight is None or flight.result is None or not self.runner.queues:
+        if flight is None or flight.result is None:
             return False
         _, begun = flight.result
         if begun.drawing is None or not begun.only_draws:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine import messages as m
-from engine.config import EngineConfig
+from engine.config import EngineConfig, PolicyName
 from engine.core import EngineCore
 from engine.kv.blocks import BlockPool
 from engine.params import GREEDY, Sampling, Span
@@ -34,11 +34,11 @@ class Told(FakeRunner):
 class Bench:
     """A core on a device that is told of steps ahead."""
 
-    def __init__(self, budget: int = 8, running: int = 8) -> None:
+    def __init__(self, budget: int = 8, running: int = 8, policy: PolicyName = "decode-first") -> None:
         self.now = 0.0
         pool = BlockPool(64)
         self.runner = Told(pool)
-        config = EngineConfig("fake", block_size=4, max_batch_tokens=budget, max_running=running)
+        config = EngineConfig("fake", block_size=4, max_batch_tokens=budget, max_running=running, policy=policy)
         self.core = EngineCore(config, self.runner, pool, Letters, (), b"secret", lambda: self.now)
         self.pieces: list[m.Piece] = []
 
@@ -76,15 +76,13 @@ def test_decodes_are_told_ahead_and_each_token_is_run_once() -> None:
     assert bench.runner.ahead.count(False) == 2
 
 
-def test_who_has_no_turn_in_a_step_is_not_left_out_of_the_next() -> None:
-    bench = Bench(budget=2)
-    for id in (1, 2, 3):
-        bench.ask(id, 2, 9)
-    bench.finish()
-    ended = [piece.request for piece in bench.pieces if piece.output.finish_reason is not None]
-    last = {id: max(at for at, batch in enumerate(bench.runner.batches) if (id, 1) in batch) for id in (1, 2, 3)}
-    assert sorted(ended) == [1, 2, 3]
-    assert max(last.values()) - min(last.values()) <= 12, "they took turns"
+def test_who_has_no_turn_in_a_step_has_one_in_the_next() -> None:
+    """The second prompt takes all of its step."""
+    bench = Bench(budget=2, policy="prefill-first")
+    bench.ask(1, 2, 9)
+    bench.step()
+    bench.ask(2, 2, 9)
+    assert bench.step(2) == [[(2, 2)], [(1, 1), (2, 1)]]
 
 
 def test_who_waits_for_tokens_of_a_step_has_the_next() -> None:
