@@ -39,18 +39,23 @@ class Ending(Protocol):
         """A throw-away child is read: it goes."""
         ...
 
+    def again(self, seq: SequenceState) -> None:
+        """What was drawn means nothing: its token is drawn again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Begun:
     """A step's draws on their way, for the spans in `spans`. `failed` are those whose constraint cannot go on. With
-    `only_draws` every row draws, and nothing is read. `done` tells that the device is done with the step, where it
-    computes still and nothing is fetched.
+    `only_draws` every row draws, and nothing is read. `ahead`: they were begun before the tokens before them were
+    known. `done` tells that the device is done with the step, where it computes still and nothing is fetched.
     """
 
     spans: list[tuple[SequenceState, SpanJob]]
     failed: dict[int, ConstraintFailed]
     drawing: Drawing | None
     only_draws: bool
+    ahead: bool
     done: torch.cuda.Event | None = None
 
 
@@ -93,13 +98,14 @@ class Answers:
             done = torch.cuda.Event(blocking=True) if logits.is_cuda else None
             if done is not None:
                 done.record()
-            return Begun([], {}, None, False, done)
+            return Begun([], {}, None, only_draws=False, ahead=False, done=done)
         # drawing changes logits, and prompts and scores are read from what the model said
         whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
         failed: dict[int, ConstraintFailed] = {}
         forbid = self._masking.forbid([job for _, job in spans], failed)
         drawing = begin_sampling(logits if whole else _rows(logits, index), draws, forbid)
-        return Begun(spans, failed, drawing, whole and len(spans) == len(rows))
+        only_draws = whole and len(spans) == len(rows)
+        return Begun(spans, failed, drawing, only_draws, ahead=rows[0].drawn_at is not None)
 
     def read(self, rows: list[Row], logits: Tensor, begun: Begun) -> None:
         """Hand each row's logits to its job, and take what was drawn since `begin`."""
@@ -154,6 +160,9 @@ class Answers:
                 continue
             if at in failed:
                 self.fail(seq, job, failed[at])
+                continue
+            if begun.ahead and not job.open:  # the token before began what holds this one
+                self._ending.again(seq)
                 continue
             produced = job.produced
             try:

@@ -336,6 +336,10 @@ class EngineCore:
         if seq.parent is not None:
             seq.parent.children.pop(seq.id, None)
 
+    def again(self, seq: SequenceState) -> None:
+        """What the sequence drew last means nothing."""
+        self._scheduler.again(seq)
+
     # -- steps
 
     def step(self) -> None:

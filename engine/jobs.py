@@ -47,8 +47,15 @@ class SpanJob:
 
     def goes_on(self) -> bool | None:
         """Whether the token that is being drawn will not be the last by the span's length; None where what is asked of
-        the one after it depends on it."""
-        return None if self.modes is not None or self.looks_back else self.produced + 1 < self.max_tokens
+        the one after it depends on it. (Where any token may come, the next one is taken to leave it so.)"""
+        if self.looks_back or not self.open:
+            return None
+        return self.produced + 1 < self.max_tokens
+
+    @property
+    def open(self) -> bool:
+        """Whether any token may come next."""
+        return self.modes is None or self.modes.open
 
 
 @dataclass(slots=True, eq=False)

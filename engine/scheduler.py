@@ -104,6 +104,10 @@ class Scheduler:
         if seq.table:
             self.idle[seq.id] = seq
 
+    def again(self, seq: SequenceState) -> None:
+        """The logits of the sequence's last token are wanted once more."""
+        self._rewind(seq)
+
     def release(self, seq: SequenceState) -> None:
         """The sequence is gone: all its blocks go back to the pool now."""
         self._forget(seq)

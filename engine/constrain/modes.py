@@ -75,20 +75,22 @@ class Modes:
         """Whether the answer may go on as the model likes, so that its end can be forbidden too."""
         return self.mode in (Mode.FREE, Mode.THINK) or (self.mode is Mode.START and self._layout.free)
 
+    @property
+    def open(self) -> bool:
+        """Whether any token may come next. As a rule it is so after that one, too: few tokens switch modes."""
+        layout, mode = self._layout, self.mode
+        return layout.free and (mode in (Mode.FREE, Mode.THINK) or (mode is Mode.START and not layout.openers))
+
     def fill(self, row: Row) -> bool:
         """Write the tokens that may come next, or return False where any may: the row is left as it was then."""
+        if self.open:
+            return False
         layout, place = self._layout, self._places[-1]
         match place.mode:
-            case Mode.FREE:
-                return False
             case Mode.THINK:
-                if layout.free:
-                    return False
                 row[:] = -1
                 _clear(row, self._eos)
             case Mode.START:
-                if layout.free and not layout.openers:
-                    return False
                 self._fill_start(row)
                 self._set_markers(row, place)
             case Mode.BODY:

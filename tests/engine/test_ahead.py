@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings, target
+from hypothesis import strategies as st
 
 from engine import messages as m
 from engine.config import EngineConfig, PolicyName
+from engine.constrain.layout import Constrained, Layout
+from engine.constrain.masks import Constraints, Masks
 from engine.core import EngineCore
 from engine.kv.blocks import BlockPool
+from engine.outputs import SpanOutput
 from engine.params import GREEDY, Sampling, Span
 from engine.scheduler import MOST_FOLLOWED
 from engine.step import Step
-from tests.engine.fake import FakeRunner, Letters
+from tests.engine.constrain.test_constrained_spans import ANY, Shelf
+from tests.engine.constrain.words import Words
+from tests.engine.fake import VOCAB, FakeRunner, Letters
 
 Batch = list[tuple[int, int]]
 
@@ -59,6 +68,81 @@ class Bench:
         while self.core.has_work:
             self.step()
         return self.runner.batches[before:]
+
+
+LANGUAGE = Words([(1,), (1, 1, 1), (1, 1, 1, 1)], 0)
+LAYOUTS = [
+    Layout(),
+    Layout(begin=3, free=True),
+    Layout(begin=3, end=2, free=True, several=True),
+    Layout(free=True, openers=frozenset({1})),
+    Layout(begin=3, end=2, free=True, think=(1, 2), thinking=True),
+]
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Span:
+    """Of all that may be asked for, some."""
+    warm = Sampling(temperature=3.0, seed=draw(st.integers(0, 3)))
+    sampling = draw(st.sampled_from([GREEDY, warm, warm, replace(warm, top_k=2), replace(warm, presence_penalty=0.5)]))
+    count = draw(st.integers(1, 14))
+    layout = draw(st.sampled_from([None, None, *LAYOUTS]))
+    return Span(
+        sampling,
+        max_tokens=count,
+        min_tokens=draw(st.integers(0, min(3, count))),
+        stop=draw(st.sampled_from([(), (), ("bc",), ("dd", "cbb")])),
+        stop_token_ids=draw(st.sampled_from([(), (), (2,)])) if layout is None else (),
+        logprobs=draw(st.sampled_from([None, 1])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0])),
+        constraint=None if layout is None else Constrained(ANY, layout),
+    )
+
+
+def outputs(
+    asked: Sequence[tuple[Span, int]], *, blocks: int, running: int, budget: int, queues: bool
+) -> tuple[object, int]:
+    """What each span on its prompt of so many tokens says, and how many steps were told ahead."""
+    pool = BlockPool(blocks)
+    runner = FakeRunner(pool, 4, queues=queues)
+    config = EngineConfig("fake", block_size=4, max_batch_tokens=budget, max_running=running)
+    constraints = Constraints(Shelf(LANGUAGE), Masks(VOCAB, torch.device("cpu")))  # type: ignore[arg-type]  # a double
+    core = EngineCore(config, runner, pool, Letters, (0,), b"secret", constraints=constraints)
+    for id, (span, length) in enumerate(asked, 1):
+        core.handle(m.Open(id, (id % 4, *[1] * (length - 1)), "", 0, None))
+        core.handle(m.Generate(id, id, span, span.sampling.seed or 0, span.max_tokens or 0))
+    said: dict[int, list[SpanOutput]] = {}
+    while core.has_work:
+        core.step()
+        for reply in core.take_replies():
+            if isinstance(reply, m.Piece):
+                said.setdefault(reply.request, []).append(reply.output)
+        core.check()
+    told = {
+        id: (
+            [token for each in of for token in each.token_ids],
+            "".join(f"{each.kind}{each.section}{each.text}" for each in of),
+            [(each.token_id, round(each.logprob, 4)) for part in of for each in part.logprobs],
+            of[-1].finish_reason,
+            of[-1].stop_reason,
+        )
+        for id, of in said.items()
+    }
+    assert len(told) == len(asked)
+    return told, runner.followed
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(spans(), st.integers(1, 9)), min_size=1, max_size=4),
+    st.integers(8, 24), st.integers(1, 4), st.integers(2, 9),
+)  # fmt: skip
+def test_what_is_said_is_the_same(asked: list[tuple[Span, int]], blocks: int, running: int, budget: int) -> None:
+    plain, none = outputs(asked, blocks=blocks, running=running, budget=budget, queues=False)
+    ahead, some = outputs(asked, blocks=blocks, running=running, budget=budget, queues=True)
+    assert ahead == plain
+    target(float(some))
+    assert not none
 
 
 def test_decodes_are_told_ahead_and_each_token_is_run_once() -> None:

@@ -56,7 +56,7 @@ class Bench:
     def __init__(self, shelf: Shelf, blocks: int = 100) -> None:
         self.pool = BlockPool(blocks)
         settings = EngineConfig("fake", block_size=4, loop=self.loop)
-        self.runner = FakeRunner(self.pool, 4)
+        self.runner = FakeRunner(self.pool, 4, queues=self.loop == "auto")  # which is overlapped, and told ahead
         constraints = Constraints(shelf, Masks(VOCAB, torch.device("cpu")))  # type: ignore[arg-type]  # stands for it
         self.core = EngineCore(settings, self.runner, self.pool, Letters, (EOS,), b"secret", constraints=constraints)
         self.outputs: dict[int, list[SpanOutput]] = {}
