@@ -110,6 +110,8 @@ class Answers:
     def read(self, rows: list[Row], logits: Tensor, begun: Begun) -> None:
         """Hand each row's logits to its job, and take what was drawn since `begin`."""
         at = 0
+        scores: list[tuple[ScoreJob, int, range]] = []
+        scored: list[tuple[SequenceState, ScoreJob]] = []
         for row in () if begun.only_draws else rows:
             seq, start, end = row.seq, row.start, row.start + row.count
             first = max(start, row.logits_from)
@@ -121,8 +123,13 @@ class Answers:
                 if end < len(seq.tokens) and not job.announced:
                     self._emit(m.Reading(job.id, Prefill(end, len(seq), seq.cached_tokens)))
             elif job is not None:
-                self._read_scores(seq, job, first, logits[at : at + wanted], done=end == len(seq))
+                scores.append((job, first, range(at, at + wanted)))
+                if end == len(seq):
+                    scored.append((seq, job))
             at += wanted
+        if scores:
+            read_scores(logits, scores)
+            self._end_scores(scored)
         if begun.drawing is not None:
             self._take(begun, begun.drawing)
 
@@ -175,9 +182,9 @@ class Answers:
             if not goes_on:
                 self._ending.finish(seq)
 
-    def _read_scores(self, seq: SequenceState, job: ScoreJob, first: int, logits: Tensor, *, done: bool) -> None:
-        read_scores(job, first, logits)
-        if done:
+    def _end_scores(self, scored: list[tuple[SequenceState, ScoreJob]]) -> None:
+        """What these children had to read is read."""
+        for seq, job in scored:
             job.request.open_children -= 1
             self._ending.drop(seq)
             if job.request.open_children == 0:

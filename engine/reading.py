@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, each in a row of logits of its own: what is asked for about a prompt.
+"""Log-probabilities of given tokens in rows of logits: what is asked for about a prompt, and about candidates.
 
 On a GPU many rows are read at once, and all that was read comes back in one copy.
 """
@@ -24,6 +24,20 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], k: int) -> list[TokenL
     if logits.is_cuda and tokens:
         return _on_device(logits, tokens, k)
     return [logprob_of(row_logprobs(row), token, k) for row, token in zip(logits, tokens, strict=True)]
+
+
+def chosen_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """Of `tokens[i]` in row `rows[i]` of `logits` (any, vocabulary), fp32. Rows may have repeats, in a row."""
+    if logits.is_cuda and tokens:
+        where, asked = to_device(torch.tensor([rows, tokens]), logits.device)
+        found: list[float] = from_device(logprobs(logits, where.int(), asked, 0).chosen)().tolist()
+        return found
+    found, last, row = [], -1, logits[:0]
+    for at, token in zip(rows, tokens, strict=True):
+        if at != last:
+            last, row = at, row_logprobs(logits[at])
+        found.append(float(row[token]))
+    return found
 
 
 def _on_device(logits: Tensor, tokens: Sequence[int], k: int) -> list[TokenLogprob]:

@@ -6,12 +6,12 @@ nothing of scheduling or replies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
 from engine.jobs import ScoreJob, ScoreRequest
-from engine.sampler import row_logprobs
+from engine.reading import chosen_logprobs
 
 Targets = dict[int, list[tuple[int, int, int]]]  # position -> (candidate, index in it, token id) triples
 
@@ -34,11 +34,17 @@ def score_jobs(
     return ScoreRequest(request, [[0.0] * len(c) for c in candidates]), first, jobs
 
 
-def read_scores(job: ScoreJob, first: int, logits: Tensor) -> None:
-    """Note the targets that logits (positions, vocabulary) from position `first` on decide."""
-    for offset in range(logits.shape[0]):
-        targets = job.targets.get(first + offset, ())
-        if targets:
-            row = row_logprobs(logits[offset])
-            for candidate, index, token in targets:
-                job.request.logprobs[candidate][index] = float(row[token])
+def read_scores(logits: Tensor, reads: Iterable[tuple[ScoreJob, int, range]]) -> None:
+    """Note what logits (any, vocabulary) decide, all that a step has in one go: of each job that reads, the position
+    of its first row and its rows."""
+    rows: list[int] = []
+    tokens: list[int] = []
+    places: list[tuple[list[float], int]] = []
+    for job, first, its_rows in reads:
+        for position, row in enumerate(its_rows, first):
+            for candidate, index, token in job.targets.get(position, ()):
+                rows.append(row)
+                tokens.append(token)
+                places.append((job.request.logprobs[candidate], index))
+    for (scores, index), value in zip(places, chosen_logprobs(logits, rows, tokens), strict=True):
+        scores[index] = value

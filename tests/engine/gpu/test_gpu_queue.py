@@ -15,10 +15,10 @@ from engine.core import EngineCore
 from engine.kernels.pinned import to_device
 from engine.kv.blocks import BlockPool
 from engine.params import GREEDY, Span
-from engine.reading import token_logprobs
+from engine.reading import chosen_logprobs, token_logprobs
 from engine.step import Step
 from tests import pretended
-from tests.engine.fake import FakeRunner, Letters
+from tests.engine.fake import FakeRunner, Letters, next_token
 from tests.pretended import Machine
 
 CUDA = torch.device("cuda")
@@ -43,7 +43,7 @@ class Slow(FakeRunner):
 class Run:
     """A core on such a device."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, budget: int = 4) -> None:
         pool = BlockPool(40)
         self.runner = runner = Slow(pool)
 
@@ -58,7 +58,7 @@ class Run:
                 runner.log.append(f"done {self.number}")
 
         monkeypatch.setattr(torch.cuda, "Event", Timed)
-        settings = EngineConfig("fake", block_size=4, max_batch_tokens=4)
+        settings = EngineConfig("fake", block_size=4, max_batch_tokens=budget)
         self.core = EngineCore(settings, runner, pool, Letters, (0,), b"secret", lambda: runner.now)
         self.times: list[tuple[int, float]] = []
         monkeypatch.setattr(self.core._scheduler._policy, "ran", lambda d, r, s: self.times.append((d + r, s)))
@@ -106,6 +106,24 @@ def test_a_prompt_is_read_without_waiting_for_each_of_its_tokens(
     assert three == two
 
 
+def test_candidates_are_read_in_one_go(machine: Machine | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if machine is None:
+        pytest.skip("a device that is there counts no waits")
+    run = Run(monkeypatch, budget=16)
+    counts: list[Counter[str]] = []
+    for id, candidates in ((1, ((1,),)), (2, ((1,), (2,), (3, 1))), (3, ((2, 1), (1, 2)))):  # each in a step
+        before = machine.counts()
+        run.core.handle(m.Open(id, (1, 2), "", 0, None))
+        run.core.handle(m.Score(id, 10 + id, candidates))
+        while run.core.has_work:
+            run.core.step()
+        [scored] = [reply for reply in run.core.take_replies() if isinstance(reply, m.Scored)]
+        right = [[float(next_token([1, 2, *c[:at]]) == token) for at, token in enumerate(c)] for c in candidates]
+        assert [[float(each > -0.1) for each in candidate] for candidate in scored.logprobs] == right
+        counts.append(machine.counts() - before)
+    assert [each["fetched"] for each in counts] == [1, 1, 1]
+
+
 def test_logprobs_of_many_rows_are_those_of_each(machine: Machine | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "ROWS", 4)
     torch.manual_seed(0)
@@ -118,6 +136,13 @@ def test_logprobs_of_many_rows_are_those_of_each(machine: Machine | None, monkey
             assert [token for token, _ in one.top] == [token for token, _ in other.top]
             assert [value for _, value in one.top] == pytest.approx([value for _, value in other.top], abs=1e-5)
     assert token_logprobs(to_device(logits[:0], CUDA), [], 3) == []
+    rows, asked = [0, 0, 3, 9], [7, 7, 1, 49]
+    one, other = (chosen_logprobs(each, rows, asked) for each in (logits, to_device(logits, CUDA)))
+    assert other == pytest.approx(one, abs=1e-5) and one[0] == one[1]
+    assert one == pytest.approx(
+        [float(logits[at].log_softmax(-1)[token]) for at, token in zip(rows, asked, strict=True)]
+    )
+    assert chosen_logprobs(to_device(logits, CUDA), [], []) == []
 
 
 class Even:
