@@ -51,8 +51,11 @@ class Bench:
         self.core = EngineCore(config, self.runner, pool, Letters, (), b"secret", lambda: self.now)
         self.pieces: list[m.Piece] = []
 
-    def ask(self, id: int, length: int, count: int, span: Span | None = None, deadline_s: float | None = None) -> None:
-        self.core.handle(m.Open(id, (id % 4, *[1] * (length - 1)), "", 0, deadline_s))
+    def ask(
+        self, id: int, length: int, count: int, span: Span | None = None, *, tenant: str = "", in_s: float | None = None
+    ) -> None:
+        """`in_s`: seconds to its deadline."""
+        self.core.handle(m.Open(id, (id % 4, *[1] * (length - 1)), tenant, 0, in_s))
         self.core.handle(m.Generate(id, id, span or Span(GREEDY, max_tokens=count), 0, count))
 
     def step(self, times: int = 1) -> list[Batch]:
@@ -177,6 +180,15 @@ def test_who_waits_for_tokens_of_a_step_has_the_next() -> None:
     assert bench.step(2) == [[(1, 8)], [(1, 1), (2, 7)]]
 
 
+def test_what_is_told_ahead_is_charged_to_its_tenant() -> None:
+    bench = Bench(budget=8, policy="fair")
+    bench.ask(1, 2, 40, tenant="has had much")
+    bench.step(20)
+    bench.ask(2, 20, 2, tenant="has had much")
+    bench.ask(3, 20, 2, tenant="new")
+    assert bench.step() == [[(1, 1), (3, 7)]]
+
+
 def test_who_cannot_be_let_in_does_not_hold_the_device_up_and_is_looked_at_now_and_then() -> None:
     bench = Bench(running=1)
     bench.ask(1, 2, 50)
@@ -227,7 +239,7 @@ def test_penalties_wait_for_the_tokens_that_they_count(sampling: Sampling, ahead
 
 def test_a_deadline_does_not_wait_for_more_than_what_is_told() -> None:
     bench = Bench()
-    bench.ask(1, 3, 100, deadline_s=5.0)
+    bench.ask(1, 3, 100, in_s=5.0)
     bench.step(4)
     bench.now = 6.0
     bench.step()
