@@ -1,14 +1,15 @@
-"""A tokenizer and a model small enough to train within a test."""
+"""A tokenizer and a model small enough to train within a test, on prose that is read in a moment."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from training import mixture, tokenizer
+from training import mixture, prose, quotable, tokenizer
 from training.model import ModelConfig
 
 TINY = ModelConfig(
@@ -21,6 +22,22 @@ TINY = ModelConfig(
     head_dim=8,
     max_position_embeddings=2048,
 )
+
+
+def read_little(patch: pytest.MonkeyPatch) -> None:
+    """A few modules of the standard library are prose enough: all of it is read for some seconds, in each process."""
+    files = prose._files()[:90]
+    patch.setattr(prose, "_files", lambda: files)
+    patch.setattr(prose, "vocabulary", lambda: ("apples", "carrying", "closely", "painted", "window", "harbour"))
+    for cached in (prose.paragraphs, quotable._modules, quotable._by_ending, mixture._length):
+        cached.cache_clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def little_prose() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        read_little(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

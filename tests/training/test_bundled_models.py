@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from engine import GREEDY, Engine, EngineConfig, Span
+from engine import GREEDY, Engine, EngineConfig, Span, SpanResult
 from training import puzzle, reply
 from training.abilities import ABILITIES
 from training.conversation import Case
@@ -36,43 +36,54 @@ def theirs(name: str) -> Theirs:
     return model, AutoTokenizer.from_pretrained(MODELS / name)
 
 
-def written(theirs: Theirs, case: Case, tokens: int) -> tuple[list[int], list[int]]:
-    """The prompt, and what transformers writes after it, greedily, without the token that ends it."""
-    model, tokenizer = theirs
-    inputs = tokenizer.apply_chat_template(
+def prompt_of(theirs: Theirs, case: Case) -> list[int]:
+    made = theirs[1].apply_chat_template(
         case.prompt.as_json(),
         tools=list(case.prompt.tools) or None,
         enable_thinking=case.prompt.enable_thinking,
         add_generation_prompt=True,
-        return_tensors="pt",
         return_dict=True,
     )
-    ids = inputs["input_ids"]
-    made = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)[0, ids.shape[1] :].tolist()
-    return ids[0].tolist(), made[:-1] if made[-1] == tokenizer.eos_token_id else made
+    return list(made["input_ids"])
+
+
+def chosen(theirs: Theirs, prompt: list[int], answer: list[int]) -> list[int]:
+    """The likeliest token after the prompt and after each token of an answer, to transformers.
+
+    That is the answer and what follows it where transformers writes the same, greedily, and is computed in one pass.
+    """
+    with torch.inference_mode():
+        logits = theirs[0](torch.tensor([prompt + answer])).logits[0]
+    return [int(token) for token in logits[len(prompt) - 1 :].argmax(-1)]
 
 
 def test_transformers_and_our_engine_write_the_same(name: str, theirs: Theirs) -> None:
     rng = Random(11)
     cases = [rng.choice(ABILITIES).cases(rng, 1)[0] for _ in range(PROMPTS)]
-    expected = [written(theirs, case, TOKENS) for case in cases]
 
-    async def ours() -> list[tuple[list[int], list[int]]]:
+    async def ours() -> list[tuple[list[int], SpanResult]]:
         async with await Engine.start(EngineConfig(model=str(MODELS / name), dtype="float32")) as engine:
 
-            async def one(case: Case) -> tuple[list[int], list[int]]:
+            async def one(case: Case) -> tuple[list[int], SpanResult]:
                 prompt = engine.tokenizer.apply_chat_template(
                     case.prompt.as_json(),
                     tools=list(case.prompt.tools) or None,
                     enable_thinking=case.prompt.enable_thinking,
                 )
                 async with await engine.open(prompt) as sequence:
-                    result = await sequence.generate_all(Span(GREEDY, max_tokens=TOKENS))
-                return prompt, list(result.token_ids)
+                    return prompt, await sequence.generate_all(Span(GREEDY, max_tokens=TOKENS))
 
             return list(await asyncio.gather(*(one(case) for case in cases)))
 
-    assert asyncio.run(ours()) == expected
+    made = asyncio.run(ours())
+    assert [prompt for prompt, _ in made] == [prompt_of(theirs, case) for case in cases]
+    assert {result.finish_reason for _, result in made} == {"stop", "length"}
+    for prompt, result in made:
+        answer = list(result.token_ids)
+        if result.finish_reason == "stop":
+            assert chosen(theirs, prompt, answer) == [*answer, theirs[1].eos_token_id]
+        else:
+            assert len(answer) == TOKENS and chosen(theirs, prompt, answer)[:-1] == answer
 
 
 def solves_33(answer: str) -> bool:

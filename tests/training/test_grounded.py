@@ -10,26 +10,12 @@ from random import Random
 
 import pytest
 
-from training import cloze, entities, essays, paragraphs, phrases, prose, quotable
+from training import cloze, entities, essays, paragraphs, phrases, quotable
 from training.conversation import Conversation, Reply
 from training.passages import LONGEST_WORDS, Asked, Page, Passage, shape
 from training.tasks import grounded
 
 MAKERS = (paragraphs.page, essays.page, quotable.page)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def little_prose() -> Iterator[None]:
-    """A few modules of the standard library are prose enough here, and are read in a moment."""
-    files = prose._files()[:90]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prose, "_files", lambda: files)
-        patch.setattr(prose, "vocabulary", lambda: ("apples", "carrying", "closely", "painted", "window", "harbour"))
-        for cached in (prose.paragraphs, quotable._modules, quotable._by_ending):
-            cached.cache_clear()
-        yield
-    for cached in (prose.paragraphs, quotable._modules, quotable._by_ending):
-        cached.cache_clear()
 
 
 def _pages(count: int, **options: float) -> Iterator[Page]:

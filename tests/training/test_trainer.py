@@ -2,19 +2,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from tests.training.conftest import TINY
+from tests.training.conftest import TINY, read_little
 from training import mixture, plans, team
 from training.tokenizer import END_OF_TEXT
 from training.trainer import Plan, Trainer, train
 
 WEIGHTS = "model.safetensors"
 PLAN = Plan(model=TINY, steps=6, ramp_steps=4, batch_tokens=600, largest_batch=400)
+
+
+def learns(member: team.Team, *job: Any) -> None:  # Any: what `train` takes
+    """`train`, in a process of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        read_little(patch)
+        train(member, *job)
+
+
+class LittleReader(mixture.Reader):
+    """One whose workers read the prose that this process reads."""
+
+    def at(self, step: int) -> list[mixture.Batch]:
+        with pytest.MonkeyPatch.context() as patch:
+            read_little(patch)
+            return super().at(step)
 
 
 def step_of(
@@ -94,7 +111,7 @@ def test_batches_stay_small_and_hold_every_conversation_once(tiny_tokenizer: Tok
 
 def test_batches_made_ahead_are_the_same_batches(tiny_tokenizer: Tokenizer) -> None:
     here = mixture.Reader(1, 300, 300, 10, tiny_tokenizer)
-    ahead = mixture.Reader(1, 300, 300, 10, tiny_tokenizer, workers=1)
+    ahead = LittleReader(1, 300, 300, 10, tiny_tokenizer, workers=1)
     for ours, theirs in zip(here.read(2, 5), ahead.read(2, 5), strict=True):
         assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(ours, theirs, strict=True))
 
@@ -118,7 +135,7 @@ def test_a_team_of_two_learns_what_one_learns(tiny_tokenizer: Tokenizer, tmp_pat
     tiny_tokenizer.save(str(tmp_path / "tokenizer.json"))
     alone = Trainer(PLAN, tiny_tokenizer, tmp_path / "alone")
     alone.run()
-    team.start(2, train, PLAN, tmp_path / "tokenizer.json", tmp_path / "two", "start")
+    team.start(2, learns, PLAN, tmp_path / "tokenizer.json", tmp_path / "two", "start")
     together = Trainer(PLAN, tiny_tokenizer, tmp_path / "two")
     together.resume()
     assert together.done == PLAN.steps
