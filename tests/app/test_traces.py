@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from app.cli.main import cli
 from app.manner import Manners
 from app.runs.trace import BadTrace, Replayed, Trace, lines, replay
 from app.served import Served
@@ -97,9 +97,8 @@ def test_the_command_says_whether_it_agrees(http: httpx.Client, pebble: Server, 
         ('{"type": "trace"}\n', 1, "not a trace"),
     ):
         file.write_text(content, "utf-8")
-        command = [sys.executable, "-m", "app.cli", "replay", str(file), "--model", pebble.engine.model_path]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert ended.returncode == code and said in ended.stdout + ended.stderr, ended.stdout + ended.stderr
+        ended = CliRunner().invoke(cli, ["replay", str(file), "--model", pebble.engine.model_path])
+        assert ended.exit_code == code and said in ended.output, ended.output
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"type": "trace"}', '{"type": "run"}'])
