@@ -27,7 +27,7 @@ serve: setup
 	@$(BIN)/ponder serve --host $(HOST) --port $(PORT) --model $(MODEL)
 
 test: setup
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup
 	$(BIN)/ruff check .

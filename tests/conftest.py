@@ -29,3 +29,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny scripted model."""
     return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
 
+
+# Those that take longest, by far; most have few tests.
+LONGEST = (
+    "bench/test_gpu_bench.py", "app/test_crashed_runs.py", "engine/gpu/test_gpu_engine.py", "e2e/test_real_streams.py",
+    "app/test_api_workers.py", "e2e/test_documents_page.py", "app/test_stopping.py", "e2e/test_real_tools.py",
+    "engine/process/test_supervised_engine.py", "e2e/test_page.py", "training/test_bundled_models.py",
+    "e2e/test_citing.py", "training/test_trainer.py", "e2e/test_operator_page.py", "app/test_openapi.py",
+    "e2e/test_answers.py", "engine/process/test_joined_engine.py", "e2e/test_chats.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the files, long ones begin first: the last to begin runs on beside idle processes.
+
+    One process keeps the order that was asked for.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    folder = Path(__file__).parent
+    rank = {folder / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
