@@ -215,9 +215,9 @@ async def _replayed(files: list[Path]) -> dict[str, int]:
     counts = collections.Counter[str]()
     async with await Engine.start(_config()) as engine:
         served = Served(engine, str(ROOT / "models/pebble"), None, "auto")
-        for file in files:
-            recipe = Trace.loads(file.read_text("utf-8").splitlines()[0])
-            made = await replay(served, recipe, Manners())
+        recipes = [Trace.loads(file.read_text("utf-8").splitlines()[0]) for file in files]
+        replayed = await asyncio.gather(*(replay(served, recipe, Manners()) for recipe in recipes))
+        for recipe, made in zip(recipes, replayed, strict=True):
             counts["the same" if made.differs_at is None else "differ"] += 1
             counts["with a call"] += bool(recipe.results)
     return dict(counts)
@@ -234,9 +234,9 @@ def nursery(folder: Path) -> None:
     """Forks a server for each line that is read; the children of children are nobody's to wait for."""
     import app.cli.serve
     import app.server
-    import engine
+    import engine.thread  # torch comes with it
 
-    assert app.cli.serve and app.server and engine
+    assert app.cli.serve and app.server and engine.thread
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for _ in sys.stdin:
         if os.fork() == 0:
