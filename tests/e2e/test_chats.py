@@ -173,6 +173,7 @@ def test_chats_are_dragged_into_folders_that_stay_as_they_were_left(page: Page, 
     row(page, "Notes").drag_to(folder)
     expect(folder).to_have_accessible_name("Work, 2 chats")
     folder.click()
+    expect(row(page, "Plans")).to_be_visible()
     assert sorted(rows(page)) == ["Notes", "Plans"]
     page.reload()
     expect(row(page, "Plans")).to_be_visible()
