@@ -29,15 +29,20 @@ def read_little(patch: pytest.MonkeyPatch) -> None:
     files = prose._files()[:90]
     patch.setattr(prose, "_files", lambda: files)
     patch.setattr(prose, "vocabulary", lambda: ("apples", "carrying", "closely", "painted", "window", "harbour"))
+    _forget()
+
+
+def _forget() -> None:
     for cached in (prose.paragraphs, quotable._modules, quotable._by_ending, mixture._length):
         cached.cache_clear()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def little_prose() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         read_little(patch)
         yield
+    _forget()
 
 
 @pytest.fixture(scope="session")
