@@ -1,7 +1,7 @@
 """What the logits of a step mean for the jobs that wait for them: scores are read, tokens drawn, spans advanced.
 
-Tokens are taken at once, as the next step depends on them; `tell` makes replies of them and may come later. Knows
-nothing of commands or scheduling: what ends is handed to whoever made it.
+Tokens are taken as soon as they are there, as what may follow depends on them; `tell` makes replies of them and may
+come later. Knows nothing of commands or scheduling: what ends is handed to whoever made it.
 """
 
 from __future__ import annotations

@@ -60,7 +60,6 @@ class EngineCore:
         begin_device: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
-        self._runner = runner
         self._pool = pool
         self._tiers = tiers
         self._model = model
@@ -107,7 +106,7 @@ class EngineCore:
         """Take one command, or keep it until the device is done. Replies wait for `take_replies`."""
         if not self._flights.under_way:
             self._handle(command)
-        else:
+        elif self._scheduler.bringing_up or not isinstance(command, m.CameUp):  # else a block went down, and no more
             self._later.append(command)
 
     def _handle(self, command: m.Command) -> None:

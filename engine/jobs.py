@@ -73,7 +73,7 @@ class ScoreJob:
         return self.first
 
     def goes_on(self) -> None:
-        """Nothing is drawn."""
+        """A score draws nothing."""
 
 
 @dataclass(slots=True, eq=False)

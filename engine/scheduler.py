@@ -65,13 +65,15 @@ class Scheduler:
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
         self.counters = Counters()
         self._now = 0.0  # of the step that is being made
-        self._full = False  # nobody else is admitted in this step, nor in those that follow it
-        self._followed = 0  # steps since
+        self._full = False  # nobody else is admitted in this step
+        self._soon = False  # somebody who waits may be admitted in the next one
+        self._followed = 0  # steps that were made since without asking who may
 
     # -- what the core tells it
 
     def submit(self, seq: SequenceState) -> None:
-        """The sequence has a job. Its cursor moves back to where the job's first logits are."""
+        """The sequence has a job. Its cursor moves back to where the job's first logits are. No step may be under way."""
+        self._trim(seq)
         self.idle.pop(seq.id, None)
         seq.queued_at = self._clock()
         if seq.held_at is not None:
@@ -128,7 +130,9 @@ class Scheduler:
         self._stalled = False
 
     def fork(self, seq: SequenceState, child_id: int, arrival: int) -> SequenceState:
-        """A child that shares all of the parent's blocks; whoever writes to a shared one first copies it."""
+        """A child that shares all of the parent's blocks; whoever writes to a shared one first copies it. No step may
+        be under way."""
+        self._trim(seq)
         child = seq.fork(child_id, arrival)
         for block in child.table:
             self._pool.acquire(block)
@@ -148,6 +152,11 @@ class Scheduler:
     def stalled(self) -> bool:
         """Whether nothing can run before blocks have come up."""
         return self._stalled
+
+    @property
+    def bringing_up(self) -> bool:
+        """Whether somebody waits for blocks."""
+        return self._tiers is not None and bool(self._tiers.blocks)
 
     def came_up(self) -> None:
         """The tiers' worker has done something: who waited for a block takes it, before others can."""
@@ -173,7 +182,8 @@ class Scheduler:
         self.came_up()
         self._pool.clear_claims()
         rows: dict[int, Row] = {}
-        self._now, self._full, self._logits, self._followed = self._clock(), False, MOST_LOGITS, 0
+        self._now, self._logits = self._clock(), MOST_LOGITS
+        self._full, self._soon, self._followed = False, False, 0
         waiting = dict(self.waiting)  # what is sent away in this step does not come back in it
         budget = self._policy.budget(self.running.values(), waiting.values())
         for seq, most in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
@@ -182,6 +192,7 @@ class Scheduler:
             if seq.id in self.running:
                 budget += self._schedule_row(seq, budget if most is None else min(budget, most), rows)
             if budget <= 0:
+                self._soon |= not self._full
                 break
         return self._step(list(rows.values()))
 
@@ -192,7 +203,7 @@ class Scheduler:
         None, and nothing has changed, where that cannot be said: it takes the tokens to tell what comes next, others
         may run, too, or blocks are short.
         """
-        if self.waiting and (not self._full or self._followed >= MOST_FOLLOWED):
+        if self.waiting and (self._soon or self._followed >= MOST_FOLLOWED):
             return None
         running = [(at, row.seq, row.seq.job) for at, row in enumerate(step.rows) if row.seq.job is not None]
         if len(running) != len(self.running):
@@ -223,8 +234,9 @@ class Scheduler:
         self._policy.ran(decodes, step.tokens - decodes, seconds)
 
     def complete(self, step: Step) -> None:
-        """The step ran: its tokens have K/V, and blocks that became full can be found. A row whose job has ended
-        meanwhile is thrown away: what it wrote lies beyond the sequence's K/V.
+        """The step ran, or will have before anything that the device is told from now on: its tokens have K/V, and
+        blocks that became full can be found. A row whose job has ended meanwhile is thrown away: what it wrote lies
+        beyond the sequence's K/V.
         """
         size, publishes = self._size, self._config.prefix_cache
         for row in step.rows:
@@ -305,6 +317,7 @@ class Scheduler:
                 return freed
             freed += self._send_away(victim, rows)
         if self._match(seq):
+            self._soon = True
             return freed  # a twin computes the next block of its prefix in this step
         while not self._make_room(seq):
             victim = self._policy.gives_way(self.running.values(), seq, self._now)
@@ -313,6 +326,7 @@ class Scheduler:
                 return freed
             freed += self._send_away(victim, rows)
         if self._bring_up(seq):
+            self._soon = True
             return freed  # others run meanwhile
         del self.waiting[seq.id]
         self.running[seq.id] = seq
@@ -321,6 +335,7 @@ class Scheduler:
 
     def _send_away(self, seq: SequenceState, rows: dict[int, Row]) -> int:
         """Preempt a sequence. Returns the tokens that it had in this step."""
+        self._soon = True
         row = rows.pop(seq.id, None)
         self._preempt(seq, copying=row is not None and row.copy is not None)
         if row is None:
@@ -337,7 +352,7 @@ class Scheduler:
         needed = -(-len(seq) // self._size) - len(seq.table) + 1
         while self._pool.available < needed + growth:
             if not self._reclaim(seq, spare_held=bool(self.running)):
-                return not (self.running or self._coming)  # alone it fits: the core refused what cannot
+                return not (self.running or self.bringing_up)  # alone it fits: the core refused what cannot
         return True
 
     def _match(self, seq: SequenceState) -> bool:
@@ -362,11 +377,6 @@ class Scheduler:
                 seq.kv_len = seq.tail
         self._rewind(seq)
         return waits
-
-    @property
-    def _coming(self) -> bool:
-        """Whether blocks of the pool are being read back: they will be free."""
-        return self._tiers is not None and bool(self._tiers.blocks)
 
     def _waits(self, seq: SequenceState) -> bool:
         return self._tiers is not None and self._tiers.is_waiting(seq.id)
@@ -456,9 +466,13 @@ class Scheduler:
             self._tails.append((seq.table[seq.kv_len // self._size], content))
         self._pool.release(seq.drop_kv())
 
+    def _trim(self, seq: SequenceState) -> None:
+        """Take the block that was for a token which did not come: blocks of the cache may stand there."""
+        self._pool.release(seq.trim(self._size))
+
     def _forget(self, seq: SequenceState) -> None:
         self.running.pop(seq.id, None)
         self.waiting.pop(seq.id, None)
-        self._stalled = self._full = False
+        self._stalled, self._soon = False, True
         if self._tiers is not None:
             self._tiers.forget(seq.id)

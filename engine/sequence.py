@@ -115,9 +115,16 @@ class SequenceState:
         self.moves += 1
         self.writable = 0
         self.tail = self.tail if self.tail <= length else 0
+        return self.trim(block_size)
+
+    def trim(self, block_size: int) -> list[int]:
+        """Give up the blocks beyond K/V's end; return them, in table order."""
         keep = -(-self.kv_len // block_size)
         dropped = self.table[keep:]
-        del self.table[keep:]
+        if dropped:
+            del self.table[keep:]
+            self.moves += 1
+            self.writable = min(self.writable, keep * block_size)
         return dropped
 
     def drop_kv(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -31,8 +32,8 @@ Batch = list[tuple[int, int]]
 class Told(FakeRunner):
     """Remembers of each step whether it was told ahead."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        super().__init__(pool, 4, queues=True)
+    def __init__(self, pool: BlockPool, queues: bool) -> None:
+        super().__init__(pool, 4, queues=queues)
         self.ahead: list[bool] = []
 
     def run(self, step: Step) -> torch.Tensor:
@@ -43,10 +44,12 @@ class Told(FakeRunner):
 class Bench:
     """A core on a device that is told of steps ahead."""
 
-    def __init__(self, budget: int = 8, running: int = 8, policy: PolicyName = "decode-first") -> None:
+    def __init__(
+        self, budget: int = 8, running: int = 8, policy: PolicyName = "decode-first", *, queues: bool = True
+    ) -> None:
         self.now = 0.0
         pool = BlockPool(64)
-        self.runner = Told(pool)
+        self.runner = Told(pool, queues)
         config = EngineConfig("fake", block_size=4, max_batch_tokens=budget, max_running=running, policy=policy)
         self.core = EngineCore(config, self.runner, pool, Letters, (), b"secret", lambda: self.now)
         self.pieces: list[m.Piece] = []
@@ -126,6 +129,7 @@ def outputs(
             [token for each in of for token in each.token_ids],
             "".join(f"{each.kind}{each.section}{each.text}" for each in of),
             [(each.token_id, round(each.logprob, 4)) for part in of for each in part.logprobs],
+            [None if each is None else (each.token_id, round(each.logprob, 4)) for each in of[0].prompt_logprobs or ()],
             of[-1].finish_reason,
             of[-1].stop_reason,
         )
@@ -163,6 +167,15 @@ def test_decodes_are_told_ahead_and_each_token_is_run_once() -> None:
     assert bench.runner.ahead.count(False) == 2
 
 
+def test_a_file_that_was_written_holds_nothing_up() -> None:
+    bench = Bench()
+    bench.ask(1, 3, 12)
+    bench.step(3)
+    bench.core.handle(m.CameUp())
+    bench.step(2)
+    assert bench.runner.ahead == [False, *[True] * 4]
+
+
 def test_who_has_no_turn_in_a_step_has_one_in_the_next() -> None:
     """The second prompt takes all of its step."""
     bench = Bench(budget=2, policy="prefill-first")
@@ -189,8 +202,44 @@ def test_what_is_told_ahead_is_charged_to_its_tenant() -> None:
     assert bench.step() == [[(1, 1), (3, 7)]]
 
 
-def test_who_cannot_be_let_in_does_not_hold_the_device_up_and_is_looked_at_now_and_then() -> None:
-    bench = Bench(running=1)
+def test_who_waits_for_a_prefix_that_is_being_computed_has_it_at_once() -> None:
+    """Though another, behind it, cannot be let in."""
+    bench = Bench(budget=64)
+    bench.ask(1, 3, 60)
+    bench.step(3)
+    bench.ask(4, 17, 40)
+    bench.core.handle(m.Open(8, (0, *[1] * 15, 2), "", 0, None))  # as the one before, but for its end
+    bench.core.handle(m.Generate(8, 8, Span(GREEDY, max_tokens=4), 0, 4))
+    bench.ask(3, 240, 4)
+    assert bench.step(2) == [[(1, 1), (4, 17)], [(1, 1), (4, 1), (8, 1)]]
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_a_row_for_nothing_leaves_nothing(length: int) -> None:
+    """Where K/V ends with a block, the row had another: where it stands, no block of the cache could."""
+
+    def cached(queues: bool) -> int:
+        bench = Bench(queues=queues)
+        bench.ask(1, length, 20)
+        bench.finish()
+        drawn = [token for piece in bench.pieces for token in piece.output.token_ids]
+        end = max(map(drawn.index, set(drawn)))  # of all that come, the token that comes first at the latest
+        bench.ask(5, length, 20, Span(GREEDY, max_tokens=20, stop_token_ids=(drawn[end],)))  # 1 % 4 == 5 % 4
+        bench.finish()
+        bench.core.handle(m.Append(5, tuple(drawn[end:16])))  # as the other went on
+        bench.core.handle(m.Generate(5, 9, Span(GREEDY, max_tokens=1), 0, 1))
+        bench.finish()
+        found = bench.pieces[-1].output.cached_tokens
+        kept = length + end
+        assert found > kept if kept % 4 == 0 else found == kept
+        return found
+
+    assert cached(queues=True) == cached(queues=False)
+
+
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_who_cannot_be_let_in_does_not_hold_the_device_up_and_is_looked_at_now_and_then(policy: PolicyName) -> None:
+    bench = Bench(running=1, policy=policy)
     bench.ask(1, 2, 50)
     bench.ask(2, 2, 2)
     batches = bench.finish()

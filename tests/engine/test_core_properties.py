@@ -55,6 +55,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.spans: dict[int, tuple[int, int]] = {}  # request -> (sequence, tokens left)
         self.stops: dict[int, tuple[str, ...]] = {}  # of every request so far
         self.texts: dict[int, str] = {}
+        self.prompts: set[int] = set()  # requests whose prompt's log-probabilities are still to come
         self.scores: dict[int, tuple[int, list[list[float]]]] = {}
 
     def make_core(self) -> None:
@@ -102,6 +103,8 @@ class CoreMachine(RuleBasedStateMachine):
             self.spans[request] = (sequence, count)
             self.stops[request] = stop
             self.texts[request] = ""
+            if prompt:
+                self.prompts.add(request)
 
     @rule(
         picks=st.lists(pick, min_size=1, max_size=4),
@@ -217,8 +220,9 @@ class CoreMachine(RuleBasedStateMachine):
                     continue
                 case m.Piece():
                     sequence, left = self.spans[reply.request]
-                    if reply.output.prompt_logprobs is not None:
-                        assert len(reply.output.prompt_logprobs) == len(self.expected[sequence])
+                    assert (reply.output.prompt_logprobs is not None) == (reply.request in self.prompts)
+                    self.prompts.discard(reply.request)
+                    assert len(reply.output.prompt_logprobs or self.expected[sequence]) == len(self.expected[sequence])
                     for token in reply.output.token_ids:
                         assert token == next_token(self.expected[sequence])
                         self.texts[reply.request] += Letters().push([token])
