@@ -72,7 +72,8 @@ class Scheduler:
     # -- what the core tells it
 
     def submit(self, seq: SequenceState) -> None:
-        """The sequence has a job. Its cursor moves back to where the job's first logits are. No step may be under way."""
+        """The sequence has a job. Its cursor moves back to where the job's first logits are. No step may be under
+        way."""
         self._trim(seq)
         self.idle.pop(seq.id, None)
         seq.queued_at = self._clock()
