@@ -17,13 +17,13 @@ from engine.config import EngineConfig
 from engine.kv.blocks import BlockPool, Content, OutOfBlocks
 from engine.kv.bring_up import bring_up
 from engine.kv.leases import Leases
+from engine.kv.missed import least_missed
 from engine.kv.provide import provide
 from engine.kv.tiers import Tiers
 from engine.policies import policy_of
 from engine.sequence import SequenceState
 from engine.step import Row, Step
 
-HELD_SHARE = 0.5  # of the pool, that held sequences keep while others that wait could use it
 MOST_LOGITS = 512  # of a step, unless it has more sequences: each takes a vocabulary of memory
 MOST_FOLLOWED = 16  # steps in a row without looking at who waits: nobody could be let in before
 MOST_FETCHES = 8  # times that a job waits for blocks to come up, before it computes what is missing
@@ -416,25 +416,14 @@ class Scheduler:
 
     def _reclaim(self, keeper: SequenceState, *, spare_held: bool = False) -> bool:
         """Take the K/V that will be missed least from a sequence that does not run; False when there is none.
-
-        Idle sequences first: those whose lease is over, then those that have none, then held ones, the one that goes on
-        last first; but `spare_held` leaves those alone that have no more than their share together. Then waiting ones
-        that still have K/V of an earlier job.
+        `spare_held`: of held ones only what they have beyond their share.
         """
         now = self._clock()
-        if spare_held and self.idle:
-            held = [s for s in self.idle.values() if s.hold_until > now]
-            spare_held = sum(len(s.table) for s in held) <= HELD_SHARE * self._pool.total
-        greedy = self._pool.greedy
-        idle = [s for s in self.idle.values() if not (spare_held and s.hold_until > now)]
-        seq = min(idle, key=lambda s: (s.root not in greedy, *self._missed(s, now)), default=None)
-        if seq is not None:
-            del self.idle[seq.id]
-        else:
-            holders = [s for s in self.waiting.values() if s.table and s is not keeper]
-            if not holders:
-                return False
-            seq = max(holders, key=lambda s: (s.priority, s.arrival))
+        holders = [s for s in self.waiting.values() if s is not keeper]
+        seq = least_missed(self.idle.values(), holders, self._pool, now, spare_held=spare_held)
+        if seq is None:
+            return False
+        self.idle.pop(seq.id, None)
         self._drop(seq)
         return True
 
@@ -442,13 +431,6 @@ class Scheduler:
         """Running sequences: those of tenants that have more than their share, if there are such."""
         greedy = self._pool.greedy
         return [seq for seq in self.running.values() if seq.root in greedy] or self.running.values()
-
-    @staticmethod
-    def _missed(seq: SequenceState, now: float) -> tuple[int, float]:
-        """How much an idle sequence would miss its K/V: less than another that has more."""
-        if seq.hold_until > now:
-            return 2, -seq.hold_until
-        return int(seq.held_at is None), seq.used_at
 
     def _preempt(self, seq: SequenceState, *, copying: bool) -> None:
         self.counters.preemptions += 1
