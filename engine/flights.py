@@ -22,15 +22,13 @@ from engine.scheduler import Scheduler
 from engine.step import Step
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Flight:
-    """A step that the device was told of, at `began`. It has drawn nothing yet where it is a thread's to run.
-    `completed`: the scheduler was told that it ran."""
+    """A step that the device was told of, at `began`. It has drawn nothing yet where it is a thread's to run."""
 
     step: Step
     began: float
     result: tuple[Tensor, Begun] | None
-    completed: bool = False
 
 
 class Flights:
@@ -87,11 +85,9 @@ class Flights:
         began, step = self._clock(), self._scheduler.follow(flight.step)
         if step is None:
             return False
-        flight.completed = True
         step.drawn = begun.drawing.token_ids
-        following = self._told(step, began)
-        self.land()
-        self._flight = following
+        self._flight = self._told(step, began)
+        self._take(flight, *flight.result)
         return True
 
     @torch.inference_mode()
@@ -100,15 +96,13 @@ class Flights:
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        step, result = flight.step, flight.result
+        result = flight.result
         if result is None:
             assert self._device is not None
             logits = self._device.wait()
-            result = logits, self._answers.begin(step.rows, logits)
-        if not flight.completed:
-            self._scheduler.complete(step)
-        self._answers.read(step.rows, *result)
-        self._pace.ended(step, flight.began, result[1].done)
+            result = logits, self._answers.begin(flight.step.rows, logits)
+        self._scheduler.complete(flight.step)
+        self._take(flight, *result)
 
     def close(self) -> None:
         """No step may follow."""
@@ -123,6 +117,10 @@ class Flights:
             return _Flight(step, began, None)
         logits = self.runner.run(step)
         return _Flight(step, began, (logits, self._answers.begin(step.rows, logits)))
+
+    def _take(self, flight: _Flight, logits: Tensor, begun: Begun) -> None:
+        self._answers.read(flight.step.rows, logits, begun)
+        self._pace.ended(flight.step, flight.began, begun.done)
 
     def _save(self, step: Step) -> None:
         if step.saves and self._tiers is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from typing import Any, get_args
+from unittest import mock
 
 from bench.overhead.null import NullRunner, QueuedRunner
 from bench.overhead.steps import filled
 from engine.config import LoopName
+from engine.flights import Flights
 from engine.loop import calm_collector
 from engine.params import GREEDY
 from engine.process.wire import encode_replies
@@ -16,13 +18,16 @@ from engine.process.wire import encode_replies
 
 def loops(rows: int, step_s: float, steps: int) -> dict[str, Any]:
     """Median seconds from one step to the next, replies made and encoded as for another process, on each loop: of a
-    device that does a step when it is asked, and of one that is told of steps ahead of time."""
+    device that does a step when it is asked, and of one that is told of steps ahead of time (`waiting`: of each only
+    once the tokens of the one before are known)."""
     told: dict[str, Any] = {"rows": rows, "device_step_s": step_s}
     for loop in get_args(LoopName):
         told[loop] = {
             "step_s": _period(rows, step_s, steps, loop, NullRunner),
             "queued_step_s": _period(rows, step_s, steps, loop, QueuedRunner),
         }
+    with mock.patch.object(Flights, "follow", lambda self: False):
+        told["overlapped"]["waiting_step_s"] = _period(rows, step_s, steps, "overlapped", QueuedRunner)
     told["saved"] = 1 - told["overlapped"]["step_s"] / told["plain"]["step_s"]
     told["queued_saved"] = 1 - told["overlapped"]["queued_step_s"] / told["plain"]["queued_step_s"]
     return told

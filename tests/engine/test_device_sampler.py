@@ -127,6 +127,7 @@ def test_warming_up_draws_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: dict[str, set[int]] = {}
     for module, name in (
         (sampling, "adjust"), (sampling, "draw"), (logprobs, "logprobs"), (device_sampler, "forbid"),
+        (device_sampler, "fill_drawn"),
     ):  # fmt: skip
         kernel = getattr(module, name)
 
@@ -136,4 +137,4 @@ def test_warming_up_draws_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(module, name, counted)
     warm_up(40, torch.device("cpu"))
-    assert ran == {name: {1, 2} for name in ("adjust", "draw", "logprobs", "forbid")}
+    assert ran == {name: {1, 2} for name in ("adjust", "draw", "logprobs", "forbid", "fill_drawn")}

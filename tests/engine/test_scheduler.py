@@ -21,8 +21,11 @@ class Bench:
         self.now = 0.0
         config = EngineConfig("fake", block_size=SIZE, max_batch_tokens=budget, max_running=running, **options)  # type: ignore[arg-type]  # test options
         self.pool = BlockPool(blocks, config.kv_tenant_share)
-        self.runner = FakeRunner(self.pool, SIZE)
+        self.runner = self.make_runner()
         self.core = EngineCore(config, self.runner, self.pool, Letters, (), b"secret", lambda: self.now)
+
+    def make_runner(self) -> FakeRunner:
+        return FakeRunner(self.pool, SIZE)
 
     def open(self, id: int, length: int, *, first: int = 1, priority: int = 0, tenant: str = "") -> None:
         """A sequence of `length` tokens; `first` makes its prefix its own."""

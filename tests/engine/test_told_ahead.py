@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from engine.outputs import SpanOutput
 from engine.params import GREEDY, Sampling, Span
 from engine.scheduler import MOST_FOLLOWED
 from engine.step import Step
+from tests.engine import test_scheduler
 from tests.engine.constrain.test_constrained_spans import ANY, Shelf
 from tests.engine.constrain.words import Words
 from tests.engine.fake import VOCAB, FakeRunner, Letters
@@ -41,18 +42,17 @@ class Told(FakeRunner):
         return super().run(step)
 
 
-class Bench:
+class Bench(test_scheduler.Bench):
     """A core on a device that is told of steps ahead."""
 
-    def __init__(
-        self, budget: int = 8, running: int = 8, policy: PolicyName = "decode-first", *, queues: bool = True
-    ) -> None:
-        self.now = 0.0
-        pool = BlockPool(64)
-        self.runner = Told(pool, queues)
-        config = EngineConfig("fake", block_size=4, max_batch_tokens=budget, max_running=running, policy=policy)
-        self.core = EngineCore(config, self.runner, pool, Letters, (), b"secret", lambda: self.now)
+    def __init__(self, *, queues: bool = True, **options: Any) -> None:  # Any: what a `Bench` takes
+        self.queues = queues
         self.pieces: list[m.Piece] = []
+        super().__init__(**options)
+
+    def make_runner(self) -> Told:
+        self.told = Told(self.pool, self.queues)
+        return self.told
 
     def ask(
         self, id: int, length: int, count: int, span: Span | None = None, *, tenant: str = "", in_s: float | None = None
@@ -62,18 +62,15 @@ class Bench:
         self.core.handle(m.Generate(id, id, span or Span(GREEDY, max_tokens=count), 0, count))
 
     def step(self, times: int = 1) -> list[Batch]:
-        """What each step ran, as (sequence, tokens) pairs."""
-        before = len(self.runner.batches)
-        for _ in range(times):
-            self.core.step()
-            self.pieces += [reply for reply in self.core.take_replies() if isinstance(reply, m.Piece)]
-        return self.runner.batches[before:]
+        ran = super().step(times)
+        self.pieces += [reply for reply in self.core.take_replies() if isinstance(reply, m.Piece)]
+        return ran
 
     def finish(self) -> list[Batch]:
-        before = len(self.runner.batches)
+        before = len(self.told.batches)
         while self.core.has_work:
             self.step()
-        return self.runner.batches[before:]
+        return self.told.batches[before:]
 
 
 LANGUAGE = Words([(1,), (1, 1, 1), (1, 1, 1, 1)], 0)
@@ -157,14 +154,14 @@ def test_decodes_are_told_ahead_and_each_token_is_run_once() -> None:
     bench.ask(1, 3, 12)
     bench.ask(2, 4, 20)
     bench.step(6)
-    assert bench.runner.ahead == [False, *[True] * 5]
+    assert bench.told.ahead == [False, *[True] * 5]
     bench.ask(3, 2, 5)  # what is told already comes before it, and no more
     assert bench.step(2) == [[(1, 1), (2, 1), (3, 2)], [(1, 1), (2, 1), (3, 1)]]
-    assert bench.runner.ahead[6:] == [False, True]
+    assert bench.told.ahead[6:] == [False, True]
     bench.finish()
     assert bench.core.stats().step_tokens == (3 + 11) + (4 + 19) + (2 + 4), "and none for nothing"
     assert bench.core.stats().prompt_tokens == 3 + 4 + 2
-    assert bench.runner.ahead.count(False) == 2
+    assert bench.told.ahead.count(False) == 2
 
 
 def test_a_file_that_was_written_holds_nothing_up() -> None:
@@ -173,7 +170,7 @@ def test_a_file_that_was_written_holds_nothing_up() -> None:
     bench.step(3)
     bench.core.handle(m.CameUp())
     bench.step(2)
-    assert bench.runner.ahead == [False, *[True] * 4]
+    assert bench.told.ahead == [False, *[True] * 4]
 
 
 def test_who_has_no_turn_in_a_step_has_one_in_the_next() -> None:
@@ -244,7 +241,7 @@ def test_who_cannot_be_let_in_does_not_hold_the_device_up_and_is_looked_at_now_a
     bench.ask(2, 2, 2)
     batches = bench.finish()
     assert batches == [[(1, 2)], *[[(1, 1)]] * 49, [(2, 2)], [(2, 1)]]
-    runs = [len(list(run)) for ahead, run in itertools.groupby(bench.runner.ahead) if ahead]
+    runs = [len(list(run)) for ahead, run in itertools.groupby(bench.told.ahead) if ahead]
     assert runs == [MOST_FOLLOWED, MOST_FOLLOWED, 49 - 2 * (MOST_FOLLOWED + 1), 1]
 
 
@@ -283,7 +280,7 @@ def test_penalties_wait_for_the_tokens_that_they_count(sampling: Sampling, ahead
     bench = Bench()
     bench.ask(1, 3, 6, Span(sampling, max_tokens=6))
     bench.finish()
-    assert bench.runner.ahead == [False, *[ahead] * 5]
+    assert bench.told.ahead == [False, *[ahead] * 5]
 
 
 def test_a_deadline_does_not_wait_for_more_than_what_is_told() -> None:
@@ -293,4 +290,4 @@ def test_a_deadline_does_not_wait_for_more_than_what_is_told() -> None:
     bench.now = 6.0
     bench.step()
     assert bench.pieces[-1].output.finish_reason == "deadline"
-    assert len(bench.runner.batches) == 4 and not bench.core.has_work
+    assert len(bench.told.batches) == 4 and not bench.core.has_work

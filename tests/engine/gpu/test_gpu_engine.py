@@ -184,7 +184,7 @@ def answers(settings: EngineConfig, spans: Sequence[Span]) -> list[SpanResult]:
     return asyncio.run(ask())
 
 
-def test_steps_told_ahead_draw_what_others_draw(checkpoint: Path, followed: list[int]) -> None:
+def test_steps_told_ahead_draw_what_others_draw(checkpoint: Path, followed: list[int], machine: Machine | None) -> None:
     """Seeds, log-probabilities, tokens that may not come early, and one that ends a span while the next is computed."""
     told = Sampling(temperature=0.9, top_p=0.95, seed=1)
     spans = [
@@ -201,6 +201,8 @@ def test_steps_told_ahead_draw_what_others_draw(checkpoint: Path, followed: list
     found, wanted = ([each.logprob for each in result.logprobs or ()] for result in (ahead[0], plain[0]))
     assert found == pytest.approx(wanted[:3], abs=0.02) and found
     assert 3 in followed and len(followed) >= 3
+    if machine is not None:  # a device that is there is so quick that sequences need not begin in one step
+        assert followed[:3] == [3, 3, 3], "one row of the third of them is thrown away"
 
 
 def test_what_depends_on_the_token_before_is_told_after_it(checkpoint: Path, followed: list[int]) -> None:
