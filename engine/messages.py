@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from engine.constrain.compiler import Outcome
 from engine.constrain.spec import Constraint
+from engine.numerics import Numerics
 from engine.outputs import Prefill, SpanOutput, Stats
 from engine.params import Span
 
@@ -121,17 +122,11 @@ class GetStats:
 
 @dataclass(frozen=True, slots=True)
 class Compile:
-    """Compile a constraint before a span needs it."""
+    """Compile a constraint before a tenant's span needs it."""
 
     request: int
     constraint: Constraint
-
-
-@dataclass(frozen=True, slots=True)
-class Register:
-    """A constraint will be asked for often: make ahead what can be made."""
-
-    constraint: Constraint
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +158,7 @@ class Stop:
 
 Command = (
     Open | Restore | Append | Generate | Score | Fork | Truncate | Hold | Snap | Cancel | Close
-    | GetStats | Compile | Register | Leave | Compiled | CameUp | Stop
+    | GetStats | Compile | Leave | Compiled | CameUp | Stop
 )  # fmt: skip
 
 
@@ -178,6 +173,7 @@ class Loaded:
     device: str
     dtype: str
     threads: int  # CPU threads of the model
+    numerics: Numerics
     fingerprint: bytes = b""  # of the model's files
 
 

@@ -17,6 +17,7 @@ from engine.kv.host import HostTier
 from engine.kv.image import HEADER_BYTES, layout_of
 from engine.kv.tiers import Tiers
 from engine.kv.worker import ThreadWorker
+from engine.numerics import Numerics
 
 STAGED_BYTES = 64 << 20  # of blocks on their way to a disk, where there is no host memory to keep them
 STAGED_ROWS = (8, 256)  # at least and at most
@@ -25,6 +26,7 @@ STAGED_ROWS = (8, 256)  # at least and at most
 def tiers_of(
     config: EngineConfig,
     model: bytes,
+    numerics: Numerics,
     pool: BlockPool,
     kv: KVCache | CodedCache,
     store: BlockStore,
@@ -48,7 +50,7 @@ def tiers_of(
             raise InvalidParameter(name, message)
     disk = None
     if files and config.kv_dir is not None:
-        layout = layout_of(model, config, kv.block_shape)
+        layout = layout_of(model, config, numerics, kv.block_shape)
         disk = DiskTier(Path(config.kv_dir), layout, nbytes)
     host = HostTier(rows, nbytes, pinned=device.type == "cuda", share=config.kv_tenant_share)
     return Tiers(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
+    from engine.numerics import Numerics
 
 Bytes = bytes | bytearray | memoryview
 
@@ -25,8 +26,8 @@ VERSION = 1
 _HEADER = struct.Struct("<8sI16s16sIQ")  # magic, version, layout, digest, CRC-32 of the payload, its bytes
 HEADER_BYTES = _HEADER.size
 
-# What of a configuration changes the keys and values of the same tokens.
-_TELLING = ("dtype", "max_model_len", "block_size", "kernels", "quantization", "deterministic")
+# What of a configuration changes the keys and values of the same tokens, beside its numerics.
+_TELLING = ("max_model_len", "block_size")
 _SAMPLES = 64  # places of a weight file that are looked at
 _SAMPLE_BYTES = 4096
 
@@ -64,10 +65,12 @@ def payload_of(image: Bytes, layout: bytes, digest: bytes, nbytes: int) -> memor
     return payload
 
 
-def layout_of(model: bytes, config: EngineConfig, shape: Sequence[object]) -> bytes:
-    """A fingerprint of how a model's K/V is laid out, 16 bytes. `shape` is what says how a payload is to be read."""
+def layout_of(model: bytes, config: EngineConfig, numerics: Numerics, shape: Sequence[object]) -> bytes:
+    """A fingerprint of how a model's K/V is computed and laid out, 16 bytes. `shape` is what says how a payload is to
+    be read."""
     told = {each.name: getattr(config, each.name) for each in fields(config) if each.name in _TELLING}
-    return hashlib.blake2b(repr((VERSION, sorted(told.items()), *shape)).encode(), key=model, digest_size=16).digest()
+    telling = (VERSION, sorted(told.items()), sorted(numerics.recorded().items()), *shape)
+    return hashlib.blake2b(repr(telling).encode(), key=model, digest_size=16).digest()
 
 
 def fingerprint(path: Path) -> bytes:

@@ -6,6 +6,7 @@ that a terminal or a service manager sends to a whole group are for the server, 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import math
@@ -37,7 +38,12 @@ log = logging.getLogger(__name__)
 
 
 class Mail:
-    """A mailbox for several clients, which are told apart by the number that their ids begin with."""
+    """A mailbox for several clients, which are told apart by the number that their ids begin with.
+
+    Threads of this process post to a queue and then write a byte to a pipe, which wakes the one that takes. It empties
+    the pipe first and the queue after it: a byte that it reads stands for a command that is in the queue already, and
+    one that comes later wakes it again, at worst for nothing.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes], loaded: m.Loaded) -> None:
         self._socket = socket
@@ -51,16 +57,17 @@ class Mail:
     def post(self, command: m.Command) -> None:
         """From any thread."""
         self._own.append(command)
-        os.write(self._wake, b"\0")
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._wake, b"\0")
 
     def take(self, timeout_s: float | None) -> Iterable[m.Command]:
         if timeout_s != 0:
             self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
-        commands = self._received()
-        if self._own:
-            while self._own:
-                commands.append(self._own.popleft())
+        with contextlib.suppress(BlockingIOError):  # empty: what was posted has not said so yet
             os.read(self._woken, 1 << 16)
+        commands = self._received()
+        while self._own:
+            commands.append(self._own.popleft())
         return commands
 
     def send(self, replies: list[m.Reply]) -> None:

@@ -95,6 +95,7 @@ class JoinedLink:
             return
         if line is not self._line:
             return  # it has moved on
+        self._journal.loaded(loaded.numerics)  # who keeps the core alive says what is otherwise
         for command in self._journal.commands():
             line.send(command)
         self._state = "running"

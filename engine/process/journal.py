@@ -1,8 +1,9 @@
 """What a fresh core must be told to go on where a dead one was: open sequences, their tokens, what was asked of them.
 
 It hears every command that is sent and every reply that comes, and holds what they amount to. Tokens are truth, so that
-is all there is to know: K/V is computed again, and a span's text and constraint follow from its tokens. Knows nothing
-of processes.
+is all there is to know, but for what they were computed with: K/V is computed again, and only numerics that are batch-
+invariant, and the same, surely give the same tokens after it. A span's text and constraint follow from its tokens.
+Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from engine import messages as m
-from engine.constrain.spec import Constraint
 from engine.forks import children_of, mix64
+from engine.numerics import Numerics
 
 MOST_CRASHES = 2  # deaths in a row without a word of a span: after that it may be what kills the core
 
@@ -52,7 +53,7 @@ class Journal:
         self._sequences: dict[int, _Known] = {}  # a scope stands before what it holds
         self._asked: dict[int, m.GetStats | m.Compile | m.Snap] = {}
         self._owners: dict[int, _Known] = {}  # by the request that runs on it
-        self._registered: dict[Constraint, None] = {}
+        self.numerics: Numerics | None = None  # that the tokens were computed with
 
     @property
     def waiting(self) -> bool:
@@ -73,8 +74,6 @@ class Journal:
                 self._reopen(command)
             case m.GetStats() | m.Compile() | m.Snap():
                 self._asked[command.request] = command
-            case m.Register():
-                self._registered[command.constraint] = None
             case m.Close():
                 self._drop(command.sequence)
             case m.Append() | m.Truncate() | m.Fork() | m.Generate() | m.Score() | m.Cancel():
@@ -105,6 +104,12 @@ class Journal:
 
     # -- what a fresh core is told
 
+    def loaded(self, numerics: Numerics) -> list[str]:
+        """A core that runs says what it computes with. What is otherwise than with the one before: what ran may go on
+        with other tokens then."""
+        before, self.numerics = self.numerics, numerics
+        return [] if before is None else numerics.differences(before)
+
     def crashed(self) -> dict[int, str]:
         """The core died. The requests that are given up, and why: what seems to kill it, and what asks how it is."""
         suspects = []
@@ -126,7 +131,6 @@ class Journal:
     def commands(self) -> Iterator[m.Command]:
         """In the order in which they must come."""
         now = self._clock()
-        yield from (m.Register(constraint) for constraint in self._registered)
         for known in self._sequences.values():
             yield _restored(known, now)
         for known in self._sequences.values():

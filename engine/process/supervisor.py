@@ -75,6 +75,7 @@ class SupervisedLink:
             self._state = "stopped"
             await self._process.stop()
             raise
+        self._journal.loaded(loaded.numerics)
         self._state = "running"
         return loaded
 
@@ -121,12 +122,14 @@ class SupervisedLink:
             await asyncio.sleep(pause)
             self._process = self._spawn()
             try:
-                await self._process.loaded()
+                loaded = await self._process.loaded()
             except EngineError as error:
                 how = str(error)
                 log.error("the engine's process could not be started again: %s", how)
                 await self._process.stop()
                 continue
+            if others := self._journal.loaded(loaded.numerics):
+                log.warning("the engine computes otherwise now, so answers may go on otherwise: %s", "; ".join(others))
             for command in self._journal.commands():
                 self._process.send(command)
             self._state = "running"

@@ -43,9 +43,10 @@ class _Generate(msgspec.Struct, array_like=True):
 
 
 class _Constraint(msgspec.Struct, array_like=True):
-    """`messages.Compile`, and `messages.Register` with no request."""
+    """`messages.Compile`."""
 
-    request: int | None
+    request: int
+    tenant: str
     constraint: Plain
 
 
@@ -92,9 +93,7 @@ def encode_command(command: m.Command | Hello) -> bytes:
         case m.Generate():
             message = _generate(command)
         case m.Compile():
-            message = _Constraint(command.request, _lists(command.constraint))
-        case m.Register():
-            message = _Constraint(None, _lists(command.constraint))
+            message = _Constraint(command.request, command.tenant, _lists(command.constraint))
     return _encoder.encode([(_commands.number[type(message)], message)])
 
 
@@ -119,10 +118,8 @@ def _command(message: object) -> m.Command | Hello:
             constraint = None if layout is None else Constrained(_constraint(body), layout)
             made = Span(**{name: getattr(span, name) for name in _span_fields}, constraint=constraint)
             return m.Generate(sequence, request, made, seed, max_tokens, delivered, begun)
-        case _Constraint(None, constraint):
-            return m.Register(_constraint(constraint))
-        case _Constraint(request, constraint):
-            return m.Compile(request, _constraint(constraint))
+        case _Constraint(request, tenant, constraint):
+            return m.Compile(request, _constraint(constraint), tenant)
     return message  # type: ignore[return-value]  # the rest are what they are
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Span
 from engine.kv.image import HEADER_BYTES, layout_of
+from engine.numerics import Numerics
 from tests.engine.kv_below import Eager
 
 SPAN = Span(GREEDY, max_tokens=8, ignore_eos=True)
@@ -113,10 +116,16 @@ async def test_what_was_evicted_is_copied_back_and_not_read_again(
     assert stats.host_hit_blocks + stats.disk_hit_blocks > 0
 
 
-@pytest.mark.parametrize("changed", [{"quantization": "int8"}, {"kernels": "torch"}, {"dtype": "float16"}])
-def test_blocks_of_other_weights_or_kernels_are_not_taken(changed: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [{"quantization": "int8"}, {"kernels": "torch"}, {"dtype": "float16"}, {"batch_invariant": False}, {"threads": 2}],
+)
+def test_blocks_of_other_weights_or_kernels_are_not_taken(changed: dict[str, Any]) -> None:
     """What computes keys and values is in the fingerprint that a block is found by."""
-    shape = (2, 9, 4)
-    before, after = (layout_of(b"model", EngineConfig("none", **each), shape) for each in ({}, changed))
+    shape, config = (2, 9, 4), EngineConfig("none")
+    numerics = Numerics("bfloat16", "AMX", "none", "auto", "cpu", "AVX512", 0, "2.13", batch_invariant=True)
+    before, after = (layout_of(b"model", config, each, shape) for each in (numerics, replace(numerics, **changed)))
     assert before != after
-    assert before == layout_of(b"model", EngineConfig("none", max_running=3), shape), "what computes nothing is not"
+    assert before != layout_of(b"model", EngineConfig("none", block_size=8), numerics, shape)
+    more = EngineConfig("none", max_running=3)
+    assert before == layout_of(b"model", more, numerics, shape), "what computes nothing is not"

@@ -53,8 +53,7 @@ COMMANDS: list[m.Command] = [
     m.Cancel(BIG, 2),
     m.Close(BIG),
     m.GetStats(3),
-    m.Compile(4, BODY),
-    m.Register(JSON_OBJECT),
+    m.Compile(4, BODY, "alice"),
     m.Leave(3),
     m.Stop(),
 ]
