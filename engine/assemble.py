@@ -20,6 +20,7 @@ from engine.device_sampler import warm_up
 from engine.errors import InvalidParameter
 from engine.gpu.memory import left_for_kv
 from engine.gpu.runner import GpuRunner
+from engine.kernels import cpu
 from engine.kv.below import tiers_of
 from engine.kv.blocks import BlockPool
 from engine.kv.coded import CodedCache
@@ -36,6 +37,7 @@ from engine.memory import (
 )
 from engine.messages import Loaded
 from engine.models.decoder import Decoder, load_decoder
+from engine.numerics import Numerics
 from engine.runner import CacheStore, ModelRunner, Runner
 from engine.scheduler import MOST_LOGITS
 from engine.tokenizer import Tokenizer
@@ -71,7 +73,7 @@ def assemble(config: EngineConfig) -> Parts:
     use_threads(threads, device)
     kernels = config.kernels
     if kernels == "auto" and config.kv_dtype != "auto" and device.type == "cpu":
-        kernels = "torch"  # AMX attention reads K/V of 16 bits
+        kernels = "torch"  # our own attention reads K/V of 16 bits
     decoder = load_decoder(
         path,
         dtype=dtype,
@@ -104,12 +106,10 @@ def assemble(config: EngineConfig) -> Parts:
         kv = CodedCache(*shape, dtype, device, config.kv_dtype)
     if device.type == "cuda" or not decoder.on_gpu:  # Triton's interpreter compiles nothing
         _warm_up(decoder, kv, device)
-    ours = "Triton" if decoder.on_gpu else "AMX" if decoder.tiled else "torch"
-    log.info("%s on %s in %s: %s kernels, %d blocks of K/V", path.name, device, dtype, ours, blocks)
+    numerics = _numerics(config, decoder, threads)
+    log.info("%s on %s in %s: %s kernels, %d blocks of K/V", path.name, device, dtype, numerics.kernels, blocks)
     tokenizer = Tokenizer.load(path)
-    compiler = default_compiler(
-        tokenizer, spec.vocab_size, cache_dir=None if config.cache_dir is None else Path(config.cache_dir)
-    )
+    compiler = default_compiler(tokenizer, spec.vocab_size)
     compiler.warm()
     model = fingerprint(path)
     pool = BlockPool(blocks, config.kv_tenant_share)
@@ -123,7 +123,7 @@ def assemble(config: EngineConfig) -> Parts:
         begin_device=lambda: use_threads(threads, device),
         constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
         model=model,
-        tiers=tiers_of(config, model, pool, kv, CacheStore(kv, device), device),
+        tiers=tiers_of(config, model, numerics, pool, kv, CacheStore(kv, device), device),
     )
     return Parts(
         core=core,
@@ -136,8 +136,32 @@ def assemble(config: EngineConfig) -> Parts:
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             threads=threads,
+            numerics=numerics,
             fingerprint=model,
         ),
+    )
+
+
+def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:
+    invariant = config.deterministic or (decoder.tiled and config.quantization == "none")
+    ours = "Triton" if decoder.on_gpu else cpu.name() if decoder.tiled else "torch"
+    if decoder.device.type == "cuda":
+        processor = torch.cuda.get_device_name(decoder.device)
+    else:
+        processor = torch.backends.cpu.get_cpu_capability()
+        if ours == "torch":  # oneDNN chooses by what the processor can, and by its name
+            bf16 = " AMX" if cpu.has_tiles() else " AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else ""
+            processor = f"{cpu.processor()}, {processor}{bf16}"
+    return Numerics(
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        kernels=ours,
+        quantization=config.quantization,
+        kv_dtype=config.kv_dtype,
+        device=decoder.device.type,
+        processor=processor,
+        threads=threads if ours == "torch" and decoder.device.type == "cpu" else 0,
+        torch=str(torch.__version__),
+        batch_invariant=invariant,
     )
 
 

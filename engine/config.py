@@ -52,14 +52,13 @@ class EngineConfig:
     itl_goal_s: float | None = None  # seconds of a step with decodes; None: 1.8 times what they alone would take
     fixed_chunks: bool = False  # steps have max_batch_tokens tokens, whoever decodes
     reserve_tokens: int | None = None  # room that each sequence keeps from the start, to measure against; None: none
-    kernels: KernelName = "auto"  # auto: Triton's on CUDA, AMX's on a CPU, where they run the model; else torch
+    kernels: KernelName = "auto"  # auto: our own, Triton's on CUDA, where they run the model; else torch
     graphs: bool = True  # decodes are replayed from CUDA graphs; without effect but for the Triton kernels
-    quantization: QuantizationName = "none"  # of weights; int8 on CUDA and the AMX kernels, int4 on CUDA
+    quantization: QuantizationName = "none"  # of weights; int8 on CUDA and with AMX, int4 on CUDA
     deterministic: bool = False  # a request's bits depend on nothing else that runs
     prefix_cache: bool = True
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
-    cache_dir: str | None = None  # where constraints that were compiled ahead are kept; None: in memory only
     loop: LoopName = (
         "auto"  # plain; overlapped: replies are made while the device runs the next step; auto: that on CUDA
     )

@@ -119,9 +119,6 @@ class EngineCore:
                 self._replies.append(m.StatsReply(command.request, self.stats()))
             case m.Compile():
                 self._compile(command)
-            case m.Register():
-                if self._constraints is not None:
-                    self._constraints.compiler.register(command.constraint)
             case m.Compiled(None, request, outcome):
                 self._compiled(request, outcome)
             case m.Leave():
@@ -211,7 +208,9 @@ class EngineCore:
     def _compile(self, command: m.Compile) -> None:
         assert self._constraints is not None, "a core without constraints was asked to compile one"
         post, request = self._post, command.request
-        made = self._constraints.compiler.get(command.constraint, lambda made: post(m.Compiled(None, request, made)))
+        made = self._constraints.compiler.get(
+            command.constraint, lambda made: post(m.Compiled(None, request, made)), command.tenant
+        )
         if made is not None:
             self._compiled(request, made)
 
@@ -256,7 +255,7 @@ class EngineCore:
         assert self._constraints is not None, "a core without constraints was given a span with one"
         post, sequence, request = self._post, seq.id, command.request
         job.awaited = lambda made: post(m.Compiled(sequence, request, made))
-        outcome = self._constraints.compiler.get(span.constraint.body, job.awaited)
+        outcome = self._constraints.compiler.get(span.constraint.body, job.awaited, seq.tenant)
         if outcome is not None:
             self._constrain(seq, request, outcome)
 
@@ -283,10 +282,10 @@ class EngineCore:
             return
         self._scheduler.submit(seq)
 
-    def _stop_waiting(self, job: SpanJob) -> None:
+    def _stop_waiting(self, seq: SequenceState, job: SpanJob) -> None:
         """Nobody needs the constraint any more, if it is still being compiled."""
         if job.awaited is not None and job.span.constraint is not None and self._constraints is not None:
-            self._constraints.compiler.cancel(job.span.constraint.body, job.awaited)
+            self._constraints.compiler.cancel(job.span.constraint.body, job.awaited, seq.tenant)
 
     def _score(self, seq: SequenceState, command: m.Score) -> None:
         """Read candidates on throw-away children."""
@@ -315,7 +314,7 @@ class EngineCore:
             self._close(child, reason)
         match seq.job:
             case SpanJob() as job:
-                self._stop_waiting(job)
+                self._stop_waiting(seq, job)
                 self._replies.append(m.Closed(job.id, reason))
             case ScoreJob() as job:
                 job.request.open_children -= 1
@@ -393,7 +392,7 @@ class EngineCore:
 
     def _end_span(self, seq: SequenceState, job: SpanJob, finish: FinishReason) -> None:
         """End a span from outside."""
-        self._stop_waiting(job)
+        self._stop_waiting(seq, job)
         self._scheduler.finish(seq)
         self._answers.emit(seq, job, self._writer.finish(job, finish, None))
 

@@ -53,7 +53,7 @@ class Engine:
     def __init__(self, config: EngineConfig, link: Callable[[Engine], Link], client: int = 0) -> None:
         """`link` makes the way to the core, which knows this engine as the client of that number."""
         self.config = config
-        self._fingerprint = b""
+        self.fingerprint = b""
         self._requests: dict[int, Request] = {}
         self._queued: set[int] = set()  # of those, what waits for the model: spans and scores
         self._ids = itertools.count(m.first_id(client))
@@ -110,7 +110,8 @@ class Engine:
         self.vocab_size = loaded.vocab_size
         self.max_model_len = loaded.max_model_len
         self.max_tokens = loaded.max_tokens
-        self._fingerprint = loaded.fingerprint
+        self.fingerprint = loaded.fingerprint
+        self.numerics = loaded.numerics
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)
@@ -160,7 +161,7 @@ class Engine:
             BadSnapshot: the bytes are damaged, cut short, of another model, or of another tenant.
             What `open` raises.
         """
-        kept = unpacked(snapshot, self._fingerprint)
+        kept = unpacked(snapshot, self.fingerprint)
         if kept.tenant != tenant:
             raise BadSnapshot("The snapshot is of another tenant; accepted: the tenant that the sequence had.")
         if deadline_s is not None and deadline_s <= 0:
@@ -176,24 +177,20 @@ class Engine:
         )
         return Sequence(self, id, list(kept.tokens))
 
-    async def compile(self, constraint: Constraint) -> None:
-        """Compile a constraint before a span needs it; the span then finds it ready.
+    async def compile(self, constraint: Constraint, *, tenant: str = "") -> None:
+        """Compile a constraint before a span of the same tenant's needs it; the span then finds it ready.
 
         Raises:
             ConstraintRefused: no backend can hold it exactly; `CompileTimeout`: not in time.
         """
         request = self.request(queued=False)
         try:
-            self.post(m.Compile(request.id, constraint))
+            self.post(m.Compile(request.id, constraint, tenant))
             (reply,) = await request.replies()
         finally:
             self.forget(request)
         if isinstance(reply, m.Refused):
             raise CompileTimeout("; ".join(reply.reasons)) if reply.timed_out else ConstraintRefused(reply.reasons)
-
-    def register(self, constraint: Constraint) -> None:
-        """Say that a constraint will be asked for often: what can be made of it ahead is made, in the background."""
-        self.post(m.Register(constraint))
 
     async def stats(self) -> Stats:
         """A snapshot between two steps. Raises `EngineStopped`, or `EngineRestarting`: it does not wait for that."""

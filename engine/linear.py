@@ -57,7 +57,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
     if weight.device.type == "cpu":
         if weight.dtype == torch.float32 and weight.numel() < PREPACK_FROM:
             return _transposed(weight, bias)
-        if torch.backends.mkldnn.is_available() and (weight.dtype == torch.float32 or native_bf16()):
+        if _prepackable(weight.dtype):
             return _prepacked(weight, bias)
     return Dense(weight, bias)
 
@@ -78,6 +78,15 @@ def _transposed(weight: Tensor, bias: Tensor | None) -> Linear:
     if bias is None:
         return lambda x: torch.mm(x, columns)
     return lambda x: torch.addmm(bias, x, columns)
+
+
+def _prepackable(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies packed weights of this type on this CPU; it refuses float16 without AVX512-FP16."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32 or native_bf16()
 
 
 def _prepacked(weight: Tensor, bias: Tensor | None) -> Linear:

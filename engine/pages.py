@@ -28,10 +28,17 @@ def empty_bytes(nbytes: int) -> Tensor:
 
 
 def zeros(*shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """torch.zeros, on huge pages where the device is the CPU and the system gives them."""
-    if torch.device(device).type != "cpu":
+    """torch.zeros, on huge pages where the device is the CPU and the system gives them.
+
+    Large ones take no memory until they are written: fresh pages of the system are zero, so none is touched here.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if torch.device(device).type != "cpu" or nbytes < HUGE_PAGE:
         return torch.zeros(*shape, dtype=dtype, device=device)
-    return empty_bytes(math.prod(shape) * dtype.itemsize).view(dtype).view(shape).zero_()
+    memory = torch.frombuffer(mmap.mmap(-1, nbytes + HUGE_PAGE), dtype=torch.uint8)
+    start = -memory.data_ptr() % HUGE_PAGE
+    _advise(memory.data_ptr() + start, nbytes)
+    return memory[start : start + nbytes].view(dtype).view(shape)
 
 
 def _advise(address: int, nbytes: int) -> None:

@@ -1,9 +1,9 @@
 """Draws tokens from logits, for all rows of a step at once. Knows nothing of sequences, text or scheduling.
 
-Order: logit bias, repetition, presence and frequency penalties, mask, temperature, top-k, top-p, min-p. Each row's
-draw depends on that row alone: the uniform number is a hash of (seed, stream, position), and rows that need a sorted
-vocabulary are treated apart from rows that do not. On a GPU `engine.device_sampler` does all this, from other random
-numbers: a seed gives the same tokens again on the same kind of device.
+Order, as vLLM has it: logit bias, repetition, presence and frequency penalties, mask, temperature, min-p, top-k, top-p.
+Each row's draw depends on that row alone: the uniform number is a hash of (seed, stream, position), and rows that need
+a sorted vocabulary are treated apart from rows that do not. On a GPU `engine.device_sampler` does all this, from other
+random numbers: a seed gives the same tokens again on the same kind of device.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _repetition(row: Tensor, draw: Draw) -> None:
 
 
 def _draw_filtered(logits: Tensor, draws: Mapping[int, Draw], rows: list[int]) -> Tensor:
-    """Token ids for rows with top-k, top-p or min-p: cut the sorted distribution, then draw from what is left.
+    """Token ids for rows with min-p, top-k or top-p: cut the sorted distribution, then draw from what is left.
 
     Rows are sorted as far as they themselves need it, so that none is drawn differently for what stands beside it.
     """
@@ -180,15 +180,16 @@ def _cut_and_draw(scaled: Tensor, values: Tensor, ids: Tensor, draws: list[Draw]
     samplings = [draw.sampling for draw in draws]
     order = torch.arange(values.shape[1], device=values.device)
     top_k = torch.tensor([s.top_k or scaled.shape[1] for s in samplings], device=values.device)
+    if any(s.min_p > 0.0 for s in samplings):
+        least = values[:, :1] + _column(scaled, [s.min_p for s in samplings]).log()
+        scaled, values = (each.masked_fill(each < least, -torch.inf) for each in (scaled, values))
     values = values.masked_fill(order >= top_k.unsqueeze(1), -torch.inf)
-    # With top-k on, the rest is gone before top-p looks: probabilities are among those left.
+    # What min-p and top-k drop is gone before top-p looks: probabilities are among those left.
     whole = torch.where(top_k.unsqueeze(1) < scaled.shape[1], _log_total(values), _log_total(scaled))
     probabilities = torch.exp(values - whole)
     before = probabilities.cumsum(-1) - probabilities  # mass of the likelier tokens; the first is always kept
     top_p = _column(scaled, [s.top_p for s in samplings])
     probabilities = probabilities.masked_fill((before >= top_p) & (top_p < 1.0), 0.0)
-    min_p = _column(scaled, [s.min_p for s in samplings])
-    probabilities = probabilities.masked_fill(probabilities < min_p * probabilities[:, :1], 0.0)
     return ids.gather(1, _invert(probabilities, draws).unsqueeze(1)).squeeze(1)
 
 

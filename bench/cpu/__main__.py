@@ -1,4 +1,4 @@
-"""`python -m bench.cpu ours|transformers|llama|bits|report`: one part a call, kept under build/, then the report.
+"""`python -m bench.cpu ours|transformers|llama|bits|steps|report`: one part a call, kept under build/, then the report.
 
 Decoding is measured as all requests' tokens a second once all prompts are read, prefill as one prompt of 512 tokens.
 Ours goes through the whole engine, greedy sampling included; the peers are spared sampling.
@@ -21,8 +21,10 @@ import typer
 
 from bench import hardware, report
 from bench.cpu import checkpoint
+from bench.cpu import steps as step_by_step
 from bench.cpu.bits import compared
 from engine import GREEDY, Engine, EngineConfig, Span
+from engine.kernels import cpu
 
 WORK = Path("build/cpu")
 BATCHES = [1, 2, 4, 8, 16, 32, 64, 128]
@@ -149,12 +151,32 @@ def same_bits(requests: int = 1000) -> None:
         "bfloat16, torch": {"dtype": "bfloat16", "kernels": "torch"},
         "float32, torch": {"dtype": "float32"},
     }
+    if not cpu.has_tiles():
+        del kinds["bfloat16, int8 weights"]  # 8 bits are multiplied on AMX alone
     made: Part = {}
     for name, options in kinds.items():
         made[name] = asyncio.run(compared("models/pebble", requests, kv_blocks=2000, **options))
         print(name, made[name])
     WORK.mkdir(parents=True, exist_ok=True)
     (WORK / "same_bits.txt").write_text(json.dumps(made))
+
+
+@app.command("steps")
+def single_steps(
+    model: Annotated[Path | None, typer.Option(help="A checkpoint; else Qwen3-0.6B's shape.")] = None,
+    threads: int = 2,
+    turns: int = 9,
+    tiles: Annotated[bool, typer.Option(help="Measure torch's deterministic way, too.")] = False,
+) -> None:
+    """Our own kernels beside torch, step by step in one run: printed as JSON."""
+    made = {
+        "date": datetime.date.today().isoformat(),
+        "hardware": hardware.describe(),
+        "read_gb_per_s": hardware.read_bandwidth(0.5) / 1e9,
+        "threads": threads,
+        "steps": step_by_step.compared(model or _model(), threads, turns=turns, tiles=tiles),
+    }
+    print(json.dumps(made, indent=1))
 
 
 @app.command("report")

@@ -50,9 +50,9 @@ def draw(logits: Tensor, parameters: Tensor) -> Tensor:
     row has nothing else: then its first token is; +inf wins. `parameters` is (rows, WORDS) int32, see `pack`.
 
     A greedy row takes the first of its largest logits. Every other one draws from the softmax of logits / temperature,
-    restricted to the tokens that all of these keep: top-k, those no less likely than the k-th likeliest; top-p, those
-    where all tokens likelier than it have together less than top_p of what top-k kept; min-p, those at least min_p
-    times as likely as the likeliest. Tokens of one logit are kept all or none.
+    restricted to the tokens that all of these keep, in vLLM's order: min-p, those at least min_p times as likely as the
+    likeliest; top-k, those no less likely than the k-th likeliest; top-p, those where all tokens likelier than it have
+    together less than top_p of what the two before kept. Tokens of one logit are kept all or none.
 
     The draw is by Gumbel-max: the largest of logit / temperature - log(-log(1 - u)) wins. Token t's u is word t % 4 of
     Philox4x32-10 (Salmon et al. 2011) with the row's key for the counter t // 4, plus 0.5, over 2**32.
@@ -142,14 +142,13 @@ def kept_torch(row: Tensor, words: Tensor) -> Tensor:
     top_k = int(words[1])
     ordered, ids = row.sort(descending=True, stable=True)
     masses = torch.exp((ordered.double() - ordered[0]) * scale)
-    kept = ordered > -torch.inf
+    kept = (ordered > -torch.inf) & (ordered >= ordered[0] + reach)
     if top_k:
         kept &= ordered >= ordered[min(top_k, len(row)) - 1]
     masses = masses.masked_fill(~kept, 0.0)
     if top_p < 1:
         likelier = (masses.cumsum(0) - masses)[torch.searchsorted(-ordered, -ordered)]  # of those with the same logit
         kept &= likelier < top_p * masses.sum()
-    kept &= ordered >= ordered[0] + reach
     return torch.empty_like(kept).scatter_(0, ids, kept)
 
 

@@ -27,11 +27,12 @@ from engine.families import family_of
 from engine.gpu.limits import limits_for
 from engine.gpu.packing import DeviceStep, Model, Packed, room_of, works_of
 from engine.kernels import quantized
-from engine.kernels.amx.binding import TiledWeight
+from engine.kernels.cpu import has_tiles
+from engine.kernels.cpu.binding import TiledWeight
 from engine.kernels.matmul import invariant
 from engine.kv.coded import CodedCache, CodedLayer
 from engine.linear import Dense, Packing, pack
-from engine.models import amx, gpu
+from engine.models import cpu, gpu
 from engine.models.layers import ACTIVATIONS, Layer, LayerReader
 from engine.models.rope import Rotation, rotate_
 from engine.models.spec import ModelSpec, Rope, WeightNames
@@ -79,7 +80,7 @@ class Decoder:
             if rope is not None
         }
         on_gpu = attend is attention.paged and gpu.chosen(spec, dtype, device, kernels)
-        tiled = kernels == "auto" and attend is attention.paged and amx.suits(spec, dtype, device)
+        tiled = kernels == "auto" and attend is attention.paged and cpu.suits(spec, dtype, device)
         tiled = tiled and packing is None
         packing = packing or _packing(quantization, spec, dtype, device, tiled, on_gpu, deterministic)
         read = LayerReader(spec, names, weights, dtype, device, packing)
@@ -92,15 +93,15 @@ class Decoder:
         if not spec.tied_embeddings:
             head = read.tensor(names.lm_head, spec.vocab_size, spec.hidden_size)
         self._lm_head = (packing.head or packing.plain)(head, None)
-        self._amx = amx.AmxLayers(spec, self._layers) if tiled else None
+        self._cpu = cpu.CpuLayers(spec, self._layers) if tiled else None
         self._gpu = gpu.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
         limits = limits_for(spec, device, deterministic=deterministic)
         self.packed_for = Model(self._windows, spec.heads, spec.head_dim, limits)
 
     @property
     def tiled(self) -> bool:
-        """Whether the AMX kernels run it."""
-        return self._amx is not None
+        """Whether the CPU's own kernels run it: a token's bits then depend on its sequence alone."""
+        return self._cpu is not None
 
     @property
     def on_gpu(self) -> bool:
@@ -179,11 +180,11 @@ class Decoder:
             return self._run_on_gpu(self._packed(batch, kv.block_size), kv)
         x = self._embedded(batch.token_ids)
         rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
-        if self._amx is not None:
+        if self._cpu is not None:
             assert isinstance(kv, KVCache), (
-                "the AMX kernels read K/V of 16 bits; such a decoder is loaded with kernels='torch'"
+                "the CPU's own kernels read K/V of 16 bits; such a decoder is loaded with kernels='torch'"
             )
-            self._amx.run(x, batch, kv, rotations)
+            self._cpu.run(x, batch, kv, rotations)
             return x
         plan = AttentionPlan(
             batch,
@@ -262,11 +263,11 @@ def _packing(
             message = f"quantization is {quantization}, but dtype is float32; accepted: bfloat16 or float16 on CUDA."
             raise InvalidParameter("quantization", message)
         return quantized.packing(quantization, invariant=deterministic)
-    if quantization == "int4" or (quantization != "none" and not tiled):
-        raise InvalidParameter("quantization", amx.refusal(quantization, spec, dtype, device))
+    if quantization == "int4" or (quantization != "none" and not (tiled and has_tiles())):
+        raise InvalidParameter("quantization", cpu.refusal(quantization, spec, dtype, device))
     if on_gpu:
         return Packing(invariant, invariant) if deterministic else Packing(Dense, Dense)
-    return amx.packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
+    return cpu.packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
 
 
 def load_decoder(
@@ -283,9 +284,9 @@ def load_decoder(
     """The decoder of a model directory (see `checkpoint.resolve`), with weights in `dtype` on `device`.
 
     `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`. `kernels` is "torch"
-    or "auto", which takes the AMX kernels where they run the model. `quantization` rounds weights at load: to int8
-    for those kernels, to int8 or int4 on CUDA; with `deterministic`, every step then computes alike. `packing` lays
-    weights out in another way than these ask for.
+    or "auto", which takes our own where they run the model. `quantization` rounds weights at load: to int8 with AMX, to
+    int8 or int4 on CUDA; with `deterministic`, every step then computes alike. `packing` lays weights out in another
+    way than these ask for.
 
     Raises:
         UnsupportedArchitecture: no family here runs it.

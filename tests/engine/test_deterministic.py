@@ -82,6 +82,16 @@ async def test_mixes_chunks_and_the_cache_change_no_bit(
     assert [mixed[shuffled.index(i)] for i in range(len(asked))] == alone
 
 
+async def test_on_batch_invariant_numerics_nothing_changes_a_bit_by_default(checkpoint: Path) -> None:
+    asked = requests(REQUESTS // 4)
+    same = {"dtype": "bfloat16", "deterministic": False}
+    async with await Engine.start(EngineConfig(str(checkpoint), kv_blocks=64, dtype="bfloat16")) as engine:
+        if not engine.numerics.batch_invariant:
+            pytest.skip("no kernels in C++ here: bfloat16 on torch is the same with deterministic alone")
+    alone = await answers(checkpoint, asked, at_once=1, prefix_cache=False, **same)
+    assert await answers(checkpoint, asked, at_once=40, max_batch_tokens=75, **same) == alone
+
+
 async def test_without_it_the_torch_kernels_do_depend_on_the_batch(checkpoint: Path) -> None:
     """So that the test above can fail."""
     asked = requests(REQUESTS // 4)

@@ -85,6 +85,7 @@ def test_likeliest_tokens_and_logprobs_are_those_of_the_cpu(
         Sampling(top_k=4),
         Sampling(top_p=0.6, temperature=1.5),
         Sampling(min_p=0.2),
+        Sampling(top_p=0.8, min_p=0.05),
         Sampling(temperature=2.0, top_k=9, top_p=0.9, min_p=0.05),
     ],
     ids=str,

@@ -25,9 +25,9 @@ def logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
 
 
 def allowed(row: np.ndarray, s: Sampling) -> np.ndarray:
-    """Which tokens may be drawn, by the definition of each filter: a boolean array (vocabulary,)."""
+    """Which tokens may be drawn, by the definition of each filter, in vLLM's order: a boolean array (vocabulary,)."""
     scaled = row.astype(np.float64) / s.temperature
-    keep = np.ones(len(row), bool)
+    keep = np.exp(scaled - scaled.max()) >= s.min_p
     if s.top_k:
         keep &= scaled >= np.sort(scaled)[-min(s.top_k, len(row))]
     p = np.where(keep, np.exp(scaled - scaled.max()), 0)
@@ -35,7 +35,7 @@ def allowed(row: np.ndarray, s: Sampling) -> np.ndarray:
     order = np.argsort(-p, kind="stable")
     before = np.cumsum(p[order]) - p[order]
     keep[order[(before >= s.top_p) & (s.top_p < 1)]] = False
-    return keep & (p >= s.min_p * p.max())
+    return keep
 
 
 samplings = st.builds(
@@ -67,6 +67,7 @@ def test_only_tokens_that_the_filters_leave_are_drawn(samplings: list[Sampling],
         Sampling(top_p=0.7),
         Sampling(temperature=2.5, top_p=0.5),
         Sampling(min_p=0.2),
+        Sampling(top_p=0.8, min_p=0.02),
         Sampling(temperature=1.5, top_k=6, top_p=0.9, min_p=0.05),
     ],
     ids=str,
@@ -84,6 +85,16 @@ def test_draws_follow_the_filtered_distribution(sampling: Sampling, vocab: int) 
     error = np.sqrt(p * (1 - p) / n)
     slack = np.where(p * n < 1, 3 / n, 1e-12)  # what is rarer than one in all draws may come three times
     assert (np.abs(counts / n - p) <= 5 * error + slack).all()
+
+
+@pytest.mark.parametrize("unlikely", [40, 400])  # the second are more than are sorted at first
+@pytest.mark.parametrize("top_k", [0, 30])
+def test_min_p_drops_tokens_before_top_p_sums_what_is_left(unlikely: int, top_k: int) -> None:
+    row = torch.tensor([[0.4, 0.2, *[0.4 / unlikely] * unlikely]]).log()
+    for top_p, kept in ((0.65, {0}), (0.68, {0, 1})):  # of the two that min-p keeps, the likelier has two thirds
+        asked = Sampling(top_k=top_k, top_p=top_p, min_p=0.3)
+        drawn = sample(row.repeat(200, 1), [draw(asked, position=at) for at in range(200)])
+        assert set(drawn.token_ids) == kept
 
 
 @settings(max_examples=60, deadline=None)

@@ -133,17 +133,18 @@ def settle_kernel(
         peaks = tl.load(note + 3 * chunks + index, mask=index < chunks * blocks, other=float("-inf"))
         lower = _lower_bound(peaks, largest, scale, top_k, top_p * whole * _SLACK, top_p < 1)
         least = largest + reach
-        both = (top_k > 0) & (top_p < 1)
-        floor = tl.where(both, lower, tl.maximum(lower, least))  # top-p asks for the mass of all that top-k leaves
+        cut = (top_k > 0) | (reach > float("-inf"))
+        summed = cut & (top_p < 1)  # top-p asks for the mass of all that min-p and top-k leave
+        floor = tl.where(summed & (top_k == 0), least, tl.maximum(lower, least))
         is_hot = (peaks >= floor) & (peaks > float("-inf"))
         count = tl.sum(is_hot.to(tl.int32), 0)
         my_hot = hot + row * (chunks * blocks)
         tl.store(my_hot + tl.cumsum(is_hot.to(tl.int32), 0) - 1, index, mask=is_hot)
         tl.debug_barrier()  # other threads read them
-        if both:
-            floor = _kth_largest(line, my_hot, count, vocabulary, floor, largest, top_k, tile, each)
+        if summed:
+            if top_k > 0:
+                floor = _kth_largest(line, my_hot, count, vocabulary, floor, largest, top_k, tile, each)
             _, whole = _above(line, my_hot, count, vocabulary, float("-inf"), floor, largest, scale, tile, each)
-        floor = tl.maximum(floor, least)
         x = tl.load(line + token).to(tl.float32)
         kept = False
         while not kept:

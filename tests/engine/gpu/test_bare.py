@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 ABSENT = (
-    "msgspec", "zmq", "llguidance", "outlines_core", "fastapi", "starlette", "uvicorn", "pydantic", "pydantic_core",
+    "msgspec", "zmq", "llguidance", "fastapi", "starlette", "uvicorn", "pydantic", "pydantic_core",
     "pytest_asyncio", "psutil", "mcp", "playwright", "opentelemetry", "prometheus_client",
 )  # fmt: skip
 PROGRAM = f"""

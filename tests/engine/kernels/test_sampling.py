@@ -111,7 +111,9 @@ def test_kernel_and_twin_draw_the_same(
         {"top_p": 0.6},
         {"min_p": 0.3},
         {"top_k": 300, "top_p": 0.5},
+        {"top_p": 0.8, "min_p": 0.02},
         {"top_k": 7, "top_p": 0.9, "min_p": 0.1},
+        {"top_k": 300, "top_p": 0.8, "min_p": 0.02},
         {"temperature": 30.0, "top_p": 0.5},
         {"temperature": 30.0, "top_k": 400, "top_p": 0.99},
     ],
@@ -125,7 +127,7 @@ def test_the_kernel_keeps_what_the_twin_keeps(same: dict[str, float], device: st
 
 
 @pytest.mark.parametrize("draw", [draw_torch, draw_triton])
-@pytest.mark.parametrize("same", [{}, {"top_k": 3}], ids=str)
+@pytest.mark.parametrize("same", [{}, {"top_k": 3}, {"min_p": 0.17}, {"top_k": 4, "min_p": 0.17}], ids=str)
 def test_top_p_cuts_where_the_likelier_reach_it(draw: object, same: dict[str, float], device: str) -> None:
     row = torch.full((100,), -INF)
     row[[60, 70, 80]] = torch.tensor([0.5, 0.3, 0.2]).log()

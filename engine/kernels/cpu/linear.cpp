@@ -1,4 +1,4 @@
-// y = x @ weight.T in bfloat16 with float32 sums, on AMX tiles. Knows nothing of what the columns mean.
+// y = x @ weight.T in bfloat16 with float32 sums, on tiles. Knows nothing of what the columns mean.
 //
 // The weight lies as [out / 32][in / 32][2][16][16][2]: for 32 columns of the output and 32 of the input two tiles of
 // 16 pairs, in the order in which they are read, so that a step of few rows is one stream through memory. Every sum
@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "pairs.h"
 #include "pool.h"
 
 namespace ponder {
@@ -16,11 +17,6 @@ namespace {
 
 constexpr int64_t kAhead = 2048;            // bytes that a stream of weights is prefetched ahead
 constexpr int64_t kRowsInCache = 1536 << 10;  // bytes of packed rows that stay in a core's second cache
-
-inline void prefetch(const bf16* tile) {
-  const char* at = reinterpret_cast<const char*>(tile) + kAhead;
-  for (int line = 0; line < 32; ++line) _mm_prefetch(at + line * 64, _MM_HINT_T0);
-}
 
 inline __m512 sigmoid(__m512 x) {
   const __m512 e = exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-1.4426950408889634f)));
@@ -46,6 +42,13 @@ struct Work {
   const Weight& weight;
   const Destination& to;
 };
+
+#ifdef __AMX_TILE__
+
+inline void prefetch(const bf16* tile) {
+  const char* at = reinterpret_cast<const char*>(tile) + kAhead;
+  for (int line = 0; line < 32; ++line) _mm_prefetch(at + line * 64, _MM_HINT_T0);
+}
 
 // Up to 16 tokens: four accumulators over two blocks of columns, two streams of weights.
 void few(const Work& work, int64_t first, int64_t last) {
@@ -126,6 +129,34 @@ void many(const Work& work, int64_t block, int64_t from, int64_t to, int& config
   }
 }
 
+#else
+
+// Half a tile of rows at a time against as many blocks of columns as leave the accumulators in registers.
+template <int kBlocks>
+void halves(const Work& work, int64_t block, int64_t from, int64_t to) {
+  const bf16* panel = static_cast<const bf16*>(work.weight.tiles) + block * work.steps * 1024;
+  alignas(64) float sums[kBlocks][kPairRows * 32];
+  for (int64_t token = from; token < to; token += kPairRows) {
+    const int rows = static_cast<int>(std::min<int64_t>(kPairRows, to - token));
+    multiply_pairs<kBlocks>(work.packed + packed_at(token, work.steps, 0), rows, panel, work.steps, sums[0]);
+    for (int i = 0; i < kBlocks; ++i) put(sums[i], rows, token, block + i, work.weight, work.to, work.tokens > 16);
+  }
+}
+
+// Up to 16 tokens: a step waits for the weights, which come in several streams.
+void few(const Work& work, int64_t first, int64_t last) {
+  int64_t block = first;
+  if (work.tokens <= 2)
+    for (; block + 4 <= last; block += 4) halves<4>(work, block, 0, work.tokens);
+  if (work.tokens <= 4)
+    for (; block + 2 <= last; block += 2) halves<2>(work, block, 0, work.tokens);
+  for (; block < last; ++block) halves<1>(work, block, 0, work.tokens);
+}
+
+void many(const Work& work, int64_t block, int64_t from, int64_t to, int&) { halves<1>(work, block, from, to); }
+
+#endif
+
 }  // namespace
 
 void put(const float* sums, int rows, int64_t token, int64_t block, const Weight& weight,
@@ -189,21 +220,25 @@ void pack_weight(const bf16* weight, int64_t out, int64_t in, bf16* tiles) {
 }
 
 void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads) {
+#ifdef __AMX_TILE__
   if (weight.scales) {
     linear_int8(packed, tokens, weight, to, threads);
     return;
   }
+#endif
   const Work work{packed, tokens, (weight.out + 31) / 32, weight.in / 32, weight, to};
   std::atomic<int64_t> next{0};
   if (tokens <= 16) {
-    const int64_t share = std::clamp<int64_t>(work.blocks / (threads * 8) / 2 * 2, 2, 16);
+    const int64_t share = std::clamp<int64_t>(work.blocks / (threads * 8) / 4 * 4, 4, 16);
     pool().run(threads, [&](int) {
+#ifdef __AMX_TILE__
       const int rows = static_cast<int>(tokens);
       configure_tiles({rows, rows, rows, rows, rows, 16, 16, 16});
+#endif
       before_tiles();
       for (int64_t first; (first = next.fetch_add(share)) < work.blocks;)
         few(work, first, std::min(first + share, work.blocks));
-      _tile_release();
+      release_tiles();
     });
     return;
   }
@@ -220,7 +255,7 @@ void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Dest
         const int64_t from = index / work.blocks * chunk;
         many(work, index % work.blocks, from, std::min(from + chunk, tokens), configured);
       }
-    _tile_release();
+    release_tiles();
     _mm_sfence();
   });
 }

@@ -25,8 +25,9 @@ SOURCES = Path(__file__).parent
 OPTIONS = (
     *("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-mtune=sapphirerapids"),
     *("-mavx2", "-mfma", "-mbmi2", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
-    *("-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    *("-mavx512bf16", "-mavx512vnni"),
 )
+WITH_TILES = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")  # without them a tile is memory, and AVX512-BF16 multiplies
 COMPILE_S = 120.0
 
 
@@ -35,6 +36,26 @@ def library() -> ctypes.CDLL | None:
     """The compiled kernels, ready to be called, or None: see `unavailable`."""
     found = _load()
     return found if isinstance(found, ctypes.CDLL) else None
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether the kernels run on the registers of AMX, which multiply 8 bits, too."""
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
+def name() -> str:
+    """What the kernels multiply with."""
+    return "AMX" if has_tiles() else "AVX512-BF16"
+
+
+def processor() -> str:
+    """The processor as the system calls it."""
+    if (told := Path("/proc/cpuinfo")).exists():
+        for line in told.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 @cache
@@ -48,35 +69,35 @@ def unavailable() -> str:
 def _load() -> ctypes.CDLL | str:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "the kernels are for Linux on x86-64"
-    if not (torch.cpu._is_amx_tile_supported() and torch.cpu._is_avx512_bf16_supported()):
-        return "the processor has no AMX"
+    if not torch.cpu._is_avx512_bf16_supported():
+        return "the processor has no AVX512-BF16"
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
         return "there is no C++ compiler (c++, g++ or clang++)"
     try:
-        found = ctypes.CDLL(str(_compiled(compiler)))
+        found = ctypes.CDLL(str(_compiled(compiler, (*OPTIONS, *(WITH_TILES if has_tiles() else ())))))
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
-        _log.warning("The AMX kernels cannot be used, torch runs the model: %s", str(reason).strip()[-2000:])
+        _log.warning("The kernels in C++ cannot be used, torch runs the model: %s", str(reason).strip()[-2000:])
         return f"they could not be compiled or loaded with {compiler}: {error}"
-    if found.ponder_start() != 0:
+    if has_tiles() and found.ponder_start() != 0:
         return "the system does not grant AMX tiles"
     found.ponder_packed_bytes.restype = ctypes.c_int64
     return found
 
 
-def _compiled(compiler: str) -> Path:
+def _compiled(compiler: str, options: tuple[str, ...]) -> Path:
     """The shared library, compiled unless it is there. Raises OSError and SubprocessError."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=COMPILE_S).stdout
-    digest = hashlib.sha256(version + repr(OPTIONS).encode())
+    digest = hashlib.sha256(version + repr(options).encode())
     for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
         digest.update(source.name.encode() + source.read_bytes())
     folder = _folder()
-    target = folder / f"amx-{digest.hexdigest()[:24]}.so"
+    target = folder / f"cpu-{digest.hexdigest()[:24]}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / "kernels.so"
-            command = [compiler, *OPTIONS, "-o", str(made), *map(str, sorted(SOURCES.glob("*.cpp")))]
+            command = [compiler, *options, "-o", str(made), *map(str, sorted(SOURCES.glob("*.cpp")))]
             subprocess.run(command, capture_output=True, check=True, timeout=COMPILE_S, text=True)
             os.replace(made, target)  # whole or not at all: several processes may start at once
     return target

@@ -1,4 +1,4 @@
-"""Layers of a decoder on the AMX kernels: all of them in one call.
+"""Layers of a decoder on the kernels in C++ (`engine.kernels.cpu`): all of them in one call.
 
 Knows which models the kernels run exactly, and hands them pointers; `Decoder` runs the same layers on torch otherwise,
 and one test holds the two together.
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engine.batch import Batch, KVCache
 from engine.config import QuantizationName
-from engine.kernels import amx
-from engine.kernels.amx.binding import LayerStruct, ModelStruct, StepStruct, TiledWeight, pointer
+from engine.kernels import cpu as kernels
+from engine.kernels.cpu.binding import LayerStruct, ModelStruct, StepStruct, TiledWeight, pointer
 from engine.linear import Packing
 from engine.models.layers import Layer, RMSNorm
 from engine.models.spec import ModelSpec, Rope
@@ -33,7 +33,7 @@ def suits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
         and dtype == torch.bfloat16
         and device.type == "cpu"
         and spec.attention_softcap is None
-        and amx.library() is not None
+        and kernels.library() is not None
     )
 
 
@@ -41,8 +41,10 @@ def refusal(quantization: QuantizationName, spec: ModelSpec, dtype: torch.dtype,
     """Why quantised weights are refused on a CPU, and what would be accepted."""
     if quantization != "int8":
         why = f"{quantization} weights are for CUDA devices"
-    elif amx.unavailable():
-        why = amx.unavailable()
+    elif kernels.unavailable():
+        why = kernels.unavailable()
+    elif not kernels.has_tiles():
+        why = "the processor has no AMX"
     elif dtype != torch.bfloat16 or device.type != "cpu":
         why = f"the model is {str(dtype).removeprefix('torch.')} on {device.type}"
     elif spec.attention_softcap is not None or not _whole(spec):
@@ -58,7 +60,7 @@ def _whole(spec: ModelSpec) -> bool:
 
 def packing(quantization: QuantizationName, *, deterministic: bool = False) -> Packing:
     """Packs weights for the kernels. A deterministic model rounds activations alike in every step."""
-    library = amx.library()
+    library = kernels.library()
     assert library is not None, "suits() was not asked"
     from_tokens = None if quantization == "none" else _NEVER if deterministic else EIGHT_BITS_FROM
 
@@ -71,11 +73,11 @@ def packing(quantization: QuantizationName, *, deterministic: bool = False) -> P
     return Packing(plain, gated)
 
 
-class AmxLayers:
+class CpuLayers:
     """The layers, which were packed with `packing`."""
 
     def __init__(self, spec: ModelSpec, layers: Sequence[Layer]) -> None:
-        library = amx.library()
+        library = kernels.library()
         assert library is not None, "suits() was not asked"
         self._library = library
         self._layers = layers  # they own what the structures point to

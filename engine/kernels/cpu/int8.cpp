@@ -3,6 +3,7 @@
 // Few tokens keep 16 bits: a value is 256 times a high byte plus a low one, and the two are rows of the same integer
 // product, which costs nothing while the step waits for memory. Many tokens are rounded to 8 bits, which halves the
 // arithmetic. Sums are integers, and so exact. Weights lie as [out / 32][in / 64][2][16][16][4].
+#ifdef __AMX_TILE__
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -136,9 +137,10 @@ void linear_int8(const bf16* packed, int64_t tokens, const Weight& weight, const
     before_tiles();
     for (int64_t first; (first = next.fetch_add(share)) < blocks;)
       for (int64_t block = first; block < std::min(first + share, blocks); ++block) block_of(work, block, configured);
-    _tile_release();
+    release_tiles();
     _mm_sfence();
   });
 }
 
 }  // namespace ponder
+#endif

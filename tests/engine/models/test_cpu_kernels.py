@@ -1,8 +1,9 @@
-"""The AMX kernels compute what torch does, and a token's bits depend on its own sequence alone."""
+"""The kernels in C++ compute what torch does, and a token's bits depend on its own sequence alone."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,18 @@ import pytest
 import torch
 
 from engine import EngineConfig, InvalidParameter
-from engine.kernels import amx
-from engine.kernels.amx.binding import TiledWeight
+from engine.kernels import cpu
+from engine.kernels.cpu import build
+from engine.kernels.cpu.binding import TiledWeight
 from engine.memory import needs_of
 from engine.models.decoder import Decoder, load_decoder
 from tests.engine.models import tiny
 from tests.engine.models.stepping import Stepper, apart
 
-pytestmark = pytest.mark.skipif(amx.library() is None, reason=f"no AMX kernels here: {amx.unavailable()}")
+pytestmark = pytest.mark.skipif(cpu.library() is None, reason=f"no kernels in C++ here: {cpu.unavailable()}")
 
 WIDE = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 160, "vocab_size": 389}
+BUILDS = ["tiles", "pairs"]  # on AMX, and on AVX512-BF16 alone
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped configuration classes
     "qwen3": ("qwen3", {}),
     "llama_biased": ("llama_biased", {}),
@@ -34,6 +37,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
 LENGTHS = (1, 7, 15, 16, 33, 140, 300)
 
 
+@pytest.fixture(scope="module", params=BUILDS)
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kernels as they are built for a processor with AMX, or for one without, which runs on the former, too."""
+    if request.param == "tiles" and not cpu.has_tiles():
+        pytest.skip("the processor has no AMX")
+    cached = (build._load, build.library, build.unavailable)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(build, "has_tiles", lambda: request.param == "tiles")
+        for each in cached:
+            each.cache_clear()
+        yield request.param
+    for each in cached:
+        each.cache_clear()
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base, changed = FAMILIES[request.param]
@@ -44,7 +62,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def decoder(checkpoint: Path) -> Decoder:
+def decoder(checkpoint: Path, kernels: str) -> Decoder:
     made = load_decoder(checkpoint, dtype=torch.bfloat16)
     assert made.tiled
     return made
@@ -84,8 +102,9 @@ def test_bits_do_not_depend_on_the_number_of_threads(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 100])
 @pytest.mark.parametrize(("out", "width"), [(31, 32), (200, 96), (96, 4096)])
+@pytest.mark.usefixtures("kernels")
 def test_a_linear_layer_of_any_shape(rows: int, out: int, width: int) -> None:
-    library = amx.library()
+    library = cpu.library()
     assert library is not None
     torch.manual_seed(0)
     weight, x = torch.randn(out, width).bfloat16(), torch.randn(rows, width).bfloat16()
@@ -95,6 +114,38 @@ def test_a_linear_layer_of_any_shape(rows: int, out: int, width: int) -> None:
     assert apart(found.float(), expected) < 5e-3
 
 
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("out", "width"), [(40, 64), (200, 96), (320, 1024)])
+def test_a_rows_product_has_the_same_bits_among_any_number_of_rows(out: int, width: int) -> None:
+    library = cpu.library()
+    assert library is not None
+    torch.manual_seed(1)
+    layer = TiledWeight(library, torch.randn(out, width).bfloat16())
+    x = torch.randn(70, width).bfloat16()
+    alone = torch.cat([layer(row[None]) for row in x])
+    for rows in (*range(2, 35), 70):
+        assert torch.equal(layer(x[:rows]), alone[:rows]), rows
+
+
+def test_torch_runs_the_model_where_the_processor_has_no_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, model, overrides = tiny.MODELS["qwen3"]
+    path = tiny.save(tiny.build(config, model, {**overrides, **WIDE}).to(torch.bfloat16), tmp_path)
+    cached = (build._load, build.library, build.unavailable)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    try:
+        for each in cached:
+            each.cache_clear()
+        decoder = load_decoder(path, dtype=torch.bfloat16)
+        assert not decoder.tiled and cpu.unavailable() == "the processor has no AVX512-BF16"
+        assert torch.cat(Stepper(decoder, prompts()).run(300)).isfinite().all()
+    finally:
+        for each in cached:
+            each.cache_clear()
+
+
+needs_tiles = pytest.mark.skipif(not cpu.has_tiles(), reason="8 bits are multiplied on AMX alone")
 INT8 = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 192, "vocab_size": 389}
 
 
@@ -105,10 +156,11 @@ def for_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save(made.to(torch.bfloat16), tmp_path_factory.mktemp("int8"))
 
 
+@needs_tiles
 @pytest.mark.parametrize("rows", [1, 8, 16, 17, 64, 65, 100])
 @pytest.mark.parametrize(("out", "width"), [(31, 64), (200, 128), (96, 4096)])
 def test_an_int8_layer_multiplies_what_it_was_rounded_to(rows: int, out: int, width: int) -> None:
-    library = amx.library()
+    library = cpu.library()
     assert library is not None
     torch.manual_seed(0)
     weight, x = torch.randn(out, width).bfloat16(), torch.randn(rows, width).bfloat16()
@@ -118,6 +170,7 @@ def test_an_int8_layer_multiplies_what_it_was_rounded_to(rows: int, out: int, wi
     assert apart(found.float(), expected) < (5e-3 if rows < 65 else 2e-2)
 
 
+@needs_tiles
 def test_int8_stays_near_the_model_and_few_tokens_nearer(for_int8: Path) -> None:
     exact = torch.cat(Stepper(load_decoder(for_int8, dtype=torch.float32), prompts()).run(300))
     found = {}
@@ -128,6 +181,7 @@ def test_int8_stays_near_the_model_and_few_tokens_nearer(for_int8: Path) -> None
     assert found[True] < found[False] < 0.2
 
 
+@needs_tiles
 def test_a_deterministic_int8_model_does_not_look_at_the_batch(for_int8: Path) -> None:
     decoder = load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8", deterministic=True)
     alone = [Stepper(decoder, [prompt]).run(300)[0] for prompt in prompts()]
@@ -141,6 +195,14 @@ def test_int8_is_refused_where_the_kernels_do_not_run(for_int8: Path, how: dict[
         load_decoder(for_int8, quantization="int8", **how)
 
 
+def test_int8_is_refused_without_amx(for_int8: Path) -> None:
+    if cpu.has_tiles():
+        pytest.skip("the processor has AMX")
+    with pytest.raises(InvalidParameter, match="the processor has no AMX; accepted: none"):
+        load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8")
+
+
+@needs_tiles
 def test_memory_is_told_for_int8(for_int8: Path) -> None:
     weights = {
         quantization: needs_of(EngineConfig(str(for_int8), dtype="bfloat16", quantization=quantization)).weights

@@ -1,4 +1,4 @@
-// Softmax(q k^T) v over the paged cache, for rows of any number of queries, on AMX tiles. Knows nothing of layers.
+// Softmax(q k^T) v over the paged cache, for rows of any number of queries, on tiles. Knows nothing of layers.
 //
 // FlashAttention's online softmax (Dao et al. 2022) over chunks of 64 keys. A tile has 16 columns: the query heads that
 // share a K/V head, for as many tokens as fit. Scores are computed as k q^T, so that keys are read as they lie in the
@@ -13,6 +13,7 @@
 #include <cmath>
 #include <vector>
 
+#include "pairs.h"
 #include "pool.h"
 
 namespace ponder {
@@ -106,7 +107,7 @@ class Task {
         look_ahead(next, i * kChunk / heads, (i + 1) * kChunk / heads, first_head, heads);
         const bf16* tiles[4];
         for (int tile = 0; tile < 4; ++tile) tiles[tile] = keys + i * of_head + tile * 16 * a_.width;
-        score(tiles, {a_.width * 2, a_.width * 2, a_.width * 2, a_.width * 2});
+        score(tiles, {a_.width * 2, a_.width * 2, a_.width * 2, a_.width * 2}, all[i].columns);
         weigh_in(chunk, values + i * of_head, all[i]);
       }
     }
@@ -198,7 +199,7 @@ class Task {
 
   void advance(int64_t chunk, const int64_t* places, Progress& p) {
     const bf16* values = pack_values(chunk, places);
-    score(places);
+    score(places, p.columns);
     weigh_in(chunk, values, p);
   }
 
@@ -278,7 +279,7 @@ class Task {
   }
 
   // scores_[key][column] = k . q for the chunk's keys.
-  void score(const int64_t* places) {
+  void score(const int64_t* places, int columns) {
     const bf16* tiles[4];
     std::array<int64_t, 4> strides;
     for (int i = 0; i < 4; ++i) {
@@ -297,11 +298,15 @@ class Task {
       tiles[i] = rows;
       strides[i] = a_.width * 2;
     }
-    score(tiles, strides);
+    score(tiles, strides, columns);
   }
 
   // For 16 keys of each of four tiles, rows `strides` bytes apart.
-  void score(const bf16* const (&tiles)[4], const std::array<int64_t, 4>& strides) {
+  void score(const bf16* const (&tiles)[4], const std::array<int64_t, 4>& strides, [[maybe_unused]] int columns) {
+#ifndef __AMX_TILE__
+    for (int tile = 0; tile < 4; ++tile)
+      multiply_rows(tiles[tile], strides[tile] / 2, queries_, steps_, columns, scores_ + tile * 256);
+#else
     before_tiles();
     _tile_zero(0);
     _tile_zero(1);
@@ -322,6 +327,7 @@ class Task {
     _tile_stored(1, scores_ + 256, 64);
     _tile_stored(2, scores_ + 512, 64);
     _tile_stored(3, scores_ + 768, 64);
+#endif
   }
 
   // Turns scores into probabilities_ relative to the new maximum; gives what the sums so far shrink by.
@@ -369,6 +375,12 @@ class Task {
     before_tiles();
     const int64_t tiles = a_.width / 16;
     float* sums = first ? out_ : part_;
+#ifndef __AMX_TILE__
+    for (int column = 0; column < columns; column += 4)
+      for (int64_t tile = 0; tile < tiles; tile += 2)
+        weigh_pairs(probabilities_ + column * 32, std::min(4, columns - column), values + tile * kTileElements,
+                    tiles * kTileElements, sums + column * a_.width + tile * 16, a_.width);
+#else
     for (int64_t tile = 0; tile < tiles; tile += 2) {
       _tile_zero(0);
       _tile_zero(1);
@@ -383,6 +395,7 @@ class Task {
       _tile_stored(0, sums + tile * 16, a_.width * 4);
       _tile_stored(1, sums + tile * 16 + 16, a_.width * 4);
     }
+#endif
     if (first) return;
     alignas(64) float by[kColumns];
     _mm512_store_ps(by, shrink);
@@ -436,7 +449,9 @@ void attend(const Attention& a, int threads) {
                                                          a.kv_heads);
   std::atomic<int64_t> next{0};
   pool().run(threads, [&](int) {
+#ifdef __AMX_TILE__
     configure_tiles({16, 16, 16, 16, 16, 16, 16, 16});
+#endif
     int64_t row = 0;
     for (int64_t index; (index = next.fetch_add(1)) < before[a.rows];) {
       while (before[row + 1] <= index) ++row;
@@ -450,7 +465,7 @@ void attend(const Attention& a, int threads) {
       const int64_t first = a.starts[row] + task / a.kv_heads * kSegment;
       Task(a, row, task % a.kv_heads, first, std::min(first + kSegment, a.starts[row + 1])).run();
     }
-    _tile_release();
+    release_tiles();
   });
 }
 

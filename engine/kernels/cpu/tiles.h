@@ -1,4 +1,7 @@
-// AMX tiles, bfloat16 and the layouts that all kernels share. Knows nothing of layers.
+// Tiles, bfloat16 and the layouts that all kernels share. Knows nothing of layers.
+//
+// A tile is 16 rows of 64 bytes: a register of AMX, or, where the compiler is told of no AMX, memory that AVX512-BF16 reads
+// (pairs.h). The layouts are the same, and so is what a kernel promises: a sum runs over its terms in one order.
 //
 // "Packed rows" are activations (tokens, width) as tiles of 16 tokens by 32 columns, [tokens / 16][width / 32][16][32]:
 // what a tile register loads lies together, and rows a power of two apart do not fight for the same cache lines. Every
@@ -18,6 +21,7 @@ using bf16 = uint16_t;
 constexpr int kTileRows = 16;
 constexpr int kTileElements = 512;  // 16 rows of 32 bfloat16
 
+#ifdef __AMX_TILE__
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -34,6 +38,11 @@ inline void configure_tiles(const int (&rows)[8]) {
   asm volatile("" ::"r"(&config) : "memory");  // the intrinsic does not say that it reads all 64 bytes
   _tile_loadconfig(&config);
 }
+
+inline void release_tiles() { _tile_release(); }
+#else
+inline void release_tiles() {}
+#endif
 
 // Makes what was stored before visible to the tile loads after it: their intrinsics do not say that they read memory.
 inline void before_tiles() { asm volatile("" ::: "memory"); }

@@ -1,0 +1,148 @@
+// Products of tiles without AMX: AVX512-BF16 multiplies pairs of bfloat16 and adds both products to a float32.
+//
+// One side lies as tiles of 16 pairs by 16 columns, a register a pair; of the other side one pair at a time is broadcast.
+// A sum has one accumulator, which takes its pairs in their order: its bits depend on neither how many rows nor how many
+// columns are computed beside it, and any split of the work gives the same.
+#pragma once
+
+#ifndef __AMX_TILE__
+
+#include "tiles.h"
+
+namespace ponder {
+
+constexpr int kPairRows = 8;        // rows that are multiplied together at most: half a tile
+constexpr int64_t kPairAhead = 2048;  // bytes of each stream of weights that are prefetched
+
+inline __m512bh pair_of(const bf16* at) {
+  int32_t both;
+  std::memcpy(&both, at, 4);
+  return (__m512bh)_mm512_set1_epi32(both);
+}
+inline __m512bh pairs_at(const bf16* at) { return (__m512bh)_mm512_loadu_si512(at); }
+
+template <int kRows, int kBlocks>
+inline void multiply_some(const bf16* rows, const bf16* panel, int64_t steps, float* sums) {
+  __m512 low[kRows][kBlocks], high[kRows][kBlocks];
+  for (int row = 0; row < kRows; ++row)
+    for (int i = 0; i < kBlocks; ++i) low[row][i] = high[row][i] = _mm512_setzero_ps();
+  for (int64_t step = 0; step < steps; ++step) {
+    const bf16 *x = rows + step * kTileElements, *w = panel + step * 1024;
+#pragma GCC unroll 4
+    for (int pair = 0; pair < 16; ++pair) {
+      __m512bh left[kBlocks], right[kBlocks];
+#pragma GCC unroll 4
+      for (int i = 0; i < kBlocks; ++i) {
+        const bf16* at = w + i * steps * 1024 + pair * 32;
+        left[i] = pairs_at(at);
+        right[i] = pairs_at(at + 512);
+        _mm_prefetch(reinterpret_cast<const char*>(at) + kPairAhead, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(at + 512) + kPairAhead, _MM_HINT_T0);
+      }
+#pragma GCC unroll 8
+      for (int row = 0; row < kRows; ++row) {
+        const __m512bh both = pair_of(x + row * 32 + pair * 2);
+#pragma GCC unroll 4
+        for (int i = 0; i < kBlocks; ++i) {
+          low[row][i] = _mm512_dpbf16_ps(low[row][i], both, left[i]);
+          high[row][i] = _mm512_dpbf16_ps(high[row][i], both, right[i]);
+        }
+      }
+    }
+  }
+  for (int row = 0; row < kRows; ++row)
+    for (int i = 0; i < kBlocks; ++i) {
+      float* at = sums + i * kPairRows * 32 + row * 32;
+      _mm512_store_ps(at, low[row][i]);
+      _mm512_store_ps(at + 16, high[row][i]);
+    }
+}
+
+// `rows` packed rows, from the first or the ninth of a tile on, times kBlocks blocks of 32 columns: sums[block][row][32].
+template <int kBlocks>
+inline void multiply_pairs(const bf16* packed, int rows, const bf16* panel, int64_t steps, float* sums) {
+  if constexpr (kBlocks <= 4) {
+    if (rows == 1) return multiply_some<1, kBlocks>(packed, panel, steps, sums);
+    if (rows == 2) return multiply_some<2, kBlocks>(packed, panel, steps, sums);
+  }
+  if constexpr (kBlocks <= 2) {
+    if (rows == 3) return multiply_some<3, kBlocks>(packed, panel, steps, sums);
+    if (rows == 4) return multiply_some<4, kBlocks>(packed, panel, steps, sums);
+  }
+  if constexpr (kBlocks == 1) {
+    if (rows == 5) return multiply_some<5, 1>(packed, panel, steps, sums);
+    if (rows == 6) return multiply_some<6, 1>(packed, panel, steps, sums);
+    if (rows == 7) return multiply_some<7, 1>(packed, panel, steps, sums);
+    multiply_some<8, 1>(packed, panel, steps, sums);
+  }
+}
+
+// 16 rows, `stride` elements apart, times `steps` tiles of 16 columns: sums[row][16], of which `columns` are needed.
+inline void multiply_rows(const bf16* rows, int64_t stride, const bf16* tiles, int64_t steps, int columns, float* sums) {
+  if (columns <= 8) {
+    __m256 all[16];
+    for (int row = 0; row < 16; ++row) all[row] = _mm256_setzero_ps();
+    for (int64_t step = 0; step < steps; ++step)
+#pragma GCC unroll 2
+      for (int pair = 0; pair < 16; ++pair) {
+        const __m256bh right = (__m256bh)_mm256_load_si256(
+            reinterpret_cast<const __m256i*>(tiles + step * kTileElements + pair * 32));
+        const bf16* at = rows + step * 32 + pair * 2;
+#pragma GCC unroll 16
+        for (int row = 0; row < 16; ++row) {
+          int32_t both;
+          std::memcpy(&both, at + row * stride, 4);
+          all[row] = _mm256_dpbf16_ps(all[row], (__m256bh)_mm256_set1_epi32(both), right);
+        }
+      }
+    for (int row = 0; row < 16; ++row) _mm512_store_ps(sums + row * 16, _mm512_zextps256_ps512(all[row]));
+    return;
+  }
+  __m512 all[16];
+  for (int row = 0; row < 16; ++row) all[row] = _mm512_setzero_ps();
+  for (int64_t step = 0; step < steps; ++step)
+#pragma GCC unroll 2
+    for (int pair = 0; pair < 16; ++pair) {
+      const __m512bh right = pairs_at(tiles + step * kTileElements + pair * 32);
+      const bf16* at = rows + step * 32 + pair * 2;
+#pragma GCC unroll 16
+      for (int row = 0; row < 16; ++row) all[row] = _mm512_dpbf16_ps(all[row], pair_of(at + row * stride), right);
+    }
+  for (int row = 0; row < 16; ++row) _mm512_store_ps(sums + row * 16, all[row]);
+}
+
+template <int kRows>
+inline void weigh_some(const bf16* weights, const bf16* values, int64_t half, float* sums, int64_t width) {
+  __m512 low[kRows], high[kRows];
+  for (int row = 0; row < kRows; ++row) low[row] = high[row] = _mm512_setzero_ps();
+  for (int part = 0; part < 2; ++part)
+#pragma GCC unroll 4
+    for (int pair = 0; pair < 16; ++pair) {
+      const bf16* at = values + part * half + pair * 32;
+      const __m512bh left = pairs_at(at), right = pairs_at(at + kTileElements);
+#pragma GCC unroll 4
+      for (int row = 0; row < kRows; ++row) {
+        const __m512bh both = pair_of(weights + part * kTileElements + row * 32 + pair * 2);
+        low[row] = _mm512_dpbf16_ps(low[row], both, left);
+        high[row] = _mm512_dpbf16_ps(high[row], both, right);
+      }
+    }
+  for (int row = 0; row < kRows; ++row) {
+    _mm512_storeu_ps(sums + row * width, low[row]);
+    _mm512_storeu_ps(sums + row * width + 16, high[row]);
+  }
+}
+
+// Up to four rows of 64 weights, two tiles, times 32 columns of 64 values, two pairs of tiles `half` elements apart.
+inline void weigh_pairs(const bf16* weights, int rows, const bf16* values, int64_t half, float* sums, int64_t width) {
+  switch (rows) {
+    case 1: return weigh_some<1>(weights, values, half, sums, width);
+    case 2: return weigh_some<2>(weights, values, half, sums, width);
+    case 3: return weigh_some<3>(weights, values, half, sums, width);
+    default: weigh_some<4>(weights, values, half, sums, width);
+  }
+}
+
+}  // namespace ponder
+
+#endif
