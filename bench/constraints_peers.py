@@ -1,8 +1,8 @@
-"""Ponder's backend, xgrammar and outlines' integration of outlines-core, each in a process of its own, asked in turn.
+"""Ponder's backend, llguidance alone, xgrammar and outlines' integration of outlines-core, asked in turn.
 
-A process answers for one schema at a time: how long it compiles, how long each mask takes, which texts it takes. One
-that does not answer in time is killed and started again: outlines-core can compile for minutes. Peers need not be
-installed (docs/performance.md says how to); they run with their own defaults.
+Each has a process of its own, which answers for one schema at a time: how long it compiles, how long each mask takes,
+which texts it takes. One that does not answer in time is killed and started again: outlines-core can compile for
+minutes. Peers need not be installed (docs/performance.md says how to); they run with their own defaults.
 """
 
 from __future__ import annotations
@@ -171,6 +171,24 @@ def _ponder(vocabulary: Vocabulary) -> Compile:
     return compile
 
 
+def _llguidance(vocabulary: Vocabulary) -> Compile:
+    """The library with its own reading of schemas: nothing of ours is before it."""
+    from llguidance import LLMatcher
+
+    from engine.constrain.guidance import Guidance, GuidanceMatcher
+
+    tokenizer = Guidance(vocabulary).tokenizer
+    eos = frozenset(vocabulary.eos)
+
+    def compile(schema: str) -> Start:
+        made = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema), log_level=0)
+        if made.is_error():
+            raise ValueError(made.get_error())
+        return lambda: _OurText(GuidanceMatcher(made.deep_copy(), vocabulary, eos, forces=False), vocabulary.size)
+
+    return compile
+
+
 class _XGrammarText:
     def __init__(self, matcher: Any, row: Any, eos: int) -> None:
         """Any: the library may not be there."""
@@ -269,6 +287,7 @@ class Library:
 
 CONTESTANTS = {
     "Ponder": Library("llguidance", _ponder),
+    "llguidance": Library("llguidance", _llguidance),
     "xgrammar": Library("xgrammar", _xgrammar),
     "outlines": Library("outlines", _outlines),
 }

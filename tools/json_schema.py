@@ -32,9 +32,8 @@ def checker(where: str, name: str, schema: JSONSchema) -> Callable[[Mapping[str,
     except SchemaError as error:
         reason = error.message[:_LONGEST]
         raise ToolDeclarationError(f"{where}: the schema of its parameters is not JSON Schema: {reason}.") from None
-    for target in _targets(schema):
-        if not target.startswith("#"):
-            raise ToolDeclarationError(f"{where}: its schema refers to {target!r}; only references within it are read.")
+    for target in external_references(schema):
+        raise ToolDeclarationError(f"{where}: its schema refers to {target!r}; only references within it are read.")
     validator = kind(copy.deepcopy(schema))
 
     def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,12 +47,14 @@ def checker(where: str, name: str, schema: JSONSchema) -> Callable[[Mapping[str,
     return check
 
 
-def _targets(node: Any) -> Iterator[str]:
+def external_references(node: Any) -> Iterator[str]:
+    """References of a schema, any JSON, to other documents."""
     if isinstance(node, list):
         for each in node:
-            yield from _targets(each)
+            yield from external_references(each)
     elif isinstance(node, dict):
         for key, value in node.items():
-            if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
+            refers = key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str)
+            if refers and not value.startswith("#"):
                 yield value
-            yield from _targets(value)
+            yield from external_references(value)

@@ -1,7 +1,6 @@
 """Constraints on the logits: what a span may write (spec.py), and the matchers that hold a model to it (matcher.py).
 
-Two backends stand behind one protocol. Importing this, or anything of the engine's, needs neither one's library: they
-are loaded when the first constraint comes.
+Importing this, or anything of the engine's, does not load the backend's library: that comes with the first constraint.
 """
 
 from engine.constrain.layout import Constrained, Layout

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from engine.constrain import threads
 from engine.constrain.endless import forces_soon
@@ -23,6 +23,10 @@ from engine.constrain.plain import plain
 from engine.constrain.probe import Probe
 from engine.constrain.spec import Constraint
 from engine.constrain.vocabulary import Vocabulary
+
+# What one mask may cost, in expressions: about 14,000 a millisecond. A string of up to 100 words counted by a pattern
+# takes 300,000 with its first mask, and its answer would be cut off in the middle at llguidance's own 200,000.
+_LIMITS = LLParserLimits(step_lexer_fuel=500_000, verbose_errors=False)
 
 
 class Guidance:
@@ -41,7 +45,7 @@ class Guidance:
         self._vocabulary = vocabulary
         self.probe = Probe(vocabulary, deadline_s=deadline_s)
         vocabulary.warm()
-        self._tokenizer = LLTokenizer(
+        self.tokenizer = LLTokenizer(
             TokenizerWrapper(_Words(vocabulary)),
             n_vocab=vocabulary.size,
             eos_token=list(vocabulary.eos),
@@ -66,7 +70,7 @@ class Guidance:
         Raises:
             ConstraintRefused: it cannot be held.
         """
-        first = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(source), log_level=0)
+        first = LLMatcher(self.tokenizer, LLMatcher.grammar_from_lark(source), log_level=0, limits=_LIMITS)
         if first.is_error():
             raise ConstraintRefused([reason(first.get_error())])
         compiled = GuidanceCompiled(first, self._vocabulary, frozenset(self._vocabulary.eos), len(source), forces)

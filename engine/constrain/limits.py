@@ -21,14 +21,14 @@ MOST_REMAINDERS = 10_000
 def check(schema: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]) -> None:
     """`parts` are all the schemas within `schema`. Raises `ConstraintRefused`. Any: a schema is JSON."""
     parts = list(parts)
-    remainders = [_remainders(part["multipleOf"]) for part in parts if "multipleOf" in part]
-    total = prod(remainders) if any("allOf" in part for part in parts) else sum(remainders)
+    steps = [remainders(part["multipleOf"]) for part in parts if "multipleOf" in part]
+    total = prod(steps) if any("allOf" in part for part in parts) else sum(steps)
     if total > MOST_REMAINDERS:
         raise ConstraintRefused([f"multipleOf: {total} remainders to tell apart; at most {MOST_REMAINDERS} are held"])
     _Alternatives(schema).of([schema])
 
 
-def _remainders(step: object) -> int:
+def remainders(step: object) -> int:
     """Of what is not a number llguidance says what is wrong."""
     if isinstance(step, bool) or not isinstance(step, (int, float)) or step <= 0:
         return 1

@@ -115,30 +115,3 @@ class Backend(Protocol):
     def close(self) -> None:
         """Stop what it runs beside this process. Nothing is compiled after that."""
         ...
-
-
-class AheadBackend(Protocol):
-    """Compiles ahead of requests, slowly, what is then quicker to use, and may keep it from one run to the next.
-
-    It is given only what the other backend took.
-    """
-
-    def compile(self, constraint: Constraint) -> Compiled:
-        """As a `Backend` does, with nothing to prepare."""
-        ...
-
-    def close(self) -> None:
-        """As a `Backend` does."""
-        ...
-
-    def check(self, constraint: Constraint) -> ConstraintRefused | None:
-        """None where it may hold the constraint exactly. Cheap; compiling has the last word."""
-        ...
-
-    def stored(self, constraint: Constraint) -> Compiled | None:
-        """What was compiled earlier and kept. Takes milliseconds."""
-        ...
-
-    def rest(self) -> None:
-        """There is nothing to compile for now: let go of what only compiling needs."""
-        ...

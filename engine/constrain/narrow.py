@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from engine.constrain import limits
 from engine.constrain.matcher import ConstraintRefused
+from engine.constrain.rewrite import NAMED, VALUES, exact, schemas
 
 # At most one space after a comma or a colon: no model can loop in white space. The separators are expressions.
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _COMPACT = {"whitespace_flexible": False}
 _ESCAPES_WITHOUT_U = 'nrbtf\\"'
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # name -> schema
-_VALUES = frozenset({"const", "enum", "default", "examples"})  # JSON that is no schema
 
 
 def for_guidance(source: str, *, compact: bool) -> str:
@@ -37,7 +36,8 @@ def for_guidance(source: str, *, compact: bool) -> str:
         schema = {} if schema is True else schema
         if not isinstance(schema, dict):
             raise ConstraintRefused([f"the schema is {json.dumps(schema)[:40]}; a schema is an object or a boolean"])
-        parts = list(_schemas(schema))
+        schema = exact(schema)
+        parts = list(schemas(schema))
         for part in parts:
             _check_count(part)
         _check_bounds(parts)
@@ -57,20 +57,6 @@ def for_guidance(source: str, *, compact: bool) -> str:
     return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
 
-def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Every schema within a schema, also where only a reference finds it. Any: a schema is JSON."""
-    if isinstance(schema, list):
-        for part in schema:
-            yield from _schemas(part)
-    elif isinstance(schema, dict):
-        yield schema
-        for keyword, value in schema.items():
-            if keyword in _NAMED and isinstance(value, dict):
-                yield from _schemas(list(value.values()))
-            elif keyword not in _VALUES:
-                yield from _schemas(value)
-
-
 def _with_patterns(schema: Any) -> Any:
     """The schema with its expressions as `exact_pattern` has them. Any: a schema is JSON."""
     if isinstance(schema, list):
@@ -84,10 +70,10 @@ def _with_patterns(schema: Any) -> Any:
         elif keyword == "patternProperties" and isinstance(value, dict):
             # Whatever such a key does not match is an additional one, so its dot must keep its whole meaning.
             made[keyword] = {exact_pattern(key, dot="."): _with_patterns(part) for key, part in value.items()}
-        elif keyword in _NAMED and isinstance(value, dict):
+        elif keyword in NAMED and isinstance(value, dict):
             made[keyword] = {name: _with_patterns(part) for name, part in value.items()}
         else:
-            made[keyword] = value if keyword in _VALUES else _with_patterns(value)
+            made[keyword] = value if keyword in VALUES else _with_patterns(value)
     return made
 
 

@@ -11,21 +11,28 @@ import re
 from typing import Any
 
 from engine.constrain import spec
+from engine.constrain.limits import remainders
+from engine.constrain.rewrite import exact
 from engine.constrain.spec import Constraint
 
-LONGEST_SCHEMA = 8_000  # characters
+LONGEST_SCHEMA = 16_000  # characters
 LONGEST_PATTERN = 400
 LONGEST_TOGETHER = 64_000
-MOST_COUNT = 256  # in a schema: of characters, items, properties
+MOST_COUNT = 10_000  # in a schema: of characters, items, properties
+MOST_COUNT_MATCHED = 256  # of the characters of a string with a pattern
 MOST_PROPERTIES = 200
-MOST_BRANCHES = 16  # of an anyOf
+MOST_BRANCHES = 64  # of an anyOf
+MOST_MULTIPLIED = 12  # branches in all, where some are multiplied with something
+MOST_REMAINDERS = 100  # of a multipleOf
+MOST_ITEMS = 16  # of a prefixItems
 MOST_DEPTH = 64
 MOST_REPEATS = 2_000  # characters of all expressions that count, with the counts written out
 FORMAT = 10  # characters that a format counts for
 WIDE = 16  # times as much for an expression with classes of other than a few ASCII characters
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_HEAVY = frozenset({"patternProperties", "multipleOf", "prefixItems"})
+_WRITTEN = ('"uniqueItems"', '"dependencies"', '"dependentRequired"', '"dependentSchemas"')  # in other keywords
+MOST_WRITTEN = 4  # of each
 _BRANCHING = ("anyOf", "oneOf", "allOf")
 _MULTIPLIED = frozenset({"$ref", "properties", "additionalProperties", "items", "pattern"})  # beside alternatives
 _COUNTED = re.compile(r"\{(\d*)(?:,(\d*))?\}")
@@ -68,37 +75,49 @@ def plain(constraint: Constraint) -> bool:
 
 def _expressions(source: str) -> int | None:
     """How long the expressions are in a schema that is plain but for them; None where it is not plain."""
-    if len(source) > LONGEST_SCHEMA:
+    written = [source.count(name) for name in _WRITTEN]
+    if len(source) > LONGEST_SCHEMA or max(written) > MOST_WRITTEN:
         return None
     try:
-        todo: list[tuple[Any, int]] = [(json.loads(source), 0)]  # Any: a schema is JSON
-    except (ValueError, RecursionError):
+        schema = json.loads(source)  # as it is written for llguidance, where that is more
+        todo: list[tuple[Any, int]] = [(exact(schema) if any(written) and isinstance(schema, dict) else schema, 0)]
+    except (ValueError, RecursionError):  # a refusal is a ValueError, too
         return 0  # refused at once
-    length = 0
+    length = branches = 0
+    multiplied = False
     while todo:
         part, depth = todo.pop()
         if isinstance(part, list):
             todo.extend((each, depth + 1) for each in part)
         elif isinstance(part, dict):  # what stands in an enum is looked at too: it can only make it less plain
-            if depth > MOST_DEPTH or len(part) > MOST_PROPERTIES or not _HEAVY.isdisjoint(part) or not _few(part):
+            if depth > MOST_DEPTH or len(part) > MOST_PROPERTIES or not _few(part):
                 return None
-            if isinstance(pattern := part.get("pattern"), str):
-                length += _repeats(pattern)
+            lists = [some for name in _BRANCHING if isinstance(some := part.get(name), list)]
+            branches += sum(map(len, lists))
+            several = len(lists) > 1 or len(part.get("allOf") or ()) > 1
+            multiplied = multiplied or (bool(lists) and (several or not _MULTIPLIED.isdisjoint(part)))
+            keys = part.get("patternProperties")
+            for pattern in (part.get("pattern"), *(keys if isinstance(keys, dict) else ())):
+                length += _repeats(pattern) if isinstance(pattern, str) else 0
             length += FORMAT * isinstance(part.get("format"), str)
             todo.extend((each, depth + 1) for each in part.values())
+    if multiplied and (branches > MOST_MULTIPLIED or "Ref" in source or "$ref" in source):
+        return None
     return length
 
 
 def _few(schema: dict[str, Any]) -> bool:
-    """No large counts, and nothing to be multiplied out: no intersection, at most one short list of alternatives."""
-    if any(isinstance(count := schema.get(name), (int, float)) and count > MOST_COUNT for name in _COUNTS):
+    """No large counts, no long lists of alternatives or items, no large step."""
+    most = MOST_COUNT_MATCHED if "pattern" in schema else MOST_COUNT
+    if any(isinstance(count := schema.get(name), (int, float)) and count > most for name in _COUNTS):
         return False
-    lists = [(name, branches) for name in _BRANCHING if isinstance(branches := schema.get(name), list)]
-    if not lists:
-        return True
-    (name, branches), *more = lists
-    most = 1 if name == "allOf" else MOST_BRANCHES
-    return not more and len(branches) <= most and _MULTIPLIED.isdisjoint(schema)
+    lists = [(len(some), MOST_BRANCHES) for name in _BRANCHING if isinstance(some := schema.get(name), list)]
+    for name, limit in (("prefixItems", MOST_ITEMS), ("patternProperties", MOST_ITEMS)):
+        if isinstance(some := schema.get(name), (list, dict)):
+            lists.append((len(some), limit))
+    if any(length > limit for length, limit in lists):
+        return False
+    return "multipleOf" not in schema or remainders(schema["multipleOf"]) <= MOST_REMAINDERS
 
 
 def _repeats(pattern: str) -> int:

@@ -27,6 +27,7 @@ from typing import Any
 CROWDED = 1.5  # processes for each core, of late
 STACK_BYTES = 4 << 20  # half of what a thread of the engine has: what fits here fits there
 WALKS, STEPS = 3, 12  # of random tokens
+STRING = ("pattern", "minLength", "maxLength")
 
 
 def load() -> Any:
@@ -117,7 +118,7 @@ def work(job: socket.socket, backend: Any, deadline_s: float, load_s: float, mas
             compiled = backend.load(answer)
             if (taken := time.thread_time() - began) > load_s:
                 answer = [f"compiling it takes {taken:.1f} s of processor time; at most {load_s:g} s are accepted"]
-            elif (taken := median(masks(compiled))) > mask_s:
+            elif (taken := median([*masks(compiled), *strings(constraint, backend)])) > mask_s:
                 answer = [f"its masks take {1e3 * taken:.1f} ms; at most {1e3 * mask_s:g} ms are accepted"]
         except ConstraintRefused as refused:
             answer = list(refused.reasons)
@@ -150,13 +151,46 @@ def masks(compiled: Any) -> list[float]:
                 matcher.fill(row)
                 taken.append(time.thread_time() - start)
                 ids = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-                if not ids.size or not matcher.accept(int(chosen.choice(ids))):
+                if not ids.size:
+                    break
+                if not matcher.accept(int(chosen.choice(ids))):
+                    matcher.fill(row)  # a limit was met, which shows now
                     break
         except ConstraintFailed as failed:
             failures.append(str(failed))
     # A dead end in a part of it leaves the rest of use, and is told where it is reached.
     if len(failures) == WALKS and not any(failure.startswith("no token fits") for failure in failures):
         raise ConstraintRefused([f"{failures[0]} (within {STEPS} random tokens)"])
+    return taken
+
+
+def strings(constraint: Any, backend: Any) -> list[float]:
+    """Seconds of the masks of every string with a pattern by itself: an answer may come to it late, and what a mask
+    costs there hardly depends on what stands before. Any: a `Constraint` and a `Guidance`.
+
+    Raises:
+        ConstraintRefused: one of them meets a limit of the library's at once.
+    """
+    import json
+
+    from engine.constrain.lark import lark
+    from engine.constrain.matcher import ConstraintRefused
+    from engine.constrain.rewrite import schemas
+    from engine.constrain.spec import JsonSchema, parts
+
+    taken = []
+    found = {
+        json.dumps({"type": "string"} | {name: part[name] for name in STRING if name in part})
+        for each in parts(constraint)
+        if isinstance(each, JsonSchema)
+        for part in schemas(json.loads(each.source))
+        if isinstance(part.get("pattern"), str)
+    }
+    for source in sorted(found):
+        try:
+            taken += masks(backend.load(lark(JsonSchema(source))))
+        except ConstraintRefused as refused:
+            raise ConstraintRefused([f"pattern in {source:.200}: {reason}" for reason in refused.reasons]) from None
     return taken
 
 

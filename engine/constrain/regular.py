@@ -1,6 +1,6 @@
 """Constraints that a finite automaton can hold, as one regular expression.
 
-Knows nothing of tokens or automata. The expression is in the syntax of Rust's `regex` crate, which both backends read.
+Knows nothing of tokens or automata. The expression is in the syntax of Rust's `regex` crate, which llguidance reads.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """What text a span may write: an algebra of constraints, as plain data.
 
 A JSON schema, a regular expression, a choice or a Lark grammar is a constraint, and so is a sequence, an alternative or
-an option of constraints: a tool call is a literal, then a schema, then a literal. Both backends compile the same
-algebra. Knows nothing of tokens.
+an option of constraints: a tool call is a literal, then a schema, then a literal. Knows nothing of tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,3 +144,14 @@ def choice(texts: Iterable[str]) -> OneOf:
 def sequence(*parts: Constraint | str) -> Sequence:
     """Parts one after another; a plain string stands for itself."""
     return Sequence(tuple(Literal(part) if isinstance(part, str) else part for part in parts))
+
+
+def parts(constraint: Constraint) -> Iterator[Constraint]:
+    """The constraint and every one within it."""
+    yield constraint
+    match constraint:
+        case Sequence(inner) | OneOf(inner):
+            for part in inner:
+                yield from parts(part)
+        case Optional(part) | Repeat(part, _):
+            yield from parts(part)

@@ -6,7 +6,6 @@ Knows nothing of constraints.
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,14 +47,6 @@ class Vocabulary:
             if token:
                 ids.setdefault(token, []).append(id)
         return ids
-
-    @cached_property
-    def digest(self) -> str:
-        """The same for two vocabularies whose tokens and ends are the same."""
-        digest = hashlib.sha256(repr(self.eos).encode())
-        for token in self.tokens:
-            digest.update(b"%d:%b" % (len(token), token))
-        return digest.hexdigest()
 
     def warm(self) -> None:
         """Make the look-up tables now, and not when the first run of forced tokens is asked for."""

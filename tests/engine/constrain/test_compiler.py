@@ -6,31 +6,25 @@ import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import pytest
 
 from engine.constrain import compiler as module
-from engine.constrain.compiler import AT_ONCE, Backends, Compiler, default_compiler
-from engine.constrain.fsm import FiniteStates
+from engine.constrain.compiler import AT_ONCE, Compiler
 from engine.constrain.matcher import CompileTimeout, ConstraintRefused
 from engine.constrain.spec import (
     Constraint,
-    JsonSchema,
     Literal,
     OneOf,
     Optional,
     Regex,
     Repeat,
     Sequence,
-    Until,
     choice,
     sequence,
 )
-from engine.constrain.table import Table
-from tests.engine.constrain.sources import SIZES, accepts, small, vocabulary
 from tests.engine.constrain.words import Words
 
 PATIENCE = 20.0  # seconds until a test that hangs fails
@@ -40,7 +34,6 @@ PATIENCE = 20.0  # seconds until a test that hangs fails
 class Made:
     of: Constraint
     size: int = 1
-    by: str = "prompt"
 
     def matcher(self) -> Any:
         return Words([[1]], 0).matcher()
@@ -82,28 +75,6 @@ class Slow:
         self.closed = True
 
 
-class Ahead(Slow):
-    """One that compiles ahead; `kept` is what it finds from an earlier run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: dict[Constraint, Made] = {}
-        self.rested = threading.Event()
-        self.refuses: set[Constraint] = set()
-
-    def check(self, constraint: Constraint) -> ConstraintRefused | None:
-        return ConstraintRefused(["not for me"]) if constraint in self.refuses else None
-
-    def stored(self, constraint: Constraint) -> Made | None:
-        return self.kept.get(constraint)
-
-    def compile(self, constraint: Constraint) -> Made:
-        return Made(super().compile(constraint).of, by="ahead")
-
-    def rest(self) -> None:
-        self.rested.set()
-
-
 class Timers:
     """Stands for `threading.Timer`: `ring` does what the clock would."""
 
@@ -133,14 +104,13 @@ class Timer:
 class Fixture:
     compiler: Compiler
     backend: Slow
-    ahead: Ahead
     timers: Timers
     now: list[float]
 
-    def ask(self, text: str) -> Queue[Any]:
+    def ask(self, text: str, tenant: str = "") -> Queue[Any]:
         """A queue that gets what `get` answers, now or later."""
         answers: Queue[Any] = Queue()
-        known = self.compiler.get(Literal(text), answers.put)
+        known = self.compiler.get(Literal(text), answers.put, tenant)
         if known is not None:
             answers.put(known)
         return answers
@@ -155,11 +125,10 @@ class Fixture:
         return self.timers.started.get(timeout=PATIENCE)
 
 
-def make(*, with_ahead: bool = False, size: int = 1, **options: Any) -> Fixture:
-    backend, ahead, timers, now = Slow(size), Ahead(), Timers(), [0.0]
-    backends = Backends(backend, ahead if with_ahead else None)
-    compiler = Compiler(lambda: backends, clock=lambda: now[0], timer=timers, **options)
-    return Fixture(compiler, backend, ahead, timers, now)
+def make(*, size: int = 1, **options: Any) -> Fixture:
+    backend, timers, now = Slow(size), Timers(), [0.0]
+    compiler = Compiler(lambda: backend, clock=lambda: now[0], timer=timers, **options)
+    return Fixture(compiler, backend, timers, now)
 
 
 def test_what_was_compiled_is_answered_at_once_afterwards() -> None:
@@ -177,6 +146,26 @@ def test_the_same_constraint_asked_for_twice_at_once_is_compiled_once() -> None:
     it.backend.let("a")
     assert first.get(timeout=PATIENCE) is second.get(timeout=PATIENCE)
     assert it.backend.begun.empty()
+
+
+def test_a_tenant_cannot_tell_by_time_what_another_asked_for() -> None:
+    it = make()
+    for text in ("a", "no"):
+        it.backend.let(text)
+        it.ask(text, "alice").get(timeout=PATIENCE)
+        assert it.backend.begun.get(timeout=PATIENCE) == text
+        it.ask(text, "bob").get(timeout=PATIENCE)
+        assert it.backend.begun.get(timeout=PATIENCE) == text, "what another asked for was answered at once"
+        assert not it.ask(text, "bob").empty() and it.backend.begun.empty()
+
+
+def test_a_tenant_waits_for_its_own_compile_beside_an_equal_one() -> None:
+    it = make()
+    alice, bob = it.ask("a", "alice"), it.ask("a", "bob")
+    assert [it.backend.begun.get(timeout=PATIENCE) for _ in range(2)] == ["a", "a"]
+    it.backend.let("a")
+    assert alice.get(timeout=PATIENCE) is not bob.get(timeout=PATIENCE)
+    assert it.compiler.stats.kept == 2
 
 
 def test_nobody_waits_for_another_constraint() -> None:
@@ -349,29 +338,29 @@ def test_what_everybody_cancelled_before_it_began_is_not_compiled() -> None:
 
 
 def test_closing_tells_who_waits_and_refuses_the_rest() -> None:
-    it = make(with_ahead=True)
+    it = make()
     answer = it.ask("a")
     it.begin("a")
     it.compiler.close()
     assert "stopping" in str(answer.get(timeout=PATIENCE))
     assert "stopping" in str(it.ask("b").get_nowait())
-    assert it.backend.closed and it.ahead.closed
+    assert it.backend.closed
     it.backend.let("a")
 
 
-def test_the_backends_are_made_with_the_first_constraint_and_once() -> None:
+def test_the_backend_is_made_with_the_first_constraint_and_once() -> None:
     made: list[int] = []
     backend = Slow()
     backend.all_may = True
 
-    def backends() -> Backends:
+    def make_backend() -> Slow:
         made.append(1)
-        return Backends(backend)
+        return backend
 
-    compiler = Compiler(backends)
+    compiler = Compiler(make_backend)
     compiler.close()
     assert made == []
-    compiler = Compiler(backends)
+    compiler = Compiler(make_backend)
     for text in ("a", "b"):
         answers: Queue[Any] = Queue()
         compiler.get(Literal(text), answers.put)
@@ -379,91 +368,16 @@ def test_the_backends_are_made_with_the_first_constraint_and_once() -> None:
     assert made == [1]
 
 
-# -- compiling ahead
-
-
-def test_a_registered_constraint_is_served_at_once_and_replaced_when_its_quicker_form_is_ready() -> None:
-    it = make(with_ahead=True)
-    it.backend.all_may = True
-    it.compiler.register(Literal("tool"))
-    it.compiler.register(Literal("tool"))
-    assert it.ahead.begun.get(timeout=PATIENCE) == "tool"
-    assert it.made("tool").by == "prompt"
-    it.ahead.let("tool")
-    assert it.ahead.rested.wait(PATIENCE)
-    assert it.made("tool").by == "ahead" and it.ahead.begun.empty()
-    assert it.compiler.stats.ahead == 1 and it.compiler.stats.kept == 1
-
-
-@pytest.mark.parametrize("text", ["oops", "tool"])
-def test_where_there_is_no_quicker_form_the_other_serves(text: str) -> None:
-    it = make(with_ahead=True)
-    it.backend.all_may = it.ahead.all_may = True
-    it.ahead.refuses = {Literal("tool")}
-    if text == "oops":
-        it.backend.compile = lambda constraint: Made(constraint)  # type: ignore[method-assign]
-    it.compiler.register(Literal(text))
-    assert it.ahead.rested.wait(PATIENCE)
-    assert it.made(text).by == "prompt" and it.compiler.stats.not_ahead == 1
-
-
-def test_what_is_refused_is_not_compiled_ahead() -> None:
-    it = make(with_ahead=True)
-    it.backend.all_may = it.ahead.all_may = True
-    it.compiler.register(Literal("not"))
-    assert isinstance(it.made("not"), ConstraintRefused)
-    it.compiler.register(Literal("tool"))
-    assert it.ahead.rested.wait(PATIENCE)
-    assert it.ahead.begun.get_nowait() == "tool"
-
-
-def test_what_an_earlier_run_kept_is_used_without_compiling() -> None:
-    it = make(with_ahead=True)
-    kept = it.ahead.kept[Literal("tool")] = Made(Literal("tool"), by="earlier")
-    assert it.ask("tool").get(timeout=PATIENCE) is kept
-    assert it.backend.begun.empty() and it.compiler.stats.loaded == 1
-
-
-def test_the_backends_can_be_built_before_the_first_constraint() -> None:
+def test_the_backend_can_be_built_before_the_first_constraint() -> None:
     built = threading.Event()
     backend = Slow()
     backend.all_may = True
 
-    def backends() -> Backends:
+    def make_backend() -> Slow:
         built.set()
-        return Backends(backend)
+        return backend
 
-    compiler = Compiler(backends)
+    compiler = Compiler(make_backend)
     compiler.warm()
     assert built.wait(PATIENCE) and backend.begun.empty()
     compiler.close()
-
-
-def test_the_real_backends_together_from_one_run_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rested = threading.Event()
-    rest = FiniteStates.rest
-
-    def rest_and_tell(backend: FiniteStates) -> None:
-        rest(backend)
-        if compiler.stats.ahead + compiler.stats.not_ahead == 2:  # it may rest between the two as well
-            rested.set()
-
-    monkeypatch.setattr(FiniteStates, "rest", rest_and_tell)
-    constraint = choice(["fox", "dog"])
-    compiler = default_compiler(small(), SIZES["small"], cache_dir=tmp_path)
-    compiler.register(constraint)
-    compiler.register(Until("x"))  # no automaton takes it
-    assert rested.wait(PATIENCE)
-    assert isinstance(compiler.get(constraint, pytest.fail), Table)
-    refused: Queue[Any] = Queue()
-    assert compiler.get(JsonSchema.of(False), refused.put) is None
-    assert isinstance(refused.get(timeout=PATIENCE), ConstraintRefused)
-    compiler.close()
-
-    again = default_compiler(small(), SIZES["small"], cache_dir=tmp_path)
-    answers: Queue[Any] = Queue()
-    assert again.get(constraint, answers.put) is None
-    made = answers.get(timeout=PATIENCE)
-    assert isinstance(made, Table) and accepts(made.matcher(), vocabulary("small").encode("fox"))
-    assert again.stats.loaded == 1
-    again.close()

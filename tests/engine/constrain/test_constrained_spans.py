@@ -37,13 +37,13 @@ class Shelf:
         self.cancelled = False
         self.waiting: list[Callable[[Outcome], None]] = []
 
-    def get(self, constraint: Constraint, done: Callable[[Outcome], None]) -> Outcome | None:
+    def get(self, constraint: Constraint, done: Callable[[Outcome], None], tenant: str) -> Outcome | None:
         if self.ready:
             return self.outcome
         self.waiting.append(done)
         return None
 
-    def cancel(self, constraint: Constraint, done: Callable[[Outcome], None]) -> bool:
+    def cancel(self, constraint: Constraint, done: Callable[[Outcome], None], tenant: str) -> bool:
         self.cancelled = done in self.waiting
         return self.cancelled
 

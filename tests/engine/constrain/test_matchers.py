@@ -1,11 +1,10 @@
-"""What every matcher promises, of both backends: masks, ends, rollback, forks and forced runs."""
+"""What every matcher promises, masks, ends, rollback, forks and forced runs."""
 
 from __future__ import annotations
 
 import json
 from functools import cache, lru_cache
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.constrain import spec
-from engine.constrain.fsm import FiniteStates
 from engine.constrain.matcher import Compiled, Matcher
 from engine.constrain.spec import Constraint
 from tests.engine.constrain.sources import SIZES, accepts, allowed, compact, guidance, mask, vocabulary
@@ -52,24 +50,11 @@ CASES: dict[str, tuple[Constraint, list[str]]] = {
     ),
     "empty": (spec.Optional(spec.Literal("fox")), ["", "fox"]),
 }
-BACKENDS = ("llguidance", "outlines-core")
-
-
-@lru_cache(maxsize=1)
-def automata() -> FiniteStates:
-    return FiniteStates(vocabulary("small"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _stop() -> Any:
-    yield
-    automata().close()
 
 
 @cache
-def compiled(name: str, backend: str, of: str = "small") -> Compiled:
-    constraint = CASES[name][0]
-    return automata().compile(constraint) if backend == "outlines-core" else guidance(of).compile(constraint)
+def compiled(name: str, of: str = "small") -> Compiled:
+    return guidance(of).compile(CASES[name][0])
 
 
 def encode(text: str, of: str = "small") -> list[int]:
@@ -77,24 +62,21 @@ def encode(text: str, of: str = "small") -> list[int]:
 
 
 cases = pytest.mark.parametrize("name", CASES)
-backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 @cases
-@backends
-def test_instances_are_taken_and_end(name: str, backend: str) -> None:
+def test_instances_are_taken_and_end(name: str) -> None:
     for text in CASES[name][1]:
-        matcher = compiled(name, backend).matcher()
+        matcher = compiled(name).matcher()
         assert accepts(matcher, encode(text)), text
         assert matcher.accept(vocabulary("small").eos[1]) and not matcher.can_end()
 
 
 @cases
-@backends
-def test_mask_bit_equals_accept_for_every_token(name: str, backend: str) -> None:
+def test_mask_bit_equals_accept_for_every_token(name: str) -> None:
     size = SIZES["small"]
     for text in CASES[name][1]:
-        matcher = compiled(name, backend).matcher()
+        matcher = compiled(name).matcher()
         for token in [*encode(text), vocabulary("small").eos[0], None]:
             bits = set(allowed(matcher, size))
             twin = matcher.fork()
@@ -111,7 +93,7 @@ def test_mask_bit_equals_accept_with_real_vocabularies(of: str) -> None:
     random = Random(0)
     words = vocabulary(of)
     for text in CASES["call"][1]:
-        matcher = compiled("call", "llguidance", of).matcher()
+        matcher = compiled("call", of).matcher()
         for token in [*encode(text, of), words.eos[0]]:
             bits = set(allowed(matcher, words.size))
             some = random.sample(sorted(bits), min(20, len(bits)))
@@ -121,17 +103,15 @@ def test_mask_bit_equals_accept_with_real_vocabularies(of: str) -> None:
             assert matcher.accept(token)
 
 
-@backends
-def test_ids_outside_the_vocabulary_do_no_harm(backend: str) -> None:
-    matcher = compiled("choice", backend).matcher()
+def test_ids_outside_the_vocabulary_do_no_harm() -> None:
+    matcher = compiled("choice").matcher()
     assert not any(matcher.accept(id) for id in (SIZES["small"], 10**9, -1))
     assert accepts(matcher, encode("yes"))
 
 
 @pytest.mark.parametrize("text", ["<think>", "</tool_call>", "<|im_end|>", "<|im_start|>", "<bos>"])
-@backends
-def test_a_string_may_hold_the_text_of_a_control_token_but_never_the_token(backend: str, text: str) -> None:
-    matcher = compiled("schema", backend).matcher()
+def test_a_string_may_hold_the_text_of_a_control_token_but_never_the_token(text: str) -> None:
+    matcher = compiled("schema").matcher()
     assert all(map(matcher.accept, encode('{"city":"')))
     ids = encode(text)
     assert all(vocabulary("small").tokens[id] for id in ids)
@@ -140,41 +120,38 @@ def test_a_string_may_hold_the_text_of_a_control_token_but_never_the_token(backe
     assert all(map(matcher.accept, ids))
 
 
-@backends
-def test_no_more_than_one_space_and_only_after_a_comma_or_a_colon(backend: str) -> None:
+def test_no_more_than_one_space_and_only_after_a_comma_or_a_colon() -> None:
     good = '{"city": "", "days": [1, 2]}'
-    assert accepts(compiled("schema", backend).matcher(), encode(good))
+    assert accepts(compiled("schema").matcher(), encode(good))
     wrong = ['{ "city"', '{"city" :', '{"city":  "', '{"city":\n', '{"city":"" ,', '{"city":"",  "', " "]
     wrong += ['{"city":"","days":[ 1', '{"city":"","days":[1 ]', '{"city":"","days":[1]} ']
     for bad in wrong:
-        assert not all(map(compiled("schema", backend).matcher().accept, encode(bad))), bad
+        assert not all(map(compiled("schema").matcher().accept, encode(bad))), bad
 
 
-@backends
-def test_keys_keep_the_order_of_the_schema(backend: str) -> None:
-    assert accepts(compiled("schema", backend).matcher(), encode('{"city":"","unit":"c","days":[]}'))
+def test_keys_keep_the_order_of_the_schema() -> None:
+    assert accepts(compiled("schema").matcher(), encode('{"city":"","unit":"c","days":[]}'))
     for bad in (
         '{"unit":"c","city":"","days":[]}',
         '{"city":"","days":[],"unit":"c"}',
         '{"city":"","city":"","days":[]}',
     ):
-        assert not accepts(compiled("schema", backend).matcher(), encode(bad))
+        assert not accepts(compiled("schema").matcher(), encode(bad))
 
 
 def test_a_compact_schema_has_no_space_between_its_parts() -> None:
     schema = spec.JsonSchema.of(WEATHER, compact=True)
-    for made in (guidance("small").compile(schema), automata().compile(schema)):
-        assert accepts(made.matcher(), encode('{"city":"a b","days":[]}'))
-        assert not accepts(made.matcher(), encode('{"city": "a b","days":[]}'))
+    made = guidance("small").compile(schema)
+    assert accepts(made.matcher(), encode('{"city":"a b","days":[]}'))
+    assert not accepts(made.matcher(), encode('{"city": "a b","days":[]}'))
 
 
-@backends
-def test_what_must_end_allows_only_ends(backend: str) -> None:
+def test_what_must_end_allows_only_ends() -> None:
     for text, must in (("yes", False), ("yesterday", True), ("no", True)):
-        matcher = compiled("choice", backend).matcher()
+        matcher = compiled("choice").matcher()
         assert not matcher.must_end()
         assert accepts(matcher, encode(text)) and matcher.must_end() == must
-    ended = compiled("choice", backend).matcher()
+    ended = compiled("choice").matcher()
     assert accepts(ended, [*encode("no")]) and ended.accept(vocabulary("small").eos[0])
     assert not ended.must_end() and not ended.can_end() and ended.forced() == [] and not ended.accept(5)
 
@@ -185,25 +162,21 @@ def test_tokens_of_the_same_text_are_all_allowed() -> None:
 
     tokens = (b"", *(bytes([byte]) for byte in range(256)), b"ab", b"a", b"ab")
     words = Vocabulary(tokens, (0,), lambda text: [byte + 1 for byte in text.encode()])
-    automaton = FiniteStates(words)
-    for backend in (Guidance(words), automaton):
-        matcher = backend.compile(spec.Regex("abc?")).matcher()
-        assert allowed(matcher, words.size) == [ord("a") + 1, 257, 258, 259]
-        for id in (257, 259):
-            twin = matcher.fork()
-            assert twin.accept(id) and twin.can_end()
-    automaton.close()
+    matcher = Guidance(words).compile(spec.Regex("abc?")).matcher()
+    assert allowed(matcher, words.size) == [ord("a") + 1, 257, 258, 259]
+    for id in (257, 259):
+        twin = matcher.fork()
+        assert twin.accept(id) and twin.can_end()
 
 
 # -- forced runs
 
 
 @cases
-@backends
-def test_forced_tokens_can_be_accepted_one_by_one_and_nothing_else_could_come(name: str, backend: str) -> None:
+def test_forced_tokens_can_be_accepted_one_by_one_and_nothing_else_could_come(name: str) -> None:
     words = vocabulary("small")
     for text in CASES[name][1]:
-        matcher = compiled(name, backend).matcher()
+        matcher = compiled(name).matcher()
         for token in encode(text):
             before = mask(matcher, words.size)
             twin, other = matcher.fork(), matcher.fork()
@@ -226,16 +199,10 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("of", ["small", "pebble", "qwen"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_forced_tokens_are_those_of_the_tokenizer(of: str, backend: str) -> None:
-    if backend == "outlines-core" and of == "qwen":
-        pytest.skip("its table takes seconds to make at 152,000 tokens; pebble's shows the same")
+def test_forced_tokens_are_those_of_the_tokenizer(of: str) -> None:
     constraint = spec.sequence('{"name": "get_weather", "arguments": ', spec.JsonSchema.of(SCHEMA), "}")
     words = vocabulary(of)
-    automaton = FiniteStates(words)
-    matcher = (guidance(of) if backend == "llguidance" else automaton).compile(constraint).matcher()
-    forced = matcher.forced()
-    automaton.close()
+    forced = guidance(of).compile(constraint).matcher().forced()
     text = b"".join(words.tokens[id] for id in forced)
     assert BODY.encode().startswith(text) and len(text) >= len(BODY) - 2
     for city in ("", "Paris", " x", "\n", "é", "a: b", '"quoted"', "\\"):
@@ -246,13 +213,12 @@ def test_forced_tokens_are_those_of_the_tokenizer(of: str, backend: str) -> None
 
 def test_a_text_with_no_choice_at_all_is_forced_to_its_end() -> None:
     text = "the quick brown fox 日本"
-    for made in (guidance("small").compile(spec.Literal(text)), automata().compile(spec.Literal(text))):
-        matcher = made.matcher()
-        taken: list[int] = []
-        while run := matcher.forced():
-            assert all(map(matcher.accept, run))
-            taken += run
-        assert taken == encode(text) and matcher.must_end()
+    matcher = guidance("small").compile(spec.Literal(text)).matcher()
+    taken: list[int] = []
+    while run := matcher.forced():
+        assert all(map(matcher.accept, run))
+        taken += run
+    assert taken == encode(text) and matcher.must_end()
 
 
 # -- rollback and forks
@@ -261,11 +227,9 @@ def test_a_text_with_no_choice_at_all_is_forced_to_its_end() -> None:
 class Moves(RuleBasedStateMachine):
     """Any moves of a matcher and its forks leave each as if it had only ever accepted what it still holds."""
 
-    backend = "llguidance"
-
     @initialize(name=st.sampled_from(sorted(CASES)))
     def begin(self, name: str) -> None:
-        self.made = compiled(name, self.backend)
+        self.made = compiled(name)
         self.all: list[tuple[Matcher, list[int]]] = [(self.made.matcher(), [])]
 
     def pick(self, which: int) -> tuple[Matcher, list[int]]:
@@ -316,20 +280,13 @@ class Moves(RuleBasedStateMachine):
             assert (matcher.can_end(), matcher.must_end()) == (new.can_end(), new.must_end())
 
 
-class TableMoves(Moves):
-    backend = "outlines-core"
-
-
 quick = settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 TestGuidanceMoves = Moves.TestCase
 TestGuidanceMoves.settings = quick
-TestTableMoves = TableMoves.TestCase
-TestTableMoves.settings = quick
 
 
-@backends
-def test_more_than_was_accepted_cannot_be_taken_back(backend: str) -> None:
-    matcher = compiled("choice", backend).matcher()
+def test_more_than_was_accepted_cannot_be_taken_back() -> None:
+    matcher = compiled("choice").matcher()
     assert accepts(matcher, encode("no")) and matcher.accept(vocabulary("small").eos[0])
     with pytest.raises(ValueError, match="roll back"):
         matcher.rollback(len(encode("no")) + 2)

@@ -1,0 +1,133 @@
+"""Schemas by family: how many each library takes, how soon, and what it lets through.
+
+`python -m bench.constraints_families`: Ponder beside llguidance alone and xgrammar, in turn on each schema, at Qwen's
+151,936 tokens. Families are the tool schemas of the leaderboard with their known answers, the schemas that installed
+packages carry, and the official suite: the files on keywords that `engine/constrain/rewrite.py` writes in others, and
+the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import typer
+
+from bench import constraints_material as material
+from bench.constraints import on_hardware
+from bench.constraints_peers import CONTESTANTS, Contestant
+from bench.report import RESULTS
+from engine.constrain.vocabulary import Vocabulary
+from engine.tokenizer import Tokenizer
+from tests.engine.constrain import bfcl, sources
+
+Json = dict[str, Any]  # Any: plain JSON
+NAMES = ("Ponder", "llguidance", "xgrammar")
+WRITTEN = ("format", "oneOf", "uniqueItems", "dependentRequired", "dependentSchemas")
+MAX_BYTES = 400_000  # of a file that may be a schema
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A schema as JSON text, and texts with whether each is valid."""
+
+    family: str
+    schema: str
+    texts: tuple[tuple[str, bool], ...] = ()
+
+
+def cases(tokenizer: Tokenizer, step: int) -> Iterator[Case]:
+    """All of them; of the leaderboard's every `step`th."""
+    known = {sample.schema: sample.text for sample in material.samples(tokenizer, 10_000)}
+    for schema in bfcl.parameters()[::step]:
+        source = material.dumped(schema)
+        yield Case("tools of the leaderboard", source, ((known[source], True),) if source in known else ())
+    for source in installed():
+        yield Case("schemas in installed packages", source)
+    for group in sources.suite():
+        texts = tuple((material.dumped(value), valid) for _, value, valid in group.tests)
+        family = f"official suite: {group.file}" if group.file in WRITTEN else "official suite: the rest"
+        yield Case(family, material.dumped(group.schema), texts)
+
+
+def installed() -> Iterator[str]:
+    """JSON Schemas among the files of this environment's packages."""
+    for file in sorted(Path(sysconfig.get_path("purelib")).rglob("*.json")):
+        try:
+            if file.stat().st_size > MAX_BYTES or "json-schema.org" not in (text := file.read_text(encoding="utf-8")):
+                continue
+            schema = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(schema, dict) and "$schema" in schema and schema.keys() & {"type", "properties", "$ref", "allOf"}:
+            yield material.dumped(schema)
+
+
+def measure(step: int, deadline_s: float) -> list[Json]:
+    """A row for each family and library."""
+    tokenizer = sources.qwen()
+    known = Vocabulary.of(tokenizer, material.SIZE)
+    vocabulary = material.portable(known)
+    found: dict[tuple[str, str], Json] = {}
+    contestants = [Contestant(name, vocabulary, deadline_s) for name in NAMES if CONTESTANTS[name].version is not None]
+    try:
+        for turn, case in enumerate(cases(tokenizer, step)):
+            ids = [known.tokenize(text.encode()) for text, _ in case.texts]  # byte for byte: the tokenizer normalises
+            for each in contestants if turn % 2 else contestants[::-1]:
+                row = found.setdefault((case.family, each.name), _row(case.family, each.name))
+                answer = each.ask(case.schema, ids)
+                row["schemas"] += 1
+                if answer.refused is not None:
+                    row["timed_out" if answer.timed_out else "refused"] += 1
+                    continue
+                row["taken"] += 1
+                row["compile_ms"].append(1e3 * answer.compile_s)
+                for (_, valid), taken in zip(case.texts, answer.taken, strict=True):
+                    row["valid" if valid else "invalid"] += 1
+                    row["false_accepts"] += taken and not valid
+                    row["false_refusals"] += valid and not taken
+    finally:
+        for each in contestants:
+            each.close()
+    for row in found.values():
+        times = sorted(row.pop("compile_ms"))
+        row["compile_ms_p50"] = round(median(times), 2) if times else None
+        row["compile_ms_p95"] = round(times[int(0.95 * (len(times) - 1))], 2) if times else None
+    return list(found.values())
+
+
+def _row(family: str, name: str) -> Json:
+    counts = ("schemas", "taken", "refused", "timed_out", "valid", "invalid", "false_accepts", "false_refusals")
+    return {"family": family, "name": name, **dict.fromkeys(counts, 0), "compile_ms": []}
+
+
+def table(rows: list[Json]) -> Iterator[str]:
+    """Lines of Markdown."""
+    yield "| family | library | taken | compiling p50 / p95, ms | invalid taken | valid not taken |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        yield (
+            f"| {row['family']} | {row['name']} | {row['taken']} of {row['schemas']} "
+            f"| {row['compile_ms_p50']} / {row['compile_ms_p95']} | {row['false_accepts']} of {row['invalid']} "
+            f"| {row['false_refusals']} of {row['valid']} |"
+        )
+
+
+def main(step: int = 6, deadline_s: float = 30.0, write: bool = True) -> None:
+    """Measure and print; keep the JSON."""
+    rows = measure(step, deadline_s)
+    results = on_hardware({"families": rows}, f"python -m bench.constraints_families --step {step}")
+    for line in table(rows):
+        typer.echo(line)
+    if write:
+        path = RESULTS / f"{results['date']}-constraints-families-{results['slug']}.json"
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
