@@ -1,8 +1,10 @@
 """Text to token ids and back, for a model directory. Knows nothing of weights or scheduling.
 
-Two ideas. Control tokens (special ones, and the tags of thinking and tool calls) arise only where the caller or the
+Three ideas. Control tokens (special ones, and the tags of thinking and tool calls) arise only where the caller or the
 chat template writes them, never from the text of a message: `encode` cannot produce them unless asked, and
-`apply_chat_template` keeps track of which is which. And decoding is a matter of bytes (see detokenizer.py).
+`apply_chat_template` keeps track of which is which. Decoding is a matter of bytes (see detokenizer.py). And a long text
+keeps no other thread waiting: the library works in Rust without the interpreter's lock, searches here go piece by
+piece, and a text that cannot fit is refused by its size, or by its number of tokens before they become a list.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ from tokenizers import AddedToken
 from engine.chat_template import ChatTemplate
 from engine.checkpoint import Json, read_json
 from engine.detokenizer import Detokenizer
-from engine.errors import ChatTemplateError, CheckpointError
+from engine.errors import ChatTemplateError, CheckpointError, ContextLengthExceeded
 
 # Tokens that some checkpoints do not mark as special, but that steer a model all the same.
 TAGS = re.compile(r"<[|｜].*[|｜]>|</?(think|tool_calls?|tool_responses?|tools)>|\[/?(INST|TOOL_\w+)\]")
 ROLES_THAT_MAY_WRITE_TAGS = {"assistant"}  # its earlier thinking and calls may come back as text; never special tokens
+_WINDOW = 1 << 18  # characters that are searched in one go
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -55,11 +58,13 @@ class Tokenizer:
         self._control = {
             token.content: id for id, token in added.items() if token.special or TAGS.fullmatch(token.content)
         }
+        self._longest_control = max(map(len, self._control), default=0)
         self._marked = _alternatives(self._control)
         self._marked_special = _alternatives(text for text, id in self._control.items() if id in self._special)
         self._nonce = secrets.token_hex(12)
         self._plain, self._alias_ids = self._without_control(data, added)
         self._bytes = _ByteReader(data.get("decoder"))
+        self.max_token_bytes = _max_token_bytes(data)
         self.strips_first_space = self._bytes.strips_first_space
         self._bos_prefix = self._find_bos_prefix(config)
         self._templates = _templates(config.get("chat_template"), self._named)
@@ -104,17 +109,23 @@ class Tokenizer:
         """The source of the chat template that is used with tools."""
         return self._templates["tool_use"].source if "tool_use" in self._templates else self.chat_template
 
-    def encode(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool = False, bos: bool = False, max_tokens: int | None = None
+    ) -> list[int]:
         """Token ids of `text`.
 
         Args:
             special: control-token strings in the text become their ids; otherwise they never do, and are ordinary text.
             bos: begin with what the tokenizer puts before a plain text (often BOS, sometimes nothing).
+            max_tokens: refuse a text of more.
+
+        Raises:
+            ContextLengthExceeded: it has more than `max_tokens`.
         """
         prefix = self._bos_prefix if bos else []
         if special:
-            return prefix + self._tokenizer.encode(text, add_special_tokens=False).ids
-        return prefix + self._encode_plain(text)
+            return prefix + self._ids(self._tokenizer, text, max_tokens)
+        return prefix + self._encode_plain(text, max_tokens)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; with `skip_special`, special tokens leave no trace."""
@@ -158,7 +169,24 @@ class Tokenizer:
         Raises:
             ChatTemplateError: the model has no template, or the template refuses the messages.
         """
-        hidden: dict[str, str] = {}
+        return self.encode_chat(messages, tools, variables, add_generation_prompt=add_generation_prompt)
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, object],
+        *,
+        add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """`apply_chat_template`, for a prompt of at most `max_tokens`.
+
+        Raises:
+            ChatTemplateError: the model has no template, or the template refuses the messages.
+            ContextLengthExceeded: the prompt has more than `max_tokens`.
+        """
+        hidden = _Hidden(max_tokens)
         safe_messages = [self._set_aside(m, m.get("role"), hidden) for m in messages]
         safe_tools = None if tools is None else [self._set_aside(tool, None, hidden) for tool in tools]
         text = self._template(tools).render(
@@ -168,11 +196,11 @@ class Tokenizer:
             variables=variables,
         )
         if not hidden:
-            return self.encode(text, special=True)
-        text = self._marked.sub(lambda match: self._alias(self._control[match.group()]), text)
+            return self.encode(text, special=True, max_tokens=max_tokens)
+        text = self._replaced(self._marked, lambda match: self._alias(self._control[match.group()]), text)
         for placeholder, original in hidden.items():
             text = text.replace(placeholder, original)
-        ids = self._plain.encode(text, add_special_tokens=False).ids
+        ids = self._ids(self._plain, text, max_tokens, len(self._alias(self.vocab_size)))
         return [self._alias_ids.get(id, id) for id in ids]
 
     def _template(self, tools: list[dict[str, Any]] | None) -> ChatTemplate:
@@ -185,7 +213,7 @@ class Tokenizer:
             )
         return self._templates["default"]
 
-    def _set_aside(self, value: Any, role: object, hidden: dict[str, str]) -> Any:
+    def _set_aside(self, value: Any, role: object, hidden: _Hidden) -> Any:
         """A copy of JSON `value` with control-token strings replaced by placeholders, which `hidden` collects.
 
         Placeholders are plain letters and digits, so that a template may trim, split or quote around them.
@@ -195,10 +223,10 @@ class Tokenizer:
 
             def replace(match: re.Match[str]) -> str:
                 placeholder = f"{self._nonce}p{self._control[match.group()]}q"
-                hidden[placeholder] = match.group()
+                hidden.add(placeholder, match.group())
                 return placeholder
 
-            return marked.sub(replace, value)
+            return self._replaced(marked, replace, value)
         if isinstance(value, Mapping):
             return {self._set_aside(k, role, hidden): self._set_aside(v, role, hidden) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
@@ -242,14 +270,60 @@ class Tokenizer:
         aliases = {plain.token_to_id(self._alias(id)): id for id in ids}
         return plain, {alias: id for alias, id in aliases.items() if alias is not None}
 
-    def _encode_plain(self, text: str) -> list[int]:
-        ids = self._plain.encode(text, add_special_tokens=False).ids
+    def _encode_plain(self, text: str, max_tokens: int | None = None) -> list[int]:
+        ids = self._ids(self._plain, text, max_tokens)
         found = self._special.intersection(ids)
-        if found and (match := self._marked.search(text)):
+        if found and (match := next(self._found(self._marked, text), None)):
             # The vocabulary itself holds the special string as one piece: break it where it stands.
             cut = match.start() + max(1, len(match.group()) // 2)
             return self._encode_plain(text[:cut]) + self._encode_plain(text[cut:])
         return ids
+
+    def _ids(
+        self, tokenizer: tokenizers.Tokenizer, text: str, max_tokens: int | None, longest_alias: int = 0
+    ) -> list[int]:
+        """
+        Raises:
+            ContextLengthExceeded: `text` has more than `max_tokens`, by its tokens or already by its bytes.
+        """
+        if max_tokens is not None and self.max_token_bytes is not None:
+            size, most = len(text.encode("utf-8", "replace")), max(self.max_token_bytes, longest_alias) * max_tokens
+            if size > most:
+                raise ContextLengthExceeded(
+                    f"The prompt has {size} bytes, more than the {max_tokens} tokens of this model's context can "
+                    f"hold: no token has more than {self.max_token_bytes}; accepted: at most {most} bytes."
+                )
+        # As a batch: for a single text the library keeps the interpreter's lock, and all other threads waiting.
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        if max_tokens is not None and len(encoding) > max_tokens:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(encoding)} tokens and this model's context {max_tokens}; accepted: at most "
+                f"{max_tokens - 1}, so that there is room for an answer."
+            )
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _replaced(self, pattern: re.Pattern[str], replace: Callable[[re.Match[str]], str], text: str) -> str:
+        """`pattern.sub(replace, text)`, piece by piece."""
+        if len(text) <= _WINDOW:
+            return pattern.sub(replace, text)
+        made, at = list[str](), 0
+        for match in self._found(pattern, text):
+            made += (text[at : match.start()], replace(match))
+            at = match.end()
+        return "".join((*made, text[at:]))
+
+    def _found(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+        """`pattern.finditer(text)`, piece by piece. The pattern is one of control tokens, and so are its matches."""
+        start = 0
+        while start < len(text):
+            end = start + _WINDOW  # a match that begins before it is looked for in full
+            for match in pattern.finditer(text, start, end + self._longest_control):
+                if match.start() >= end:
+                    break
+                yield match
+                end = max(end, match.end())
+            start = end
 
     def _find_bos_prefix(self, config: Json) -> list[int]:
         if config.get("add_bos_token") is False:
@@ -268,9 +342,69 @@ class Tokenizer:
         return b"" if token is None else self._bytes.read(token)
 
 
+class _Hidden(dict[str, str]):
+    """Placeholders and the strings that they stand for. As text each of those is a token or more."""
+
+    def __init__(self, max_tokens: int | None) -> None:
+        super().__init__()
+        self._max_tokens = max_tokens
+        self._count = 0
+
+    def add(self, placeholder: str, original: str) -> None:
+        """
+        Raises:
+            ContextLengthExceeded: there are more than a context has tokens.
+        """
+        self[placeholder] = original
+        self._count += 1
+        if self._max_tokens is not None and self._count > self._max_tokens:
+            raise ContextLengthExceeded(
+                f"The messages spell out control tokens more than {self._max_tokens} times, and this model's context "
+                f"has as many tokens; accepted: at most {self._max_tokens - 1}, so that there is room for an answer."
+            )
+
+
 def _alternatives(texts: Iterable[str]) -> re.Pattern[str]:
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) if longest_first else r"(?!)")
+
+
+_FORMS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 4, "Prepend": 1}  # how many times shorter each may make a text
+_WHOLE = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})  # pre-tokenizers that keep all of it
+
+
+def _max_token_bytes(data: Json) -> int | None:
+    """The most bytes of a text that one token stands for; None where the tokenizer may leave out or join without end
+    (white space, unknown characters), so that no number of bytes tells how many tokens there are at least."""
+    shrink = 1
+    for step in _steps(data.get("normalizer"), "normalizers"):
+        pattern = step.get("pattern", {}).get("String")
+        if step["type"] == "Replace" and pattern and len(step["content"].encode()) >= len(pattern.encode()):
+            continue
+        if step["type"] not in _FORMS:
+            return None
+        shrink *= _FORMS[step["type"]]
+    before = _steps(data.get("pre_tokenizer"), "pretokenizers")
+    if any(step["type"] not in _WHOLE or step.get("behavior") == "Removed" for step in before):
+        return None
+    added = data.get("added_tokens", [])
+    if any(token["lstrip"] or token["rstrip"] for token in added):
+        return None
+    vocab = [entry if isinstance(entry, str) else entry[0] for entry in data["model"]["vocab"]]
+    known = set(vocab)
+    if any(step["type"] == "ByteLevel" for step in before):
+        letters, longest = known.issuperset(_byte_level_table()), max(map(len, vocab))
+    else:
+        letters = data["model"].get("byte_fallback") is True and "<0xFF>" in known
+        longest = max(len(token.encode()) for token in vocab)
+    return shrink * max(longest, *(len(token["content"].encode()) for token in added), 1) if letters else None
+
+
+def _steps(part: Json | None, inner: str) -> list[Json]:
+    """The parts of a normalizer or pre-tokenizer, as tokenizer.json has them."""
+    if part is None:
+        return []
+    return [step for each in part[inner] for step in _steps(each, inner)] if part["type"] == "Sequence" else [part]
 
 
 def _named_tokens(config: Json) -> dict[str, str]:

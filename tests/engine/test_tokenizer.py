@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from engine.errors import ChatTemplateError, CheckpointError
+from engine.errors import ChatTemplateError, CheckpointError, ContextLengthExceeded
 from engine.tokenizer import Tokenizer
 from tests.engine import vocabularies
 
@@ -286,3 +289,85 @@ def test_broken_tokenizer_says_so(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.load(tmp_path)
+
+
+TEXTS = st.lists(
+    st.one_of(st.text(), st.sampled_from([*CONTROL, " ", "\n\n", "a" * 40, "\u0301", "語", "🙂", "ﷺ", "K", "ｶﾞ"])),
+    max_size=12,
+).map("".join)
+SOURCES = {
+    "byte level": vocabularies.byte_level(), "sentencepiece": vocabularies.sentencepiece(),
+    "without a prefix": vocabularies.sentencepiece(prepend=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS)
+def test_ids_are_those_of_a_plain_encoding(kind: str, text: str) -> None:
+    tokenizer, plain = make(source=SOURCES[kind]), tokenizers.Tokenizer.from_str(SOURCES[kind])
+    assert tokenizer.encode(text, special=True) == plain.encode(text, add_special_tokens=False).ids
+
+
+def test_ids_of_real_texts_are_those_of_a_plain_encoding(qwen: Tokenizer) -> None:
+    source = gzip.decompress((VOCAB / "qwen2-tokenizer.json.gz").read_bytes()).decode()
+    plain = tokenizers.Tokenizer.from_str(source)
+    for path in (*Path(__file__).parents[2].glob("docs/*.md"), *Path(__file__).parents[2].glob("engine/*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert qwen.encode(text, special=True) == plain.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS, special=st.booleans())
+def test_no_token_has_more_bytes_than_is_said(kind: str, text: str, special: bool) -> None:
+    tokenizer = make(source=SOURCES[kind])
+    if tokenizer.max_token_bytes is not None:
+        assert len(text.encode()) <= tokenizer.max_token_bytes * len(tokenizer.encode(text, special=special))
+
+
+def test_a_tokenizer_that_leaves_out_white_space_has_no_such_bound(qwen: Tokenizer) -> None:
+    data = json.loads(vocabularies.byte_level())
+    assert make(source=json.dumps(data)).max_token_bytes is not None and qwen.max_token_bytes is not None
+    stripped = {**data, "normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}
+    assert make(source=json.dumps(stripped)).max_token_bytes is None
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make(THINKING)
+    longest = tokenizer.max_token_bytes
+    assert longest is not None
+    assert len(tokenizer.encode("a b " * 25, max_tokens=len(tokenizer.encode("a b " * 25)))) > 0
+    with pytest.raises(ContextLengthExceeded, match="this model's context 10; accepted: at most 9"):
+        tokenizer.encode("a 1 " * 10, max_tokens=10)
+    with pytest.raises(ContextLengthExceeded, match="control tokens more than 10 times"):
+        tokenizer.encode_chat([{"role": "user", "content": CONTROL[0] * 11}], None, {}, max_tokens=10)
+    monkeypatch.setattr(tokenizer, "_tokenizer", None)
+    with pytest.raises(ContextLengthExceeded, match=f"accepted: at most {10 * longest} bytes"):
+        tokenizer.encode("a" * (10 * longest + 1), special=True, max_tokens=10)
+
+
+@settings(max_examples=100, deadline=None)
+@given(parts=st.lists(st.one_of(st.text(max_size=20), st.sampled_from(CONTROL)), max_size=20))
+def test_marks_are_found_across_the_windows_of_a_search(parts: list[str]) -> None:
+    tokenizer, text = make(), "".join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.tokenizer._WINDOW", 7)
+        pattern = tokenizer._marked
+        assert tokenizer._replaced(pattern, lambda at: f"[{at[0]}]", text) == pattern.sub(lambda at: f"[{at[0]}]", text)
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded(qwen: Tokenizer) -> None:
+    """The longest pause of this thread is a small part of the time that it takes, on a busy machine too."""
+    text = "some words, and 12 numbers. " * 100_000
+    for _ in range(3):
+        worker = threading.Thread(target=qwen.encode, args=(text,))
+        begun = last = time.perf_counter()
+        worker.start()
+        longest = 0.0
+        while worker.is_alive():
+            time.sleep(0.001)
+            longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+        if longest < 0.5 * (time.perf_counter() - begun):
+            return
+    pytest.fail(f"others waited {longest:.2f} s")
