@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from engine.beam import beam_search
-from engine.errors import InvalidParameter
-from reasoning.candidate import warm
-from reasoning.strategy import Context, Options, Spent, Yields, refuse, strategy
-from reasoning.written import pieces_of
+from ponder import InvalidParameter, Options, Spent, Yields, beam_search, pieces_of, prefill, refuse_fields, strategy
+from ponder import StrategyContext as Context
 
 if TYPE_CHECKING:
-    from engine import Sequence as EngineSequence
+    from ponder import Sequence as EngineSequence
 
 
 class BeamOptions(Options):
@@ -35,10 +32,10 @@ async def beam(seq: EngineSequence, context: Context, options: BeamOptions) -> Y
     """
     span = context.span
     assert span.max_tokens is not None
-    refuse(context, "beam search", "constraint", "stop", "logprobs")
+    refuse_fields(context, "beam search", "constraint", "stop", "logprobs")
     if options.width > context.quota.branches:
         raise InvalidParameter("width", f"width is {options.width}; accepted: at most {context.quota.branches} beams.")
-    await warm(seq)
+    await prefill(seq)
     eos = tuple(dict.fromkeys((*context.tokenizer.eos_token_ids, *span.stop_token_ids)))
     found = await beam_search(
         seq, width=options.width, max_tokens=span.max_tokens, eos=eos, length_penalty=options.length_penalty

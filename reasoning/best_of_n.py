@@ -10,34 +10,46 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candidates, given
-from reasoning.strategy import Context, Options, Spent, Yields, strategy
-from reasoning.verify import verifier
+from ponder import (
+    Candidate,
+    CandidateChosen,
+    CandidateDone,
+    Candidates,
+    Options,
+    Spent,
+    Yields,
+    accept,
+    strategy,
+    verifier,
+)
+from ponder import StrategyContext as Context
 
 if TYPE_CHECKING:
-    from engine import Sequence as EngineSequence
+    from ponder import Sequence as EngineSequence
 
 
 class BestOfNOptions(Options):
-    """`temperature` is the candidates'; None: the request's, or 0.7 where that is greedy, as all would be the same.
+    """`verifier` scores; None: the request's checker, or `confidence` without one.
+
+    `temperature` is the candidates'; None: the request's, or 0.7 where that is greedy, as all would be the same.
 
     After `seconds` the best so far is given.
     """
 
     n: int = Field(4, ge=1, le=64)
-    verifier: Literal["checker", "confidence", "judge"] = "confidence"
+    verifier: Literal["checker", "confidence", "judge"] | None = None
     enough: float | None = Field(None, gt=0, le=1)
     temperature: float | None = Field(None, gt=0, le=2)
     seconds: float | None = Field(None, gt=0)
 
 
-@strategy("best_of_n", BestOfNOptions)
+@strategy("best_of_n", BestOfNOptions, takes_checker=lambda options: options.verifier in (None, "checker"))
 async def best_of_n(seq: EngineSequence, context: Context, options: BestOfNOptions) -> Yields:
     """Writes several answers side by side and gives the one that a verifier scores highest.
 
     Answers that came to their own end go before those that a limit cut; among equals the first of them is taken.
     """
-    judge = verifier(options.verifier, context)
+    judge = verifier(options.verifier or ("confidence" if context.checker is None else "checker"), context)
     candidates = Candidates(seq, context, options.n, options.temperature, judge.measures, options.seconds)
     best: tuple[tuple[bool, float, int], Candidate] | None = None
     done: list[Candidate] = []
@@ -54,5 +66,5 @@ async def best_of_n(seq: EngineSequence, context: Context, options: BestOfNOptio
     (_, score, _), chosen = best
     yield CandidateChosen(chosen.index, len(done), score, options.n - len(done))
     yield Spent(candidates.spent - chosen.spent)
-    for piece in given(seq, chosen):
+    for piece in accept(seq, chosen):
         yield piece

@@ -13,13 +13,25 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from engine.errors import InvalidParameter
-from engine.params import MAX_LOGPROBS, Span
-from reasoning.thinking import Answering, Markers, Piece, think_and_answer
+from pydantic import Field
+
+from ponder import (
+    MAX_LOGPROBS,
+    Answering,
+    InvalidParameter,
+    Markers,
+    Options,
+    Piece,
+    Span,
+    Yields,
+    strategy,
+    think_and_answer,
+)
+from ponder import StrategyContext as Context
 
 if TYPE_CHECKING:
-    from engine import Sequence as EngineSequence
-    from engine import Tokenizer
+    from ponder import Sequence as EngineSequence
+    from ponder import Tokenizer
 
 Ended = Literal["model", "maximum", "margin"]
 NEVER = -100.0  # the bias of a token that is not wanted
@@ -254,6 +266,28 @@ class BudgetForcing:
         top = piece.logprobs[0].top
         closing = dict(top).get(self._markers.closing)
         return closing is not None and top[0][1] - closing <= margin
+
+
+class BudgetOptions(Options):
+    """The fields of `ThinkingBudget`."""
+
+    min_tokens: int = Field(0, ge=0)
+    max_tokens: int | None = Field(None, ge=2)
+    waits: int = Field(0, ge=0, le=64)
+    wait_text: str = Field("Wait", max_length=200)
+    closing_text: str = Field("", max_length=2_000)
+    margin: float | None = Field(None, ge=0, le=100)
+
+
+@strategy("budget", BudgetOptions)
+async def budget(seq: EngineSequence, context: Context, options: BudgetOptions) -> Yields:
+    """Makes the thinking as long as it should be: not below a minimum, not above a maximum, made to go on by "Wait"."""
+    forcing = BudgetForcing(ThinkingBudget(**dict(options)), context.tokenizer)
+    async with aclosing(
+        forcing.answer(seq, context.span, opened=context.opened, closed=context.closed, calls=context.calls)
+    ) as pieces:
+        async for piece in pieces:
+            yield piece
 
 
 def _refused(name: str, value: object, accepted: str) -> InvalidParameter:

@@ -164,7 +164,7 @@ class Candidates:
         At the deadline nothing more is waited for; had none ended by then, the first is given as far as it came.
         """
         began = self.clock()
-        await warm(self.seq)
+        await prefill(self.seq)
         begun, ended = len(self.seq), False
         (scope,) = self.seq.fork()
         self.forks = scope.fork(self.n)
@@ -195,13 +195,13 @@ async def _cancelled(tasks: list[asyncio.Task[Candidate]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def given(seq: EngineSequence, chosen: Candidate) -> list[Piece]:
+def accept(seq: EngineSequence, chosen: Candidate) -> list[Piece]:
     """The chosen answer becomes the sequence's turn; its pieces, to be shown."""
     seq.append(chosen.tokens)
     return list(chosen.pieces)
 
 
-async def warm(seq: EngineSequence) -> None:
+async def prefill(seq: EngineSequence) -> None:
     """Compute a sequence's K/V once, before it is forked: each fork would compute what is not there yet."""
     length = len(seq)
     await seq.generate_all(Span(GREEDY, max_tokens=1))

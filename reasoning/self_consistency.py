@@ -12,12 +12,22 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candidates, given
-from reasoning.strategy import Context, Options, Spent, Yields, strategy
-from reasoning.verify import verifier
+from ponder import (
+    Candidate,
+    CandidateChosen,
+    CandidateDone,
+    Candidates,
+    Options,
+    Spent,
+    Yields,
+    accept,
+    strategy,
+    verifier,
+)
+from ponder import StrategyContext as Context
 
 if TYPE_CHECKING:
-    from engine import Sequence as EngineSequence
+    from ponder import Sequence as EngineSequence
 
 Compared = Literal["last_number", "last_line", "text"]
 _NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
@@ -59,7 +69,7 @@ def leader(votes: dict[str, float], coming: int) -> tuple[str | None, bool]:
     return order[0][0], order[0][1] - second > coming or coming == 0
 
 
-@strategy("self_consistency", SelfConsistencyOptions)
+@strategy("self_consistency", SelfConsistencyOptions, takes_checker=lambda options: options.weight == "checker")
 async def self_consistency(seq: EngineSequence, context: Context, options: SelfConsistencyOptions) -> Yields:
     """Writes several answers side by side and gives one of those that most of them agree with.
 
@@ -90,5 +100,5 @@ async def self_consistency(seq: EngineSequence, context: Context, options: SelfC
     weight, _, chosen = max(voters[winner], key=lambda each: each[:2])
     yield CandidateChosen(chosen.index, done, votes.get(winner) if winner is not None else None, options.n - done)
     yield Spent(candidates.spent - chosen.spent)
-    for piece in given(seq, chosen):
+    for piece in accept(seq, chosen):
         yield piece

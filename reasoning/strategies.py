@@ -14,18 +14,18 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from engine.errors import EngineError, InvalidParameter
 from reasoning.beam import beam
 from reasoning.best_of_n import best_of_n
-from reasoning.budget import BudgetForcing, ThinkingBudget
+from reasoning.budget import budget
 from reasoning.self_consistency import self_consistency
-from reasoning.strategy import Context, Event, Options, Strategy, Yields, strategy
+from reasoning.strategy import Context, Event, Options, Strategy
 from reasoning.thinking import Piece
 from reasoning.tree import tree
 
@@ -39,28 +39,6 @@ TIMEOUT_S = 600.0
 SILENT_S = 120.0  # between two things that a strategy yields
 CLOSING_S = 5.0  # that a strategy has to end in when it is told to
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-
-
-class BudgetOptions(Options):
-    """The fields of `reasoning.budget.ThinkingBudget`."""
-
-    min_tokens: int = Field(0, ge=0)
-    max_tokens: int | None = Field(None, ge=2)
-    waits: int = Field(0, ge=0, le=64)
-    wait_text: str = Field("Wait", max_length=200)
-    closing_text: str = Field("", max_length=2_000)
-    margin: float | None = Field(None, ge=0, le=100)
-
-
-@strategy("budget", BudgetOptions)
-async def budget(seq: EngineSequence, context: Context, options: BudgetOptions) -> Yields:
-    """Makes the thinking as long as it should be: not below a minimum, not above a maximum, made to go on by "Wait"."""
-    forcing = BudgetForcing(ThinkingBudget(**dict(options)), context.tokenizer)
-    async with aclosing(
-        forcing.answer(seq, context.span, opened=context.opened, closed=context.closed, calls=context.calls)
-    ) as pieces:
-        async for piece in pieces:
-            yield piece
 
 
 BUILT_IN: tuple[Strategy[Any], ...] = (budget, best_of_n, self_consistency, tree, beam)  # Any: each has its own options
@@ -103,7 +81,7 @@ class Strategies:
         if offered.name in self._by_name:
             holder = self._by_name[offered.name].origin
             raise ValueError(f"the name {offered.name!r} is taken by {holder}; accepted: another name")
-        self._by_name[offered.name] = Strategy(offered.name, offered.options, offered.run, origin)
+        self._by_name[offered.name] = replace(offered, origin=origin)
 
     def load_entry_points(self, group: str = GROUP) -> None:
         """Adds what installed packages offer; a broken one becomes a fault."""

@@ -6,7 +6,7 @@ there are, nor of HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -48,13 +48,16 @@ class Quota:
     nodes: int = 2_000
 
 
+Check = Callable[[str], float | Awaitable[float]]  # scores an answer's text from 0 to 1
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a strategy is given beside the sequence.
 
     `span` is the answer's: sampling, stops, constraint, and `max_tokens` (always set) for thinking and answer together.
-    With `opened` the prompt has opened the thinking, with `closed` it has closed it. `checker` says how good an answer
-    is, from 0 to 1, where whoever asks can tell. `problem` is a task for a search, see `reasoning.tree`. `variables`
+    With `opened` the prompt has opened the thinking, with `closed` it has closed it. `checker` scores an answer's text,
+    where the request brings one. `problem` is a task for a search, see `reasoning.tree`. `variables`
     are the chat template's.
     """
 
@@ -64,13 +67,13 @@ class Context:
     opened: bool = False
     closed: bool = False
     calls: bool = False
-    checker: Callable[[str], float] | None = None
+    checker: Check | None = None
     problem: Any = None  # Any: a Problem, whose states are its own business
     variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name them
     quota: Quota = field(default_factory=Quota)
 
 
-def refuse(context: Context, what: str, *names: str) -> None:
+def refuse_fields(context: Context, what: str, *names: str) -> None:
     """For strategies that cannot keep to everything a span may ask.
 
     Raises:
@@ -90,12 +93,14 @@ class Strategy(Generic[OptionsT]):
     """`run(seq, context, options)` yields the answer's pieces, the last one with a finish reason, and events.
 
     It works on `seq` and may fork it: forks are closed when it ends. What it leaves in `seq` is the turn.
+    `takes_checker` says whether it asks the request's checker, given its options.
     """
 
     name: str
     options: type[OptionsT]
     run: Callable[[EngineSequence, Context, OptionsT], Yields]
     origin: str = "ponder"
+    takes_checker: Callable[[OptionsT], bool] = lambda _: False
 
     @property
     def about(self) -> str:
@@ -104,11 +109,11 @@ class Strategy(Generic[OptionsT]):
 
 
 def strategy(
-    name: str, options: type[OptionsT]
+    name: str, options: type[OptionsT], *, takes_checker: Callable[[OptionsT], bool] = lambda _: False
 ) -> Callable[[Callable[[EngineSequence, Context, OptionsT], Yields]], Strategy[OptionsT]]:
-    """Makes a strategy of an async generator function."""
+    """Makes a strategy of an async generator function; a request's checker is refused unless it `takes_checker`."""
 
     def made(run: Callable[[EngineSequence, Context, OptionsT], Yields]) -> Strategy[OptionsT]:
-        return Strategy(name, options, run)
+        return Strategy(name, options, run, takes_checker=takes_checker)
 
     return made

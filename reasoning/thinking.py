@@ -53,6 +53,12 @@ class Markers:
         return None
 
 
+def empty_thinking(tokenizer: Tokenizer, markers: Markers, *, opened: bool) -> list[int]:
+    """Tokens after a prompt that close the thinking before any of it is written."""
+    breaks = tokenizer.encode("\n\n")
+    return [*([] if opened else [markers.opening]), *breaks, markers.closing, *breaks]
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What one engine output adds to one part. `spent` counts tokens, the markers included.

@@ -6,15 +6,16 @@ nothing of how candidates come about.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.errors import InvalidParameter
 from reasoning.candidate import Candidate
 from reasoning.dialogue import after_answer
-from reasoning.strategy import Context
+from reasoning.strategy import Check, Context
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
@@ -36,13 +37,26 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checker:
-    """A program that can tell how good an answer's text is."""
+    """The request's checker, of the answer's text."""
 
-    check: Callable[[str], float]
+    check: Check
     measures: bool = False
 
     async def score(self, candidate: Candidate, seq: EngineSequence) -> float:
-        return float(self.check(candidate.text))
+        return await run_check(self.check, candidate.text)
+
+
+async def run_check(check: Check, text: str) -> float:
+    """Score a text, from 0 to 1.
+
+    Raises:
+        InvalidParameter: the score is out of range. What the checker raises.
+    """
+    score = check(text)
+    score = float(await score if inspect.isawaitable(score) else score)
+    if not 0 <= score <= 1:
+        raise InvalidParameter("checker", f"checker scored an answer {score:g}; accepted: 0 to 1.")
+    return score
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +99,8 @@ def verifier(name: str, context: Context) -> Verifier:
     """
     if name == "checker":
         if context.checker is None:
-            raise InvalidParameter("verifier", "verifier is 'checker', and there is none; accepted: confidence, judge.")
+            message = "verifier is 'checker', and there is none; accepted: a checker in the request, confidence, judge."
+            raise InvalidParameter("verifier", message)
         return Checker(context.checker)
     if name == "confidence":
         return Confidence()

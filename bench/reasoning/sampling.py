@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from bench.reasoning.asked import AT_ONCE, MAX_TOKENS, Question, Row, each, expected, row
 from engine import Engine, Sampling, Span
-from reasoning.candidate import Candidate, Draft, warm
+from reasoning.candidate import Candidate, Draft, prefill
 from reasoning.self_consistency import vote_of
 from reasoning.strategy import Context
 from reasoning.thinking import Markers
@@ -38,7 +38,7 @@ async def sampled(engine: Engine, asked: Sequence[Question]) -> list[list[Sample
         span = Span(Sampling(temperature=TEMPERATURE, seed=at), MAX_TOKENS)
         context = Context(engine.tokenizer, span, Markers.of(engine.tokenizer))
         async with await engine.open(question.prompt(engine)) as seq:
-            await warm(seq)
+            await prefill(seq)
             drafts = [Draft(fork, context, index, True) for index, fork in enumerate(seq.fork(SAMPLES))]
             made: list[Candidate] = await asyncio.gather(*(draft.write() for draft in drafts))
         return [

@@ -174,6 +174,11 @@ def _branches(options: Options | None) -> int:
     return int(beam) * int(named.get("samples") or 1)
 
 
+def _asks_checker(options: Options | None) -> bool:
+    """Whether options name the checker. By default nothing is checked: a measurement would compare other things."""
+    return options is not None and "checker" in dict(options).values()
+
+
 def _seeded(span: Span, at: int) -> Span:
     seed = span.sampling.seed or 0
     return replace(span, sampling=replace(span.sampling, seed=seed + at))
@@ -195,7 +200,7 @@ async def _answer(
         tokenizer, replace(span, max_tokens=min(span.max_tokens or room, room)), markers,
         opened=markers is not None and markers.left_open(prompt, tokenizer),
         closed=markers is not None and markers.left_closed(prompt, tokenizer),
-        checker=task.checker, variables=variables,
+        checker=task.checker if _asks_checker(options) else None, variables=variables,
     )  # fmt: skip
     text, last = "", None
     try:

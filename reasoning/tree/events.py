@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from reasoning.strategy import Event
+from ponder import Event
 
 Why = Literal["beam", "threshold", "hopeless", "context"]
 Ended = Literal["found", "exhausted", "depth", "tokens", "nodes", "seconds"]
@@ -53,7 +53,7 @@ class NodeChosen(Event):
 
 @dataclass(frozen=True, slots=True)
 class SearchEnded(Event):
-    """The last event. `solved`: the checker says so, or, where it says nothing, the state is a finished one."""
+    """The last event. `solved`: by the checker or, where it says nothing, by a finished state's value."""
 
     node: int
     answer: str

@@ -12,9 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
-from engine.outputs import SpanResult
-from engine.params import Sampling, Span
-from reasoning.candidate import warm
+from ponder import Sampling, Span, SpanResult, prefill
 from reasoning.tree.meter import Meter
 from reasoning.tree.nodes import Graph, Node
 from reasoning.tree.options import TreeOptions
@@ -22,8 +20,14 @@ from reasoning.tree.problem import Problem, Reply, S, Thought
 from reasoning.tree.values import Valuer
 
 if TYPE_CHECKING:
-    from engine import Sequence as EngineSequence
-    from engine import Tokenizer
+    from ponder import Sequence as EngineSequence
+    from ponder import Tokenizer
+
+
+def text_only(tokenizer: Tokenizer) -> dict[int, float]:
+    """A bias against every control token but the end of the turn: a step that stays in its branch opens no thinking
+    and begins no call."""
+    return dict.fromkeys(tokenizer.control_ids.difference(tokenizer.eos_token_ids), -100.0)
 
 
 @dataclass(slots=True)
@@ -42,13 +46,14 @@ class Grower(Generic[S]):
         self, seq: EngineSequence, problem: Problem[S], options: TreeOptions, tokenizer: Tokenizer, meter: Meter
     ) -> None:
         (self.scope,) = seq.fork()
-        self.graph = Graph(problem, self.scope.fork()[0])
+        self.graph = Graph(problem, self.scope.fork()[0], options.solved_value)
         self.options = options
         self.meter = meter
         self._problem = problem
         self._tokenizer = tokenizer
         self._valuer = Valuer(problem, options, tokenizer, meter)
-        self._sampling = Sampling(temperature=options.temperature, seed=options.seed)
+        bias = text_only(tokenizer) if problem.writes_on else {}
+        self._sampling = Sampling(temperature=options.temperature, seed=options.seed, logit_bias=bias)
 
     async def expand(self, nodes: Sequence[Node[S]]) -> list[Node[S]]:
         """Next steps from every node, valued: new states alone, in order. The nodes' own branches close."""
@@ -66,9 +71,13 @@ class Grower(Generic[S]):
                     if each.thought.kept and child.seq is not None:
                         new.append((child.seq, len(each.thought.kept)))
             node.drop()
-        await self.meter.together([self._warm(seq, length) for seq, length in new])
+        await self.meter.together([self._prefill(seq, length) for seq, length in new])
         await self._valuer.value(self.graph, children)
         return children
+
+    async def check_root(self) -> None:
+        """Ask the checker about the first state, which may be solved already."""
+        await self.meter.together([self._valuer.check(self.graph.root)])
 
     def _child(self, node: Node[S], proposed: Proposed[S]) -> Node[S] | None:
         """A new node with its branch; None for a state that is there already, or one too many."""
@@ -101,7 +110,7 @@ class Grower(Generic[S]):
             unread, end = len(prompt), len(asked)
             forks = [asked]
             if samples > 1:
-                if unread > 1 and await self._warm(asked, unread):
+                if unread > 1 and await self._prefill(asked, unread):
                     unread = 0
                 forks = asked.fork(samples, scope=self.scope)
                 for fork in forks:
@@ -153,9 +162,9 @@ class Grower(Generic[S]):
             scores = await asked.score(texts)
         return [Proposed(each.thought, None, sum(score)) for each, score in zip(found, scores, strict=True)]
 
-    async def _warm(self, seq: EngineSequence, length: int) -> bool:
+    async def _prefill(self, seq: EngineSequence, length: int) -> bool:
         with self.meter.aside(length, 1) as allowed:
             if allowed:
-                await warm(seq)
+                await prefill(seq)
                 self.meter.written += 1
         return allowed

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from engine.errors import ContextLengthExceeded
+from ponder import ContextLengthExceeded
 from reasoning.tree.events import Ended
 
 T = TypeVar("T")

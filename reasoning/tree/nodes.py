@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
-from reasoning.strategy import Event
+from ponder import Event
 from reasoning.tree.events import NodeAdded, NodeMerged, NodePruned, NodeScored, Why
 from reasoning.tree.problem import Problem, S, Thought
 
 if TYPE_CHECKING:
-    from engine import Sequence as EngineSequence
+    from ponder import Sequence as EngineSequence
 
 
 @dataclass(slots=True, eq=False)
 class Node(Generic[S]):
-    """`seq` is its branch, until the node is left behind. `logprob` sums those of the steps that lead here."""
+    """`seq` is its branch, until the node is left behind. `logprob` sums those of the steps that lead here.
+
+    `checked` is the checker's score; None where it says nothing.
+    """
 
     id: int
     state: S
@@ -26,6 +29,7 @@ class Node(Generic[S]):
     seq: EngineSequence | None
     logprob: float = 0.0
     value: float | None = None
+    checked: float | None = None
     children: list[Node[S]] = field(default_factory=list)
     pruned: bool = False
     visits: int = 0
@@ -46,8 +50,9 @@ class Node(Generic[S]):
 class Graph(Generic[S]):
     """All nodes, each state once. Changes become events, which wait to be told."""
 
-    def __init__(self, problem: Problem[S], seq: EngineSequence) -> None:
+    def __init__(self, problem: Problem[S], seq: EngineSequence, solved_value: float) -> None:
         self.problem = problem
+        self._solved_value = solved_value
         self._by_state: dict[S, Node[S]] = {}
         self._events: list[Event] = []
         self.root = Node(0, problem.start, None, 0, problem.done(problem.start), seq)
@@ -91,15 +96,16 @@ class Graph(Generic[S]):
         return events
 
     def solved(self, node: Node[S]) -> bool:
-        """Whether a state answers the task: its checker says so; where it says nothing, being finished is enough."""
-        checked = self.problem.check(node.state)
-        return node.done and (checked is None or checked >= 1.0)
+        """Whether a finished state answers the task: by its checker or, where that says nothing, by its value."""
+        if node.checked is not None:
+            return node.done and node.checked >= 1.0
+        return node.done and (node.value or 0.0) >= self._solved_value
 
     def best(self) -> Node[S]:
         """The answer so far: a solved state, else one that is finished and not wrong, else the best, deepest, first."""
 
         def rank(node: Node[S]) -> tuple[bool, bool, float, int, int]:
-            finished = node.done and self.problem.check(node.state) != 0.0
+            finished = node.done and node.checked != 0.0
             return self.solved(node), finished, node.value or 0.0, node.depth, -node.id
 
         return max(self, key=rank)

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from reasoning.strategy import Options
+from ponder import Options
 
 Search = Literal["bfs", "dfs", "mcts"]
 SAMPLES = 4  # of one step each
@@ -22,7 +22,8 @@ class TreeOptions(Options):
 
     `value` says where values come from: the log-probabilities of the labels, read at once; `votes` sampled judgements;
     the problem's checker alone; or the probability of the steps that lead there. The checker's word counts before the
-    model's in any case. States below `threshold` are not followed.
+    model's in any case. States below `threshold` are not followed. A finished state solves the task where the checker
+    says so or, where it says nothing, from the value `solved_value` on.
 
     Raises:
         ValidationError: a value is out of range, or two contradict each other.
@@ -34,6 +35,7 @@ class TreeOptions(Options):
     samples: int | None = Field(None, ge=1, le=32)
     depth: int = Field(4, ge=1, le=64)
     threshold: float = Field(0.0, ge=0, lt=1)
+    solved_value: float = Field(0.9, gt=0, le=1)
     votes: int = Field(3, ge=1, le=32)
     exploration: float = Field(1.4, ge=0, le=10)  # UCT's constant
     labels: dict[str, float] = Field(

@@ -6,11 +6,11 @@ Knows nothing of searches.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from reasoning.dialogue import ChatFormat
+from ponder import ChatFormat
 
 S = TypeVar("S", bound=Hashable)
 
@@ -65,8 +65,8 @@ class Problem(Protocol[S]):
         """What asks for one of the search's labels, appended to a throw-away fork of the branch."""
         ...
 
-    def check(self, state: S) -> float | None:
-        """How good a state is, 0 (hopeless) to 1 (solved), where code can tell; None: the model is to judge."""
+    def check(self, state: S) -> float | Awaitable[float | None] | None:
+        """Score a state from 0 (hopeless) to 1 (solved), where code can tell; None: the model is to judge."""
         ...
 
     def done(self, state: S) -> bool:

@@ -11,10 +11,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import InvalidParameter
-from reasoning.candidate import warm
-from reasoning.strategy import Context, Event, Spent, Yields, refuse, strategy
-from reasoning.thinking import Piece
+from ponder import Event, InvalidParameter, Piece, Spent, Yields, empty_thinking, prefill, refuse_fields, strategy
+from ponder import StrategyContext as Context
 from reasoning.tree.events import NodeChosen, SearchEnded
 from reasoning.tree.grow import Grower
 from reasoning.tree.meter import Meter
@@ -24,8 +22,8 @@ from reasoning.tree.searches import Search, bfs, dfs, mcts
 from reasoning.tree.writing import Writing
 
 if TYPE_CHECKING:
-    from engine import Sequence as EngineSequence
-    from engine import Tokenizer
+    from ponder import Sequence as EngineSequence
+    from ponder import Tokenizer
 
 _ORDERS = {"bfs": bfs, "dfs": dfs, "mcts": mcts}
 
@@ -49,10 +47,11 @@ async def search(
     if options.times(problem.writes_on) > 1 and options.temperature == 0:
         raise InvalidParameter("temperature", "temperature is 0, where all samples are the same; accepted: above 0.")
     meter = Meter(options.tokens, options.seconds, clock)
-    await meter.together([warm(seq)])
+    await meter.together([prefill(seq)])
     grower = Grower(seq, problem, options, tokenizer, meter)
     try:
         how = Search()
+        await grower.check_root()
         if grower.graph.solved(grower.graph.root):
             how.ended = "found"
         elif not meter.over:
@@ -80,26 +79,35 @@ async def search(
         grower.scope.close()
 
 
-@strategy("tree", TreeOptions)
+@strategy("tree", TreeOptions, takes_checker=lambda _: True)
 async def tree(seq: EngineSequence, context: Context, options: TreeOptions) -> Yields:
     """Searches among partial solutions: proposes steps, judges where they lead, and follows the best.
 
-    Without a problem of its own, the steps are lines of the answer, judged by the model as it goes along. If none of
-    them ends the answer before the search is over, the best beginning is written on, unless time or tokens are used up.
+    Without a problem of its own, the steps are lines of the answer, judged by the model as it goes along; a finished
+    answer is scored by the request's checker, where there is one. The path that is chosen is the answer: nothing is
+    thought beside it. If no path ends before the search does, the best one is written on, unless time or tokens are
+    used up.
 
     Raises:
         InvalidParameter: the options go beyond the quota, or the span has a constraint, which steps cannot keep to.
     """
-    refuse(context, "a tree of steps", "constraint", "stop", "logprobs")
-    writing = Writing(context, list(options.labels)) if context.problem is None else None
-    problem: Problem[Any] = writing or context.problem
-    quota, wide = context.quota, options.beam * options.times(problem.writes_on)
+    refuse_fields(context, "a tree of steps", "constraint", "stop", "logprobs")
+    writes_on = context.problem is None or context.problem.writes_on
+    quota, wide = context.quota, options.beam * options.times(writes_on)
     if options.nodes > quota.nodes:
         raise InvalidParameter("nodes", f"nodes is {options.nodes}; accepted: at most {quota.nodes}.")
     if wide > quota.branches:
         raise InvalidParameter("beam", f"beam × samples is {wide}; accepted: at most {quota.branches} at once.")
     if options.seed is None:
         options = options.model_copy(update={"seed": context.span.sampling.seed})
+    head: list[int] = []
+    if context.problem is None and context.markers is not None and not context.closed:
+        head = empty_thinking(context.tokenizer, context.markers, opened=context.opened)
+    writing = Writing(context, list(options.labels), len(head)) if context.problem is None else None
+    problem: Problem[Any] = writing or context.problem
+    if head:
+        seq.append(head)
+        yield Piece("thinking", "", len(head), tuple(head))
     async with aclosing(search(seq, problem, options, context.tokenizer)) as events:
         async for event in events:
             yield event
@@ -109,7 +117,7 @@ async def tree(seq: EngineSequence, context: Context, options: TreeOptions) -> Y
         tokens = tuple(context.tokenizer.encode(ended.answer))
         pieces = [Piece("answer", ended.answer, len(tokens), tokens, finish_reason="stop")]
     else:
-        tokens = writing.told[0]
+        tokens = writing.chosen[0]
         pieces = writing.pieces("length" if ended.ended in ("tokens", "seconds") else None)
     yield Spent(max(0, ended.written - len(tokens)), ended.read)
     seq.append(tokens)

@@ -138,7 +138,7 @@ def _worth(grower: Grower[S], children: list[Node[S]]) -> list[Node[S]]:
         if node.done:
             node.pruned = True
             node.drop()
-        elif graph.problem.check(node.state) == 0.0:
+        elif node.checked == 0.0:
             graph.prune(node, "hopeless")
         elif value < threshold:
             graph.prune(node, "threshold")

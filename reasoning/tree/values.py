@@ -6,21 +6,20 @@ Knows nothing of how states come about or which are followed.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic
 
-from engine.params import Sampling, Span
-from reasoning.candidate import warm
+from ponder import Sampling, Span, prefill, read_labels
 from reasoning.tree.meter import Meter
 from reasoning.tree.nodes import Graph, Node
 from reasoning.tree.options import TreeOptions
 from reasoning.tree.problem import Problem, S
-from reasoning.verify import read_labels
 
 if TYPE_CHECKING:
-    from engine import Sequence as EngineSequence
-    from engine import Tokenizer
+    from ponder import Sequence as EngineSequence
+    from ponder import Tokenizer
 
 JUDGEMENT_TOKENS = 8  # of a sampled judgement
 UNKNOWN = 0.5  # the value of a state of which nobody knows anything
@@ -36,6 +35,7 @@ class Valuer(Generic[S]):
 
     async def value(self, graph: Graph[S], nodes: Sequence[Node[S]]) -> None:
         """Value states, in one batch. Where a limit leaves no way to, a state stays without a value."""
+        await self._meter.together([self.check(node) for node in nodes])
         asked: list[Node[S]] = []
         for node in nodes:
             known = self._known(node)
@@ -48,10 +48,14 @@ class Valuer(Generic[S]):
             if isinstance(value, float):
                 graph.score(node, value)
 
-    def _known(self, node: Node[S]) -> float | None:
+    async def check(self, node: Node[S]) -> None:
+        """Ask the problem's checker about a state, once. Raises what it raises."""
         checked = self._problem.check(node.state)
-        if checked is not None:
-            return checked
+        node.checked = await checked if inspect.isawaitable(checked) else checked
+
+    def _known(self, node: Node[S]) -> float | None:
+        if node.checked is not None:
+            return node.checked
         if self._options.value == "likelihood":
             return math.exp(node.logprob)
         return UNKNOWN if self._options.value == "check" or node.seq is None else None
@@ -90,7 +94,7 @@ class Valuer(Generic[S]):
             with self._meter.aside(length, 1 + votes * JUDGEMENT_TOKENS) as allowed:
                 if not allowed:
                     return None
-                await warm(fork)
+                await prefill(fork)
                 replies = await asyncio.gather(
                     *(each.generate_all(Span(sampling, JUDGEMENT_TOKENS)) for each in fork.fork(votes))
                 )

@@ -16,7 +16,7 @@ from engine import ContextLengthExceeded, Engine, EngineConfig, InvalidParameter
 from reasoning.strategies import BUILT_IN, Strategies, StrategyError, StrategyTimeout, run_strategy
 from reasoning.strategy import Context, Event, Options, Quota, Strategy, Yields, strategy
 from reasoning.thinking import Markers, Piece, think_and_answer
-from reasoning.tree import SearchEnded, TreeOptions, tree
+from reasoning.tree import NodeAdded, NodeChosen, SearchEnded, TreeOptions, tree
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "budget": {"waits": 1, "max_tokens": 60}, "best_of_n": {"n": 3}, "self_consistency": {"n": 3, "compare": "text"},
@@ -84,7 +84,7 @@ async def test_a_tree_without_a_task_writes_an_answer(engine: Engine) -> None:
     (end,) = [item for item in items if isinstance(item, SearchEnded)]
     pieces = [item for item in items if isinstance(item, Piece)]
     assert "".join(piece.text for piece in pieces if piece.part == "answer").startswith(end.answer)
-    assert any(piece.part == "thinking" and piece.text.isupper() for piece in pieces)
+    assert not any(piece.text for piece in pieces if piece.part == "thinking")  # the tree takes its place
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -100,8 +100,66 @@ async def test_a_tree_that_finished_no_answer_writes_its_best_on(engine: Engine,
     spent = sum(piece.spent for piece in pieces)
     assert depth * 3 < spent <= 80 and abs(spent - len(written)) <= 1
     assert [piece.finish_reason for piece in pieces if piece.finish_reason is not None] == [pieces[-1].finish_reason]
-    thought = "".join(piece.text for piece in pieces if piece.part == "thinking")
-    assert thought.isupper() and len(thought) > depth * 3
+    answer = "".join(piece.text for piece in pieces if piece.part == "answer")
+    assert answer.startswith(end.answer) and len(answer) > depth * 3
+
+
+@pytest.mark.parametrize("opened", [True, False])
+async def test_a_trees_states_hold_no_control_token_and_its_path_is_the_answer(engine: Engine, opened: bool) -> None:
+    """The model writes markers of thinking wherever it may: here it may not, so no level is spent on them."""
+    tokenizer = engine.tokenizer
+    prompt = tokenizer.encode("<think>" if opened else "Say:\n", special=True)
+    for seed in range(6):
+        options = TreeOptions(beam=2, samples=3, depth=12, labels={"a": 1.0, "b": 0.0}, step_tokens=8, seed=seed)
+        ctx = replace(context(engine), opened=opened)
+        async with await engine.open(prompt) as seq:
+            items = [item async for item in run_strategy(tree, seq, ctx, options)]
+            written = seq.tokens[len(prompt) :]
+        (end,) = [item for item in items if isinstance(item, SearchEnded)]
+        texts = {item.node: item.text for item in items if isinstance(item, NodeAdded)}
+        chosen = [texts[item.node] for item in items if isinstance(item, NodeChosen)]
+        pieces = [item for item in items if isinstance(item, Piece)]
+        answer = "".join(piece.text for piece in pieces if piece.part == "answer")
+        assert not any("think" in text for text in texts.values()) and "".join(chosen) == end.answer.replace("\n", "")
+        assert answer.startswith(end.answer)
+        markers = Markers.of(tokenizer)
+        assert markers is not None and written.count(markers.closing) == 1
+        behind = written[written.index(markers.closing) + 1 :]
+        assert not tokenizer.control_ids.difference(tokenizer.eos_token_ids) & set(behind)
+        if end.ended == "found":
+            assert answer == end.answer
+
+
+async def test_a_tree_is_not_solved_by_merely_ending(engine: Engine) -> None:
+    """Without a checker a finished answer needs a value above the bar; without either the search goes on."""
+    fields: dict[str, Any] = {"beam": 2, "samples": 3, "depth": 6, "labels": {"a": 1.0, "b": 0.0}, "step_tokens": 24}
+    for value, bar in (("check", 0.9), ("read", 1.0)):
+        items = await run(engine, tree, TreeOptions(**fields, value=value, solved_value=bar))
+        (end,) = [item for item in items if isinstance(item, SearchEnded)]
+        assert not end.solved and end.ended != "found"
+    items = await run(engine, tree, TreeOptions(**fields, value="check", solved_value=0.5))  # what nobody judged is 0.5
+    (end,) = [item for item in items if isinstance(item, SearchEnded)]
+    assert end.solved and end.ended == "found"
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_a_checker_decides_what_a_tree_has_solved(engine: Engine, awaited: bool) -> None:
+    asked: list[str] = []
+
+    def check(text: str) -> float:
+        asked.append(text)
+        return float("b" in text)
+
+    async def later(text: str) -> float:
+        await asyncio.sleep(0)
+        return check(text)
+
+    options = TreeOptions(beam=3, samples=4, depth=6, labels={"a": 1.0, "b": 0.0}, step_tokens=24, temperature=1.5)
+    items = await run(engine, tree, options, context=context(engine, checker=later if awaited else check))
+    (end,) = [item for item in items if isinstance(item, SearchEnded)]
+    assert asked and len(set(asked)) == len(asked)
+    assert end.solved == (end.ended == "found") == ("b" in end.answer and end.answer in asked)
+    assert end.solved or not any("b" in text for text in asked)
 
 
 async def test_a_tree_out_of_tokens_ends_with_what_it_has(engine: Engine) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -16,6 +18,11 @@ from reasoning.strategy import Context, Event
 from reasoning.thinking import Markers, Piece
 from tests.reasoning.puzzles import Puzzle, holds
 
+ROOT = Path(__file__).resolve().parents[2]
+BUILT_IN = sorted(
+    {Path(sys.modules[each.run.__module__].__file__ or "") for each in Strategies()}
+    | set((ROOT / "reasoning/tree").glob("*.py"))
+)
 PAGE = (Path(__file__).resolve().parents[2] / "docs/strategies.md").read_text(encoding="utf-8")
 PEBBLE = Path(__file__).resolve().parents[2] / "models/pebble"
 
@@ -34,6 +41,22 @@ async def engine(model: Path) -> AsyncIterator[Engine]:
 def test_it_is_short() -> None:
     body = code("One written from scratch").split('"""\n')[1]
     assert len(body.strip().splitlines()) <= 20
+
+
+@pytest.mark.parametrize("path", BUILT_IN, ids=lambda path: path.stem)
+def test_built_in_strategies_import_what_a_plugin_could(path: Path) -> None:
+    """The public face, pydantic and the standard library; a package of several files also itself."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    own = "reasoning.tree." if path.parent.name == "tree" else "nothing of its own"
+    foreign = [
+        module
+        for module in modules
+        if module.partition(".")[0] not in {"ponder", "pydantic", *sys.stdlib_module_names}
+        and not module.startswith(own)
+    ]
+    assert modules and not foreign
 
 
 @pytest.mark.parametrize("waits", [0, 1, 3])
