@@ -107,7 +107,7 @@ def weighed(
             present = library.search(Query(USER, one.text, 5)).hits
             removed = library.search(Query(USER, one.text, 5, filters={"source": {"ne": one.source}})).hits
             with_it, without = (
-                weigh(one.text, hits, embedder, library.views.lexical.rarity).score for hits in (present, removed)
+                weigh(one.text, hits, embedder, library.rarity(USER)).score for hits in (present, removed)
             )
             yield with_it, without, bool(present) and present[0].passage.source == one.source
 

@@ -6,13 +6,26 @@ counts tokens is passed in.
 
 from retrieval.context import Source, layout, sources
 from retrieval.filters import BadFilter
-from retrieval.jobs import Given, Job
+from retrieval.jobs import Given, Job, OverQuota
 from retrieval.library import InUse, Library
 from retrieval.publish import Text
-from retrieval.records import Collection, Document, Found, Hit, NameTaken, NotAllowed, NotFound, Passage
+from retrieval.records import (
+    Collection,
+    Document,
+    Found,
+    Hit,
+    Invitation,
+    Member,
+    NameTaken,
+    NotAllowed,
+    NotFound,
+    Passage,
+    TooManyInvited,
+)
 from retrieval.search import BadQuery, Query
 
 __all__ = [
-    "BadFilter", "BadQuery", "Collection", "Document", "Found", "Given", "Hit", "InUse", "Job", "Library", "NameTaken",
-    "NotAllowed", "NotFound", "Passage", "Query", "Source", "Text", "layout", "sources",
+    "BadFilter", "BadQuery", "Collection", "Document", "Found", "Given", "Hit", "InUse", "Invitation", "Job",
+    "Library", "Member", "NameTaken", "NotAllowed", "NotFound", "OverQuota", "Passage", "Query", "Source", "Text",
+    "TooManyInvited", "layout", "sources",
 ]  # fmt: skip

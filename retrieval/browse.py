@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retrieval.library import Library
-from retrieval.records import Document, NotFound
+from retrieval.records import Among, Document, NotFound
 from retrieval.search import BadQuery, Query
 from retrieval.spans import Folded, sentences
 
@@ -33,9 +33,9 @@ class Excerpt:
 
 
 class Browser:
-    """One user's way through some collections, or through all that may be read."""
+    """One user's way through some collections, the user's own unless others are named."""
 
-    def __init__(self, library: Library, user: str, collections: frozenset[int] | None = None) -> None:
+    def __init__(self, library: Library, user: str, collections: Among = "own") -> None:
         self._library = library
         self._user = user
         self._collections = collections
@@ -103,7 +103,7 @@ class Browser:
 
     def _document(self, number: int) -> Document:
         about = self._library.store.document(self._user, number)
-        if self._collections is not None and about.collection not in self._collections:
+        if about.collection not in self._library.rights.readable(self._user, self._collections):
             raise NotFound(f"There is no document {number}.")
         return about
 

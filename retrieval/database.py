@@ -14,7 +14,9 @@ from typing import Any
 
 from sqlite_utils import Database, Migrations
 
-_SETTINGS = """PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;
+from retrieval.durable import make_folder
+
+_SETTINGS = """PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
 PRAGMA temp_store = MEMORY; PRAGMA secure_delete = FAST;"""
 
 
@@ -31,7 +33,7 @@ class DatabaseFile:
             OSError, sqlite3.Error: the file cannot be used.
             NewerFile: it has taken steps that `migrations` does not have.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self.path = path
         self._local = threading.local()
         self._all: list[sqlite3.Connection] = []

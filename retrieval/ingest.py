@@ -1,4 +1,7 @@
-"""From files to searchable documents, one job after the other, in a thread of its own.
+"""From files to searchable documents, in a thread of its own, where users take turns.
+
+A turn is a while of one of the user's jobs, the oldest first: when it is over and others wait, what is left of the job
+waits for the user's next turn.
 
 Files are parsed ahead in another process while chunks are embedded here. Documents become visible in groups, each whole
 or not at all, and only after everything of theirs is embedded. Whatever a kill interrupts is done again at the next
@@ -33,6 +36,7 @@ log = logging.getLogger("ponder.retrieval")
 FORMAT = 1  # of parsing and cutting: when it goes up, files are read anew though their bytes are the same
 GROUP_S = 0.5  # a document waits no longer than that for others
 AHEAD = 2  # files that are parsed before they are needed
+TURN_S = 2.0  # of one user, after which no further file is begun while others wait
 SAVED_AT = 0.05  # of the dense index that changed: then it is written to disk
 
 
@@ -52,12 +56,14 @@ class Ingest:
         views: Views,
         publisher: Publisher,
         parser: Parser | None = None,
+        quota_bytes: int | None = None,
     ) -> None:
         self._store, self._views, self._publisher = store, views, publisher
         self._parser = parser or Parser()
-        self.jobs = JobStore(store.database, store.rights)
+        self.jobs = JobStore(store.database, store.rights, quota_bytes)
         self._condition = threading.Condition()
-        self._queue: deque[str] = deque()
+        self._waiting: dict[str, deque[str]] = {}  # jobs by user; the first user is next
+        self._current: str | None = None  # the job at hand
         self._cancelled = set[str]()
         self._stalled: dict[str, str] = {}
         self._stopping = False
@@ -67,7 +73,8 @@ class Ingest:
 
     def start(self) -> None:
         """Begin with what an earlier process left undone."""
-        self._queue.extend(self.jobs.resume())
+        for job in self.jobs.resume():
+            self._waiting.setdefault(self.jobs.get(job).user, deque()).append(job)
         self._thread.start()
 
     def stop(self) -> None:
@@ -86,10 +93,11 @@ class Ingest:
         Raises:
             NotFound: there is no such collection.
             NotAllowed: the user may only read it.
+            OverQuota: the collection's owner may not keep that much.
         """
         job = self.jobs.create(user, collection, given)
         with self._condition:
-            self._queue.append(job.id)
+            self._waiting.setdefault(user, deque()).append(job.id)
             self._condition.notify_all()
         return job
 
@@ -102,8 +110,10 @@ class Ingest:
         self.jobs.get(job, user)
         with self._condition:
             self._cancelled.add(job)
-            if job in self._queue and self._queue[0] != job:  # not begun: nobody else will end it
-                self._queue.remove(job)
+            if job in self._waiting.get(user, ()):  # nobody else will end it
+                self._waiting[user].remove(job)
+                if not self._waiting[user]:
+                    del self._waiting[user]
                 self._finish(job)
             else:
                 self._let_go()
@@ -131,12 +141,13 @@ class Ingest:
     def _work(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._queue or self._stopping)
+                self._condition.wait_for(lambda: self._waiting or self._stopping)
                 if self._stopping:
                     return
-                job = self._queue[0]
+                user, job = self._next()
+            over = True
             try:
-                self._carry_out(self.jobs.get(job))
+                over = self._carry_out(self.jobs.get(job))
             except (sqlite3.Error, OSError) as error:
                 log.error("The ingest job %s cannot go on: %s", job, error)
                 self._stalled[job] = said(error)
@@ -146,10 +157,22 @@ class Ingest:
             with self._condition:
                 if self._stopping:
                     return
-                self._queue.popleft()
+                self._current = None
+                if not over:
+                    self._waiting.setdefault(user, deque()).appendleft(job)
                 self._condition.notify_all()
 
-    def _carry_out(self, job: Job) -> None:
+    def _next(self) -> tuple[str, str]:
+        """The user whose turn it is, who is the last then, and the oldest job of theirs."""
+        user = next(iter(self._waiting))
+        jobs = self._waiting.pop(user)
+        self._current = jobs.popleft()
+        if jobs:
+            self._waiting[user] = jobs
+        return user, self._current
+
+    def _carry_out(self, job: Job) -> bool:
+        """A turn of the job; whether it is over."""
         files = [file for file in job.files if file.status == "queued"]
         try:
             group, since = list[_Ready](), time.monotonic()
@@ -163,14 +186,21 @@ class Ingest:
             self._publish(job, group)
         except _Cancelled:
             if self._stopping:
-                return
+                return True
+        else:
+            if any(file.status == "queued" for file in self.jobs.get(job.id).files):
+                return False
         self._finish(job.id)
         self._views.spread()
         self._views.save(at_least=SAVED_AT)
+        return True
 
     def _finish(self, job: str) -> None:
-        for file in self.jobs.get(job).files:  # first the copies: a job that is over has left none that nothing needs
-            if file.owned and file.status != "done":
+        # First the copies: a job that is over has left none that nothing needs. A process that ended between storing a
+        # document and noting it left one that is found unchanged by its own copy.
+        needed = self._store.files()
+        for file in self.jobs.get(job).files:
+            if file.owned and file.status != "done" and file.path not in needed:
                 file.path.unlink(missing_ok=True)
         self.jobs.end(job, "cancelled" if job in self._cancelled else "done")
         with self._condition:
@@ -182,11 +212,17 @@ class Ingest:
             raise _Cancelled
 
     def _ready(self, job: Job, files: Sequence[File]) -> Iterator[_Ready]:
-        """The files that could be read and are new, in order, while the next ones are being read."""
-        waiting = iter(files)
+        """The files that could be read and are new, in order, while the next ones are being read; those of one turn."""
+        waiting, since = iter(files), time.monotonic()
+        begun_any = False
         try:
             while True:
-                while len(self._ahead) < AHEAD and (file := next(waiting, None)) is not None:
+                while (
+                    len(self._ahead) < AHEAD
+                    and not (begun_any and self._turn_is_over(job, since))
+                    and (file := next(waiting, None)) is not None
+                ):
+                    begun_any = True
                     if begun := self._begin(job, file):
                         self._ahead.append((file, *begun))
                 if not self._ahead:
@@ -205,6 +241,9 @@ class Ingest:
                 if other is not None:
                     other.cancel()
             self._ahead.clear()
+
+    def _turn_is_over(self, job: Job, since: float) -> bool:
+        return time.monotonic() - since >= TURN_S and any(user != job.user for user in tuple(self._waiting))
 
     def _prepared(self, job: Job, file: File, version: str, future: ProcessFuture[Parsed]) -> Prepared:
         """

@@ -85,7 +85,7 @@ class Job:
         done = sum(file.bytes * _share(file) for file in worked)
         if self.status != "running" or done < KNOWN_FROM * total or not done:
             return None
-        return (time.time() - self.created_at) * (total - done) / done
+        return max(0.0, time.time() - self.created_at) * (total - done) / done
 
 
 def _share(file: File) -> float:
@@ -94,22 +94,29 @@ def _share(file: File) -> float:
     return file.embedded / file.chunks if file.status == "embedding" and file.chunks else 0.0
 
 
-class JobStore:
-    """The jobs of a database."""
+class OverQuota(Exception):
+    """The files would take more than the owner of their collection may keep; the message has the numbers."""
 
-    def __init__(self, database: DatabaseFile, rights: Rights) -> None:
+
+class JobStore:
+    """The jobs of a database. `quota_bytes` is what the files of one owner's collections may have together."""
+
+    def __init__(self, database: DatabaseFile, rights: Rights, quota_bytes: int | None = None) -> None:
         self._database = database
         self._rights = rights
+        self._quota_bytes = quota_bytes
 
     def create(self, user: str, collection: int, given: Sequence[Given]) -> Job:
         """
         Raises:
             NotFound: there is no such collection.
             NotAllowed: the user may only read it.
+            OverQuota: its owner may not keep that much.
         """
         number = f"job_{uuid.uuid4().hex}"
         with self._database.writing() as db:
             self._rights.need(db, user, collection, "add documents to")
+            self._check_quota(db, collection, given)
             db.execute(
                 "INSERT INTO jobs (id, collection, user, status, created_at) VALUES (?, ?, ?, 'running', ?)",
                 (number, collection, user, time.time()),
@@ -127,6 +134,33 @@ class JobStore:
                 ],
             )
         return self.get(number)
+
+    def _check_quota(self, db: sqlite3.Connection, collection: int, given: Sequence[Given]) -> None:
+        """
+        Raises:
+            OverQuota: see there. A file that takes the place of another counts in its stead.
+        """
+        if self._quota_bytes is None:
+            return
+        owner = db.execute("SELECT owner FROM collections WHERE id = ?", (collection,)).fetchone()[0]
+        kept = """SELECT coalesce(sum(d.bytes), 0) FROM documents d JOIN collections c ON c.id = d.collection
+                  WHERE c.owner = ?1"""
+        coming = f"""SELECT coalesce(sum(f.bytes), 0) FROM job_files f JOIN jobs j ON j.id = f.job
+                     JOIN collections c ON c.id = j.collection
+                     WHERE c.owner = ?1 AND j.status = 'running' AND f.status NOT IN {OVER}"""
+        used = sum(db.execute(statement, (owner,)).fetchone()[0] for statement in (kept, coming))
+        for source in {one.source for one in given}:
+            used -= db.execute(
+                "SELECT coalesce(sum(bytes), 0) FROM documents WHERE collection = ? AND source = ?",
+                (collection, source),
+            ).fetchone()[0]
+        size = sum(_size(one.path) for one in given)
+        if used + size > self._quota_bytes:
+            raise OverQuota(
+                f"These files have {size:,} bytes, and of the {self._quota_bytes:,} that the collection's owner may "
+                f"keep {max(0, used):,} are in use; accepted: at most {max(0, self._quota_bytes - used):,} more. "
+                "Delete documents, or ask the operator for a higher storage_per_user."
+            )
 
     def get(self, job: str, user: str | None = None) -> Job:
         """A job, of that user if one is named.

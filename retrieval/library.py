@@ -16,23 +16,27 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, TypeVar
 
 from pebble import ProcessFuture
 
+from retrieval.durable import make_folder
 from retrieval.embedding import Embedder, SentenceEmbedder
+from retrieval.evidence import Rarity
 from retrieval.ingest import Ingest
 from retrieval.parsing.parsed import Box
 from retrieval.parsing.sniff import PDF
 from retrieval.parsing.worker import Parser
 from retrieval.publish import Publisher, Text
-from retrieval.records import Collection, Found, NotFound
+from retrieval.records import Among, Collection, Found, NotFound
 from retrieval.search import Query, Scorer, Searcher
 from retrieval.store import DocumentStore
 from retrieval.views import Views
 
+T = TypeVar("T")
+
 DEFAULT_COLLECTION = "Documents"
-VIEWED_S = 20  # that finding the boxes of a span may take
+VIEWED_S = 12.0  # that drawing a page, or finding the boxes of a span, may take
 
 
 class InUse(Exception):
@@ -46,30 +50,40 @@ class InUse(Exception):
 class Library:
     """Everything of one folder, which one process at a time may have open. Safe in threads."""
 
-    def __init__(self, folder: Path, store: DocumentStore, views: Views, embedder: Embedder, parts: ExitStack) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: DocumentStore,
+        views: Views,
+        embedder: Embedder,
+        parts: ExitStack,
+        quota_bytes: int | None = None,
+    ) -> None:
         self.folder, self.store, self.rights, self.views, self.embedder = folder, store, store.rights, views, embedder
         self.publisher = Publisher(store, views, embedder)
-        self.ingest = Ingest(store, views, self.publisher)
+        self.ingest = Ingest(store, views, self.publisher, quota_bytes=quota_bytes)
         self._searcher = Searcher(store, views, embedder)
-        self._viewer = Parser(deadline_s=VIEWED_S)  # beside the one that ingests, which may be busy for long
+        # Beside the one that ingests, which may be busy for long; two, so that one file cannot keep all others waiting.
+        self._viewer = Parser(workers=2, deadline_s=VIEWED_S, max_deadline_s=VIEWED_S)
         self._parts = parts  # what is to be closed, the last opened first
 
     @classmethod
-    def open(cls, folder: Path, embedder: Embedder | None = None) -> Library:
+    def open(cls, folder: Path, embedder: Embedder | None = None, quota_bytes: int | None = None) -> Library:
         """
         Raises:
             InUse: another process has it open.
             OSError, sqlite3.Error, NewerFile: the folder cannot be used.
         """
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / "files").mkdir(exist_ok=True)
+        make_folder(folder / "files")
+        folder.chmod(0o700)
         embedder = embedder or SentenceEmbedder()
         with ExitStack() as parts:
             lock = parts.enter_context(_locked(folder))
             parts.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # closing is not enough: a starting child may have a copy
             store = parts.enter_context(closing(DocumentStore(folder / "documents.db")))
             views = parts.enter_context(closing(Views(store.chunks, embedder, folder / "index")))
-            made = cls(folder, store, views, embedder, parts)
+            store.relocate(folder / "files")  # before `_sweep`, which deletes what nothing points to
+            made = cls(folder, store, views, embedder, parts, quota_bytes)
             made._sweep()
             parts.callback(made._viewer.close)
             parts.callback(made.ingest.stop)
@@ -93,36 +107,43 @@ class Library:
         """The passages that answer best; see `Searcher.search`."""
         return self._searcher.search(query, scorer)
 
-    def boxes(self, user: str, document: int, start: int, end: int) -> list[Box]:
-        """Where characters `start` to `end` of a PDF's text stand on its pages.
+    def rarity(self, user: str, among: Among = "own") -> Rarity:
+        """How much a stem tells in these collections.
+
+        Raises:
+            NotFound: there is no such collection.
+        """
+        return self.views.lexical.rarity(self.rights.readable(user, among))
+
+    def boxes(self, user: str, document: int, start: int, end: int) -> ProcessFuture[list[Box]]:
+        """Where characters `start` to `end` of a PDF's text stand on its pages; `viewed` takes it.
 
         Raises:
             NotFound: there is no such document, the user may not read it, or it has no pages or no file any more.
-            Unreadable: the file changed, or cannot be read any more.
         """
         pages = [p for p in self.store.pages(user, document) if p.start < end and start < p.end]
         return self._viewer.boxes(self._pdf(user, document), pages, start, end)
 
-    def sizes(self, user: str, document: int) -> list[tuple[float, float]]:
-        """Width and height of each page of a PDF as it is shown, in points.
+    def sizes(self, user: str, document: int) -> ProcessFuture[list[tuple[float, float]]]:
+        """Width and height of each page of a PDF as it is shown, in points; `viewed` takes it.
 
         Raises:
-            NotFound, Unreadable: as `boxes`.
+            NotFound: as `boxes`.
         """
         return self._viewer.sizes(self._pdf(user, document))
 
     def draw(self, user: str, document: int, page: int, width: int) -> ProcessFuture[bytes]:
-        """A page of a PDF as a PNG `width` pixels wide, when it is drawn; `drawn` takes it.
+        """A page of a PDF as a PNG `width` pixels wide, when it is drawn; `viewed` takes it.
 
         Raises:
             NotFound: as `boxes`.
         """
         return self._viewer.draw(self._pdf(user, document), page, width)
 
-    def drawn(self, future: ProcessFuture[bytes]) -> bytes:
+    def viewed(self, future: ProcessFuture[T]) -> T:
         """
         Raises:
-            Unreadable: the page cannot be drawn.
+            Unreadable: the file changed, cannot be read any more, or not in time.
         """
         return self._viewer.result(future)
 

@@ -11,6 +11,8 @@ from retrieval.chunking import Cut
 from retrieval.parsing.parsed import Fault, Parsed
 
 Role = Literal["owner", "writer", "reader"]
+MemberRole = Literal["writer", "reader"]
+Among = frozenset[int] | Literal["own", "all"]  # collections: these, the user's own, or all that the user may read
 Metadata = Mapping[str, str | int | float | bool]
 
 
@@ -26,6 +28,10 @@ class NameTaken(Exception):
     """The owner has another collection of this name."""
 
 
+class TooManyInvited(Exception):
+    """A collection has as many open invitations as it may have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Collection:
     """`role` is what the asking user is to it."""
@@ -35,6 +41,26 @@ class Collection:
     owner: str
     role: Role
     documents: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A user beside the owner: `member` reads the collection, `invited` has been asked and has not accepted."""
+
+    user: str
+    role: MemberRole
+    status: Literal["member", "invited"]
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """An offer to a user of a role in another's collection."""
+
+    collection: int
+    name: str
+    owner: str
+    role: MemberRole
+    created_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +134,8 @@ class Found:
 
     hits: tuple[Hit, ...]
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def among_of(named: Literal["own", "all"] | Sequence[int] | None) -> Among:
+    """Collections as a request names them; the user's own where it names none."""
+    return named if named == "own" or named == "all" else frozenset(named) if named is not None else "own"

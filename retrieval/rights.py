@@ -1,6 +1,7 @@
 """Collections, and who may read, write and share them. Every question about a right is answered here.
 
-A user who may not read a collection is told what a user is told of one that is not there.
+Sharing invites: an invitation gives no right, a user becomes a member by accepting, and may leave. A user who may not
+read a collection is told what a user is told of one that is not there.
 """
 
 from __future__ import annotations
@@ -11,9 +12,20 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from retrieval.database import DatabaseFile
-from retrieval.records import Collection, NameTaken, NotAllowed, NotFound, Role
+from retrieval.records import (
+    Collection,
+    Invitation,
+    Member,
+    MemberRole,
+    NameTaken,
+    NotAllowed,
+    NotFound,
+    Role,
+    TooManyInvited,
+)
 
 LONGEST_NAME = 200
+MAX_INVITATIONS = 1000  # open ones of a collection
 _MAY = {"share": ("owner",), "delete": ("owner",), "rename": ("owner",), "add documents to": ("owner", "writer"),
         "delete documents from": ("owner", "writer")}  # fmt: skip
 Deed = Literal["share", "delete", "rename", "add documents to", "delete documents from"]
@@ -76,47 +88,119 @@ class Rights:
             raise NotFound(f"There is no collection {number}.")
         return found
 
-    def members(self, user: str, collection: int) -> dict[str, Role]:
-        """Who may read or write it besides its owner.
+    def members(self, user: str, collection: int) -> list[Member]:
+        """Users beside the owner who may read or write it; for the owner also those who are invited.
 
         Raises:
             NotFound: there is none, or the user may not read it.
         """
         with self._database.reading() as db:
-            self.role(db, user, collection)
-            rows = db.execute("SELECT user, role FROM members WHERE collection = ? ORDER BY user", (collection,))
-            return {row["user"]: row["role"] for row in rows}
+            owns = self.role(db, user, collection) == "owner"
+            rows = db.execute(
+                """SELECT user, role, 'member' AS status FROM members WHERE collection = :collection
+                   UNION ALL SELECT user, role, 'invited' FROM invitations WHERE collection = :collection AND :owns
+                   ORDER BY user""",
+                {"collection": collection, "owns": owns},
+            )
+            return [Member(**row) for row in map(dict, rows)]
 
-    def share(self, owner: str, collection: int, user: str, role: Literal["reader", "writer"] | None) -> None:
-        """Give a user a role in the owner's collection, or take it away with None.
+    def invite(self, owner: str, collection: int, user: str, role: MemberRole) -> Member:
+        """Offer a user a role in the owner's collection; of one who is a member, change the role.
+
+        Looks at no list of users: an id that nobody has is invited like any other. A declined invitation stays one,
+        and is told from an open one by nobody but the user.
 
         Raises:
+            ValueError: the user owns the collection.
             NotFound: there is no such collection.
             NotAllowed: it is not the owner who asks.
+            TooManyInvited: it has as many invitations as it may have.
         """
         with self._database.writing() as db:
             self.need(db, owner, collection, "share")
-            if role is None:
-                db.execute("DELETE FROM members WHERE collection = ? AND user = ?", (collection, user))
-            else:
-                db.execute("INSERT OR REPLACE INTO members VALUES (?, ?, ?)", (collection, user, role))
+            if user == owner:
+                raise ValueError(f"{user!r} owns this collection; accepted: somebody else.")
+            changed = db.execute(
+                "UPDATE members SET role = ? WHERE collection = ? AND user = ?", (role, collection, user)
+            ).rowcount
+            if changed:
+                return Member(user, role, "member")
+            count = "SELECT count(*) FROM invitations WHERE collection = ? AND user != ?"
+            if db.execute(count, (collection, user)).fetchone()[0] >= MAX_INVITATIONS:
+                raise TooManyInvited(
+                    f"The collection has {MAX_INVITATIONS} open invitations, which is the limit; withdraw some first."
+                )
+            db.execute(
+                """INSERT INTO invitations (collection, user, role, created_at) VALUES (?, ?, ?, ?)
+                   ON CONFLICT (collection, user) DO UPDATE SET role = excluded.role""",
+                (collection, user, role, time.time()),
+            )
+        return Member(user, role, "invited")
 
-    def readable(self, user: str, among: Iterable[int] | None = None) -> frozenset[int]:
-        """The collections that the user may read, or those of `among`.
+    def remove(self, asker: str, collection: int, user: str) -> bool:
+        """Take a role or an invitation back as the owner, or leave as a member; False if there was none.
+
+        Raises:
+            NotFound: there is no such collection.
+            NotAllowed: a member asks for another's.
+        """
+        with self._database.writing() as db:
+            role = self.role(db, asker, collection)
+            if role != "owner" and user != asker:
+                self.need(db, asker, collection, "share")
+            removed = 0
+            for table in ("members", "invitations"):
+                delete = f"DELETE FROM {table} WHERE collection = ? AND user = ?"
+                removed += db.execute(delete, (collection, user)).rowcount
+        return removed > 0
+
+    def invitations(self, user: str) -> list[Invitation]:
+        """Open invitations of the user, the newest first."""
+        rows = self._database.rows(
+            """SELECT i.collection, c.name, c.owner, i.role, i.created_at FROM invitations i
+               JOIN collections c ON c.id = i.collection WHERE i.user = ? AND NOT i.declined
+               ORDER BY i.created_at DESC, i.collection DESC""",
+            (user,),
+        )
+        return [Invitation(**row) for row in map(dict, rows)]
+
+    def accept(self, user: str, collection: int) -> None:
+        """Become a member, in the role that was offered.
+
+        Raises:
+            NotFound: the user has no open invitation to it.
+        """
+        with self._database.writing() as db:
+            role = self._invited(db, user, collection)
+            db.execute("DELETE FROM invitations WHERE collection = ? AND user = ?", (collection, user))
+            db.execute("INSERT INTO members (collection, user, role) VALUES (?, ?, ?)", (collection, user, role))
+
+    def decline(self, user: str, collection: int) -> None:
+        """Close an invitation. The owner is not told: an answer would tell that the user exists.
+
+        Raises:
+            NotFound: the user has no open invitation to it.
+        """
+        with self._database.writing() as db:
+            self._invited(db, user, collection)
+            db.execute("UPDATE invitations SET declined = 1 WHERE collection = ? AND user = ?", (collection, user))
+
+    def readable(self, user: str, among: Iterable[int] | Literal["own", "all"] = "all") -> frozenset[int]:
+        """The collections that the user may read: all, the user's own, or those of `among`.
 
         Raises:
             NotFound: one of `among` is not readable.
         """
-        rows = self._database.rows(
-            "SELECT id FROM collections WHERE owner = ? UNION SELECT collection FROM members WHERE user = ?",
-            (user, user),
-        )
-        found = frozenset(row[0] for row in rows)
-        if among is None:
+        sql = "SELECT id FROM collections WHERE owner = :user"
+        if among != "own":
+            sql += " UNION SELECT collection FROM members WHERE user = :user"
+        found = frozenset(row[0] for row in self._database.rows(sql, {"user": user}))
+        if among == "own" or among == "all":
             return found
-        if missing := sorted(set(among) - found):
+        wanted = frozenset(among)
+        if missing := sorted(wanted - found):
             raise NotFound(f"There is no collection {missing[0]}.")
-        return frozenset(among)
+        return wanted
 
     # Within a transaction
 
@@ -144,6 +228,17 @@ class Rights:
         role = self.role(db, user, collection)
         if role not in _MAY[deed]:
             raise NotAllowed(f"A {role} may not {deed} this collection; that takes the {_either(_MAY[deed])}.")
+
+    @staticmethod
+    def _invited(db: sqlite3.Connection, user: str, collection: int) -> MemberRole:
+        """The role of an open invitation."""
+        row = db.execute(
+            "SELECT role FROM invitations WHERE collection = ? AND user = ? AND NOT declined", (collection, user)
+        ).fetchone()
+        if row is None:
+            raise NotFound(f"There is no invitation to collection {collection}.")
+        role: MemberRole = row["role"]
+        return role
 
 
 def _checked(name: str) -> str:

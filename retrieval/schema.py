@@ -61,3 +61,15 @@ def documents(db: Database) -> None:
             PRIMARY KEY (job, number)) WITHOUT ROWID""",
     ):
         db.execute(statement)
+
+
+@migrations(name="2-invitations")
+def invitations(db: Database) -> None:
+    """Members of before stay members: what was shared with them they go on reading."""
+    db.execute(
+        """CREATE TABLE invitations (
+            collection INTEGER NOT NULL REFERENCES collections (id) ON DELETE CASCADE, user TEXT NOT NULL,
+            role TEXT NOT NULL CHECK (role IN ('reader', 'writer')), declined INTEGER NOT NULL DEFAULT 0,
+            created_at REAL NOT NULL, PRIMARY KEY (collection, user)) WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX invitations_user ON invitations (user)")

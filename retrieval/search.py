@@ -14,7 +14,7 @@ from retrieval import fusion
 from retrieval.duplicates import distinct
 from retrieval.embedding import Embedder
 from retrieval.filters import Filters
-from retrieval.records import Found, Hit
+from retrieval.records import Among, Found, Hit
 from retrieval.rerank import max_sim
 from retrieval.store import DocumentStore
 from retrieval.views import Views
@@ -38,12 +38,12 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What `user` asks, of the given collections or of all that may be read."""
+    """What `user` asks, of the user's own collections unless others are named."""
 
     user: str
     text: str
     limit: int = 10
-    collections: frozenset[int] | None = None
+    collections: Among = "own"
     filters: Filters | None = None
     rerank: bool = False
     repeats: bool = False  # also show what says the same as a better hit

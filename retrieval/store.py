@@ -163,6 +163,14 @@ class DocumentStore:
         rows = self.database.rows(f"{_DOCUMENTS} WHERE d.collection = ? AND d.source = ?", (collection, source))
         return _document(rows[0]) if rows else None
 
+    def relocate(self, folder: Path) -> None:
+        """Point to our files in `folder`, where a data directory was moved or put back elsewhere."""
+        with self.database.writing() as db:
+            for table, column in (("documents", "file"), ("job_files", "path")):
+                rows = db.execute(f"SELECT DISTINCT {column} FROM {table} WHERE owned").fetchall()
+                moved = [(str(folder / Path(old).name), old) for (old,) in rows if Path(old).parent != folder]
+                db.executemany(f"UPDATE {table} SET {column} = ? WHERE owned AND {column} = ?", moved)
+
     def files(self) -> set[Path]:
         """The files of ours that documents refer to."""
         return {Path(row["file"]) for row in self.database.rows("SELECT file FROM documents WHERE owned")}
@@ -256,7 +264,7 @@ class DocumentStore:
         Raises:
             NotFound: there is no such collection.
         """
-        among = sorted(self.rights.readable(user, None if collection is None else (collection,)))
+        among = sorted(self.rights.readable(user, "all" if collection is None else (collection,)))
         rows = self.database.rows(
             f"{_DOCUMENTS} WHERE d.collection IN ({marks(among)}) ORDER BY d.updated_at DESC, d.id DESC", among
         )

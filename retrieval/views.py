@@ -5,9 +5,7 @@ Searches and changes take turns: a search sees the documents of one generation, 
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 
 from retrieval.chunks import Chunks, Row
 from retrieval.dense import Bits, DenseIndex
+from retrieval.durable import Damaged, clear_away, make_folder, read_record, write_record
 from retrieval.embedding import Embedder, Vectors
 from retrieval.lexical import LexicalIndex, unbroken
 from retrieval.places import Places
@@ -31,7 +30,10 @@ class Views:
     """The indexes under one folder. Safe in threads."""
 
     def __init__(self, chunks: Chunks, embedder: Embedder, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        """Indexes that are damaged, missing or of another state of the truth are made again, and the log says why."""
+        if not folder.is_dir():
+            clear_away(folder)
+        make_folder(folder)
         self._chunks = chunks
         self._embedder = embedder
         self._folder = folder
@@ -43,6 +45,9 @@ class Views:
         self.dense, self._dense_generation = self._load_dense()
         self._saved, self._unsaved = self._dense_generation, 0  # generation, chunks that came or went since
         try:
+            self._forget_strange()
+            self.catch_up()
+            self._forget_strange()
             self.catch_up()
         except BaseException:
             self.lexical.close()
@@ -50,14 +55,36 @@ class Views:
 
     def _load_dense(self) -> tuple[DenseIndex, int]:
         try:
-            about = json.loads((self._folder / "dense.json").read_text("utf-8"))
-            if about["embedder"] == self._embedder.name:
-                return DenseIndex.load(self._folder / about["file"], self._embedder.size), int(about["generation"])
+            about = read_record(self._folder / "dense.json")
+            if about["embedder"] != self._embedder.name:
+                return DenseIndex(self._embedder.size), -1
+            index = DenseIndex.load(self._folder / about["file"], self._embedder.size, about["sha256"])
+            return index, int(about["generation"])
         except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError) as error:
-            log.warning("The dense index cannot be read and is made again: %s", error)
+            if any(self._folder.glob("dense-*.faiss")):
+                log.warning("The dense index is made again: dense.json is missing.")
+        except Damaged as error:
+            log.warning("The dense index is made again: %s.", error)
         return DenseIndex(self._embedder.size), -1
+
+    def _forget_strange(self) -> None:
+        """Forget indexes that the truth does not lead to: newer than it, or with other chunks though caught up.
+
+        Such are files that were copied here from elsewhere, or that stayed when the database was put back.
+        """
+        now, count = self._chunks.generation(), len(self._chunks.places())
+        for name, generation, held in (
+            ("lexical", self.lexical.generation, len(self.lexical)),
+            ("dense", self._dense_generation, len(self.dense)),
+        ):
+            if generation <= now and (generation < now or held == count):
+                continue
+            reason = f"it has {held} chunks at generation {generation}, and the documents {count} at {now}"
+            log.warning("The %s index is made again: %s.", name, reason)
+            if name == "dense":
+                self.dense, self._dense_generation = DenseIndex(self._embedder.size), -1
+            else:
+                self.lexical.clear()
 
     def save(self, at_least: float = 0.0) -> None:
         """Keep the dense index on disk for the next start, if more than that share of it changed since the last time.
@@ -68,15 +95,13 @@ class Views:
             if self._saved == self._dense_generation or self._unsaved < at_least * len(self.dense):
                 return
             name = f"dense-{self._dense_generation}.faiss"
-            self.dense.save(self._folder / name)
-            about = {"embedder": self._embedder.name, "generation": self._dense_generation, "file": name}
-            partial = self._folder / "dense.partial"
-            partial.write_text(json.dumps(about), "utf-8")
-            os.replace(partial, self._folder / "dense.json")  # from here on the new file counts
+            digest = self.dense.save(self._folder / name)
+            about = {"embedder": self._embedder.name, "generation": self._dense_generation}
+            write_record(self._folder / "dense.json", {**about, "file": name, "sha256": digest})  # now it counts
             self._saved, self._unsaved = self._dense_generation, 0
         for old in self._folder.glob("dense-*.faiss"):
             if old.name != name:
-                old.unlink()
+                clear_away(old)
         self._chunks.forget_gone(self._saved)
 
     def close(self) -> None:

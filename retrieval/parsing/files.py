@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from retrieval.parsing import markdown, sniff, text
-from retrieval.parsing.parsed import Kind, Parsed, Unreadable
+from retrieval.parsing.parsed import LONGEST, Kind, Parsed, Unreadable
 
-LONGEST = 50_000_000  # characters of text of one document
 TITLE = 300  # characters of its title: what is longer is cut
 _KINDS: dict[str, Kind] = {
     sniff.MARKDOWN: "markdown",

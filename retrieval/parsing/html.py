@@ -14,6 +14,7 @@ from lxml import etree, html
 from markitdown.converters import HtmlConverter
 
 from retrieval.parsing.markdown import outline, title
+from retrieval.parsing.markup import check_page
 from retrieval.parsing.parsed import Parsed, Unreadable
 from retrieval.parsing.sniff import HTML
 from retrieval.parsing.text import clean, decode
@@ -41,6 +42,7 @@ def parse(data: bytes) -> Parsed:
     """
     declared = _CHARSET.search(data[:4096])
     source, faults = decode(data, declared[1].decode() if declared else None)
+    check_page(source)
     parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True)
     try:
         page = html.document_fromstring(source.encode(), parser=parser)

@@ -9,12 +9,12 @@ from pathlib import Path
 from markitdown import StreamInfo
 from markitdown.converters import DocxConverter, PptxConverter
 
-from retrieval.parsing import html, markdown, sheets
-from retrieval.parsing.parsed import Page, Parsed, Unreadable
+from retrieval.parsing import html, markdown, markup, sheets
+from retrieval.parsing.parsed import LONGEST, Page, Parsed, Unreadable
 from retrieval.parsing.sniff import DOCX, PPTX, XLSX
 from retrieval.parsing.text import clean
 
-UNPACKED = 512 << 20  # bytes an archive may unpack to
+UNPACKED = 256 << 20  # bytes an archive may unpack to
 RATIO = 200  # how many times its size
 SMALL = 16 << 20  # an archive that unpacks to less may have any ratio
 _NAMES = {DOCX: "DOCX", PPTX: "PPTX", XLSX: "XLSX"}
@@ -29,10 +29,16 @@ def parse(path: Path, media_type: str) -> Parsed:
         Unreadable: as `check_archive`, or the converter could not read it.
     """
     check_archive(path)
+    markup.check_archive(path, sheets=media_type == XLSX)
     try:
         text = _converted(path, media_type)
     except (MemoryError, RecursionError):
         raise
+    except sheets.TooMuchText:
+        raise Unreadable(
+            f"The sheets have more than {markup.MAX_CELLS:,} cells, empty ones between others included, or more than "
+            f"{LONGEST:,} characters. Split them."
+        ) from None
     except Exception as error:  # the converters raise what their libraries raise, of many kinds
         raise Unreadable(
             f"The file is damaged: it could not be read as {_NAMES[media_type]} ({_brief(error)}). "

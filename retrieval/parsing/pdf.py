@@ -25,6 +25,7 @@ from retrieval.parsing.text import clean
 SHORT = 0.75  # of a page's full line: a line that is shorter and ends a sentence ends its paragraph
 MOST_PAGES = 5000
 MOST_PIXELS = 16_000_000  # of the picture of a page
+LONGEST_SIDE = 14_400.0  # points, of a page that is drawn: more than that no PDF may have (ISO 32000, Annex C)
 _ONE = threading.Lock()
 _ENCRYPTED = (4, 5)  # PDFium's errors for a password and for a kind of encryption it does not know
 _HYPHEN = "\ufffe"  # where PDFium joined a word that was broken at the end of a line
@@ -106,6 +107,11 @@ def draw(path: Path, number: int, width: int) -> bytes:
         try:
             page = pdf[number - 1]
             wide, high = page.get_size()
+            if not 1 <= min(wide, high) <= max(wide, high) <= LONGEST_SIDE:
+                raise Unreadable(
+                    f"Page {number} of the PDF measures {wide:g} by {high:g} points; drawn are those "
+                    f"whose sides have 1 to {LONGEST_SIDE:g}."
+                )
             scale = min(width / wide, (MOST_PIXELS / (wide * high)) ** 0.5)
             made = io.BytesIO()
             page.render(scale=scale).to_pil().save(made, "PNG", compress_level=3)

@@ -8,17 +8,34 @@ from pathlib import Path
 
 import openpyxl
 
+from retrieval.parsing.markup import MAX_CELLS
+from retrieval.parsing.parsed import LONGEST
+
 Value = object  # what openpyxl gives for a cell: a number, a text, a date, a truth value, or None
 
 
+class TooMuchText(Exception):
+    """The sheets have more text, or more cells, than are read."""
+
+
 def text(path: Path) -> str:
-    """The sheets that hold anything, as Markdown."""
+    """The sheets that hold anything, as Markdown.
+
+    Raises:
+        TooMuchText: see there.
+    """
     book = openpyxl.load_workbook(path, read_only=True, data_only=True)  # the values that formulas last had
     try:
-        made = list[str]()
+        made, left, cells = list[str](), LONGEST, 0
         for sheet in book.worksheets:
             sheet.reset_dimensions()  # what the file says of them may be wrong
-            if rows := "\n".join(_lines(sheet.iter_rows(values_only=True))):
+            lines = list[str]()
+            for line in _lines(sheet.iter_rows(values_only=True)):
+                lines.append(line)
+                left, cells = left - len(line), cells + line.count(" | ") + 1
+                if left < 0 or cells > MAX_CELLS:
+                    raise TooMuchText
+            if rows := "\n".join(lines):
                 made.append(f"## {' '.join(sheet.title.split())}\n\n{rows}")
         return "\n\n".join(made)
     finally:

@@ -1,6 +1,7 @@
 """Parsing in a process of its own: a file that crashes, hangs or swells its parser harms nothing else.
 
-The process lives on for the next file; one that overstays its time or dies is replaced.
+The process lives on for the next file; one that overstays its time or dies is replaced. A file has as much time and
+memory as its size earns it, so that a small one that is made to harm ends soon.
 """
 
 from __future__ import annotations
@@ -14,52 +15,56 @@ from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from retrieval.parsing import files
+from retrieval.parsing import files, sniff
 from retrieval.parsing.parsed import Box, Page, Parsed, Unreadable
 
-MEMORY = 4 << 30  # bytes of address space
+MEMORY = 448 << 20  # bytes that reading a small file may take, with what its libraries take before
+MEMORY_PER_BYTE = 6  # of the file, beyond that
+MAX_MEMORY = 4 << 30
+DEADLINE_S = 15.0  # for a small file
+DEADLINE_S_PER_BYTE = 4.0 / (1 << 20)  # beyond that
 FILES_EACH = 200  # that one process parses before it is replaced, for what its libraries do not give back
 T = TypeVar("T")
 Parse = Callable[[Path, str], Parsed]  # as `files.parse`; a function that another process can import
 
 
 class Parser:
-    """`workers` processes, started at the first file. `deadline_s` counts from when a process takes the file up."""
+    """`workers` processes, started at the first file.
 
-    def __init__(self, workers: int = 1, deadline_s: float = 300.0, *, parse: Parse = files.parse) -> None:
-        self._deadline_s = deadline_s
+    A file's time counts from when a process takes it up: `deadline_s` and a little for each byte, up to
+    `max_deadline_s`.
+    """
+
+    def __init__(
+        self, workers: int = 1, deadline_s: float = DEADLINE_S, *, max_deadline_s: float = 300.0,
+        parse: Parse = files.parse,
+    ) -> None:  # fmt: skip
+        self._deadline_s, self._max_deadline_s = deadline_s, max(deadline_s, max_deadline_s)
         self._parse = parse
-        self._pool = ProcessPool(
-            max_workers=workers,
-            max_tasks=FILES_EACH,
-            initializer=_limit,
-            initargs=(MEMORY,),
-            context=get_context("spawn"),
-        )
+        self._pool = ProcessPool(max_workers=workers, max_tasks=FILES_EACH, context=get_context("spawn"))
+
+    def deadline_s(self, path: Path) -> float:
+        """Seconds that reading the file may take."""
+        return min(self._max_deadline_s, self._deadline_s + DEADLINE_S_PER_BYTE * _size(path))
 
     def submit(self, path: Path, name: str) -> ProcessFuture[Parsed]:
         """A future of what `files.parse` gives; `result` takes it."""
-        return self._pool.schedule(self._parse, args=(path, name), timeout=self._deadline_s)
+        return self._begin(self._parse, path, name)
 
-    def boxes(self, path: Path, pages: Sequence[Page], start: int, end: int) -> list[Box]:
-        """The rectangles that the characters `start` to `end` of a PDF's text take on these pages.
+    def boxes(self, path: Path, pages: Sequence[Page], start: int, end: int) -> ProcessFuture[list[Box]]:
+        """A future of the rectangles that the characters `start` to `end` of a PDF's text take on these pages."""
+        return self._begin(_boxes, path, pages, start, end)
 
-        Raises:
-            Unreadable: as `result`, or the file is not the one that was read.
-        """
-        return self.result(self._pool.schedule(_boxes, args=(path, pages, start, end), timeout=self._deadline_s))
-
-    def sizes(self, path: Path) -> list[tuple[float, float]]:
-        """Width and height of each page of a PDF, in points.
-
-        Raises:
-            Unreadable: as `result`.
-        """
-        return self.result(self._pool.schedule(_sizes, args=(path,), timeout=self._deadline_s))
+    def sizes(self, path: Path) -> ProcessFuture[list[tuple[float, float]]]:
+        """A future of the width and height of each page of a PDF, in points."""
+        return self._begin(_sizes, path)
 
     def draw(self, path: Path, page: int, width: int) -> ProcessFuture[bytes]:
-        """A future of a page of a PDF as a PNG, as `pdf.draw` gives it; `result` takes it."""
-        return self._pool.schedule(_draw, args=(path, page, width), timeout=self._deadline_s)
+        """A future of a page of a PDF as a PNG, as `pdf.draw` gives it."""
+        return self._begin(_draw, path, page, width)
+
+    def _begin(self, work: Callable[..., T], path: Path, *arguments: object) -> ProcessFuture[T]:
+        return self._pool.schedule(_within, args=(work, path, *arguments), timeout=self.deadline_s(path))
 
     def result(self, future: ProcessFuture[T]) -> T:
         """
@@ -68,15 +73,22 @@ class Parser:
         """
         try:
             made: T = future.result()
-        except Overdue:
-            raise Unreadable(f"Reading the file took longer than {self._deadline_s:g} s and was given up.") from None
+        except Overdue as error:
+            deadline_s = float(error.args[1])  # as pebble has it
+            raise Unreadable(
+                f"Reading the file took longer than {deadline_s:.0f} s, which is all that a file of its size is given. "
+                "Split it, or save it in a simpler form."
+            ) from None
         except ProcessExpired:
             raise Unreadable(
-                f"The file crashed what reads it: it is damaged, needs more than {MEMORY >> 30} GiB of memory, or is "
-                "made to harm."
+                "The file crashed what reads it: it is damaged, needs more memory than a file of its size is given, or "
+                "is made to harm."
             ) from None
         except MemoryError:
-            raise Unreadable(f"Reading the file takes more than {MEMORY >> 30} GiB of memory. Split it.") from None
+            raise Unreadable(
+                "Reading the file takes more memory than a file of its size is given. Split it, or save it in a "
+                "simpler form."
+            ) from None
         except RecursionError:
             raise Unreadable("The file is nested too deeply to be read.") from None
         return made
@@ -109,5 +121,41 @@ def _draw(path: Path, page: int, width: int) -> bytes:
     return pdf.draw(path, page, width)
 
 
-def _limit(memory: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+def _within(work: Callable[..., T], path: Path, *arguments: object) -> T:
+    """`work` on the file, in the memory that a file of its size is given. What the libraries take is not the file's."""
+    _import_parser(path)
+    memory = min(MAX_MEMORY, MEMORY + MEMORY_PER_BYTE * _size(path))
+    mapped, used = _pages()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + max(memory - used, memory // 4), hard))
+    return work(path, *arguments)
+
+
+def _import_parser(path: Path) -> None:
+    try:
+        found = sniff.media_type(path, "")
+    except (Unreadable, OSError):  # said by whoever reads it
+        return
+    if found == sniff.PDF:
+        from retrieval.parsing import pdf  # noqa: F401
+    elif found in (sniff.DOCX, sniff.PPTX, sniff.XLSX):
+        from retrieval.parsing import office  # noqa: F401
+    elif found == sniff.HTML:
+        from retrieval.parsing import html  # noqa: F401
+
+
+def _pages() -> tuple[int, int]:
+    """Bytes of address space, and of them those in memory."""
+    size = resource.getpagesize()
+    try:
+        mapped, used, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    except OSError:  # not Linux
+        return 0, 0
+    return int(mapped) * size, int(used) * size
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # whoever reads it will say so
+        return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from retrieval import Given, Hit, Job, Library, Query
+from retrieval.records import MemberRole
 from tests.retrieval.words import WordEmbedder
 
 
@@ -40,6 +41,12 @@ def add(library: Library, user: str, *paths: Path, collection: int | None = None
     number = library.collection(user).id if collection is None else collection
     job = library.ingest.submit(user, number, [Given(path.name, path, metadata) for path in paths])
     return library.ingest.wait(job.id, 60)
+
+
+def admit(library: Library, owner: str, collection: int, user: str, role: MemberRole) -> None:
+    """Make a user a member: the owner invites, the user accepts."""
+    library.rights.invite(owner, collection, user, role)
+    library.rights.accept(user, collection)
 
 
 def hits(library: Library, user: str, text: str, limit: int = 10) -> tuple[Hit, ...]:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,3 +223,102 @@ def misbehave(path: Path, name: str) -> Parsed:
     if name == "nest.txt":
         raise RecursionError
     return files.parse(path, name)
+
+
+# Files that are small and would take their reader's time or memory
+
+
+def nested_docx(levels: int = 200_000) -> bytes:
+    """Paragraphs within paragraphs: a few KiB."""
+    start, end = "<w:p><w:r>" * levels, "</w:r></w:p>" * levels
+    whole = docx(("", "MARK"))
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        members = {name: archive.read(name).decode() for name in archive.namelist()}
+    members["word/document.xml"] = members["word/document.xml"].replace("<w:body>", f"<w:body>{start}{end}")
+    return _archive(members)
+
+
+def attributes(count: int = 1_000_000) -> bytes:
+    """A page with an element of so many attributes."""
+    return (
+        b"<!doctype html><html><body><p "
+        + b" ".join(b"a%d=1" % at for at in range(count))
+        + b">Text.</p></body></html>"
+    )
+
+
+def wide_xlsx(columns: int = 1_000_000) -> bytes:
+    """A sheet of one row of so many cells."""
+    return _sheet(f"<row>{'<c><v>1</v></c>' * columns}</row>")
+
+
+def swelling_xlsx(bytes_: int = 1 << 30) -> bytes:
+    """A sheet that unpacks to so much, in rows as there may be."""
+    rows = b"<row>" + b"<c><v>1</v></c>" * 1000 + b"</row>"
+    made = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(_sheet("MARK"))) as source,
+        zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+    ):
+        for name in source.namelist():
+            before, mark, after = source.read(name).partition(b"MARK")
+            with archive.open(name, "w", force_zip64=True) as member:
+                member.write(before)
+                for _ in range(bytes_ // (64 * len(rows)) if mark else 0):
+                    member.write(64 * rows)
+                member.write(after)
+    return made.getvalue()
+
+
+def tall_xlsx(rows: int = 1_000_000) -> bytes:
+    """A sheet of rows whose one cell is in the last column: each is as wide as a sheet may be."""
+    return _sheet("".join(f'<row r="{at}"><c r="XFD{at}"><v>1</v></c></row>' for at in range(1, rows + 1)))
+
+
+def _sheet(rows: str) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(xlsx(A=[["a"]]))) as archive:
+        members = {name: archive.read(name).decode() for name in archive.namelist()}
+    name = "xl/worksheets/sheet1.xml"
+    start, _, rest = members[name].partition("<sheetData>")
+    members[name] = f"{start}<sheetData>{rows}</sheetData>{rest.partition('</sheetData>')[2]}"
+    return _archive(members)
+
+
+def looping_pdf() -> bytes:
+    """A page tree whose branches are the tree itself, with as many pages as are read."""
+    whole = pdf([["Text."]] * 3)
+    kids = whole[whole.index(b"/Kids [") : whole.index(b"]", whole.index(b"/Kids ["))]
+    return whole.replace(kids, b"/Kids [2 0 R 2 0 R 2 0 R"[: len(kids)].ljust(len(kids))).replace(
+        b"/Count 3", b"/Count 4999"
+    )
+
+
+def deflated_pdf(size: int = 2 << 30) -> bytes:
+    """A page whose content is packed twice, and `size` bytes long."""
+    inner = zlib.compressobj(1)
+    once = b"".join(inner.compress(b" " * (1 << 20)) for _ in range(size >> 20)) + inner.flush()
+    twice = zlib.compress(once, 9)
+    whole = pdf([["MARK"]])
+    start = whole.index(b"<< /Length", whole.index(b"CMapName"))
+    end = whole.index(b"endstream", start)
+    stream = b"<< /Length %d /Filter [/FlateDecode /FlateDecode] >>\nstream\n%b\n" % (len(twice), twice)
+    return whole[:start] + stream + whole[end:]
+
+
+def huge_page_pdf(width: str = "1", height: str = "100000000") -> bytes:
+    """A page of any size."""
+    return pdf([["Text."]]).replace(b"[0 0 612 792]", f"[0 0 {width} {height}]".encode())
+
+
+def patterned_pdf(size: int = 14_400) -> bytes:
+    """A large page that is painted over and over with what is slow to paint."""
+    paint = b"q 0 0 %d %d re W n " % (size, size)
+    shapes = b"".join(
+        b"%d %d m %d %d %d %d %d %d c S " % (at % size, 0, size, at % 77, at % 99, size, size - at % 55, size)
+        for at in range(60_000)
+    )
+    whole = pdf([["MARK"]]).replace(b"[0 0 612 792]", b"[0 0 %d %d]" % (size, size))
+    start = whole.index(b"<< /Length", whole.index(b"CMapName"))
+    end = whole.index(b"endstream", start)
+    packed = zlib.compress(b"40 w BT /F1 10 Tf (Text.) Tj ET " + (paint + shapes + b"Q ") * 10, 9)
+    return whole[:start] + b"<< /Length %d /Filter /FlateDecode >>\nstream\n%b\n" % (len(packed), packed) + whole[end:]

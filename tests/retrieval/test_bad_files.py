@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from retrieval.chunking import Shape, cut
+from retrieval.library import VIEWED_S
 from retrieval.parsing import files
 from retrieval.parsing.parsed import Parsed, Unreadable
-from retrieval.parsing.worker import Parse, Parser
+from retrieval.parsing.worker import DEADLINE_S, Parse, Parser
 from tests.retrieval import made
 from tests.retrieval.words import WordEmbedder
 
@@ -25,7 +30,7 @@ BAD = {
     "picture.pdf": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a PNG picture"),
     "report.txt": (WHOLE, "content is PDF, but the name ends in .txt"),
     "program.txt": (b"\x7fELF\2\1\1" + bytes(60), "a program"),
-    "bomb.docx": (made.bomb(), "would unpack to 600 MiB .* Up to 512 MiB and 200 times its size"),
+    "bomb.docx": (made.bomb(), "would unpack to 600 MiB .* Up to 256 MiB and 200 times its size"),
     "ratio.docx": (made.bomb(300), "would unpack to 300 MiB"),
     "truncated.docx": (made.docx(("", "Text."))[:-40], "damaged or was cut off"),
     "broken.docx": (made.docx(("", "Text.")).replace(b"word/document.xml", b"word/documint.xml", 1), "damaged"),
@@ -87,7 +92,7 @@ def test_too_much_text_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch)
     [
         ("crash.txt", "crashed what reads it"),
         ("hang.txt", "longer than 5 s"),
-        ("swell.txt", "more than 4 GiB of memory"),
+        ("swell.txt", "more memory than a file of its size is given"),
         ("nest.txt", "nested too deeply"),
     ],
 )
@@ -105,3 +110,73 @@ def test_after_a_file_that_takes_its_parser_down_the_next_is_read(write: Write, 
 
 def test_a_parser_that_read_nothing_closes() -> None:
     Parser().close()
+
+
+HARMFUL: dict[str, tuple[Callable[[], bytes], str]] = {
+    "nested.docx": (made.nested_docx, "nested too deeply: more than 200 elements"),
+    "attributes.html": (made.attributes, "more than 1,000 attributes"),
+    "wide.xlsx": (made.wide_xlsx, "more than 16,384 columns"),
+    "tall.xlsx": (made.tall_xlsx, "more than 5,000,000 cells"),
+    "swelling.xlsx": (made.swelling_xlsx, "would unpack to 10\\d\\d MiB .* Up to 256 MiB"),
+    "loop.pdf": (made.looping_pdf, "damaged or was cut off"),
+    "deflated.pdf": (made.deflated_pdf, "needs more memory than a file of its size is given"),
+    "large page.pdf": (made.huge_page_pdf, "measures 1 by 1e.08 points"),
+    "pattern.pdf": (made.patterned_pdf, "longer than .* s|more memory than"),
+}
+DRAWN = {"large page.pdf", "pattern.pdf"}  # which are read without harm
+SECONDS, PEAK = 20, 512 << 20
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_file_made_to_harm_ends_soon_and_small_with_a_sentence(write: Write, name: str) -> None:
+    make, message = HARMFUL[name]
+    path = write(name, make())
+    parser = Parser(deadline_s=VIEWED_S, max_deadline_s=VIEWED_S) if name in DRAWN else Parser()
+    try:
+        if name in DRAWN:
+            parser.parse(path, name)
+        else:
+            parser.parse(write("good.txt", "Good."), "good.txt")  # the process is there
+        with Watched() as watched, pytest.raises(Unreadable, match=message) as told:
+            parser.result(parser.draw(path, 1, 1200)) if name in DRAWN else parser.parse(path, name)
+        size = f"{path.stat().st_size >> 10} KiB"
+        print(f"| {name} | {size} | {watched.seconds:.1f} s | {watched.peak >> 20} MiB | {told.value} |")
+        assert watched.seconds < SECONDS and watched.peak <= PEAK
+        assert parser.parse(write("good.txt", "Good text."), "good.txt").text == "Good text."
+    finally:
+        parser.close()
+
+
+class Watched:
+    """The time that a block takes, and the most memory that one of this process's children takes meanwhile."""
+
+    def __init__(self) -> None:
+        self.seconds, self.peak = 0.0, 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Watched:
+        self._begun = time.perf_counter()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds = time.perf_counter() - self._begun
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.01):
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    self.peak = max(self.peak, child.memory_info().rss)
+
+
+def test_a_file_has_time_and_memory_by_its_size(write: Write) -> None:
+    parser = Parser(max_deadline_s=60)
+    try:
+        small, large = write("small.txt", "a"), write("large.txt", "a" * (10 << 20))
+        assert DEADLINE_S <= parser.deadline_s(small) < DEADLINE_S + 1 < parser.deadline_s(large) <= 60
+        assert parser.deadline_s(small.with_name("missing")) == DEADLINE_S
+    finally:
+        parser.close()

@@ -22,7 +22,7 @@ def weighed(library: Library, question: str, **options: float) -> Evidence:
     hits = library.search(Query("ana", question)).hits
     second = options.get("sufficient")
     opinion = None if second is None else lambda asked, texts: second
-    return weigh(question, hits, library.embedder, library.views.lexical.rarity, opinion)
+    return weigh(question, hits, library.embedder, library.rarity("ana"), opinion)
 
 
 def test_what_answers_weighs_more_than_what_does_not(dams: Library) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from retrieval import Given, Library, NotAllowed, NotFound, database
+from retrieval import Given, Library, NotAllowed, NotFound, OverQuota, database
 from retrieval.embedding import Vectors
 from retrieval.ingest import said
 from retrieval.jobs import JobStatus
 from retrieval.parsing.parsed import Parsed
-from tests.retrieval.conftest import add, hits
+from tests.retrieval.conftest import add, admit, hits
 from tests.retrieval.words import WordEmbedder
 
 Write = Callable[[str, str | bytes], Path]
@@ -154,7 +154,7 @@ def test_a_job_for_a_collection_of_others_is_refused(library: Library, write: Wr
     path = write("a.md", "A lake.")
     with pytest.raises(NotFound):
         library.ingest.submit("ben", number, [Given("a.md", path)])
-    library.rights.share("ana", number, "ben", "reader")
+    admit(library, "ana", number, "ben", "reader")
     with pytest.raises(NotAllowed):
         library.ingest.submit("ben", number, [Given("a.md", path)])
 
@@ -162,11 +162,11 @@ def test_a_job_for_a_collection_of_others_is_refused(library: Library, write: Wr
 def test_a_right_that_goes_meanwhile_fails_the_files(counted: Library, counting: Counting, write: Write) -> None:
     with counted:
         number = counted.collection("ana").id
-        counted.rights.share("ana", number, "ben", "writer")
+        admit(counted, "ana", number, "ben", "writer")
         counting.gate.clear()
         job = counted.ingest.submit("ben", number, [Given("a.md", write("a.md", "A lake."))])
         assert counting.waiting.wait(30)
-        counted.rights.share("ana", number, "ben", None)
+        counted.rights.remove("ana", number, "ben")
         counting.gate.set()
         ended = counted.ingest.wait(job.id, 60)
         assert ended.counts == {"failed": 1} and "no collection" in (ended.files[0].error or "")
@@ -318,3 +318,51 @@ def test_a_defect_of_a_parser_costs_its_file_alone(slow: tuple[Library, Slow], w
     ended = library.ingest.wait(job.id, 10)
     assert [file.status for file in ended.files] == ["failed", "done"]
     assert "internal error (AttributeError)" in (ended.files[0].error or "")
+
+
+def test_users_take_turns_however_much_one_of_them_sent(
+    counted: Library, counting: Counting, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval.ingest.TURN_S", 0.0)
+    monkeypatch.setattr("retrieval.ingest.GROUP_S", 0.0)
+    ana, bob = counted.collection("ana"), counted.collection("bob")
+    counting.gate.clear()
+    many = [Given(f"{at}.txt", write(f"{at}.txt", f"Text number {at}.")) for at in range(12)]
+    first = counted.ingest.submit("ana", ana.id, many)
+    assert counting.waiting.wait(30)  # the first of them is at hand
+    second = counted.ingest.submit("ana", ana.id, [Given("late.txt", write("late.txt", "Late."))])
+    other = counted.ingest.submit("bob", bob.id, [Given("bob.txt", write("bob.txt", "Only one text."))])
+    ended = dict[str, int]()  # files of Ana's first job that were done when each ended
+    monkeypatch.setattr(counted.ingest.jobs, "end", _noting(counted, first.id, ended))
+    counting.gate.set()
+    for job in (other, first, second):
+        assert counted.ingest.wait(job.id, 60).status == "done"
+    assert ended[other.id] < len(many) == ended[first.id] == ended[second.id]
+    assert list(ended) == [other.id, first.id, second.id]
+    counted.close()
+
+
+def _noting(library: Library, job: str, ended: dict[str, int]) -> Callable[[str, JobStatus], None]:
+    end = library.ingest.jobs.end
+
+    def noting(which: str, status: JobStatus) -> None:
+        ended[which] = library.ingest.jobs.get(job).counts.get("done", 0)
+        end(which, status)
+
+    return noting
+
+
+def test_an_owner_keeps_no_more_than_the_quota(tmp_path: Path, embedder: WordEmbedder, write: Write) -> None:
+    with Library.open(tmp_path / "quota", embedder, quota_bytes=100) as library:
+        mine = library.collection("ana")
+        admit(library, "ana", mine.id, "bob", "writer")
+        half, more = write("half.txt", "x" * 60), write("more.txt", "y" * 41)
+        assert add(library, "ana", half).status == "done"
+        for user in ("ana", "bob"):
+            with pytest.raises(OverQuota, match="41 bytes, and of the 100 .* 60 are in use; accepted: at most 40 more"):
+                library.ingest.submit(user, mine.id, [Given("more.txt", more)])
+        changed = library.ingest.submit("ana", mine.id, [Given("half.txt", write("other.txt", "z" * 99))])
+        assert library.ingest.wait(changed.id, 30).counts == {"done": 1}  # it takes the other's place
+        assert add(library, "bob", half).status == "done"  # who has room in a collection of his own
+        library.delete("ana", library.store.documents("ana")[0].id)
+        assert add(library, "ana", more).status == "done"

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+from contextlib import closing
+from pathlib import Path
 
-from retrieval import Library, NotAllowed, NotFound, Query, Text
+import pytest
+import sqlite_utils
+from sqlite_utils import Migrations
+
+from retrieval import Library, Member, NotAllowed, NotFound, Query, Text, TooManyInvited, rights, schema
+from retrieval.browse import Browser
+from retrieval.store import DocumentStore
+from tests.retrieval.conftest import admit
 
 
 def _shared(library: Library) -> tuple[int, int]:
     """A collection of Ana's that Ben may read and Cy may write to, with a document."""
     number = library.collection("ana", "Dams").id
     library.add("ana", number, [Text("orsk", "The dam of Orsk was finished in 1931.")])
-    library.rights.share("ana", number, "ben", "reader")
-    library.rights.share("ana", number, "cy", "writer")
+    admit(library, "ana", number, "ben", "reader")
+    admit(library, "ana", number, "cy", "writer")
     return number, library.store.documents("ana")[0].id
 
 
@@ -33,7 +41,7 @@ def test_a_reader_reads_and_changes_nothing(library: Library) -> None:
     for forbidden in (
         lambda: library.add("ben", number, [Text("mine", "Not welcome.")]),
         lambda: library.delete("ben", document),
-        lambda: library.rights.share("ben", number, "dan", "reader"),
+        lambda: library.rights.invite("ben", number, "dan", "reader"),
         lambda: library.delete_collection("ben", number),
     ):
         with pytest.raises(NotAllowed, match="A reader may not"):
@@ -47,7 +55,7 @@ def test_a_writer_adds_and_deletes_documents_but_does_not_share(library: Library
     library.delete("cy", document)
     assert [each.source for each in library.store.documents("ana")] == ["money"]
     with pytest.raises(NotAllowed, match="takes the owner"):
-        library.rights.share("cy", number, "dan", "reader")
+        library.rights.invite("cy", number, "dan", "reader")
 
 
 def test_a_stranger_is_told_that_nothing_is_there(library: Library) -> None:
@@ -80,9 +88,9 @@ def test_what_is_not_readable_sounds_like_what_is_not_there(library: Library) ->
 
 def test_a_right_that_is_taken_away_is_gone_at_once(library: Library) -> None:
     number, _ = _shared(library)
-    assert library.search(Query("ben", "Orsk")).hits
-    library.rights.share("ana", number, "ben", None)
-    assert not library.search(Query("ben", "Orsk")).hits
+    assert library.search(Query("ben", "Orsk", collections="all")).hits
+    library.rights.remove("ana", number, "ben")
+    assert not library.search(Query("ben", "Orsk", collections="all")).hits
 
 
 def test_collections_are_listed_with_the_role_of_who_asks(library: Library) -> None:
@@ -92,4 +100,91 @@ def test_collections_are_listed_with_the_role_of_who_asks(library: Library) -> N
         ("Mine", "ben", "owner", 0),
         ("Dams", "ana", "reader", 1),
     ]
-    assert library.rights.members("cy", number) == {"ben": "reader", "cy": "writer"}
+    assert library.rights.members("cy", number) == [Member("ben", "reader", "member"), Member("cy", "writer", "member")]
+
+
+def test_an_invitation_gives_no_right_until_it_is_accepted(library: Library) -> None:
+    number, document = _shared(library)
+    library.rights.invite("ana", number, "eve", "reader")
+    assert library.rights.collections("eve") == [] and library.store.documents("eve") == []
+    assert not library.search(Query("eve", "Orsk", collections="all")).hits
+    with pytest.raises(NotFound):
+        library.store.text("eve", document)
+    (invitation,) = library.rights.invitations("eve")
+    assert (invitation.collection, invitation.name, invitation.owner, invitation.role) == (
+        number, "Dams", "ana", "reader"
+    )  # fmt: skip
+    library.rights.accept("eve", number)
+    assert library.store.text("eve", document) and library.rights.invitations("eve") == []
+
+
+def test_what_is_shared_is_found_only_where_it_is_asked_for(library: Library) -> None:
+    number, _ = _shared(library)
+    assert not library.search(Query("ben", "Orsk")).hits
+    assert library.search(Query("ben", "Orsk", collections="all")).hits
+    assert library.search(Query("ben", "Orsk", collections=frozenset({number}))).hits
+    assert Browser(library, "ben").search("Orsk") == [] and Browser(library, "ben").list() == []
+
+
+def test_an_invitation_that_is_declined_is_gone_for_the_user_and_open_for_the_owner(library: Library) -> None:
+    number, _ = _shared(library)
+    for user in ("eve", "nobody at all"):
+        library.rights.invite("ana", number, user, "reader")
+    library.rights.decline("eve", number)
+    library.rights.invite("ana", number, "eve", "writer")
+    assert library.rights.invitations("eve") == []
+    for answer in (library.rights.accept, library.rights.decline):
+        with pytest.raises(NotFound, match="no invitation"):
+            answer("eve", number)
+    told = [(each.user, each.status) for each in library.rights.members("ana", number)]
+    assert told == [("ben", "member"), ("cy", "member"), ("eve", "invited"), ("nobody at all", "invited")]
+
+
+def test_only_the_owner_sees_who_is_invited(library: Library) -> None:
+    number, _ = _shared(library)
+    library.rights.invite("ana", number, "eve", "reader")
+    assert [each.user for each in library.rights.members("cy", number)] == ["ben", "cy"]
+
+
+def test_a_member_leaves_and_takes_nobody_along(library: Library) -> None:
+    number, document = _shared(library)
+    with pytest.raises(NotAllowed, match="takes the owner"):
+        library.rights.remove("ben", number, "cy")
+    assert library.rights.remove("ben", number, "ben")
+    with pytest.raises(NotFound):
+        library.store.text("ben", document)
+    with pytest.raises(NotFound):
+        library.rights.remove("ben", number, "ben")
+    assert [each.user for each in library.rights.members("ana", number)] == ["cy"]
+
+
+def test_a_member_gets_another_role_without_being_asked_again(library: Library) -> None:
+    number, _ = _shared(library)
+    assert library.rights.invite("ana", number, "ben", "writer") == Member("ben", "writer", "member")
+    assert library.rights.invitations("ben") == []
+    library.add("ben", number, [Text("mine", "Welcome now.")])
+
+
+def test_open_invitations_are_bounded(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, _ = _shared(library)
+    monkeypatch.setattr(rights, "MAX_INVITATIONS", 2)
+    library.rights.invite("ana", number, "dan", "reader")
+    library.rights.invite("ana", number, "eve", "reader")
+    library.rights.invite("ana", number, "eve", "writer")
+    with pytest.raises(TooManyInvited, match="2 open invitations"):
+        library.rights.invite("ana", number, "fay", "reader")
+
+
+def test_members_of_before_there_were_invitations_stay_members(tmp_path: Path) -> None:
+    path = tmp_path / "documents.db"
+    old = sqlite_utils.Database(path)
+    first = Migrations("retrieval")
+    first(name="1-documents")(schema.documents)
+    first.apply(old)
+    old.execute("INSERT INTO collections VALUES (1, 'Dams', 'ana', 0.0)")
+    old.execute("INSERT INTO members VALUES (1, 'ben', 'reader'), (1, 'cy', 'writer')")
+    old.conn.commit()
+    old.close()
+    with closing(DocumentStore(path)) as store:
+        assert store.rights.members("ana", 1) == [Member("ben", "reader", "member"), Member("cy", "writer", "member")]
+        assert store.rights.readable("ben") == {1} and store.rights.readable("ben", "own") == frozenset()

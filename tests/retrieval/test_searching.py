@@ -157,3 +157,12 @@ def test_an_index_that_grows_goes_into_cells_and_back_from_disk(
         assert found(library, "number77", limit=1) == ["t77"]
     with Library.open(tmp_path / "grown", embedder) as library:
         assert found(library, "number77", limit=1, dense_share=1.0) == ["t77"]
+
+
+def test_what_was_deleted_or_replaced_is_in_neither_index(lakes: Library) -> None:
+    mine = lakes.collection("ana").id
+    lakes.delete("ana", lakes.search(Query("ana", "deep lake")).hits[0].passage.document)
+    lakes.add("ana", mine, [Text("b", "Another text of the same name.")])
+    assert len(lakes.views.lexical) == len(lakes.views.dense) == 3
+    ids, _ = lakes.views.lexical.search("lake", 10, [mine])
+    assert not len(ids)
