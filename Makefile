@@ -11,16 +11,16 @@ DEVICE ?= cpu
 TEST_PROCESSES ?= 2
 WEB := $(shell find web -type f -not -path 'web/node_modules/*' -not -path 'web/dist/*' 2>/dev/null)
 
-.PHONY: setup serve test check bench gpu kernels train clean
+.PHONY: setup serve test check bench gpu kernels train sbom audit clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt hatch_build.py $(WEB)
+$(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard requirements/*) $(WEB)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Ponder needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV): Python packages and the web page. The first time takes a few minutes."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python requirements/install.py
 	@touch $@
 
 serve: setup
@@ -59,6 +59,21 @@ kernels: setup
 
 train: setup
 	$(BIN)/python -m training --device $(DEVICE)
+
+# What is installed, as a CycloneDX bill of materials; and whether anything of it is known to be vulnerable, which needs
+# PyPI's or OSV's database (where neither can be reached, every package is listed as not audited).
+AUDIT := build/audit/bin
+
+$(AUDIT)/pip-audit:
+	$(PYTHON) -m venv build/audit
+	$(AUDIT)/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom pip-audit
+
+sbom: setup $(AUDIT)/pip-audit
+	$(AUDIT)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible -o build/sbom.cdx.json
+	@echo "build/sbom.cdx.json"
+
+audit: $(AUDIT)/pip-audit
+	$(AUDIT)/pip-audit --require-hashes --disable-pip --strict -r requirements/base.txt -r requirements/torch.txt
 
 clean:
 	rm -rf $(VENV) web/dist build dist
