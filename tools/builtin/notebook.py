@@ -115,6 +115,7 @@ class Notebook:
         """A connection whose open transaction is kept at the end, or undone where something was raised."""
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=10.0)
         try:
+            connection.execute("PRAGMA synchronous = FULL")  # a note that was kept survives the loss of power
             connection.execute("PRAGMA secure_delete = ON")  # what is forgotten does not stay in the file
             yield connection
             if connection.in_transaction:

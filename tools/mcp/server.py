@@ -48,7 +48,8 @@ from tools.tool import Tool
 
 PATH = "/mcp"
 WAIT_S = 900.0  # for a person
-SESSIONS = 1000  # of HTTP clients, the latest
+SESSIONS = 1000  # of HTTP clients: open at once, and whose taint is known
+IDLE_S = 1800.0
 _QUESTION = {
     "type": "object",
     "properties": {"approve": {"type": "boolean", "title": "Run this call", "default": False}},
@@ -75,8 +76,8 @@ class ToolServer:
             await self.server.run(heard, said, self.server.create_initialization_options())
 
     @asynccontextmanager
-    async def http(self, hosts: Sequence[str] | None = None) -> AsyncIterator[ASGIApp]:
-        """An ASGI app that answers at `/mcp` while the context lasts.
+    async def http(self, hosts: Sequence[str] | None = None, *, idle_s: float = IDLE_S) -> AsyncIterator[ASGIApp]:
+        """An ASGI app that answers at `/mcp` while the context lasts. A session without a request for `idle_s` ends.
 
         `hosts` are the Host headers it answers to, as in "chat.example.org" or "127.0.0.1:*"; None is this machine's
         own names, and an empty list leaves that check to whoever mounts the app.
@@ -86,7 +87,9 @@ class ToolServer:
             allowed_hosts=list(hosts),
             allowed_origins=[f"{scheme}://{host}" for host in hosts for scheme in ("http", "https")],
         )  # fmt: skip
-        app = self.server.streamable_http_app(streamable_http_path=PATH, transport_security=security)
+        app = self.server.streamable_http_app(
+            streamable_http_path=PATH, transport_security=security, session_idle_timeout=idle_s, max_sessions=SESSIONS
+        )
         async with self.server.session_manager.run():
             yield app
 
