@@ -19,11 +19,12 @@ from rich.table import Table
 from app.config import BadSetting, Settings
 from app.data.accounts import MAX_EXPIRES_S, USER_ID, Accounts, ApiKey, Role, RoleDiffers
 from app.data.errors import NotThere
-from app.data.quotas import QUOTAS, Quota
+from app.data.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, Quota
 from app.scopes import SCOPES
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _NAME_CHARACTERS = 100
+_RANGES = {"priority": (-MAX_PRIORITY, MAX_PRIORITY), "deadline_s": (1, MAX_DEADLINE_S)}
 
 
 def create(
@@ -152,8 +153,13 @@ def _scopes(given: Sequence[str] | None) -> list[str] | None:
 def _quota(quota: Quota, given: Sequence[str] | None) -> Quota:
     for each in given or ():
         name, _, value = each.partition("=")
-        if name not in QUOTAS or not (value == "none" or re.fullmatch(r"[1-9]\d{0,14}", value)):
-            raise BadSetting(f"--quota is {each!r:.80}; accepted: NAME=N or NAME=none, of {', '.join(QUOTAS)}.")
+        number = int(value) if re.fullmatch(r"-?\d{1,15}", value) else None
+        least, most = _RANGES.get(name, (1, 10**15))
+        if name not in QUOTAS or not (value == "none" or (number is not None and least <= number <= most)):
+            raise BadSetting(
+                f"--quota is {each!r:.80}; accepted: NAME=N or NAME=none, of {', '.join(QUOTAS)}, each 1 or more, but "
+                f"priority from -{MAX_PRIORITY} to {MAX_PRIORITY} and deadline_s up to {MAX_DEADLINE_S}."
+            )
         quota = replace(quota, **{name: None if value == "none" else int(value)})
     return quota
 

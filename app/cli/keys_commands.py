@@ -19,7 +19,8 @@ Quotas = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=N", help="What it may cost, repeatable: requests_per_minute, tokens_per_minute, "
-        "concurrent_requests, requests_per_day, tokens_per_day, tokens_per_month.", show_default=False,
+        "concurrent_requests, requests_per_day, tokens_per_day, tokens_per_month, priority, deadline_s, "
+        "max_output_tokens.", show_default=False,
     ),
 ]  # fmt: skip
 

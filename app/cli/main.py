@@ -1,4 +1,4 @@
-"""The command line: `ponder serve`, `chat`, `index`, `search`, `tools`, `keys`, `eval`, `bench`. Also `app.cli`.
+"""The command line, also `app.cli`: `ponder serve`, `chat`, `index`, `search`, `tools`, `keys`, `backup`, `eval` …
 
 Options are checked where settings are (app/config/), so that a flag, a variable and the file complain alike; here
 they are only named. Imports are made by the command that needs them: `ponder --help` loads no torch.
@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from app.cli.backup_commands import backup
 from app.cli.explained import DataDir, fail, or_explain, settings_of
 from app.cli.keys_commands import keys
 from app.cli.serve_command import serve
@@ -53,7 +54,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
     ] = False,
 ) -> None:
-    pass
+    os.umask(0o077)  # what a command writes is its user's alone, and so is what its processes write
 
 
 @cli.command()
@@ -123,12 +124,15 @@ def replay(
             show_default=False,
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare even where the numerics or the model's files are others.")
+    ] = False,
 ) -> None:
     """Make a recorded run again, with what its tools gave back then, and compare the tokens."""
     settings = settings_of(None, model=model)
     from app.cli.replay import run
 
-    raise typer.Exit(or_explain(run, file, settings))
+    raise typer.Exit(or_explain(run, file, settings, force))
 
 
 evaluations = typer.Typer(name="eval", help="Measure how good Ponder is on your own data.", no_args_is_help=True)
@@ -201,7 +205,7 @@ def eval_reasoning(
     or_explain(evaluate, tasks, strategy or [], effort or [], n, max_tokens, as_json, plot, settings)
 
 
-for group in (tools, keys):
+for group in (tools, keys, backup):
     cli.add_typer(group, no_args_is_help=True)
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from app.config import BadSetting, Settings
 from app.manner import Manners
-from app.runs.trace import BadTrace, Replayed, Trace, replay
+from app.runs.trace import BadTrace, Replayed, Trace, doubts, replay
 from app.served import Served
 from engine import Engine
 
 
-def run(file: Path, settings: Settings) -> int:
-    """0: the same tokens; 1: others, told on standard output.
+def run(file: Path, settings: Settings, force: bool) -> int:
+    """0: the same tokens; 1: others, told on standard output. With `force`, also on other numerics than the run had.
 
     Raises:
-        BadSetting: the file is no trace, or the model cannot be loaded.
+        BadSetting: the file is no trace, the model cannot be loaded, or it cannot be expected to make the same tokens.
         ApiError: the run's strategy is not there.
     """
     try:
@@ -26,14 +26,22 @@ def run(file: Path, settings: Settings) -> int:
         raise BadSetting(f"{file} cannot be read: {error}.") from None
     except BadTrace as error:
         raise BadSetting(f"{file}: {error}") from None
-    return asyncio.run(_replayed(trace, settings))
+    return asyncio.run(_replayed(trace, settings, force))
 
 
-async def _replayed(trace: Trace, settings: Settings) -> int:
+async def _replayed(trace: Trace, settings: Settings, force: bool) -> int:
     async with await Engine.start(settings.engine_config()) as engine:
         served = Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)
         if served.name != trace.model:
             print(f"The trace is of {trace.model}, this is {served.name}: other tokens are to be expected.")
+        doubted = doubts(trace, served)
+        if doubted.other and not force:
+            raise BadSetting(
+                f"It can't be made again as it was here: {'; '.join(doubted.other)}. "
+                "Accepted: the same numerics and model files, or --force to compare nevertheless."
+            )
+        for reason in (*doubted.other, *doubted.reasons):
+            print(f"The tokens may differ: {reason}.")
         made = await replay(served, trace, Manners.of_settings(settings))
         print(_told(made, served))
     return 0 if made.differs_at is None else 1

@@ -23,6 +23,7 @@ from rich.console import Console
 from app import logs, tracing
 from app.config import BadSetting, Settings, server_file
 from app.data.accounts import Accounts
+from app.data.damage import refuse_damage
 from app.loopback import is_loopback
 from app.store import Store
 from app.wire.server import BACKLOG, Server, server_config
@@ -120,6 +121,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     stop = asyncio.create_task(told_to_stop.wait())
     async with contextlib.AsyncExitStack() as closing:
         closing.callback(stop.cancel)
+        await asyncio.to_thread(refuse_damage, settings.resolved_data_dir)
         store = await Store.open(settings.resolved_data_dir)
         closing.push_async_callback(store.close)
         library = await _or_leave(_open_library(settings), stop)

@@ -111,6 +111,9 @@ def serve(
     strategy_seconds: Annotated[
         str | None, _option(r"Seconds of an answer's strategy. \[600]", "SECONDS", _SERVER)
     ] = None,
+    storage_per_user: Annotated[
+        str | None, _option(r"Files of one user's documents together. \[4GiB with --auth keys]", "SIZE", _SERVER)
+    ] = None,
     sequences_per_user: Annotated[
         str | None, _option(r"Sequences that one user may hold open. \[256]", "N", _SERVER)
     ] = None,
@@ -119,6 +122,9 @@ def serve(
     ] = None,
     sequence_lease_s: Annotated[
         str | None, _option(r"Longest lease of an open sequence. \[600]", "SECONDS", _SERVER)
+    ] = None,
+    mcp_idle_s: Annotated[
+        str | None, _option(r"When an MCP session without a request ends. \[1800]", "SECONDS", _SERVER)
     ] = None,
     drain_s: Annotated[
         str | None, _option(r"What runs may go on so long after SIGTERM. \[5]", "SECONDS", _SERVER)
@@ -131,6 +137,12 @@ def serve(
     ] = None,
     concurrent_requests: Annotated[
         str | None, _option("Requests of one key at the same time. [no limit]".replace("[", r"\["), "N", _LIMITS)
+    ] = None,
+    max_output_tokens: Annotated[
+        str | None, _option(r"Tokens of one answer, thinking included. \[no limit]", "TOKENS", _LIMITS)
+    ] = None,
+    deadline_s: Annotated[
+        str | None, _option(r"Seconds that one answer may take. \[no limit]", "SECONDS", _LIMITS)
     ] = None,
     max_wait_s: Annotated[
         str | None, _option(r"Waiting from which on requests are refused. \[60]", "SECONDS", _LIMITS)
@@ -199,7 +211,7 @@ def serve(
         str | None, _option("Seconds between two tokens that reading prompts must not exceed.", "SECONDS", _ENGINE)
     ] = None,
     kernels: Annotated[
-        str | None, _option(r"auto: our own for CUDA and for AMX; torch; or triton. \[auto]", "NAME", _ENGINE)
+        str | None, _option(r"auto: our own where they run the model; torch; or triton. \[auto]", "NAME", _ENGINE)
     ] = None,
     quantization: Annotated[
         str | None, _option(r"int8 (AMX, CUDA) or int4 (CUDA): weights rounded at load. \[none]", "NAME", _ENGINE)

@@ -19,6 +19,7 @@ from app.data.accounts import Accounts
 from app.library import open_library
 from retrieval import BadQuery, Given, InUse, Library, Query
 from retrieval.library import DEFAULT_COLLECTION
+from retrieval.records import among_of
 
 GROUP_FILES, GROUP_BYTES = 100, 8 << 20  # of one upload
 _PASSING_S = 24 * 3600.0  # of a key that is taken back at the end, should there be none
@@ -96,7 +97,7 @@ class LibraryShelf:
 
     def search(self, query: str, limit: int, collection: str | None, rerank: bool) -> FoundShown:
         known = [CollectionShown.of(each) for each in self._library.rights.collections(LOCAL_USER)]
-        among = None if collection is None else frozenset([_named(known, collection)])
+        among = among_of(None if collection is None else [_named(known, collection)])
         try:
             return FoundShown.of(self._library.search(Query(LOCAL_USER, query, limit, among, rerank=rerank)))
         except BadQuery as error:

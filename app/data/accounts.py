@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.config import LOCAL_USER, BadSetting
-from app.data.database import insert, new_id, row, rows
+from app.data.database import insert, make_data_dir, new_id, row, rows
 from app.data.errors import NameTaken, NotThere
 from app.data.migrations import NewerDatabase, migrate
-from app.data.quotas import USAGE_TABLE, Quota, Used, add_use, used
+from app.data.quotas import USAGE_TABLE, USER_QUOTAS, Quota, Used, add_use, used
 
 Role = Literal["operator", "user"]
 KeyState = Literal["valid", "expired", "revoked", "disabled"]
@@ -51,6 +51,7 @@ _STEPS = (
         "ALTER TABLE users ADD COLUMN disabled_at REAL",
         USAGE_TABLE,
     ),
+    ("ALTER TABLE users ADD COLUMN quota TEXT",),  # as JSON, for all keys of the user
 )
 
 
@@ -63,6 +64,15 @@ class Account:
     role: Role
     created_at: float
     disabled_at: float | None = None  # since when none of the user's keys is valid
+    quota: Quota = NO_QUOTA  # what their keys have that say nothing themselves
+
+    @classmethod
+    def of_row(cls, found: dict[str, Any]) -> Account:
+        return cls(**{**found, "quota": Quota.read(found["quota"])})
+
+    def told(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "quota": {name: getattr(self.quota, name) for name in USER_QUOTAS}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +130,8 @@ class Accounts:
             BadSetting: the directory cannot be used; the message says why.
         """
         try:
-            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_data_dir(data_dir)
+            data_dir.chmod(0o700)
             db = sqlite3.connect(data_dir / "users.db", check_same_thread=False, timeout=30)
             db.execute("PRAGMA foreign_keys = ON")
             db.execute("PRAGMA journal_mode = WAL")
@@ -136,7 +147,7 @@ class Accounts:
 
     def users(self) -> list[Account]:
         with self._lock:
-            return [Account(**each) for each in rows(self._db, "SELECT * FROM users ORDER BY id")]
+            return [Account.of_row(each) for each in rows(self._db, "SELECT * FROM users ORDER BY id")]
 
     def user(self, id: str) -> Account:
         """
@@ -157,7 +168,13 @@ class Accounts:
             return self._add(id, name, role)
 
     def change_user(
-        self, id: str, *, name: str | None = None, role: Role | None = None, disabled: bool | None = None
+        self,
+        id: str,
+        *,
+        name: str | None = None,
+        role: Role | None = None,
+        disabled: bool | None = None,
+        quota: Quota | None = None,
     ) -> Account:
         """What is None stays. Of a user who is disabled, every session ends.
 
@@ -168,6 +185,8 @@ class Accounts:
             self._user(id)
             change = "UPDATE users SET name = coalesce(?, name), role = coalesce(?, role) WHERE id = ?"
             self._db.execute(change, [name, role, id])
+            if quota is not None:
+                self._db.execute("UPDATE users SET quota = ? WHERE id = ?", [quota.stored(), id])
             if disabled is False:
                 self._db.execute("UPDATE users SET disabled_at = NULL WHERE id = ?", [id])
             if disabled:
@@ -305,7 +324,7 @@ class Accounts:
     def _user(self, id: str) -> Account:
         if (found := row(self._db, "SELECT * FROM users WHERE id = ?", id)) is None:
             raise NotThere("user", id)
-        return Account(**found)
+        return Account.of_row(found)
 
     def _key(self, id: str) -> ApiKey:
         if (found := row(self._db, f"SELECT {_KEY} FROM keys WHERE id = ?", id)) is None:
@@ -314,7 +333,7 @@ class Accounts:
 
     def _add(self, id: str, name: str, role: Role) -> Account:
         made = Account(id, name, role, time.time())
-        insert(self._db, "users", asdict(made))
+        insert(self._db, "users", {**asdict(made), "quota": made.quota.stored()})
         return made
 
     def _note_use(self, key: ApiKey) -> None:

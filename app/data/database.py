@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+import stat
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,8 @@ from app.data.migrations import NewerDatabase, migrate
 
 log = logging.getLogger("ponder")
 T = TypeVar("T")
+
+OTHERS = 0o077  # rights of group and others
 
 Row = dict[str, Any]  # a row of SQLite: its columns are in app/data/migrations.py
 
@@ -111,14 +114,22 @@ def _connect(path: Path) -> sqlite3.Connection:
     db.execute("PRAGMA busy_timeout = 5000")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")  # with WAL: a power cut may lose the newest writes, never the file
+    db.execute("PRAGMA synchronous = FULL")  # with WAL, NORMAL loses commits that were acknowledged before a power cut
     migrate(db)
     return db
 
 
+def make_data_dir(path: Path) -> None:
+    """Make the data directory where there is none, so that it is there after a loss of power too."""
+    if not path.is_dir():
+        from retrieval.durable import make_folder  # the indexes come with it: at a first start alone
+
+        make_folder(path)
+
+
 def _lock(data_dir: Path) -> IO[str]:
     """Hold the directory for this process: two servers would each take the other's running answers for dead."""
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_data_dir(data_dir)
     lock = (data_dir / "lock").open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,7 +143,33 @@ def _lock(data_dir: Path) -> IO[str]:
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
+    make_private(data_dir)
     return lock
+
+
+def make_private(data_dir: Path) -> None:
+    """Take from group and others every right to a data directory and what is in it; links are not followed.
+
+    SQLite gives its `-wal` and `-shm` files the rights of the database, so these stay private from here on.
+    """
+    left = list[str]()
+
+    def close(path: str) -> None:
+        try:
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISLNK(mode) and stat.S_IMODE(mode) & OTHERS:
+                os.chmod(path, stat.S_IMODE(mode) & ~OTHERS)
+        except FileNotFoundError:  # it was there for a moment
+            pass
+        except OSError as error:
+            left.append(f"{path}: {error.strerror}")
+
+    close(str(data_dir))
+    for folder, folders, files in os.walk(data_dir, onerror=lambda error: left.append(str(error))):
+        for name in (*folders, *files):
+            close(os.path.join(folder, name))
+    if left:
+        log.warning("%d files in %s stay open to others, the first: %s", len(left), data_dir, left[0])
 
 
 def _report(done: Future[None]) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
+from app.clock import steady
 from app.data.chats import chat_of
 from app.data.database import Database, row
 from app.data.errors import NameTaken, NotThere
@@ -42,7 +42,7 @@ class Deleted:
 
         def delete(db: sqlite3.Connection) -> float:
             _FIND[kind](db, user, id)
-            now = time.time()
+            now = steady()
             db.execute(f"UPDATE {_TABLES[kind]} SET deleted_at = ? WHERE id = ?", [now, id])
             return now + KEPT_S
 
@@ -61,7 +61,7 @@ class Deleted:
 
         def restore(db: sqlite3.Connection) -> None:
             found = row(db, f"SELECT * FROM {table} WHERE user = ? AND id = ?", user, id)
-            if found is None or (found["deleted_at"] is not None and found["deleted_at"] <= time.time() - KEPT_S):
+            if found is None or (found["deleted_at"] is not None and found["deleted_at"] <= steady() - KEPT_S):
                 raise NotThere(kind, id)
             try:
                 db.execute(f"UPDATE {table} SET deleted_at = NULL WHERE id = ?", [id])
@@ -74,7 +74,7 @@ class Deleted:
         """Erase what was deleted that long ago, with all that belongs to it; in how many seconds more will be due."""
 
         def purge(db: sqlite3.Connection) -> float | None:
-            now, left = time.time(), list[float]()
+            now, left = steady(), list[float]()
             for table in _TABLES.values():
                 db.execute(f"DELETE FROM {table} WHERE deleted_at <= ?", [now - kept_s])
                 (oldest,) = db.execute(f"SELECT min(deleted_at) FROM {table}").fetchone()

@@ -6,10 +6,11 @@ such: its words, and the results in it, may be by others. Knows nothing of HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from app.data.chats import chat_of
 from app.data.database import Database, Row, insert, new_id, row, rows
@@ -70,7 +71,7 @@ class ExportedChat(_Part):
     pinned: bool = False
     folder: str | None = Field(None, min_length=1, max_length=MAX_FOLDER)
     leaf_id: str | None
-    messages: list[ExportedMessage]
+    messages: Annotated[list[ExportedMessage], FailFast()]
 
 
 class Export(_Part):
@@ -78,7 +79,9 @@ class Export(_Part):
 
     format: Literal["ponder.chats"] = Field(description='"ponder.chats"')
     version: Literal[1] = Field(description="1")
-    chats: list[ExportedChat] = Field(description="a list of chats as GET /api/chats/export gives them")
+    chats: Annotated[list[ExportedChat], FailFast()] = Field(
+        description="a list of chats as GET /api/chats/export gives them"
+    )
 
 
 class Exchange:
@@ -111,8 +114,7 @@ class Exchange:
         Raises:
             BadChats: the messages of a chat are no tree, or their steps do not fit together.
         """
-        for at, chat in enumerate(export.chats):
-            _check(chat, f"chats[{at}]")
+        await asyncio.to_thread(_check_all, export)
         return await self._database.read(lambda db: [_add(db, user, chat) for chat in export.chats])
 
 
@@ -127,6 +129,11 @@ def _exported_message(message: Row) -> Row:
     if message["status"] == "running":  # in a file it will never go on
         made["status"] = "cancelled"
     return made
+
+
+def _check_all(export: Export) -> None:
+    for at, chat in enumerate(export.chats):
+        _check(chat, f"chats[{at}]")
 
 
 def _check(chat: ExportedChat, path: str) -> None:

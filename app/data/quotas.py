@@ -17,7 +17,11 @@ from app.data.database import row
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """None: the server's own limit for a minute and at once, none for a day and a month."""
+    """Limits of a key, or of all keys of a user that say nothing themselves.
+
+    None: the server's own limit for a minute and at once, none for a day and a month. `priority` is the best class that
+    requests may have, and the one of those that name none; lower runs first.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -25,6 +29,9 @@ class Quota:
     requests_per_day: int | None = None
     tokens_per_day: int | None = None
     tokens_per_month: int | None = None
+    priority: int | None = None
+    deadline_s: int | None = None  # seconds that an answer may take
+    max_output_tokens: int | None = None  # of one answer
 
     def stored(self) -> str:
         return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
@@ -33,8 +40,16 @@ class Quota:
     def read(cls, stored: str | None) -> Quota:
         return cls(**json.loads(stored or "{}"))
 
+    def over(self, other: Quota) -> Quota:
+        """These limits, and where they say nothing those of `other`."""
+        return Quota(**{name: mine if (mine := getattr(self, name)) is not None else getattr(other, name)
+                        for name in QUOTAS})  # fmt: skip
+
 
 QUOTAS: tuple[str, ...] = tuple(field.name for field in fields(Quota))
+USER_QUOTAS = ("priority", "deadline_s", "max_output_tokens")  # which a user may have, for all their keys
+MAX_PRIORITY = 100  # classes are from its negative to it
+MAX_DEADLINE_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)

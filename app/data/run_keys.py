@@ -6,10 +6,10 @@ Knows nothing of HTTP.
 from __future__ import annotations
 
 import sqlite3
-import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from app.clock import steady
 from app.data.database import Database, insert, row
 from app.data.errors import KeyReused
 
@@ -48,7 +48,7 @@ class RunKeys:
                 "JOIN messages ON messages.id = run_keys.message_id "
                 "JOIN chats ON chats.id = chat_id AND chats.deleted_at IS NULL "
                 "WHERE run_keys.user = ? AND key = ? AND run_keys.created_at > ?",
-                user, key.key, time.time() - KEPT_S,
+                user, key.key, steady() - KEPT_S,
             )
         )  # fmt: skip
         if found is None:
@@ -63,7 +63,7 @@ class RunKeys:
 
 def remember(db: sqlite3.Connection, user: str, key: RunKey, run_id: str, message_id: str) -> None:
     """In the database's thread, where the run begins. What is older than a day is forgotten."""
-    now = time.time()
+    now = steady()
     db.execute("DELETE FROM run_keys WHERE created_at <= ?", [now - KEPT_S])
     kept = {"user": user, "key": key.key, "body": key.body, "run_id": run_id, "message_id": message_id}
     insert(db, "run_keys", {**kept, "created_at": now})
