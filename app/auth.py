@@ -203,4 +203,4 @@ def _recognised(text: str) -> str:
 
 def _who(account: Account, key: ApiKey, session_ends_at: float | None = None) -> Who:
     scopes = None if key.scopes is None else frozenset(key.scopes)
-    return Who(account.id, account.name, account.role, key.id, session_ends_at, scopes, key.quota)
+    return Who(account.id, account.name, account.role, key.id, session_ends_at, scopes, key.quota.over(account.quota))

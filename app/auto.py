@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from app.admission.ticket import scheduling
 from app.disconnect import finish
 from app.errors import from_exception
 from app.served import Served
@@ -146,7 +147,7 @@ async def _written(one: Prompted, tenant: str, measured: bool, hear: Callable[[P
     wanted = replace(span, logprobs=max(span.logprobs or 0, TOP)) if measured else span
     pieces: list[Piece] = []
     logprobs: list[TokenLogprob] = []
-    async with await served.engine.open(one.prompt, tenant=tenant) as seq:
+    async with await served.engine.open(one.prompt, tenant=tenant, **scheduling()) as seq:
         writing = write(
             seq, wanted, served.markers, opened=served.opens_thinking(one.prompt),
             closed=served.closes_thinking(one.prompt), calls=one.calls,

@@ -1,7 +1,8 @@
 """A request's body, in pieces or as JSON, or a clear refusal: too large, not UTF-8, not JSON, not an object.
 
 The limit is enforced twice, on what the client announces and on what it really sends. What passes is safe to walk, to
-show and to encode: no half characters, no numbers that are none, no depth that ends the stack. Knows nothing of fields.
+show and to encode: no half characters, no numbers that are none, no depth that ends the stack, and not so many parts
+that to read them would be felt by others: the interpreter does that in one go. Knows nothing of fields.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import asyncio
 import contextlib
 import json
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -20,14 +22,21 @@ from starlette.requests import ClientDisconnect
 from app.errors import ApiError, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
+SMALL_BODY_BYTES = 1024 * 1024  # of what has no long texts
 MAX_DEPTH = 200  # objects and lists inside each other
+MAX_VALUES = 500_000  # in a body; of token ids most of all
+MAX_NAMES = 50_000  # of values in objects
+MAX_CONTAINERS = 50_000  # objects and lists
 _DRAIN_BYTES = 1 << 30  # read and dropped before a 413, so that a client still sending gets to read it
 _DRAIN_S = 5.0
-_LONG = 1 << 20  # characters; reading more than this would be felt by running streams
+_LONG = 1 << 16  # characters; reading more than this would be felt by running streams
+_PARTS = re.compile(r'[\[\]{}:,"]')
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_LARGE = 2_000  # parts of a value
 
 
-async def json_object(request: Request, most: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """The body, of at most `most` bytes, as a JSON object; an empty body is an empty object.
+async def json_object(request: Request, most: int = SMALL_BODY_BYTES, *, names: int = MAX_NAMES) -> dict[str, Any]:
+    """The body, of at most `most` bytes and `names` names, as a JSON object; an empty body is an empty object.
 
     Raises:
         ApiError: 413 or 400, saying why.
@@ -37,7 +46,7 @@ async def json_object(request: Request, most: int = MAX_BODY_BYTES) -> dict[str,
         return {}
     try:
         text = raw.decode("utf-8")
-        value = await asyncio.to_thread(json_value, text) if len(text) > _LONG else json_value(text)
+        value = await asyncio.to_thread(json_value, text, names) if len(text) > _LONG else json_value(text)
     except UnicodeDecodeError as error:
         raise invalid(None, f"The body is not valid UTF-8 (byte {error.start}).", "invalid_json") from None
     except ValueError as error:
@@ -47,16 +56,17 @@ async def json_object(request: Request, most: int = MAX_BODY_BYTES) -> dict[str,
     return value
 
 
-def json_value(text: str) -> Any:
+def json_value(text: str, names: int = MAX_NAMES) -> Any:
     """A client's JSON text as a value.
 
     Raises:
         ValueError: it is not JSON, or not as this module's docstring promises; the message says what is wrong.
     """
+    _check_parts(text, names)
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        if _HALF.search(text):
+            _check_characters(value)
     except UnicodeEncodeError:  # an escaped half is valid JSON but no character: it has no UTF-8 form
         raise ValueError("it has half of a surrogate pair (\\ud800 to \\udfff)") from None
     except RecursionError:
@@ -64,6 +74,76 @@ def json_value(text: str) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH and _too_deep(value):
         raise ValueError(_TOO_DEEP)
     return value
+
+
+def _check_parts(text: str, names: int) -> None:
+    """
+    Raises:
+        ValueError: the text has too many values, names, or lists and objects, or is nested too deeply.
+    """
+    limits = {",": MAX_VALUES, ":": names, "[": MAX_CONTAINERS, "{": MAX_CONTAINERS}
+    if all(text.count(mark) <= most for mark, most in limits.items()):
+        return
+    left, at, depth = dict(limits), 0, 0  # some marks may be within strings
+    while found := _PARTS.search(text, at):
+        mark, at = found[0], found.end()
+        if mark == '"':
+            at = _end_of_string(text, at)
+            continue
+        depth += (mark in "[{") - (mark in "]}")
+        if depth > MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        if mark in "]}":
+            continue
+        left[mark] -= 1
+        if left[mark] < 0:
+            what = {",": "values", ":": "names of values"}.get(mark, "lists or objects")
+            raise ValueError(f"it has more than {limits[mark]:,} {what}; accepted: at most that many")
+
+
+def _end_of_string(text: str, at: int) -> int:
+    """Where the string of JSON ends that `at` is in; step by step, as a long one is no reason for others to wait."""
+    while (end := text.find('"', at)) >= 0:
+        escapes = end
+        while escapes > at and text[escapes - 1] == "\\":
+            escapes -= 1
+        at = end + 1
+        if (end - escapes) % 2 == 0:
+            return at
+    return len(text)
+
+
+def is_large(value: Any, most: int = _LARGE, long: int | None = _LONG) -> bool:
+    """Tells of JSON `value` that it has more than `most` parts, or a text of more than `long` characters, so that work
+    on it belongs in a thread."""
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            if long is not None and len(part) > long:
+                return True
+        elif isinstance(part, Mapping | list | tuple):
+            most -= len(part)
+            if most < 0:
+                return True
+            left += part.values() if isinstance(part, Mapping) else part
+    return False
+
+
+def _check_characters(value: Any) -> None:
+    """
+    Raises:
+        UnicodeEncodeError: a string has half of a surrogate pair.
+    """
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            part.encode("utf-8")
+        elif isinstance(part, dict):
+            left += (*part, *part.values())
+        elif isinstance(part, list):
+            left += part
 
 
 _TOO_DEEP = f"it is nested too deeply; accepted: at most {MAX_DEPTH} levels"

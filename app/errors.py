@@ -31,7 +31,7 @@ from engine.errors import (
     QueueFull,
     SequenceClosed,
 )
-from retrieval import BadFilter, BadQuery, NotAllowed, NotFound
+from retrieval import BadFilter, BadQuery, NotAllowed, NotFound, OverQuota
 
 log = logging.getLogger("ponder")
 
@@ -99,6 +99,8 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
             return ApiError(409, str(error), param="Idempotency-Key", code="idempotency_key_reused")
         case NotFound():
             return ApiError(404, str(error), code="not_found")
+        case OverQuota():
+            return ApiError(413, str(error), param="file", code="storage_quota_exceeded")
         case NotAllowed():
             return ApiError(403, str(error), code="not_allowed", kind="permission_error")
         case OSError() | sqlite3.Error() if reason := disk_trouble(error):
@@ -148,7 +150,7 @@ def install(
         return note(request.scope, from_exception(error)).response()
 
     ours = (NotThere, WrongPlace, NameTaken, KeyReused)
-    for kind in (*ours, EngineError, NotFound, NotAllowed, OSError, sqlite3.Error):
+    for kind in (*ours, EngineError, NotFound, NotAllowed, OverQuota, OSError, sqlite3.Error):
         app.add_exception_handler(kind, _known)
 
     @app.exception_handler(HTTPException)

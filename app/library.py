@@ -28,7 +28,7 @@ def open_library(settings: Settings) -> Library:
             raise BadSetting(f"The embedder {settings.embedder!r} cannot be loaded: {reason}") from None
     folder = documents_dir(settings)
     try:
-        return Library.open(folder, embedder)
+        return Library.open(folder, embedder, settings.resolved_storage_per_user)
     except (OSError, sqlite3.Error, NewerFile) as error:
         raise BadSetting(f"The documents in {folder} cannot be used: {disk_trouble(error) or error}") from None
 

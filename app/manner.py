@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.auto import Prompted
+from app.checkers import Checkers
 from app.config import Settings
 from app.efforts import BUDGETS, BudgetFields, Effort, Thinking
 from app.errors import invalid
@@ -21,8 +22,8 @@ from engine.errors import InvalidParameter
 from engine.params import Span
 from reasoning.budget import BudgetForcing, ThinkingBudget
 from reasoning.strategies import TIMEOUT_S, Strategies, run_strategy
-from reasoning.strategy import Context, Event, Options, Quota, Strategy, Yields
-from reasoning.thinking import Markers, Piece, think_and_answer
+from reasoning.strategy import Check, Context, Event, Options, Quota, Strategy, Yields
+from reasoning.thinking import Markers, Piece, empty_thinking, think_and_answer
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
@@ -47,6 +48,7 @@ class Asked:
     strategy: str | None = None
     strategy_options: Mapping[str, Any] | None = None
     thinks: bool | None = None  # whether there is to be thinking, as the chat template's `enable_thinking`
+    checker: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,11 @@ class Manners:
     efforts: Mapping[Thinking, BudgetFields] = field(default_factory=lambda: BUDGETS)
     quota: Quota = field(default_factory=Quota)
     seconds: float = TIMEOUT_S  # of a strategy
+    checkers: Checkers = field(default_factory=Checkers)
 
-    def of(self, asked: Asked, served: Served) -> Manner:
-        """
+    def of(self, asked: Asked, served: Served, user: str) -> Manner:
+        """What `user` asks for, checked.
+
         Raises:
             ApiError, InvalidParameter: something is out of range, contradicts something else, or asks for thinking of a
                 model that does not think.
@@ -94,7 +98,11 @@ class Manners:
             BudgetForcing(budget, served.engine.tokenizer)  # refuses what cannot be kept to
         unthinking = asked.effort == "none"
         thinks = False if unthinking else asked.thinks
-        return Manner(chosen, options, budget, unthinking, thinks, quota=self.quota, seconds=self.seconds)
+        checker = None if asked.checker is None else self._checker(asked.checker, chosen, options, user)
+        return Manner(
+            chosen, options, budget, unthinking, thinks, quota=self.quota, seconds=self.seconds, checker=checker,
+            checker_fields=asked.checker,
+        )  # fmt: skip
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Manners:
@@ -105,6 +113,20 @@ class Manners:
             log.warning("The strategies of %s were not loaded: %s", origin, why)
         quota = Quota(settings.strategy_branches, settings.strategy_nodes)
         return cls(strategies, {**BUDGETS, **settings.efforts}, quota, settings.strategy_seconds)
+
+    def _checker(
+        self, fields: Mapping[str, Any], chosen: Strategy[Any] | None, options: Options | None, user: str
+    ) -> Check:
+        if chosen is None or not chosen.takes_checker(options):
+            what = "there is no strategy to ask it"
+            if chosen is not None:
+                what = f"the strategy {chosen.name!r} with these options does not ask it"
+            message = (
+                f"checker is given, and {what}; accepted: strategy 'best_of_n' without another verifier, 'tree', or "
+                "'self_consistency' with weight 'checker'."
+            )
+            raise invalid("checker", message)
+        return self.checkers.make(fields, user)
 
     def _chosen(self, asked: Asked, budgeted: bool) -> tuple[Strategy[Any], Options]:
         assert asked.strategy is not None
@@ -134,6 +156,8 @@ class Manner:
     reduced: bool = False  # the budget is not what was asked for, and does not say whether to think
     quota: Quota = field(default_factory=Quota)
     seconds: float = TIMEOUT_S
+    checker: Check | None = None
+    checker_fields: Mapping[str, Any] | None = None  # as the request has it
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -145,9 +169,8 @@ class Manner:
         """A chat's prompt, with its thinking closed where there must be none and the template has not done so."""
         if not self.unthinking or served.markers is None or served.closes_thinking(tokens):
             return tokens
-        opening = [] if served.opens_thinking(tokens) else [served.markers.opening]
-        breaks = served.engine.tokenizer.encode("\n\n")
-        return [*tokens, *opening, *breaks, served.markers.closing, *breaks]
+        opened = served.opens_thinking(tokens)
+        return [*tokens, *empty_thinking(served.engine.tokenizer, served.markers, opened=opened)]
 
     def check(self, *, answers: int = 1) -> None:
         """
@@ -173,7 +196,10 @@ class Manner:
     def recorded(self) -> dict[str, Any]:
         """As JSON, for `restored`."""
         if self.strategy is not None and self.options is not None:
-            return {"strategy": self.strategy.name, "strategy_options": self.options.model_dump(mode="json")}
+            checker = {} if self.checker_fields is None else {"checker": dict(self.checker_fields)}
+            return {
+                "strategy": self.strategy.name, "strategy_options": self.options.model_dump(mode="json"), **checker,
+            }  # fmt: skip
         if self.budget is not None:
             return {"strategy": "budget", "strategy_options": asdict(self.budget)}
         return {"reasoning_effort": "none"} if self.unthinking else {}
@@ -185,9 +211,10 @@ def restored(recorded: Mapping[str, Any], served: Served, manners: Manners) -> M
         ApiError, InvalidParameter: it cannot be had on this server.
     """
     asked = Asked(
-        recorded.get("reasoning_effort"), None, recorded.get("strategy"), recorded.get("strategy_options")
+        recorded.get("reasoning_effort"), None, recorded.get("strategy"), recorded.get("strategy_options"),
+        checker=recorded.get("checker"),
     )  # fmt: skip
-    return manners.of(asked, served)
+    return manners.of(asked, served, "replay")
 
 
 class Writer:
@@ -260,7 +287,7 @@ class Writer:
         manner, tokenizer = self._manner, self._served.engine.tokenizer
         context = Context(
             tokenizer, span, markers, opened=prompt["opened"], closed=prompt["closed"], calls=prompt["calls"],
-            variables=self._variables, quota=manner.quota,
+            checker=manner.checker, variables=self._variables, quota=manner.quota,
         )  # fmt: skip
         running = run_strategy(chosen, seq, context, manner.options, timeout_s=manner.seconds)
         try:

@@ -58,7 +58,7 @@ class McpEndpoint:
             from tools.mcp.server import ToolServer
 
             server = ToolServer(self._state.toolshed.executor, user=user, version=self._version)
-            async with server.http([]) as app:
+            async with server.http([], idle_s=self._state.settings.mcp_idle_s) as app:
                 opened.set_result(app)
                 await self._state.ending.wait()
         finally:

@@ -100,6 +100,7 @@ _STATUSES: dict[str, tuple[int, ...]] = {  # where it is not 200 alone
     "POST /api/collections": (200, 201),
     "DELETE /api/collections/{collection_id}": (204,),
     "DELETE /api/collections/{collection_id}/members/{member}": (204,),
+    "DELETE /api/invitations/{collection_id}": (204,),
     "DELETE /api/permissions": (204,),
     "DELETE /api/permissions/{grant_id}": (204,),
     "DELETE /api/chats/{chat_id}/permissions": (204,),

@@ -43,6 +43,8 @@ SECURITY = {
 REVALIDATE = {"Cache-Control": "no-cache"}
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}  # for names that carry a hash of their content
 
+LONGEST_PART = 255  # bytes of a file's name
+
 TEXTS = frozenset({".html", ".js", ".css", ".svg", ".md"})  # fonts are compressed already
 
 NOT_BUILT = """<!doctype html>
@@ -81,12 +83,18 @@ class Page(BaseRoute):
 
     def respond(self, request: Request) -> Response:
         # Looked for at each request: a page that is built while the server runs is there on the next load.
+        if any(len(part.encode("utf-8", "replace")) > LONGEST_PART for part in request.scope["path"].split("/")):
+            raise HTTPException(404)  # no file system has such a name, and the page no such place
         root = next((place for place in self.places if (place / "index.html").is_file()), None)
         if root is None:
             return HTMLResponse(NOT_BUILT, status_code=503, headers=SECURITY | REVALIDATE)
         name = request.scope["path"].lstrip("/").replace("\0", "")
-        file = (root / name).resolve()
-        if name and file.is_relative_to(root.resolve()) and file.is_file():
+        try:
+            file = (root / name).resolve()
+            found = name != "" and file.is_relative_to(root.resolve()) and file.is_file()
+        except OSError:  # all of it is longer than a file's path may be
+            raise HTTPException(404) from None
+        if found:
             hashed = name.startswith("assets/")
             return self.send(file, request, FOREVER if hashed else REVALIDATE)
         if PurePosixPath(name).suffix or name.startswith("assets/"):

@@ -7,18 +7,21 @@ its `ponder.json`. Both are read once. Knows nothing of requests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.config import DEFAULT_NAME as DEFAULT_NAME
+from app.errors import invalid
 from engine.checkpoint import Weights
 from engine.dialects import ToolPlan, choose
 from engine.dialects.dialect import line_breaks
+from engine.errors import ContextLengthExceeded
 from engine.params import Sampling
 from reasoning.thinking import Markers
 
@@ -31,6 +34,7 @@ _STARTERS = (
     "Write a short poem about the sea.",
 )
 _LONG_TEXT = 4_000  # characters; encoding more than this would be felt by the other streams
+_MANY = 100  # messages; the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Served:
         self.markers = Markers.of(engine.tokenizer)
         self.dialect = choose(engine.tokenizer, engine.tokenizer.tool_template, tool_dialect)
         self.line_breaks = line_breaks(engine.tokenizer)
-        self.plans: dict[bytes, ToolPlan] = {}  # of requests with tools, by what they say of them; the oldest first
+        self.plans: dict[bytes, ToolPlan] = {}  # by user and the request's tools; the oldest first
         self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
         self.about = _about(_read_json(directory / "ponder.json"))
 
@@ -69,24 +73,58 @@ class Served:
     async def chat_tokens(
         self, messages: list[dict[str, Any]], variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """The prompt of a chat, ready for the assistant's turn."""
-        template = self.engine.tokenizer.apply_chat_template
-        shown = [dict(tool) for tool in tools] or None
-        if tools or sum(len(m.get("content") or "") for m in messages) > _LONG_TEXT:
-            return await asyncio.to_thread(template, messages, tools=shown, **variables)
-        return template(messages, **variables)
+        """The prompt of a chat, ready for the assistant's turn.
 
-    async def text_tokens(self, text: str) -> list[int]:
-        """The prompt of a plain completion; special tokens spelt out in it count as such."""
-        if len(text) > _LONG_TEXT:
-            return await asyncio.to_thread(self.engine.tokenizer.encode, text, special=True, bos=True)
-        return self.engine.tokenizer.encode(text, special=True, bos=True)
+        Raises:
+            ApiError: 400 `context_length_exceeded`, with the numbers.
+        """
+
+        def made() -> list[int]:
+            shown = [dict(tool) for tool in tools] or None
+            tokenizer, most = self.engine.tokenizer, self.engine.max_tokens
+            return tokenizer.encode_chat(messages, shown, variables, max_tokens=most)
+
+        long = tools or len(messages) > _MANY or sum(map(_length, messages)) > _LONG_TEXT
+        with _blaming("messages"):
+            return await asyncio.to_thread(made) if long else made()
+
+    async def text_tokens(
+        self, text: str, field: str = "prompt", *, special: bool = True, bos: bool = True
+    ) -> list[int]:
+        """The prompt of a plain completion, which came in `field`; with `special`, special tokens spelt out in it count
+        as such.
+
+        Raises:
+            ApiError: 400 `context_length_exceeded`, with the numbers.
+        """
+
+        def made() -> list[int]:
+            encode, most = self.engine.tokenizer.encode, self.engine.max_tokens
+            return encode(text, special=special, bos=bos, max_tokens=most)
+
+        with _blaming(field):
+            return await asyncio.to_thread(made) if len(text) > _LONG_TEXT else made()
 
     def opens_thinking(self, prompt: list[int]) -> bool:
         return self.markers is not None and self.markers.left_open(prompt, self.engine.tokenizer)
 
     def closes_thinking(self, prompt: list[int]) -> bool:
         return self.markers is not None and self.markers.left_closed(prompt, self.engine.tokenizer)
+
+
+def _length(message: Mapping[str, Any]) -> int:
+    """Characters of a message, calls not counted in full: there are few, or many messages."""
+    texts = (message.get("content"), message.get("reasoning_content"))
+    return sum(len(text) for text in texts if text) + (_LONG_TEXT if message.get("tool_calls") else 0)
+
+
+@contextlib.contextmanager
+def _blaming(field: str) -> Iterator[None]:
+    """Say of a text that is too long in which field it came."""
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        raise invalid(field, str(error), error.code) from None
 
 
 def default_sampling(config: Mapping[str, Any]) -> Sampling:

@@ -96,6 +96,8 @@ def create_app(
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
             toolshed = await closing.enter_async_context(Toolshed(settings, shelf))
+            state.manners.checkers.toolshed = toolshed
+            closing.push_async_callback(state.manners.checkers.close)
             runs = Runs(
                 models.default,
                 state.thoughts,

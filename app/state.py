@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,6 +27,25 @@ if TYPE_CHECKING:
     from app.toolshed import Toolshed
     from app.workers.home import Workers
     from retrieval import Library
+
+
+class Turns:
+    """One thing of each user's at a time."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}  # and how many have it or wait for it
+
+    @asynccontextmanager
+    async def of(self, user: str) -> AsyncIterator[None]:
+        lock, waiting = self._locks.get(user, (asyncio.Lock(), 0))
+        self._locks[user] = lock, waiting + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._locks.pop(user)
+            if waiting > 1:
+                self._locks[user] = lock, waiting - 1
 
 
 @dataclass(slots=True)
@@ -71,6 +92,7 @@ class State(Serving):
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
     sequences: Sequences = field(init=False)  # while the app's lifespan lasts
     auth: Auth = field(init=False)  # the same
+    views: Turns = field(default_factory=Turns)  # of PDFs, in the processes that read them
     workers: Workers | None = None  # beside this process
     _store: Store | None = None  # open while the app's lifespan lasts
     _runs: Runs | None = None

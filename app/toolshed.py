@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from app.config import Settings
 from retrieval.browse import Browser
+from tools.builtin.notebook import Notebook
 from tools.executor import Executor
 from tools.grants import SqliteGrants
 from tools.journal import SqliteJournal
@@ -27,7 +28,8 @@ from tools.tool import Tool
 if TYPE_CHECKING:
     from retrieval import Library
 
-GRANTED: tuple[Permission, ...] = ("none", "read", "write", "network", "execute")  # what writes or executes asks first
+# What writes or executes asks first, unless its tool says "never": Python in its jail, and notes, which can be undone.
+GRANTED: tuple[Permission, ...] = ("none", "read", "write", "network", "execute")
 
 BUILT_IN = "built in"
 
@@ -50,6 +52,7 @@ class Toolshed:
             self.registry.provide(Browser, factory=lambda ctx: Browser(library, ctx.user))
         self.off: dict[str, str] = {}  # tools that are not there, and what would bring them
         self._settings = settings
+        self._notes = folder / "notes.db"
         self._closing = contextlib.AsyncExitStack()
         self._watching: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -60,8 +63,7 @@ class Toolshed:
         from tools.sql import Database
 
         attached = {name: Database(path) for name, path in self._settings.databases.items()}
-        notes = self._settings.resolved_data_dir / "notes.db"
-        here = offered(BuiltinConfig(notes, attached, self._settings.web, self._settings.searxng))
+        here = offered(BuiltinConfig(self._notes, attached, self._settings.web, self._settings.searxng))
         self.off |= here.off
         self.registry.add(*here.tools, documents, origin=BUILT_IN)
         self.registry.load_entry_points()
@@ -124,6 +126,10 @@ class Toolshed:
         self._closing.push_async_callback(pure.close)
         self.registry.provide(Pure, pure)
         self.registry.add(small_python, origin=BUILT_IN)
+
+    def notebook(self) -> Notebook:
+        """The users' notes, as the notes' tools keep them. Opens a file."""
+        return Notebook(self._notes)
 
     def offered(self, wanted: Literal["all"] | Sequence[str]) -> list[Tool]:
         """The tools of these names, in the order of names, so that a prompt repeats.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -31,6 +32,17 @@ def check_scope(who: Who, scope: Scope) -> None:
     """
     if not who.may(scope):
         raise out_of_scope(who, scope)
+
+
+def check_checker_scope(body: Mapping[str, Any], who: Who) -> None:
+    """That a key may run what a request's checker runs. `body` is the request, any JSON.
+
+    Raises:
+        ApiError: 403.
+    """
+    checker = body.get("checker")
+    if isinstance(checker, dict) and checker.get("type") in ("python", "tool"):
+        check_scope(who, "tools")
 
 
 async def user_of(who: Annotated[Who, Depends(who_of)]) -> str:

@@ -12,19 +12,21 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from app.admission.rates import Counts, KeyLimits, Rates, Window
-from app.admission.ticket import Ticket
+from app.admission.ticket import Terms, Ticket
 from app.auth import Who
 from app.data.quotas import exhausted
-from app.errors import ApiError
+from app.errors import ApiError, invalid
 
 if TYPE_CHECKING:
     from app.config import Settings
     from app.served import Served
 
 
+T = TypeVar("T", int, float)
+CLASSLESS = ("fcfs", "shortest-first")  # policies that go by something else alone
 _LEARN = 0.1  # what a new observation counts
 
 
@@ -48,6 +50,7 @@ class Deciding(ABC):
         self._reduce_from_s = settings.reduce_from_s if settings.reduce else math.inf
         self._thinking = settings.reduced_thinking
         self._queue = settings.max_running + settings.max_waiting
+        self._policy = settings.policy
         self._backlogs = backlogs
         self._rates = rates
         self._refused = refused
@@ -62,6 +65,15 @@ class Deciding(ABC):
             ApiError: 429: all of these models have too much to do.
         """
         self._check([self._backlogs[served.name] for served in among])
+
+    def check_priority(self, priority: int | None) -> None:
+        """
+        Raises:
+            ApiError: 400: the policy goes by no class, and one is named.
+        """
+        if priority and self._policy in CLASSLESS:
+            message = f"priority is {priority}; accepted: 0, as the server's policy {self._policy!r} knows no classes."
+            raise invalid("priority", message)
 
     def charge(self, key: str, most: int, tokens: int) -> None:
         """Tokens are to be read for a key, which may use at most `most` in a minute.
@@ -126,7 +138,9 @@ class Admission(Deciding):
         super().__init__(settings, backlogs, Rates(), refused)
         self._used = used
         self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
+        self._deadline_s, self._longest = settings.deadline_s, settings.max_output_tokens
         self._answering = Counter[str]()
+        self._tickets = set[Ticket]()
         self._lasts_s = 1.0  # a request, lately
 
     def begin(self, who: Who, *, strict: bool = False) -> Ticket:
@@ -158,9 +172,17 @@ class Admission(Deciding):
                 f"{limits.requests} a minute.", wait_s, "rate_limit_exceeded",
             )  # fmt: skip
         self._answering[key] += 1
-        return Ticket(self, key, limits, counted=who.key_id is not None, strict=strict)
+        ticket = Ticket(self, key, limits, self.terms_of(who), counted=who.key_id is not None, strict=strict)
+        self._tickets.add(ticket)
+        return ticket
+
+    @property
+    def by_priority(self) -> dict[int, int]:
+        """Requests that were let in and have not ended, by class; of an API worker's, the class of its key."""
+        return dict(sorted(Counter(ticket.terms.priority for ticket in self._tickets).items()))
 
     def left(self, ticket: Ticket) -> None:
+        self._tickets.discard(ticket)
         self._answering[ticket.key] -= 1
         if not self._answering[ticket.key]:
             del self._answering[ticket.key]
@@ -176,6 +198,14 @@ class Admission(Deciding):
             own.concurrent_requests or all_keys.concurrent,
         )  # fmt: skip
 
+    def terms_of(self, who: Who) -> Terms:
+        """Of the key or of its user, and within the server's for all."""
+        own = who.quota
+        return Terms(
+            own.priority or 0, _least(own.deadline_s, self._deadline_s), _least(own.max_output_tokens, self._longest),
+            own.priority is not None,
+        )  # fmt: skip
+
     def counts(self, key: str) -> Counts:
         """What is counted of a key's tokens."""
         return self._rates.counts(key)
@@ -183,3 +213,7 @@ class Admission(Deciding):
     def windows(self, who: Who) -> list[Window]:
         """How the limits of a key stand."""
         return self._rates.windows(who.key_id or who.id, self.limits_of(who))
+
+
+def _least(one: T | None, other: T | None) -> T | None:
+    return min((each for each in (one, other) if each is not None), default=None)

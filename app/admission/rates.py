@@ -2,13 +2,15 @@
 
 Requests are a moving window: each counts for exactly a minute. Tokens are a sliding window counter, which costs the
 same whatever their number: the minute before counts by the share of it that is less than a minute ago. What an answer
-writes counts when it is written, also beyond the limit. Knows nothing of HTTP.
+writes counts when it is written, also beyond the limit. The library counts by the wall clock; where that is set, all
+counts begin anew, or a clock set back a day would refuse for a day. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from time import monotonic
 from typing import Literal
 
 from limits import RateLimitItemPerMinute
@@ -16,6 +18,7 @@ from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
 MINUTE_S = 60.0
+_JUMP_S = 2.0  # of the wall clock against the monotonic one, since the last look
 _JUST_AFTER_S = 0.001  # a window still has what is exactly as old as it is long
 
 _TOKENS = RateLimitItemPerMinute(1, namespace="tokens")  # its amount is each key's own: only its name is used
@@ -49,9 +52,18 @@ class Rates:
     def __init__(self) -> None:
         self._storage = MemoryStorage()
         self._requests = MovingWindowRateLimiter(self._storage)
+        self._ahead_s = time.time() - monotonic()  # of the wall clock
+
+    def _heed_clock(self) -> None:
+        """Begin anew where the wall clock was set."""
+        ahead_s = time.time() - monotonic()
+        if abs(ahead_s - self._ahead_s) > _JUMP_S:
+            self._storage.reset()
+        self._ahead_s = ahead_s
 
     def request(self, key: str, limit: int) -> float:
         """Count a request. Seconds until there is room for one more, where there is none now; else 0."""
+        self._heed_clock()
         item = RateLimitItemPerMinute(limit, namespace="requests")
         if self._requests.hit(item, key):
             return 0.0
@@ -70,11 +82,13 @@ class Rates:
 
     def spend(self, key: str, tokens: int) -> None:
         """Count tokens, whether there is room for them or not."""
+        self._heed_clock()
         _, current = self._storage.sliding_window_keys(_TOKENS.key_for(key), _TOKENS.get_expiry(), time.time())
         self._storage.incr(current, 2 * _TOKENS.get_expiry(), amount=tokens)
 
     def windows(self, key: str, limits: KeyLimits) -> list[Window]:
         """How the limits of a key stand."""
+        self._heed_clock()
         found: list[Window] = []
         if limits.requests is not None:
             item = RateLimitItemPerMinute(limits.requests, namespace="requests")
@@ -91,6 +105,7 @@ class Rates:
     def counts(self, key: str) -> Counts:
         """Tokens of the minute of the clock before this one, and for how long the first of them counts still; those of
         this one, and how long it lasts."""
+        self._heed_clock()
         before, before_s, now, now_s = self._storage.get_sliding_window(_TOKENS.key_for(key), _TOKENS.get_expiry())
         return before, before_s, now, now_s - MINUTE_S
 

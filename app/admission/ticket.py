@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypedDict
 
+from app.data.quotas import MAX_DEADLINE_S, MAX_PRIORITY
+from app.errors import ApiError, invalid
 from reasoning.budget import ThinkingBudget
 
 if TYPE_CHECKING:
@@ -21,9 +23,22 @@ if TYPE_CHECKING:
     from app.manner import Manner
     from app.served import Served
 
+PRIORITY = f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}: lower runs first; 0 unless the key says otherwise"
+DEADLINE = f"seconds above 0, up to {MAX_DEADLINE_S}, after which the answer ends as it is"
+
 _SPENT_AT_ONCE = 64  # tokens that are counted together
 
 _current: ContextVar[Ticket | None] = ContextVar("_current", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A request's scheduling class (lower runs first), the seconds that its answer may take, and the tokens of it."""
+
+    priority: int = 0
+    deadline_s: float | None = None
+    max_output_tokens: int | None = None
+    priority_is_a_limit: bool = False  # of the key: no request of it has a better one
 
 
 class Ticket:
@@ -31,12 +46,20 @@ class Ticket:
     less. `tokens` were read and written so far."""
 
     def __init__(
-        self, admission: Deciding, key: str, limits: KeyLimits, *, counted: bool = False, strict: bool = False
+        self,
+        admission: Deciding,
+        key: str,
+        limits: KeyLimits,
+        terms: Terms | None = None,
+        *,
+        counted: bool = False,
+        strict: bool = False,
     ) -> None:
-        """`counted`: what it uses is noted for the key."""
+        """`terms` are the best that its key may have. `counted`: what it uses is noted for the key."""
         self.key = key
         self.counted = counted
         self.strict = strict
+        self.terms = terms or Terms()
         self.tokens = 0
         self.began = time.monotonic()
         self._limits = limits
@@ -67,6 +90,43 @@ class Ticket:
         if not self._holders:
             self.spend(0)
             self._admission.left(self)
+
+    # -- its class, its deadline and its length
+
+    def narrow(self, priority: int | None, deadline_s: float | None) -> None:
+        """Give the request the class and deadline that it names.
+
+        Raises:
+            ApiError: 400: they are better than its key may have, or the server's policy knows no classes.
+        """
+        self._admission.check_priority(priority)
+        mine = self.terms
+        if priority is not None and priority < mine.priority and mine.priority_is_a_limit:
+            raise invalid(
+                "priority", f"priority is {priority}; accepted: {mine.priority} (the best class of this key) to "
+                f"{MAX_PRIORITY}; lower runs first.",
+            )  # fmt: skip
+        if deadline_s is not None and mine.deadline_s is not None and deadline_s > mine.deadline_s:
+            message = f"deadline_s is {deadline_s:g}; accepted: at most {mine.deadline_s:g} seconds for this request."
+            raise invalid("deadline_s", message)
+        self.terms = replace(
+            mine, priority=mine.priority if priority is None else priority,
+            deadline_s=mine.deadline_s if deadline_s is None else deadline_s,
+        )  # fmt: skip
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until its deadline, counted from its arrival.
+
+        Raises:
+            ApiError: 408: it has passed.
+        """
+        if self.terms.deadline_s is None:
+            return None
+        left = self.terms.deadline_s - (time.monotonic() - self.began)
+        if left <= 0:
+            raise too_late(self.terms.deadline_s)
+        return left
 
     # -- what it may cost
 
@@ -132,6 +192,57 @@ class Ticket:
             self._models = [each.served.name for each in kept]
             self._thinking = {name: most for name, most in self._thinking.items() if name in self._models}
         return kept
+
+
+def too_late(deadline_s: float) -> ApiError:
+    message = f"The answer was not begun within {deadline_s:g} s, the request's deadline."
+    return ApiError(408, message, code="deadline_exceeded", kind="server_error")
+
+
+def narrow(priority: int | None, deadline_s: float | None) -> None:
+    """Give the current request the class and deadline that it names.
+
+    Raises:
+        ApiError: 400: its key may not have them.
+    """
+    if (ticket := Ticket.current()) is not None:
+        ticket.narrow(priority, deadline_s)
+
+
+class Scheduling(TypedDict):
+    """Arguments of `Engine.open`."""
+
+    priority: int
+    deadline_s: float | None
+
+
+def scheduling() -> Scheduling:
+    """The current request's class, and the seconds that are left of its deadline.
+
+    Raises:
+        ApiError: 408: none are.
+    """
+    if (ticket := Ticket.current()) is None:
+        return {"priority": 0, "deadline_s": None}
+    return {"priority": ticket.terms.priority, "deadline_s": ticket.left_s}
+
+
+def priority() -> int:
+    """The current request's class."""
+    return 0 if (ticket := Ticket.current()) is None else ticket.terms.priority
+
+
+def output_limit(asked: int | None, param: str = "max_tokens") -> int | None:
+    """The most tokens that an answer to the current request may have; None: as many as the context has.
+
+    Raises:
+        ApiError: 400: more are asked for.
+    """
+    most = None if (ticket := Ticket.current()) is None else ticket.terms.max_output_tokens
+    if most is not None and asked is not None and asked > most:
+        message = f"{param} is {asked}; accepted: at most {most}, the longest answer of this key or server."
+        raise invalid(param, message)
+    return most
 
 
 def enter(*among: Served) -> None:

@@ -14,7 +14,7 @@ from app.api.query import parameters, texts
 from app.body import json_object
 from app.data.accounts import MAX_EXPIRES_S, USER_ID, Account, Accounts, ApiKey, Role
 from app.data.errors import NameTaken, NotThere
-from app.data.quotas import QUOTAS, Quota, Used
+from app.data.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, USER_QUOTAS, Quota, Used
 from app.errors import ApiError, invalid
 from app.openai.fields import parse
 from app.scopes import SCOPES, Scope
@@ -27,7 +27,10 @@ _NAME = "a line of 1 to 100 characters"
 _ROLE = '"operator" or "user"'
 _MOST = 10**15
 _SCOPES = f"a list of scopes ({', '.join(SCOPES)}), or null for all"
-_QUOTA = f"an object of {', '.join(QUOTAS)}, each 1 or more, or null"
+_PRIORITIES = f"-{MAX_PRIORITY} to {MAX_PRIORITY}"
+_RANGES = f"each 1 or more, but priority from {_PRIORITIES} and deadline_s up to {MAX_DEADLINE_S}, or null"
+_QUOTA = f"an object of {', '.join(QUOTAS)}, {_RANGES}"
+_USER_QUOTA = f"an object of {', '.join(USER_QUOTAS)}, {_RANGES}"
 
 
 class UserRequest(BaseModel):
@@ -40,6 +43,19 @@ class UserRequest(BaseModel):
     role: Role = Field("user", description=_ROLE)
 
 
+class UserQuotaFields(BaseModel):
+    """What all keys of a user have that say nothing themselves; null: the server's."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    deadline_s: int | None = Field(None, ge=1, le=MAX_DEADLINE_S)
+    max_output_tokens: int | None = Field(None, ge=1, le=_MOST)
+
+    def quota(self) -> Quota:
+        return Quota(**self.model_dump())
+
+
 class UserChange(BaseModel):
     """The body of `PATCH /api/operator/users/{id}`: what is absent stays as it is."""
 
@@ -48,12 +64,11 @@ class UserChange(BaseModel):
     name: str | None = Field(None, min_length=1, max_length=100, description=_NAME)
     role: Role | None = Field(None, description=_ROLE)
     disabled: bool | None = Field(None, description="true: none of the user's keys is valid any more; false: they are")
+    quota: UserQuotaFields | None = Field(None, description=_USER_QUOTA)
 
 
-class QuotaFields(BaseModel):
+class QuotaFields(UserQuotaFields):
     """What a key may cost; null: the server's limit for a minute and at once, none for a day and a month."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     requests_per_minute: int | None = Field(None, ge=1, le=_MOST)
     tokens_per_minute: int | None = Field(None, ge=1, le=_MOST)
@@ -61,9 +76,6 @@ class QuotaFields(BaseModel):
     requests_per_day: int | None = Field(None, ge=1, le=_MOST)
     tokens_per_day: int | None = Field(None, ge=1, le=_MOST)
     tokens_per_month: int | None = Field(None, ge=1, le=_MOST)
-
-    def quota(self) -> Quota:
-        return Quota(**self.model_dump())
 
 
 class KeyRequest(BaseModel):
@@ -112,7 +124,7 @@ async def create_user(request: Request, who: Operator) -> Response:
 async def change_user(request: Request, who: Operator, user_id: str) -> dict[str, Any]:
     parameters(request)
     wanted = parse(await json_object(request), UserChange, no_effect=frozenset())
-    if (wanted.name, wanted.role, wanted.disabled) == (None, None, None):
+    if (wanted.name, wanted.role, wanted.disabled, wanted.quota) == (None, None, None, None):
         accepted = ", ".join(UserChange.model_fields)
         raise invalid(None, f"The body changes nothing; accepted: some of {accepted}.", "missing_required_parameter")
     if wanted.role == "user" and user_id == who.id:
@@ -124,7 +136,8 @@ async def change_user(request: Request, who: Operator, user_id: str) -> dict[str
     name = None if wanted.name is None else _line("name", wanted.name)
 
     def change(accounts: Accounts) -> Account:
-        return accounts.change_user(user_id, name=name, role=wanted.role, disabled=wanted.disabled)
+        quota = None if wanted.quota is None else wanted.quota.quota()
+        return accounts.change_user(user_id, name=name, role=wanted.role, disabled=wanted.disabled, quota=quota)
 
     return _shown(await State.of(request).auth.do(change))
 
@@ -197,7 +210,7 @@ def _told(accounts: Accounts, key: ApiKey) -> dict[str, Any]:
 
 
 def _shown(account: Account) -> dict[str, Any]:
-    return asdict(account)
+    return account.told()
 
 
 def _ordered(scopes: Sequence[Scope] | None) -> list[Scope] | None:

@@ -1,4 +1,4 @@
-"""The routes of collections: whose documents they are, and who else may read them or add to them.
+"""The routes of collections and of invitations to them: documents' owners, and who else may read them or add to them.
 
 To someone without a right to it, a collection is not there.
 """
@@ -13,14 +13,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.query import number_in_path
-from app.api.shown import CollectionShown
+from app.api.shown import CollectionShown, InvitationShown, MemberShown
 from app.body import json_object
-from app.data.accounts import Accounts
 from app.errors import ApiError, invalid
 from app.openai.fields import parse
 from app.state import State
 from app.users import User
-from retrieval import NameTaken
+from retrieval import NameTaken, TooManyInvited
 
 router = APIRouter(prefix="/api", tags=["Collections"])
 
@@ -92,42 +91,56 @@ async def delete(request: Request, user: User, collection_id: str) -> Response:
 
 
 @router.get("/collections/{collection_id}/members")
-async def members(request: Request, user: User, collection_id: str) -> dict[str, list[dict[str, str]]]:
+async def members(request: Request, user: User, collection_id: str) -> dict[str, list[MemberShown]]:
     number = number_in_path(collection_id, "collection")
     found = await asyncio.to_thread(State.of(request).library.rights.members, user, number)
-    return {"members": [{"user": member, "role": role} for member, role in found.items()]}
+    return {"members": [MemberShown.of(each) for each in found]}
 
 
 @router.put("/collections/{collection_id}/members/{member}")
-async def share(request: Request, user: User, collection_id: str, member: str) -> Response:
+async def share(request: Request, user: User, collection_id: str, member: str) -> MemberShown:
+    """Invites, and answers alike whether there is such a user or not: nobody is looked up."""
     number = number_in_path(collection_id, "collection")
     wanted = parse(await json_object(request), MemberRequest, no_effect=frozenset())
     if len(member) > LONGEST_USER or not member.strip() or not member.isprintable():
         raise invalid("user", f"The user is {member!r:.60}; accepted: a name of 1 to {LONGEST_USER} characters.")
-    state = State.of(request)
-    if state.settings.auth == "keys" and member not in {each.id for each in await state.auth.do(Accounts.users)}:
-        raise invalid("user", f"There is no user {member!r:.70}; accepted: the id of a user.", "user_not_found")
-    rights = state.library.rights
-
-    def give() -> None:
-        if rights.collection(user, number).owner == member:
-            raise invalid("user", f"{member!r} owns this collection; accepted: somebody else.")
-        rights.share(user, number, member, wanted.role)
-
-    await asyncio.to_thread(give)
-    return JSONResponse({"user": member, "role": wanted.role})
+    rights = State.of(request).library.rights
+    try:
+        return MemberShown.of(await asyncio.to_thread(rights.invite, user, number, member, wanted.role))
+    except ValueError as error:
+        raise invalid("user", str(error)) from None
+    except TooManyInvited as error:
+        raise ApiError(409, str(error), param="user", code="too_many_invitations") from None
 
 
 @router.delete("/collections/{collection_id}/members/{member}")
 async def unshare(request: Request, user: User, collection_id: str, member: str) -> Response:
     number = number_in_path(collection_id, "collection")
+    if not await asyncio.to_thread(State.of(request).library.rights.remove, user, number, member):
+        raise ApiError(404, f"{member!r:.60} is no member of collection {number}.", code="not_found")
+    return Response(status_code=204)
+
+
+@router.get("/invitations")
+async def invitations(request: Request, user: User) -> dict[str, list[InvitationShown]]:
+    found = await asyncio.to_thread(State.of(request).library.rights.invitations, user)
+    return {"invitations": [InvitationShown.of(each) for each in found]}
+
+
+@router.post("/invitations/{collection_id}/accept")
+async def accept(request: Request, user: User, collection_id: str) -> CollectionShown:
+    number = number_in_path(collection_id, "collection")
     rights = State.of(request).library.rights
 
-    def take() -> bool:
-        there = member in rights.members(user, number)
-        rights.share(user, number, member, None)
-        return there
+    def join() -> CollectionShown:
+        rights.accept(user, number)
+        return CollectionShown.of(rights.collection(user, number))
 
-    if not await asyncio.to_thread(take):
-        raise ApiError(404, f"{member!r:.60} is no member of collection {number}.", code="not_found")
+    return await asyncio.to_thread(join)
+
+
+@router.delete("/invitations/{collection_id}")
+async def decline(request: Request, user: User, collection_id: str) -> Response:
+    number = number_in_path(collection_id, "collection")
+    await asyncio.to_thread(State.of(request).library.rights.decline, user, number)
     return Response(status_code=204)

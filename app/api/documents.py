@@ -12,18 +12,20 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
+from pebble import ProcessFuture
 
 from app.api.multipart import BadForm, Form, plain_path
 from app.api.query import number_in_path, parameters, whole_number
 from app.api.shown import DocumentShown, Ingested, JobShown
 from app.body import json_value, pieces
+from app.disconnect import while_connected
 from app.errors import ApiError, invalid
 from app.state import State
 from app.users import User
@@ -33,6 +35,9 @@ from retrieval.parsing.sniff import PDF
 from retrieval.records import Metadata
 
 router = APIRouter(prefix="/api", tags=["Documents"])
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 WAIT_S, LONGEST_WAIT_S = 10.0, 60.0
 MOST_TEXT = 1_000_000  # characters in one answer
@@ -117,12 +122,9 @@ async def boxes(request: Request, user: User, document_id: str) -> dict[str, Any
     if found.media_type != PDF:
         raise ApiError(404, f"{found.source} is no PDF: it has no pages to mark.", code="no_pages")
     library = State.of(request).library
-
-    def read() -> list[dict[str, Any]]:
-        return [asdict(box) for box in library.boxes(user, found.id, start, end)]
-
     try:
-        return {"document": found.id, "start": start, "end": end, "boxes": await asyncio.to_thread(read)}
+        made = await viewed(request, user, library.boxes, found.id, start, end)
+        return {"document": found.id, "start": start, "end": end, "boxes": [asdict(box) for box in made]}
     except (Unreadable, NotFound):
         raise gone(found) from None
 
@@ -272,6 +274,39 @@ def _those_left(library: Library, user: str, numbers: list[int]) -> list[Documen
         except NotFound:
             continue
     return made
+
+
+async def viewed(
+    request: Request, user: str, begin: Callable[Concatenate[str, P], ProcessFuture[T]], *args: P.args, **more: P.kwargs
+) -> T:
+    """What a process of its own finds in a PDF, for one request of each user at a time: nobody's file keeps those of
+    others waiting.
+
+    Raises:
+        NotFound, Unreadable: there is no such file, or not any more, or it cannot be read in time.
+        ApiError: the client left.
+    """
+    state = State.of(request)
+
+    async def waited() -> T:
+        async with state.views.of(user):
+            future = await asyncio.to_thread(begin, user, *args, **more)
+            await _ended(future)
+            return state.library.viewed(future)
+
+    return await while_connected(request, waited())
+
+
+async def _ended(future: ProcessFuture[T]) -> None:
+    """Wait for it without a thread. When nobody waits any more, what has not begun is left out."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    future.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
+    try:
+        await ended.wait()
+    except asyncio.CancelledError:
+        if not future.running():
+            future.cancel()
+        raise
 
 
 async def document_of(request: Request, user: str, document_id: str) -> Document:

@@ -15,7 +15,7 @@ from app.api.query import parameters, texts
 from app.body import json_object
 from app.data.exchange import BadChats, Export
 from app.errors import invalid
-from app.openai.fields import parse
+from app.openai.fields import checked
 from app.share.markdown import markdown
 from app.share.page import POLICY, page
 from app.share.told import Told, told
@@ -25,6 +25,7 @@ from app.users import User
 router = APIRouter(prefix="/api", tags=["Chats"])
 
 MAX_IMPORT_BYTES = 64 << 20
+MAX_IMPORT_NAMES = 100_000  # those of about 7,000 messages
 _NAME_CHARACTERS = 80
 _FORMS: dict[str, tuple[Callable[[Told], str], str, str]] = {  # for reading: how, the media type, and the name's end
     "html": (page, "text/html", "html"),
@@ -57,9 +58,9 @@ async def export_one(request: Request, user: User, chat_id: str) -> Response:
 @router.post("/chats/import")
 async def import_chats(request: Request, user: User) -> Response:
     parameters(request)
-    body = await json_object(request, MAX_IMPORT_BYTES)
+    body = await json_object(request, MAX_IMPORT_BYTES, names=MAX_IMPORT_NAMES)
     try:
-        made = await State.of(request).store.exchange.add(user, parse(body, Export, no_effect=frozenset()))
+        made = await State.of(request).store.exchange.add(user, await checked(body, Export, no_effect=frozenset()))
     except BadChats as error:
         raise invalid(error.path, str(error)) from None
     return JSONResponse({"chat_ids": made}, 201)

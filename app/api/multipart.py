@@ -7,6 +7,7 @@ whole body's size is its caller's to limit.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import unicodedata
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+
+from retrieval.durable import sync_folder
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -100,8 +103,13 @@ class Form:
             raise BadForm("The form stops before its end; was the connection cut?")
 
     def hand_over(self, work: Callable[[], T]) -> T:
-        """What `work` returns; if it succeeds, the files are somebody else's from then on."""
+        """What `work` returns; if it succeeds, the files are somebody else's from then on.
+
+        They are on the disk before that: who is told that a file came may delete the original.
+        """
         with self._lock:
+            for folder in {file.path.parent for file in self.files}:
+                sync_folder(folder)
             made = work()
             self._kept = True
             return made
@@ -165,7 +173,9 @@ class Form:
 
     def _part_end(self) -> None:
         if self._open is not None:
-            self._open.close()  # writes what is buffered
+            self._open.flush()
+            os.fsync(self._open.fileno())
+            self._open.close()
             self._open = None
         else:
             self.fields.setdefault(self._field, []).append(_decoded(bytes(self._text)))

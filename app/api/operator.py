@@ -46,6 +46,7 @@ async def stats(request: Request, who: Operator) -> dict[str, Any]:
         "uptime_s": windows.uptime_s,
         "memory_bytes": _memory_bytes(),
         "answering": state.meter.answering,
+        "by_priority": state.admission.by_priority,
         "windows": [windows.window(seconds) for seconds in _WINDOWS_S],
         "series": windows.series(),
         "models": [_model(name, told) for name, told in engines.items()],

@@ -10,11 +10,9 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pebble import ProcessFuture
 
-from app.api.documents import document_of, gone
+from app.api.documents import document_of, gone, viewed
 from app.api.query import bounded, number_in_path, parameters, texts
-from app.disconnect import while_connected
 from app.errors import ApiError
 from app.state import State
 from app.users import User
@@ -38,22 +36,20 @@ async def pages(request: Request, user: User, document_id: str) -> dict[str, Any
     found = await document_of(request, user, document_id)
     library = State.of(request).library
 
-    def read() -> list[dict[str, Any]]:
-        stored = library.store.pages(user, found.id)
+    try:
+        stored = await asyncio.to_thread(library.store.pages, user, found.id)
         sizes = list[tuple[float | None, float | None]]([(None, None)] * len(stored))
         if found.media_type == PDF:
-            sizes = [*library.sizes(user, found.id)]
+            sizes = [*await viewed(request, user, library.sizes, found.id)]
         if len(sizes) != len(stored):
             raise Unreadable("The PDF is not the one that was read.")
-        return [
-            {"number": page.number, "start": page.start, "end": page.end, "width": width, "height": height}
-            for page, (width, height) in zip(stored, sizes, strict=True)
-        ]
-
-    try:
-        return {"document": found.id, "pages": await asyncio.to_thread(read)}
     except (Unreadable, NotFound):
         raise gone(found) from None
+    shown = [
+        {"number": page.number, "start": page.start, "end": page.end, "width": width, "height": height}
+        for page, (width, height) in zip(stored, sizes, strict=True)
+    ]
+    return {"document": found.id, "pages": shown}
 
 
 @router.get("/documents/{document_id}/pages/{page}")
@@ -66,9 +62,7 @@ async def picture(request: Request, user: User, document_id: str, page: str) -> 
         return Response(status_code=304, headers=headers)
     library = State.of(request).library
     try:
-        drawing = await asyncio.to_thread(library.draw, user, found.id, number, width)
-        await while_connected(request, _ended(drawing))
-        content = library.drawn(drawing)
+        content = await viewed(request, user, library.draw, found.id, number, width)
     except NotFound:
         raise gone(found) from None
     except Unreadable as error:
@@ -87,15 +81,3 @@ def _page(found: Document, text: str) -> int:
     if not 1 <= number <= found.pages:
         raise ApiError(404, f"There is no page {number}; {found.source} has pages 1 to {found.pages}.", code="no_pages")
     return number
-
-
-async def _ended(drawing: ProcessFuture[bytes]) -> None:
-    """Wait for a drawing. When nobody waits any more, one that has not begun is left out."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    drawing.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
-    try:
-        await ended.wait()
-    except asyncio.CancelledError:
-        if not drawing.running():
-            drawing.cancel()
-        raise

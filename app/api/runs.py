@@ -6,6 +6,7 @@ as `/v1`. Knows nothing of how answers are made.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Iterable
@@ -16,10 +17,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from app.admission.ticket import enter, with_room
+from app.admission.ticket import DEADLINE, PRIORITY, enter, narrow, output_limit, with_room
 from app.api.query import parameters, texts
-from app.body import json_object
+from app.body import MAX_BODY_BYTES, is_large, json_object
+from app.checkers import CHECKER
 from app.config import AUTO_NAME, DEFAULT_NAME
+from app.data.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.data.run_keys import RunKey
 from app.data.run_rows import LoggedEvent, Place
 from app.efforts import EFFORTS, THINKING, BudgetFields, Effort
@@ -33,7 +36,7 @@ from app.runs.trace import lines
 from app.served import Served
 from app.state import State
 from app.toolshed import UnknownTool
-from app.users import Asker, User, check_scope
+from app.users import Asker, User, check_checker_scope, check_scope
 
 router = APIRouter(prefix="/api", tags=["Runs"])
 
@@ -74,14 +77,17 @@ class RunRequest(BaseModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)
+    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S, description=DEADLINE)
     max_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
     model: str | None = Field(None, description="a served model's name; GET /v1/models lists them")
     thinking: bool | dict[str, Any] | None = Field(None, description=f"true, false, or {THINKING}")
     reasoning_effort: Effort | None = Field(None, description=EFFORTS)
     strategy: str | None = Field(None, description="the name of a strategy, such as tree; GET /api/strategies")
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
-    collections: Literal["all"] | list[int] | None = Field(
-        None, description='"all", or a list of your collections\' ids: answer from their documents'
+    checker: dict[str, Any] | None = Field(None, description=CHECKER)
+    collections: Literal["own", "all"] | list[int] | None = Field(
+        None, description='"own", "all" (shared ones, too), or a list of collections\' ids: answer from their documents'
     )
     tools: Literal["all"] | Annotated[list[str], Field(min_length=1, max_length=128)] | None = Field(
         None, description='"all", or a list of 1 to 128 tools\' names: what the model may call'
@@ -97,7 +103,7 @@ class RunRequest(BaseModel):
         budget = None
         if isinstance(self.thinking, dict):
             budget = parse({"thinking": self.thinking}, _Budgeted).thinking
-        return Asked(self.reasoning_effort, budget, self.strategy, self.strategy_options, thinks)
+        return Asked(self.reasoning_effort, budget, self.strategy, self.strategy_options, thinks, self.checker)
 
     def sampling(self) -> dict[str, float]:
         """What is to be other than the model's authors chose it."""
@@ -138,24 +144,28 @@ class RunRequest(BaseModel):
 @router.post("/chats/{chat_id}/runs")
 async def start_run(request: Request, user: User, who: Asker, chat_id: str) -> Response:
     parameters(request)
-    body = await json_object(request)
+    body = await json_object(request, MAX_BODY_BYTES)
     if unknown := [name for name in body if name not in RunRequest.model_fields]:
         accepted = ", ".join(RunRequest.model_fields)
         message = f"{unknown[0]!r:.60} is not a field of this request; accepted: {accepted}."
         raise invalid(unknown[0], message, "unknown_parameter")
     try:
-        wanted = RunRequest.model_validate(body)
+        validate = RunRequest.model_validate
+        wanted = await asyncio.to_thread(validate, body) if is_large(body) else validate(body)
     except ValidationError as error:
         raise explain(error, RunRequest) from None
     if wanted.collections is not None:
         check_scope(who, "documents")
     if wanted.tools is not None:
         check_scope(who, "tools")
+    check_checker_scope(body, who)
+    narrow(wanted.priority, wanted.deadline_s)
+    output_limit(wanted.max_tokens)
     state = State.of(request)
     auto = state.models.auto if wanted.model == AUTO_NAME else None
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
     enter(*((served,) if auto is None else auto.rungs))
-    manner = with_room(state.manners.of(wanted.asked(), served), served if auto is None else auto.rungs[0])
+    manner = with_room(state.manners.of(wanted.asked(), served, user), served if auto is None else auto.rungs[0])
     if wanted.content is not None:
         await _check_length(wanted.content, state.models if auto is not None else [served])
     if auto is not None:
@@ -253,9 +263,9 @@ async def _check_length(content: str, answering: Iterable[Served]) -> None:
     """
     served = max(answering, key=lambda each: each.engine.max_tokens)
     most = served.engine.max_tokens
-    if len(content.encode()) <= most:  # no token is shorter than a byte
+    if len(content) <= most and len(content.encode()) <= most:  # no token is shorter than a byte
         return
-    tokens = len(await served.text_tokens(content))
+    tokens = len(await served.text_tokens(content, "content"))
     if tokens >= most:
         message = f"content has {tokens} tokens; accepted: fewer than {most}, which is the context of {served.name}."
         raise invalid("content", message, "context_length_exceeded")

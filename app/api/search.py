@@ -18,6 +18,7 @@ from app.users import User
 from engine.errors import EngineError
 from retrieval import BadFilter, BadQuery, Query
 from retrieval.filters import as_sql
+from retrieval.records import among_of
 from retrieval.search import MOST_HITS
 
 router = APIRouter(prefix="/api", tags=["Documents"])
@@ -33,8 +34,8 @@ class SearchRequest(BaseModel):
     filters: dict[str, Any] = Field(  # Any: `as_sql` checks what is in it
         default_factory=dict, description='an object such as {"media_type": "application/pdf", "year": {"gte": 2020}}'
     )
-    collections: Annotated[list[int], Field(max_length=1000)] | None = Field(
-        None, description="a list of at most 1000 numbers of collections; without it all that may be read"
+    collections: Literal["own", "all"] | Annotated[list[int], Field(max_length=1000)] | None = Field(
+        None, description='"own", "all" (shared ones, too), or a list of at most 1000 numbers of collections'
     )
     rerank: bool | Literal["model"] = Field(False, description='true, false or "model"')
 
@@ -51,7 +52,7 @@ class SearchRequest(BaseModel):
 @router.post("/search")
 async def search(request: Request, user: User) -> FoundShown:
     wanted = parse(await json_object(request), SearchRequest, no_effect=frozenset())
-    among = None if wanted.collections is None else frozenset(wanted.collections)
+    among = among_of(wanted.collections)
     query = Query(user, wanted.query, wanted.limit, among, wanted.filters or None, wanted.rerank is True)
     state = State.of(request)
     judge = Relevance(state.served, user, asyncio.get_running_loop()) if wanted.rerank == "model" else None

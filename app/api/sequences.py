@@ -12,12 +12,12 @@ from typing import Any, ParamSpec, TypeVar
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.admission.ticket import enter
+from app.admission.ticket import enter, narrow
 from app.api.query import parameters
-from app.body import json_object
+from app.body import MAX_BODY_BYTES, json_object
 from app.disconnect import while_connected
 from app.errors import ApiError, from_exception, invalid
-from app.openai.fields import parse
+from app.openai.fields import checked, parse
 from app.openai.schemas import ChatRequest
 from app.openai.stream import EventStream
 from app.sequences.leased import LeasedSequence
@@ -47,8 +47,9 @@ _LONG_TEXT = 4_000  # characters, or tokens; working on more than this would be 
 async def open_sequence(request: Request, user: User) -> Response:
     parameters(request)
     state = State.of(request)
-    wanted = parse(await json_object(request), OpenRequest, no_effect=frozenset())
+    wanted = await checked(await json_object(request, MAX_BODY_BYTES), OpenRequest, no_effect=frozenset())
     served = state.models.get(wanted.model)
+    narrow(wanted.priority, None)
     tokens = await _prompt(wanted, served)
     try:
         leased = await state.sequences.open(user, served, tokens, wanted.lease_s)
@@ -87,7 +88,7 @@ async def append(request: Request, user: User, sequence_id: str) -> dict[str, An
     parameters(request)
     state = State.of(request)
     leased = state.sequences.get(user, sequence_id)
-    wanted = parse(await json_object(request), AppendRequest, no_effect=frozenset())
+    wanted = await checked(await json_object(request, MAX_BODY_BYTES), AppendRequest, no_effect=frozenset())
     given, field = (wanted.tokens, "tokens") if wanted.text is None else (wanted.text, "text")
     try:
         with leased.call() as seq:
@@ -129,7 +130,7 @@ async def score(request: Request, user: User, sequence_id: str) -> dict[str, Any
     parameters(request)
     state = State.of(request)
     leased = state.sequences.get(user, sequence_id)
-    wanted = parse(await json_object(request), ScoreRequest, no_effect=frozenset())
+    wanted = await checked(await json_object(request, MAX_BODY_BYTES), ScoreRequest, no_effect=frozenset())
     try:
         return await while_connected(request, _scores(leased, wanted, state.sequences))
     except EngineError as error:
@@ -174,7 +175,7 @@ async def _ids(
         ApiError: 400: an id is not in the vocabulary.
     """
     if isinstance(given, str):
-        return await _threaded(len(given), served.engine.tokenizer.encode, given, special=special is not False, bos=bos)
+        return await served.text_tokens(given, field, special=special is not False, bos=bos)
     if (worst := max(given, default=0)) >= served.engine.vocab_size:
         raise invalid(
             field, f"{field} has token {worst}; accepted: token ids from 0 to {served.engine.vocab_size - 1}."

@@ -6,14 +6,14 @@ Made from retrieval's plain data, never from its insides: no path of a file is s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import Literal, get_args
 
 from pydantic import BaseModel
 
-from retrieval import Collection, Document, Found, Hit, Job
+from retrieval import Collection, Document, Found, Hit, Invitation, Job, Member
 from retrieval.jobs import FileStatus
 from retrieval.parsing.parsed import Fault
-from retrieval.records import Metadata, Role
+from retrieval.records import MemberRole, Metadata, Role
 
 
 class FaultShown(BaseModel):
@@ -138,6 +138,32 @@ class CollectionShown(BaseModel):
     @classmethod
     def of(cls, collection: Collection) -> CollectionShown:
         return cls(**{name: getattr(collection, name) for name in cls.model_fields})
+
+
+class MemberShown(BaseModel):
+    """`invited` is a user who has not accepted, and perhaps is none."""
+
+    user: str
+    role: MemberRole
+    status: Literal["member", "invited"]
+
+    @classmethod
+    def of(cls, member: Member) -> MemberShown:
+        return cls(user=member.user, role=member.role, status=member.status)
+
+
+class InvitationShown(BaseModel):
+    """`collection` is the number of the collection that the user is invited to."""
+
+    collection: int
+    name: str
+    owner: str
+    role: MemberRole
+    created_at: float
+
+    @classmethod
+    def of(cls, invitation: Invitation) -> InvitationShown:
+        return cls(**{name: getattr(invitation, name) for name in cls.model_fields})
 
 
 class DocumentOfPassage(BaseModel):

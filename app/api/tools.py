@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -15,6 +18,7 @@ from app.runs.tools import RunTools
 from app.state import State
 from app.toolshed import Toolshed
 from app.users import User
+from tools.builtin.notebook import NoteError
 
 router = APIRouter(prefix="/api", tags=["Tools"])
 
@@ -59,6 +63,24 @@ def tool_list(shed: Toolshed) -> dict[str, Any]:
         "faults": [{"origin": fault.origin, "message": fault.message} for fault in registry.faults],
         "off": shed.off,
     }  # fmt: skip
+
+
+@router.get("/notes")
+async def notes(request: Request, user: User) -> dict[str, Any]:
+    shed = State.of(request).toolshed
+    kept = await asyncio.to_thread(lambda: shed.notebook().all(user))
+    return {"notes": [asdict(note) for note in kept]}
+
+
+@router.delete("/notes/{number}", status_code=204)
+async def forget_note(request: Request, user: User, number: str) -> None:
+    shed = State.of(request).toolshed
+    try:
+        if not re.fullmatch(r"\d{1,9}", number):
+            raise NoteError(f"There is no note {number!r:.60}; GET /api/notes lists them.")
+        await asyncio.to_thread(lambda: shed.notebook().forget(user, int(number)))
+    except NoteError as error:
+        raise ApiError(404, str(error), code="not_found") from None
 
 
 @router.post("/runs/{run_id}/approvals/{approval_id}")

@@ -83,7 +83,6 @@ class EngineSettings(BaseModel):
             deterministic=self.deterministic,
             prefix_cache=self.prefix_cache,
             threads=self.threads,
-            cache_dir=str(data_dir / "constraints"),
             loop=self.loop,
             runs_in=self.engine,
             hang_s=self.engine_hang_s,

@@ -15,6 +15,10 @@ class LimitSettings(BaseModel):
     concurrent_requests: int | None = Field(
         None, ge=1, description="requests of one key that are answered at the same time, 1 or more"
     )
+    max_output_tokens: int | None = Field(None, ge=1, description="tokens of one answer, thinking included, 1 or more")
+    deadline_s: float | None = Field(
+        None, gt=0, le=86_400, description="seconds that one answer may take, above 0 up to 86400"
+    )
     max_wait_s: float = Field(
         60.0, gt=0, le=86_400, description="seconds that a request may have to wait for others, above 0 up to 86400"
     )

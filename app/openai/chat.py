@@ -13,13 +13,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.admission.ticket import enter, rungs, with_room
+from app.admission.ticket import enter, narrow, rungs, with_room
 from app.auto import Prompted
 from app.config import AUTO_NAME
 from app.errors import invalid
 from app.manner import Manner, prompted
+from app.openai.checked import CheckedGeneration, not_routed
 from app.openai.constraints import Calling, constrain_text
-from app.openai.fields import CHAT_REFUSED, parse
+from app.openai.fields import CHAT_REFUSED, checked
 from app.openai.generation import Answering, Generation, room_for
 from app.openai.logprobs import chat_logprobs
 from app.openai.routed import Routing
@@ -40,8 +41,9 @@ async def chat_job(body: Mapping[str, Any], state: Serving, user: str) -> ChatJo
     Raises:
         ApiError: 400 or 404, naming the field.
     """
-    request = parse(body, ChatRequest, CHAT_REFUSED)
+    request = await checked(body, ChatRequest, CHAT_REFUSED)
     auto = state.models.auto
+    narrow(request.priority, request.deadline_s)
     if request.model != AUTO_NAME or auto is None:
         served = state.models.get(request.model)
         enter(served)
@@ -54,6 +56,8 @@ async def chat_job(body: Mapping[str, Any], state: Serving, user: str) -> ChatJo
     async def prompt_of(served: Served) -> Prompted:
         job = await ChatJob.of(request, served, state, user)
         job.manner.check_routed()
+        if isinstance(job.generation, CheckedGeneration):
+            raise not_routed()
         jobs.append(job)
         return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=job.calling.plan is not None)
 
@@ -74,6 +78,7 @@ class ChatJob:
     calling: Calling
     thoughts: Callable[[], Thoughts]
     generation: Answering
+    warnings: tuple[str, ...] = ()  # what of the request is not held
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -83,11 +88,14 @@ class ChatJob:
         Raises:
             ApiError: 400, naming the field.
         """
-        manner = with_room(state.manners.of(request.asked, served), served)
+        manner = with_room(state.manners.of(request.asked, served, user), served)
         manner.check(answers=request.n)
         variables = {**manner.variables, **request.chat_template_kwargs}
-        calling = await Calling.of(request, served)
-        constraint = await constrain_text(request, served) if calling.plan is None else calling.plan.constrained
+        calling = await Calling.of(request, served, user)
+        held = await constrain_text(request, served, user) if calling.plan is None else None
+        constraint = None if held is None else held.constrained
+        if calling.plan is not None:
+            constraint = calling.plan.constrained
         prompt = await served.chat_tokens(request.template_messages(), variables, calling.shown)
         prompt = manner.prompt(prompt, served)
         room = room_for(served, prompt, request.token_limit, "messages")
@@ -96,11 +104,14 @@ class ChatJob:
         span = replace(
             span, sampling=calling.without_calls(span.sampling), logprobs=request.engine_logprobs, constraint=constraint
         )
-        generation = Generation(
+        made = Generation(
             served, state.counting, "chat", [prompt], request.n, [span], chat=True, calls=calling.plan is not None,
             manner=manner, variables=variables, tenant=user,
         )  # fmt: skip
-        return cls(request, served, manner, variables, prompt, span, calling, state.thoughts, generation)
+        check = None if held is None else held.check
+        generation = made if check is None else CheckedGeneration(made, check)
+        warnings = calling.warnings if held is None else held.warnings
+        return cls(request, served, manner, variables, prompt, span, calling, state.thoughts, generation, warnings)
 
     def _turns(self) -> list[Turn]:
         parser = None if self.calling.plan is None else self.calling.plan.parser
@@ -130,6 +141,7 @@ class ChatJob:
                 for index, (turn, whole) in enumerate(zip(turns, wholes, strict=True))
             ],
             "usage": usage_json(self.generation.tally),
+            **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -165,6 +177,9 @@ class ChatJob:
                     data += chunk(index, b"", finish=turn.finish_reason)
                 if data:
                     yield data
+        if self.warnings:
+            warnings = event(list(self.warnings))[len(b"data: ") : -2]
+            yield b'%b,"choices":[],"warnings":%b%b' % (start, warnings, end)
         if self.request.include_usage:
             usage = event(usage_json(self.generation.tally))[len(b"data: ") : -2]
             yield b'%b,"choices":[],"usage":%b}\n\n' % (start, usage)

@@ -6,6 +6,7 @@ Nothing is parsed out of the text: thinking markers, where a model writes them, 
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
@@ -13,14 +14,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.admission.ticket import enter
+from app.admission.ticket import enter, narrow
 from app.errors import invalid
 from app.metrics import Counting
 from app.models import Models
 from app.openai.chat import usage_json
+from app.openai.checked import CheckedGeneration
 from app.openai.constraints import constrain_text
-from app.openai.fields import COMPLETION_REFUSED, parse
-from app.openai.generation import Generation, room_for
+from app.openai.fields import COMPLETION_REFUSED, checked
+from app.openai.generation import Answering, Generation, room_for
 from app.openai.logprobs import CompletionLogprobs
 from app.openai.schemas import CompletionRequest
 from app.openai.stream import event
@@ -38,7 +40,9 @@ class CompletionJob:
     request: CompletionRequest
     served: Served
     generation: Generation
+    answering: Answering  # by the generation, its answers checked where they have to be
     texts: list[str]  # the prompts as text, for `echo`
+    warnings: tuple[str, ...] = ()  # what of the request is not held
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -48,7 +52,8 @@ class CompletionJob:
         Raises:
             ApiError: 400 or 404, naming the field.
         """
-        request = parse(body, CompletionRequest, COMPLETION_REFUSED)
+        request = await checked(body, CompletionRequest, COMPLETION_REFUSED)
+        narrow(request.priority, request.deadline_s)
         served = models.get(request.model)
         enter(served)
         tokenizer = served.engine.tokenizer
@@ -63,11 +68,18 @@ class CompletionJob:
             if (worst := max(ids)) >= served.engine.vocab_size:
                 accepted = f"token ids from 0 to {served.engine.vocab_size - 1}"
                 raise invalid("prompt", f"prompt {i} has token {worst}; accepted: {accepted}.")
+            room_for(served, ids, request.max_tokens or 1, "prompt")
             prompts.append(ids)
-            texts.append(prompt if isinstance(prompt, str) else tokenizer.decode(ids, skip_special=False))
+            if not request.echo:
+                texts.append("")
+            elif isinstance(prompt, str):
+                texts.append(prompt)
+            else:
+                texts.append(await asyncio.to_thread(tokenizer.decode, ids, skip_special=False))
         if not prompts:
             raise invalid("prompt", "prompt is an empty list; accepted: at least one prompt.")
-        constraint = await constrain_text(request, served)
+        held = await constrain_text(request, served, user)
+        constraint = None if held is None else held.constrained
         spans = []
         for ids in prompts:
             room = room_for(served, ids, request.max_tokens or 1, "prompt")
@@ -78,26 +90,28 @@ class CompletionJob:
             scored = request.logprobs if request.echo else None
             spans.append(replace(span, logprobs=request.logprobs, prompt_logprobs=scored, constraint=constraint))
         generation = Generation(served, counting, "completions", prompts, request.n, spans, chat=False, tenant=user)
-        return cls(request, served, generation, texts)
+        check = None if held is None else held.check
+        answering = generation if check is None else CheckedGeneration(generation, check)
+        return cls(request, served, generation, answering, texts, () if held is None else held.warnings)
 
     async def whole(self) -> dict[str, Any]:
         """The reply, when all of it is there."""
         choices = [_Choice(self, i) for i in range(len(self.texts) * self.request.n)]
-        async with aclosing(self.generation.pieces()) as pieces:
+        async with aclosing(self.answering.pieces()) as pieces:
             async for index, piece in pieces:
                 choices[index].add(piece)
         replies = []
         for index, choice in enumerate(choices):
             text, logprobs = choice.take()
             replies.append({"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason})
-        return {**self._head(), "choices": replies, "usage": self._usage()}
+        return {**self._head(), "choices": replies, "usage": self._usage(), **self._warnings()}
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The reply as events, `[DONE]` excepted."""
         head = self._head()
         tail = {"usage": None} if self.request.include_usage else {}
         choices = [_Choice(self, i) for i in range(len(self.texts) * self.request.n)]
-        async with aclosing(self.generation.pieces()) as pieces:
+        async with aclosing(self.answering.pieces()) as pieces:
             async for index, piece in pieces:
                 choice = choices[index]
                 choice.add(piece)
@@ -105,11 +119,16 @@ class CompletionJob:
                 if text or choice.finish_reason or logprobs:
                     reply = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
                     yield event({**head, "choices": [reply], **tail})
+        if self.warnings:
+            yield event({**head, "choices": [], **self._warnings(), **tail})
         if self.request.include_usage:
             yield event({**head, "choices": [], "usage": self._usage()})
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.served.name}
+
+    def _warnings(self) -> dict[str, Any]:
+        return {"warnings": list(self.warnings)} if self.warnings else {}
 
     def _usage(self) -> dict[str, Any]:
         if self.request.max_tokens == 0:

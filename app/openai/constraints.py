@@ -6,18 +6,20 @@ end of a stream. Knows nothing of prompts or replies.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from app.body import json_value
+from app.body import is_large, json_value
 from app.errors import invalid
 from app.plans import plan_of, refused
 from app.served import Served
 from engine.constrain.layout import Constrained, Layout
-from engine.constrain.matcher import ConstraintRefused
+from engine.constrain.matcher import CompileTimeout, ConstraintRefused
+from engine.constrain.rewrite import schemas, supersets, unknown_formats
 from engine.constrain.spec import JSON_OBJECT, Constraint, Grammar, JsonSchema, Regex, choice
 from engine.dialects import Tool, ToolPlan, read_choice, read_tools
 from engine.dialects.shape import check_schema
@@ -31,6 +33,7 @@ _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema",
 _SCHEMA = "accepted: a JSON Schema, which is an object"
 MOST_TOOLS = 512
 MOST_PLANS = 64
+MAX_PARTS = 25_000  # values of all tools together, or of a form
 
 
 def text_constraint(request: SamplingRequest) -> tuple[str, Constraint] | None:
@@ -73,7 +76,7 @@ def _response_format(value: Any) -> Constraint | None:  # any JSON: this is wher
 
 
 def _named_schema(value: Mapping[str, Any], field: str) -> JsonSchema:
-    """`strict` or not, the schema is held exactly or refused; the name and the description are for the client."""
+    """The name and the description are for the client; `strict` says what is done where it cannot be held exactly."""
     for key, kind, accepted in (
         ("name", str, "a string"), ("description", str, "a string"), ("strict", bool, "true or false")
     ):  # fmt: skip
@@ -107,23 +110,76 @@ def _schema(value: Any, field: str) -> JsonSchema:  # any JSON
     return JsonSchema.of(value)
 
 
-async def constrain_text(request: SamplingRequest, served: Served) -> Constrained | None:
-    """The compiled constraint of a whole answer.
+@dataclass(frozen=True, slots=True)
+class TextConstraint:
+    """The constraint of a whole answer. `warnings` name what of the request it does not hold; where it is a superset,
+    `check` is the schema (JSON text) that the answer has to be valid against."""
+
+    constrained: Constrained
+    warnings: tuple[str, ...] = ()
+    check: str | None = None
+
+
+async def constrain_text(request: SamplingRequest, served: Served, user: str) -> TextConstraint | None:
+    """The compiled constraint of a whole answer. One with `"strict": false` that cannot be held is held as the nearest
+    superset that can.
 
     Raises:
         ApiError: it cannot be held exactly, or not compiled in time; the message names the keyword.
     """
-    asked = text_constraint(request)
+    form = (request.response_format, request.guided_json, request.guided_choice)
+    _check_parts("guided_json" if request.response_format is None else "response_format", form)
+    asked = await asyncio.to_thread(text_constraint, request) if is_large([*form]) else text_constraint(request)
     if asked is None:
         return None
     field, body = asked
     if request.ignore_eos:
         raise invalid("ignore_eos", f"ignore_eos is true; accepted: false together with {field}, which has an end.")
+    warnings = format_warnings(field, json.loads(body.source)) if isinstance(body, JsonSchema) else ()
+    layout = Layout(breaks=served.line_breaks)
     try:
-        await served.engine.compile(body)
+        await served.engine.compile(body, tenant=user)
+        return TextConstraint(Constrained(body, layout), warnings)
     except ConstraintRefused as refusal:
-        raise refused(field, refusal) from None
-    return Constrained(body, Layout(breaks=served.line_breaks))
+        if isinstance(refusal, CompileTimeout) or not isinstance(body, JsonSchema) or not _lenient(request):
+            loosely = field == "response_format" and isinstance(body, JsonSchema)
+            raise refused(field, refusal, loosely=loosely) from None
+        why = refusal
+    schema = json.loads(body.source)
+    if any(isinstance(part.get("$ref"), str) and not part["$ref"].startswith("#") for part in schemas(schema)):
+        raise refused(field, why)
+    for wider in supersets(schema):
+        held = JsonSchema.of(wider)
+        try:
+            await served.engine.compile(held, tenant=user)
+        except CompileTimeout as late:
+            raise refused(field, late) from None
+        except ConstraintRefused:
+            continue
+        warning = f"{field} is not held exactly: {why}. The whole answer is checked against it instead."
+        return TextConstraint(Constrained(held, layout), (*warnings, warning), body.source)
+    raise refused(field, why)
+
+
+def _lenient(request: SamplingRequest) -> bool:
+    match request.response_format:
+        case {"type": "json_schema", "json_schema": {"strict": False}}:
+            return True
+    return False
+
+
+def format_warnings(field: str, schema: Any) -> tuple[str, ...]:  # any JSON
+    """One warning for each format that is only an annotation."""
+    return tuple(f"{field}: the format {name!r:.60} is not held" for name in unknown_formats(schema))
+
+
+def _check_parts(field: str, value: Any) -> None:  # any JSON
+    """
+    Raises:
+        ApiError: it has so many parts that to write it down would be felt by others.
+    """
+    if is_large([value], MAX_PARTS, long=None):
+        raise invalid(field, f"{field} has more than {MAX_PARTS:,} values; accepted: at most that many.")
 
 
 class Calling:
@@ -134,6 +190,13 @@ class Calling:
     ) -> None:
         self.shown = tools  # to the model, by its template
         self.plan = plan
+        self.warnings = tuple(
+            warning
+            for at, tool in enumerate(tools if plan is not None else ())
+            for warning in format_warnings(
+                f"tools[{at}].function.parameters", (tool.get("function") or {}).get("parameters")
+            )
+        )
         self._avoided = avoided  # the token that begins a call, where none is wanted
 
     def without_calls(self, sampling: Sampling) -> Sampling:
@@ -143,21 +206,26 @@ class Calling:
         return replace(sampling, logit_bias={**sampling.logit_bias, self._avoided: -100.0})
 
     @classmethod
-    async def of(cls, request: ChatRequest, served: Served) -> Calling:
+    async def of(cls, request: ChatRequest, served: Served, user: str) -> Calling:
         """
         Raises:
             ApiError, InvalidParameter: the tools are not as accepted, or cannot be offered to this model.
         """
         shown, parallel = request.tools or [], request.parallel_tool_calls is not False
-        asked = json.dumps([shown, request.tool_choice, parallel])
-        key = hashlib.blake2b(asked.encode()).digest()
+        if len(shown) > MOST_TOOLS:
+            raise invalid("tools", f"tools has {len(shown)} entries; accepted: at most {MOST_TOOLS}.")
+        _check_parts("tools", shown)
+        large = is_large([shown, request.tool_choice])
+
+        def digest() -> bytes:
+            return hashlib.blake2b(json.dumps([user, shown, request.tool_choice, parallel]).encode()).digest()
+
+        key = await asyncio.to_thread(digest) if large else digest()
         if (known := served.plans.get(key)) is not None:
             _check_beside_tools(request, served)
             return cls(shown, known)
-        tools = read_tools(shown)
+        tools = await asyncio.to_thread(read_tools, shown) if large else read_tools(shown)
         chosen = read_choice(request.tool_choice, tools)
-        if len(tools) > MOST_TOOLS:
-            raise invalid("tools", f"tools has {len(tools)} entries; accepted: at most {MOST_TOOLS}.")
         if not tools or chosen == "none":
             return cls(avoided=_beginning(served) if tools else None)
         if served.dialect is None:
@@ -167,7 +235,7 @@ class Calling:
                 "unsupported_parameter",
             )  # fmt: skip
         _check_beside_tools(request, served)
-        plan = await plan_of(served, tools, chosen, parallel)
+        plan = await plan_of(served, tools, chosen, parallel, user)
         served.plans[key] = plan  # an agent sends the same tools with every turn
         if len(served.plans) > MOST_PLANS:
             del served.plans[next(iter(served.plans))]

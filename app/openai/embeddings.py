@@ -15,12 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.admission.ticket import charge
 from app.errors import ApiError, invalid
-from app.openai.fields import parse
+from app.openai.fields import checked
 from app.served import DEFAULT_NAME
 from retrieval.embedding import Embedder, Vectors
 
 MOST_TEXTS = 2048
 LONGEST = 8192  # word pieces of a text
+MOST_CHARACTERS = 32 * LONGEST  # of it, white space included; longer ones are not even cut into pieces
 BATCH = 32
 NO_EFFECT = frozenset({"user"})
 
@@ -47,6 +48,9 @@ class EmbeddingRequest(BaseModel):
                 raise invalid("input", f"input has token ids, which are those of another model; accepted: {_ACCEPTED}.")
             if not isinstance(text, str) or not text:
                 raise invalid("input", f"input[{at}] is {text!r:.60}; accepted: a non-empty string.")
+            if len(text) > MOST_CHARACTERS:
+                message = f"input[{at}] has {len(text)} characters; accepted: at most {MOST_CHARACTERS}."
+                raise invalid("input", message, "context_length_exceeded")
         return texts
 
 
@@ -56,7 +60,7 @@ async def embeddings(body: Mapping[str, Any], embedder: Embedder) -> dict[str, A
     Raises:
         ApiError: 400 or 404, naming the field.
     """
-    request = parse(body, EmbeddingRequest, no_effect=NO_EFFECT)
+    request = await checked(body, EmbeddingRequest, no_effect=NO_EFFECT)
     if request.model not in (embedder.name, DEFAULT_NAME):
         message = f"The model {request.model!r:.200} embeds nothing here; accepted: {embedder.name!r} or 'default'."
         raise ApiError(404, message, param="model", code="model_not_found")

@@ -6,14 +6,22 @@ be accepted. `docs/api.md` lists these tables; a test holds the two together. Kn
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
+from annotated_types import MaxLen
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
+from app.body import is_large
 from app.errors import ApiError, invalid
+
+_MOST_FIELDS = 100  # of an object within a request
+_SHOWN = 61  # characters, or parts, of a value in a message
 
 Request = TypeVar("Request", bound=BaseModel)
 
@@ -66,7 +74,7 @@ COMPLETION_REFUSED: Mapping[str, Refusal] = {
     "chat_template_kwargs": Refusal("no chat template here; it belongs to /v1/chat/completions", _empty),
     **{
         name: Refusal("no thinking here; it belongs to /v1/chat/completions", _empty)
-        for name in ("reasoning_effort", "thinking", "strategy", "strategy_options")
+        for name in ("reasoning_effort", "thinking", "strategy", "strategy_options", "checker")
     },
     "tools": Refusal("no tools here; they belong to /v1/chat/completions", _empty),
 }
@@ -97,10 +105,35 @@ def parse(
                 "unsupported_parameter",
             )  # fmt: skip
     given = {name: value for name, value in body.items() if name in known and value is not None}
+    for name, value in given.items():
+        _check_size(name, value, known[name])
     try:
         return model.model_validate(given)
     except ValidationError as error:
         raise explain(error, model) from None
+
+
+async def checked(
+    body: Mapping[str, Any], model: type[Request], refused: Mapping[str, Refusal] = _NONE, *,
+    no_effect: frozenset[str] = NO_EFFECT,
+) -> Request:  # fmt: skip
+    """`parse`, off the event loop where the body is large."""
+    if is_large(body):
+        return await asyncio.to_thread(parse, body, model, refused, no_effect=no_effect)
+    return parse(body, model, refused, no_effect=no_effect)
+
+
+def _check_size(name: str, value: Any, field: FieldInfo) -> None:
+    """Refuse what has far too many parts before each of them is found wrong, which takes seconds. Raises ApiError."""
+    if not isinstance(value, list | dict):
+        return
+    limits = [each.max_length for each in field.metadata if isinstance(each, MaxLen)]
+    kinds = get_args(field.annotation) or (field.annotation,)
+    if isinstance(value, dict) and any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds):
+        limits.append(_MOST_FIELDS)
+    if limits and len(value) > min(limits):
+        accepted = f"; accepted: {field.description}" if field.description else ""
+        raise invalid(name, f"{name} is {_short(value)}{accepted}.")
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> ApiError:
@@ -132,5 +165,16 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = repr(_beginning(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _beginning(value: Any) -> Any:
+    """As much of JSON `value` as can be seen of it in a message."""
+    if isinstance(value, str):
+        return value[:_SHOWN]
+    if isinstance(value, list):
+        return [_beginning(part) for part in value[:_SHOWN]]
+    if isinstance(value, dict):
+        return {name[:_SHOWN]: _beginning(part) for name, part in islice(value.items(), _SHOWN)}
+    return value

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from app.admission.ticket import output_limit, scheduling
 from app.disconnect import finish
 from app.errors import from_exception, invalid
 from app.manner import Manner, Writer
@@ -66,7 +67,7 @@ class Generation:
             watch.admit([self.served], self.tenant, sum(map(len, self.prompts)), limit, answering)
             answers: list[AsyncGenerator[Piece, None]] = []
             for prompt, span in zip(self.prompts, self.spans, strict=True):
-                root = await self.served.engine.open(prompt, tenant=self.tenant)
+                root = await self.served.engine.open(prompt, tenant=self.tenant, **scheduling())
                 roots.append(root)
                 root.on_prefill = lambda _: watch.reading()
                 answers += [self._answer(seq, prompt, span) for seq in ([root] if self.n == 1 else root.fork(self.n))]
@@ -104,13 +105,14 @@ class Generation:
 
 
 def room_for(served: Served, prompt: Sequence[int], limit: int | None, param: str) -> int:
-    """Tokens that the context leaves after `prompt`.
+    """Tokens that an answer after `prompt` may have: what the context leaves, and no more than the request's key may.
 
     Raises:
         ApiError: 400 `context_length_exceeded`, with the numbers.
     """
     context = served.engine.max_tokens
     room = context - len(prompt)
+    most = output_limit(limit)
     if room < 1:
         message = (
             f"The prompt has {len(prompt)} tokens and this model's context {context}; "
@@ -123,7 +125,7 @@ def room_for(served: Served, prompt: Sequence[int], limit: int | None, param: st
             f"accepted: at most {room} more after this prompt."
         )
         raise invalid("max_tokens", message, "context_length_exceeded")
-    return room
+    return room if most is None else min(room, most)
 
 
 async def interleave(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Send
 
-from app.body import json_object
+from app.body import MAX_BODY_BYTES, json_object
 from app.disconnect import while_connected
 from app.errors import ApiError, from_exception, invalid
 from app.openai.responses_job import response_job
 from app.openai.responses_store import StoredResponses
 from app.openai.stream import DONE, EventStream
 from app.state import State
-from app.users import Asker, User, check_scope
+from app.users import Asker, User, check_checker_scope, check_scope
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
@@ -32,9 +32,10 @@ class TypedEvents(EventStream):
 
 @router.post("/responses")
 async def create_response(request: Request, user: User, who: Asker) -> Response:
-    body = await json_object(request)
+    body = await json_object(request, MAX_BODY_BYTES)
     if any(isinstance(tool, dict) and tool.get("type") == "mcp" for tool in _list(body.get("tools"))):
         check_scope(who, "tools")
+    check_checker_scope(body, who)
     job = await response_job(body, State.of(request), user)
     if job.request.stream:
         return TypedEvents(job.chunks(), explain=_explain)

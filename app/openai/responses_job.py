@@ -6,6 +6,7 @@ before it is said to be complete: whoever reads that can build on it. Knows noth
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -14,11 +15,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from app.admission.ticket import enter, rungs, with_room
+from app.admission.ticket import enter, narrow, output_limit, rungs, scheduling, with_room
 from app.auto import Prompted
+from app.body import is_large
 from app.config import AUTO_NAME
 from app.errors import ApiError, from_exception, invalid
 from app.manner import Manner, Writer, prompted
+from app.openai.checked import CheckedGeneration, not_routed
 from app.openai.constraints import Calling, constrain_text
 from app.openai.generation import Answering, Generation, room_for
 from app.openai.logprobs import chat_logprobs
@@ -51,9 +54,11 @@ async def response_job(body: Json, state: State, user: str) -> ResponseJob | Rou
     Raises:
         ApiError: 400 or 404, naming the field.
     """
-    request = ResponseRequest.of(body)
+    request = await asyncio.to_thread(ResponseRequest.of, body) if is_large(body) else ResponseRequest.of(body)
     auto = state.models.auto if request.model == AUTO_NAME else None
     served = state.models.default if auto is not None else state.models.get(request.model)
+    narrow(request.priority, request.deadline_s)
+    output_limit(request.max_output_tokens, "max_output_tokens")
     offer = Offer.of(request)
     enter(*((served,) if auto is None else auto.rungs))
     stored = StoredResponses(state.store, user)
@@ -67,6 +72,8 @@ async def response_job(body: Json, state: State, user: str) -> ResponseJob | Rou
         async def prompt_of(served: Served) -> Prompted:
             job = await ResponseJob.of(request, offer, state, served, user, stored)
             job.manner.check_routed()
+            if job.check is not None:
+                raise not_routed()
             jobs.append(job)
             calls = job.calling.plan is not None
             return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=calls)
@@ -124,6 +131,8 @@ class ResponseJob:
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     tally: Tally = field(default_factory=Tally)
+    check: str | None = None  # the schema that the answer has to be valid against, where the mask holds a superset
+    warnings: tuple[str, ...] = ()  # what of the request is not held
     routing: Routing | None = None  # where several models may answer, and this one does
     _results: int = 0  # tokens of results that the model has not read yet
     _numbers: int = 0
@@ -142,7 +151,7 @@ class ResponseJob:
         if request.previous_response_id is not None:
             before = await stored.history(request.previous_response_id)
             placed = [("previous_response_id", item) for item in before] + placed
-        said = conversation(placed)
+        said = await asyncio.to_thread(conversation, placed)
         messages = said.messages
         if request.instructions is not None:
             messages = [{"role": "system", "content": request.instructions}, *messages]
@@ -150,11 +159,12 @@ class ResponseJob:
             raise invalid("input", "input is empty; accepted: a string, or a list of at least one item.")
         wanted = [] if offer.served is None or offer.choice == "none" else _offered(state, offer)
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
-        chat = request.chat(messages, offer, shown)
-        manner = with_room(state.manners.of(chat.asked, served), served)
+        chat = await asyncio.to_thread(request.chat, messages, offer, shown)
+        manner = with_room(state.manners.of(chat.asked, served, user), served)
         variables = {**manner.variables, **chat.chat_template_kwargs}
-        calling = await Calling.of(chat, served)
-        constraint = await constrain_text(chat, served) if calling.plan is None else None
+        calling = await Calling.of(chat, served, user)
+        held = await constrain_text(chat, served, user) if calling.plan is None else None
+        constraint = None if held is None else held.constrained
         prompt = await served.chat_tokens(chat.template_messages(), variables, calling.shown)
         prompt = manner.prompt(prompt, served)
         room = room_for(served, prompt, request.max_output_tokens, "input")
@@ -170,7 +180,8 @@ class ResponseJob:
         output = Output({tool.name for tool in wanted}, logprobs if request.include else None)
         job = cls(
             request, state, served, manner, user, stored, with_ids(items), prompt, room, span, calling, None,
-            variables, output, state.thoughts(),
+            variables, output, state.thoughts(), check=None if held is None else held.check,
+            warnings=calling.warnings if held is None else held.warnings,
         )  # fmt: skip
         if wanted and calling.plan is not None:
             job.tools = ServedTools(
@@ -239,11 +250,12 @@ class ResponseJob:
                     yield each
             return
         plan = self.calling.plan
-        generation: Answering = self.routing or Generation(
+        made = Generation(
             self.served, self.state.counting, "responses", [self.prompt], 1, [self.span], chat=True,
             calls=plan is not None, manner=self.manner, variables=self.variables, tenant=self.user,
             tally=self.tally,
         )  # fmt: skip
+        generation: Answering = self.routing or (made if self.check is None else CheckedGeneration(made, self.check))
         turn = Turn(None if plan is None else plan.parser)
         async with aclosing(generation.pieces()) as pieces:
             async for _, piece in pieces:
@@ -256,7 +268,7 @@ class ResponseJob:
         try:
             watch.admit([self.served], self.user, len(self.prompt), self.span.max_tokens or 0)
             async with (
-                await self.served.engine.open(self.prompt, tenant=self.user) as seq,
+                await self.served.engine.open(self.prompt, tenant=self.user, **scheduling()) as seq,
                 aclosing(agent.run(seq, self.room)) as happening,
             ):
                 async for each in happening:
@@ -334,6 +346,7 @@ class ResponseJob:
             "usage": _usage(self.tally) if ended else None,
             "user": request.user,
             **({} if self.routing is None else {"routing": self.routing.report}),
+            **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
 
 

@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from app.admission.ticket import DEADLINE, PRIORITY
+from app.checkers import CHECKER
+from app.data.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.efforts import EFFORTS, THINKING
 from app.errors import ApiError, invalid
 from app.openai.fields import NO_EFFECT, Refusal, parse
@@ -68,11 +71,14 @@ class ResponseRequest(BaseModel):
     temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
     top_p: float | None = Field(None, gt=0, le=1, description="a number greater than 0, at most 1")
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)
+    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S, description=DEADLINE)
     text: dict[str, Any] | None = Field(None, description=f'{{"format": …}}, where a format is {_FORMATS}')
     reasoning: dict[str, Any] | None = Field(None, description=f'{{"effort": {EFFORTS}}}')
     thinking: dict[str, Any] | None = Field(None, description=THINKING)  # checked as a chat request's
     strategy: str | None = Field(None, description="the name of a strategy, such as best_of_n; GET /api/strategies")
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
+    checker: dict[str, Any] | None = Field(None, description=CHECKER)
     include: list[str] = Field(default_factory=list, description=f'a list that may have "{LOGPROBS}"')
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description=f"an integer from 0 to {MAX_TOP_LOGPROBS}, with include"
@@ -130,7 +136,8 @@ class ResponseRequest(BaseModel):
             "tool_choice": offer.choice, "parallel_tool_calls": self.parallel_tool_calls,
             "logprobs": bool(self.include), "top_logprobs": self.top_logprobs,
             "reasoning_effort": _effort(self.reasoning), "thinking": self.thinking, "strategy": self.strategy,
-            "strategy_options": self.strategy_options, "chat_template_kwargs": self.chat_template_kwargs,
+            "strategy_options": self.strategy_options, "checker": self.checker,
+            "chat_template_kwargs": self.chat_template_kwargs,
         }  # fmt: skip
         return parse(body, ChatRequest)
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from app.body import json_object
+from app.body import MAX_BODY_BYTES, json_object
 from app.disconnect import while_connected
 from app.errors import ApiError, from_exception
 from app.openai.chat import ChatJob, RoutedChat, chat_job
@@ -17,28 +17,29 @@ from app.openai.embeddings import embeddings
 from app.openai.models import model_entry, model_list
 from app.openai.stream import EventStream
 from app.state import Serving, State
-from app.users import User
+from app.users import Asker, User, check_checker_scope
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 
 @router.post("/chat/completions")
-async def chat_completions(request: Request, user: User) -> Response:
+async def chat_completions(request: Request, user: User, who: Asker) -> Response:
     state = Serving.of(request)
-    body = await json_object(request)
+    body = await json_object(request, MAX_BODY_BYTES)
+    check_checker_scope(body, who)
     return await _reply(request, await chat_job(body, state, user), "messages")
 
 
 @router.post("/completions")
 async def completions(request: Request, user: User) -> Response:
     state = Serving.of(request)
-    body = await json_object(request)
+    body = await json_object(request, MAX_BODY_BYTES)
     return await _reply(request, await CompletionJob.of(body, state.models, state.counting, user), "prompt")
 
 
 @router.post("/embeddings")
 async def embed(request: Request) -> Response:
-    body = await json_object(request)
+    body = await json_object(request, MAX_BODY_BYTES)
     reply = await while_connected(request, embeddings(body, State.of(request).library.embedder))
     return await asyncio.to_thread(JSONResponse, reply)  # a few megabytes, for many texts
 

@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
+from app.admission.ticket import DEADLINE, PRIORITY
+from app.checkers import CHECKER
+from app.data.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.errors import invalid
 from app.manner import Asked
@@ -54,6 +64,8 @@ class SamplingRequest(BaseModel):
         description='an object of at most 1024 token ids and biases, such as {"42": -100}; biases from -100 to 100',
     )  # fmt: skip
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)
+    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S, description=DEADLINE)
     n: int = Field(1, ge=1, le=MAX_N, description=f"an integer from 1 to {MAX_N}")
     stop: str | list[str] = Field(
         default_factory=list, max_length=1000,
@@ -82,6 +94,13 @@ class SamplingRequest(BaseModel):
     stream_options: StreamOptions | None = Field(
         None, description='an object such as {"include_usage": true}, and only with stream'
     )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _few_stops(cls, value: Any) -> Any:  # any JSON
+        if isinstance(value, list) and len(value) > MAX_STOPS:
+            raise ValueError("stop")
+        return value
 
     @field_validator("stop")
     @classmethod
@@ -197,6 +216,7 @@ class ChatRequest(SamplingRequest):
     thinking: BudgetFields | None = Field(None, description=THINKING)
     strategy: str | None = Field(None, description="the name of a strategy, such as best_of_n; GET /api/strategies")
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
+    checker: dict[str, Any] | None = Field(None, description=CHECKER)
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -236,7 +256,7 @@ class ChatRequest(SamplingRequest):
         thinks = self.chat_template_kwargs.get("enable_thinking")
         return Asked(
             self.reasoning_effort, self.thinking, self.strategy, self.strategy_options,
-            thinks if isinstance(thinks, bool) else None,
+            thinks if isinstance(thinks, bool) else None, self.checker,
         )  # fmt: skip
 
     def template_messages(self) -> list[dict[str, Any]]:
@@ -254,6 +274,16 @@ class CompletionRequest(SamplingRequest):
     )
     echo: bool = Field(False, description="true or false")
     best_of: int | None = Field(None, description="the value of n; there is no ranking of candidates")
+
+    @field_validator("prompt", mode="wrap")
+    @classmethod
+    def _texts_or_ids(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:  # any JSON
+        """By hand: half a million token ids are tried as each of the kinds otherwise, and each found wrong."""
+        if not isinstance(value, list):
+            return handler(value)
+        if _all(value, str) or are_ids(value) or (_all(value, list) and all(map(are_ids, value))):
+            return value
+        raise ValueError("prompt")
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionRequest:
@@ -275,6 +305,15 @@ class CompletionRequest(SamplingRequest):
             return [self.prompt]
         ids = [item for item in self.prompt if isinstance(item, int)]
         return [ids] if ids else [item for item in self.prompt if not isinstance(item, int)]
+
+
+def _all(values: list[Any], kind: type) -> bool:
+    return all(type(each) is kind for each in values)
+
+
+def are_ids(values: list[Any]) -> bool:
+    """Tells of token ids what a validator would, which has half a million errors to say otherwise."""
+    return _all(values, int) and min(values, default=0) >= 0
 
 
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "self"})

@@ -25,6 +25,7 @@ async def agent_of(
     variables: Mapping[str, Any],  # Any: a model's authors name their template's variables
     answers: Answers = think_and_answer,
     clock: Callable[[], float] = time.monotonic,
+    user: str = "",
 ) -> Agent:
     """`answers` writes its turns. `clock` gives the seconds that `limits` are held to.
 
@@ -37,7 +38,7 @@ async def agent_of(
             "calls tools, or the server's option --tool-dialect.", "unsupported_parameter",
         )  # fmt: skip
     style = Style(
-        await plan_of(served, read_tools(specs), "auto", True),
+        await plan_of(served, read_tools(specs), "auto", True, user),
         served.markers,
         lambda calls, texts: after_calls(served.engine.tokenizer, calls, texts, variables),
         served.opens_thinking,

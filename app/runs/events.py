@@ -283,7 +283,7 @@ class SearchSelect(BaseModel):
 
 
 class SearchDone(BaseModel):
-    """`solved`: the task's checker says so or, where it says nothing, the answer is a finished one."""
+    """`solved`: by the task's checker or, where it says nothing, by a finished answer's value."""
 
     type: Literal["search.done"] = "search.done"
     node: int

@@ -18,6 +18,7 @@ from retrieval.citations import Checked, CitationChecker, as_text
 from retrieval.context import Source
 from retrieval.evidence import Evidence, Verdict, weigh
 from retrieval.investigate import investigate
+from retrieval.records import Among
 
 if TYPE_CHECKING:
     from app.served import Served
@@ -64,9 +65,7 @@ class Grounds:
         )  # fmt: skip
 
 
-async def grounds(
-    library: Library, served: Served, user: str, question: str, collections: frozenset[int] | None
-) -> Grounds:
+async def grounds(library: Library, served: Served, user: str, question: str, collections: Among) -> Grounds:
     """Search the user's documents for what answers a question.
 
     Raises:
@@ -76,12 +75,13 @@ async def grounds(
     return await asyncio.to_thread(_grounds, library, served, user, question, collections)
 
 
-def _grounds(library: Library, served: Served, user: str, question: str, collections: frozenset[int] | None) -> Grounds:
+def _grounds(library: Library, served: Served, user: str, question: str, collections: Among) -> Grounds:
     last = Evidence(0.0, "none")
+    rarity = library.rarity(user, collections)
 
     def covered(asked: str, hits: Sequence[Hit]) -> float:
         nonlocal last
-        last = weigh(asked, hits, library.embedder, library.views.lexical.rarity)
+        last = weigh(asked, hits, library.embedder, rarity)
         return last.score
 
     found = investigate(

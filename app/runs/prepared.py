@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from app.errors import invalid
+from app.admission.ticket import output_limit
+from app.errors import ApiError, invalid
 from app.served import Served
 from engine.errors import ChatTemplateError
 from engine.params import Span
@@ -64,12 +65,18 @@ async def prepare(
 
     prompt: list[int] | None = None
     if history.messages != history.plain:
-        with suppress(ChatTemplateError):  # not every template takes calls and results
+        with suppress(ChatTemplateError, ApiError):  # not every template takes calls and results; or it is too long
             whole = await tokens(history.messages)
             prompt = whole if served.engine.max_tokens - len(whole) >= LEAST_ROOM else None
     if prompt is None:
-        prompt = await tokens(history.plain)
+        try:
+            prompt = await tokens(history.plain)
+        except ApiError as error:
+            raise invalid(
+                "content", f"{error.message} Start a new chat, or ask a shorter question.", error.code or "",
+            ) from None  # fmt: skip
     room = served.engine.max_tokens - len(prompt)
+    longest = output_limit(max_tokens)
     if room < 1:
         raise invalid(
             "content", f"This conversation has {len(prompt)} tokens and the model's context "
@@ -78,4 +85,6 @@ async def prepare(
     drawn = replace(served.sampling, **sampling)
     if drawn.seed is None:
         drawn = replace(drawn, seed=secrets.randbits(53))  # so that it can be made again
-    return Prepared(served, prompt, Span(sampling=drawn, max_tokens=min(max_tokens or room, room)), room, variables)
+    return Prepared(
+        served, prompt, Span(sampling=drawn, max_tokens=min(max_tokens or longest or room, room)), room, variables
+    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from app import tracing
-from app.admission.ticket import rungs
+from app.admission.ticket import rungs, scheduling
 from app.auto import Auto, Prompted, Speaks
 from app.config import AUTO_NAME, LOCAL_USER
 from app.data.run_rows import Answer, Place
@@ -53,6 +53,7 @@ from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, Tally
 from reasoning.turn import Content, Delta, Reasoning, Turn
 from retrieval.citations import is_refusal
+from retrieval.records import among_of
 
 if TYPE_CHECKING:
     from app.runs.tools import RunTools
@@ -73,7 +74,7 @@ class Ask:
     system: str | None = None  # what the model is told before everything
     sampling: Mapping[str, float] = field(default_factory=dict)  # what is not as the model's authors chose it
     max_tokens: int | None = None
-    collections: Literal["all"] | list[int] | None = None  # of the user's documents, to answer from
+    collections: Literal["own", "all"] | list[int] | None = None  # to answer from
     tools: Literal["all"] | list[str] | None = None  # that the model may call
     served: Served | None = None  # None: the default model
     auto: Auto | None = None  # where several models may answer
@@ -170,7 +171,7 @@ class Run:
         """Make the answer; how it finished."""
         found: Grounds | None = None
         if ask.collections is not None:
-            among = None if ask.collections == "all" else frozenset(ask.collections)
+            among = among_of(ask.collections)
             with tracing.span("retrieval"):
                 found = await grounds(self._library, self._served, ask.user, history.question, among)
             self.log.append(found.event())
@@ -205,16 +206,19 @@ class Run:
         specs = [] if self.tools is None else self.tools.specs
         self.trace = Trace(
             served.name, recorded_sampling(span.sampling), asked.limit, asked.room, asked.variables, specs,
-            len(prompt), prompt, manner=self._manner.recorded(),
+            len(prompt), prompt, manner=self._manner.recorded(), fingerprint=served.engine.fingerprint.hex(),
+            numerics=served.engine.numerics.recorded(),
         )  # fmt: skip
         self._tally.prompt_tokens = len(prompt)
         writer = Writer(self._manner, served, asked.variables, self._hear)
         agent = None
         if self.tools is not None:
             limits = replace(self.tools.limits, tokens=min(asked.limit, self.tools.limits.tokens))
-            agent = await agent_of(served, specs, self.tools, span, limits, asked.variables, writer, self.tools.clock)
+            agent = await agent_of(
+                served, specs, self.tools, span, limits, asked.variables, writer, self.tools.clock, user
+            )
         self.watch.admit([served], user, len(prompt), asked.limit)
-        async with await served.engine.open(prompt, tenant=user) as seq:
+        async with await served.engine.open(prompt, tenant=user, **scheduling()) as seq:
             self._start(served.name, asked.limit)
             seq.on_prefill = self._read
             try:

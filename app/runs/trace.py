@@ -1,7 +1,8 @@
 """A run as it can be made again: what went in, the tokens that came out, and what its tools gave back.
 
 The draws of a sequence depend on the seed and the place of a token alone, so with the recorded results the same model
-makes the same tokens. A trace is JSON lines: first the recipe, then the run's events. Knows nothing of HTTP.
+makes the same tokens, where its numerics are the same and batch-invariant: `doubts` says where that is not so. A trace
+is JSON lines: first the recipe, then the run's events. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.manner import Manners, Writer, restored
 from app.runs.acting import agent_of
+from engine.numerics import Numerics
 from engine.params import Sampling, Span
 from reasoning.agent import Agent, Limit, Limits
 from tools.outcome import Call
@@ -35,7 +37,8 @@ class Trace:
     """The recipe. `tokens` is the whole sequence at the end, the first `prompt_tokens` of which were given.
 
     `results`: the texts of each step's calls, as the model read them. `limit`: which ended the calling, after how many
-    steps. `manner`: how the answer came about, see `app.manner`. Any: JSON.
+    steps. `manner`: how the answer came about, see `app.manner`. `fingerprint` is of the model's files, in hex;
+    `numerics` are None in traces of old. Any: JSON.
     """
 
     model: str
@@ -49,6 +52,8 @@ class Trace:
     results: list[list[str]] = field(default_factory=list)
     limit: tuple[int, Limit] | None = None
     manner: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+    numerics: dict[str, Any] | None = None
     format: int = FORMAT
     type: Literal["trace"] = "trace"
 
@@ -70,13 +75,46 @@ class Trace:
                 "The run has its events alone: it asked no model, or its server crashed. It can't be made again."
             )
         names = {each.name for each in dataclasses.fields(cls)}
-        value = {"manner": {}, **value} if isinstance(value, dict) else value  # those of old have none
+        if isinstance(value, dict):  # those of old have none of these
+            value = {"manner": {}, "fingerprint": "", "numerics": None, **value}
         if not isinstance(value, dict) or value.get("type") != "trace" or value.keys() != names:
             raise BadTrace("Its first line is not a trace of Ponder's; accepted: what GET /api/runs/{id}/trace gives.")
         if value["format"] != FORMAT:
             raise BadTrace(f"The trace has format {value['format']}; this Ponder replays format {FORMAT}.")
+        if value["numerics"] is not None:
+            try:
+                Numerics.restored(value["numerics"])
+            except (TypeError, ValueError) as error:
+                raise BadTrace(f"Its numerics cannot be read: {error}") from None
         value["limit"] = None if value["limit"] is None else tuple(value["limit"])
         return cls(**value)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubts:
+    """Why a replay may give other tokens: `other` is what is not as it was, `reasons` else."""
+
+    other: Sequence[str]
+    reasons: Sequence[str]
+
+
+def doubts(trace: Trace, served: Served) -> Doubts:
+    """Whether `served` can be expected to make the trace's tokens again."""
+    other, reasons = list[str](), list[str]()
+    now = served.engine.numerics
+    if trace.fingerprint and trace.fingerprint != served.engine.fingerprint.hex():
+        other.append(f"the files of the model {served.name} are others than those of {trace.model} were")
+    if trace.numerics is None:
+        reasons.append("the trace does not say with which numerics it was made")
+    else:
+        was = Numerics.restored(trace.numerics)
+        other += now.differences(was)
+        if not was.batch_invariant:
+            reasons.append(
+                "the run was made where a token's bits depend on what else runs, and on how its prompt was cut "
+                f"({was.dtype} on {was.kernels} kernels, not deterministic)"
+            )
+    return Doubts(other, reasons)
 
 
 def lines(recipe: str | None, events: Iterable[LoggedEvent]) -> Iterable[str]:
@@ -132,7 +170,9 @@ async def replay(served: Served, trace: Trace, manners: Manners) -> Replayed:
     async with await served.engine.open(prompt, tenant="replay") as seq:
         if trace.tools:
             limits = Limits(steps=10**6, tokens=trace.max_tokens, seconds=float("inf"))
-            made = await agent_of(served, trace.tools, _Recorded(trace.results), span, limits, trace.variables, writer)
+            made = await agent_of(
+                served, trace.tools, _Recorded(trace.results), span, limits, trace.variables, writer, user="replay"
+            )
             agent = _SameLimits(made.style, made.tools, made.span, made.limits, answers=writer)
             agent.ended = trace.limit
             async with aclosing(agent.run(seq, trace.room)) as happening:

@@ -8,7 +8,6 @@ of HTTP.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ import msgspec
 
 from app.errors import ApiError
 from engine.errors import EngineError
+from retrieval.durable import sync_folder, write_whole
 
 if TYPE_CHECKING:
     from app.models import Models
@@ -84,7 +84,7 @@ async def take_up(sequences: Sequences, models: Models, path: Path) -> int:
     for one in kept:  # a scope stands before what closes with it
         try:
             served = models.get(one.model)
-            seq = await served.engine.resume(one.snapshot)
+            seq = await served.engine.resume(one.snapshot, tenant=one.user)
         except (ApiError, EngineError) as error:
             log.warning("the sequence %s cannot go on: %s", one.id, error)
             continue
@@ -105,12 +105,7 @@ async def _kept(leased: LeasedSequence) -> Kept | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    beside = path.with_suffix(".new")
-    with contextlib.ExitStack() as closing:
-        closing.callback(beside.unlink, missing_ok=True)
-        beside.touch(mode=0o600)
-        beside.write_bytes(data)
-        beside.replace(path)
+    write_whole(path, data)
 
 
 def _read_once(path: Path) -> bytes | None:
@@ -119,4 +114,5 @@ def _read_once(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     path.unlink()
+    sync_folder(path.parent)  # a file that came back with the power would be of sequences that went on since
     return data

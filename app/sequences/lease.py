@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+_JUMP_S = 1.0  # of the wall clock, from which on it was set
+
 
 class Lease:
     """Calls `run_out` once, `length_s` seconds after it was last renewed. Belongs to a running event loop."""
@@ -20,7 +22,8 @@ class Lease:
         self._run_out = run_out
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._expires_at = 0.0
+        self._expires_at = 0.0  # by the wall clock, as it stood then
+        self._ends_at = 0.0  # by the loop's clock, which nobody sets
         self._holders = 0
         self._over = False
         self.renew()
@@ -28,14 +31,18 @@ class Lease:
     @property
     def expires_at(self) -> float | None:
         """When it runs out, in seconds since the epoch; None while something holds it."""
-        return None if self._holders else self._expires_at
+        if self._holders:
+            return None
+        ends_at = time.time() + self._ends_at - self._loop.time()
+        return ends_at if abs(ends_at - self._expires_at) > _JUMP_S else self._expires_at
 
     def renew(self) -> None:
         """Begin anew. Without effect while it is held, or over."""
         self._stop()
         if not self._holders and not self._over:
             self._expires_at = time.time() + self.length_s
-            self._timer = self._loop.call_later(self.length_s, self._run_out)
+            self._ends_at = self._loop.time() + self.length_s
+            self._timer = self._loop.call_at(self._ends_at, self._run_out)
 
     @contextmanager
     def held(self) -> Iterator[None]:

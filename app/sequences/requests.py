@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from app.admission.ticket import PRIORITY
+from app.data.quotas import MAX_PRIORITY
 from app.errors import invalid
 from app.openai.fields import parse
-from app.openai.schemas import MAX_N, MAX_TOP_LOGPROBS, SamplingRequest
+from app.openai.schemas import MAX_N, MAX_TOP_LOGPROBS, SamplingRequest, are_ids
 
 MAX_CANDIDATES = 256
 
@@ -26,11 +28,26 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
+def _whole_ids(value: Any) -> Any:  # any JSON
+    """
+    Raises:
+        ValueError: it is a list of something else than token ids; before each of them is told.
+    """
+    if isinstance(value, list) and not are_ids(value):
+        raise ValueError("tokens")
+    return value
+
+
+_Ids = BeforeValidator(_whole_ids)
+
+
 class OpenRequest(_Body):
     """The body of `POST /api/sequences`."""
 
     model: str = Field("default", description='the served model\'s name or "default"; GET /v1/models lists them')
-    prompt: str | list[_Token] | None = Field(None, description="a string or a list of token ids, which may be empty")
+    prompt: Annotated[str | list[_Token] | None, _Ids] = Field(
+        None, description="a string or a list of token ids, which may be empty"
+    )
     messages: list[Any] | None = Field(  # checked as a chat's are
         None, min_length=1, description="a non-empty list of {role, content}, as for chat completions"
     )
@@ -39,6 +56,7 @@ class OpenRequest(_Body):
     )
     special: bool | None = Field(None, description=_SPECIAL)
     lease_s: float | None = Field(None, gt=0, description=_LEASE)
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)
 
     @model_validator(mode="after")
     def _consistent(self) -> OpenRequest:
@@ -53,7 +71,7 @@ class AppendRequest(_Body):
     """The body of `POST /api/sequences/{id}/append`."""
 
     text: str | None = Field(None, min_length=1, description="a text of 1 character or more")
-    tokens: list[_Token] | None = Field(None, min_length=1, description="a list of 1 token id or more")
+    tokens: Annotated[list[_Token] | None, _Ids] = Field(None, min_length=1, description="a list of 1 token id or more")
     special: bool | None = Field(None, description=_SPECIAL)
 
     @model_validator(mode="after")
@@ -74,7 +92,7 @@ class ForkRequest(_Body):
 class ScoreRequest(_Body):
     """The body of `POST /api/sequences/{id}/score`."""
 
-    candidates: list[str | list[_Token]] = Field(
+    candidates: list[Annotated[str | list[_Token], _Ids]] = Field(
         min_length=1, max_length=MAX_CANDIDATES,
         description=f"a list of 1 to {MAX_CANDIDATES} texts or lists of token ids, none of them empty",
     )  # fmt: skip
@@ -120,6 +138,8 @@ _INSTEAD = {
     "model": "nothing: the sequence was opened with its model",
     "prompt": "append",
     "messages": "append",
+    "priority": "nothing: the sequence was opened with its priority",
+    "deadline_s": "nothing: a sequence has a lease",
     "max_completion_tokens": "max_tokens",
     "top_logprobs": "logprobs, an integer here",
     "echo": "score, or the sequence's state",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from app.admission.ticket import priority
 from app.errors import ApiError, invalid
 from app.sequences.leased import LeasedSequence
 
@@ -78,7 +79,7 @@ class Sequences:
             ContextLengthExceeded, InvalidParameter, QueueFull, EngineStopped: see `Engine.open`.
         """
         length_s = self._lease(lease_s, DEFAULT_LEASE_S)
-        seq = await served.engine.open(tokens)
+        seq = await served.engine.open(tokens, tenant=user, priority=priority())
         try:
             self.check(user, 1, len(tokens))
         except ApiError:

@@ -43,7 +43,7 @@ async def written(
     end: dict[str, Any] = {}
     try:
         with leased.call() as seq:
-            span = await _span(leased, request, served)
+            span, warnings = await _span(leased, request, served)
             watch.admit([served], leased.user, len(seq), span.max_tokens or 0)
             sequences.check(leased.user, 0, span.max_tokens or 0)
             with leased.growing(span.max_tokens or 0), seq.generate(span) as outputs:
@@ -57,7 +57,8 @@ async def written(
                     if out.finish_reason is not None:
                         end = {"finish_reason": out.finish_reason, "stop_reason": out.stop_reason, "length": len(seq)}
         # Whoever reads this may call again at once: the call is over.
-        yield event({"type": "end", **end, "usage": usage_json(tally)})
+        more = {"warnings": list(warnings)} if warnings else {}
+        yield event({"type": "end", **end, "usage": usage_json(tally), **more})
         outcome = "completed"
     except Exception as error:
         outcome = "refused" if from_exception(error).status < 500 else "failed"
@@ -66,8 +67,9 @@ async def written(
         watch.end(outcome)
 
 
-async def _span(leased: LeasedSequence, request: GenerateRequest, served: Served) -> Span:
-    constraint = await constrain_text(request, served)
+async def _span(leased: LeasedSequence, request: GenerateRequest, served: Served) -> tuple[Span, tuple[str, ...]]:
+    held = await constrain_text(request, served, leased.user)
+    constraint = None if held is None else held.constrained
     if constraint is not None:
         # The line breaks that models like to put before an answer would be tokens here that no piece has as text.
         constraint = replace(constraint, layout=Layout())
@@ -75,7 +77,8 @@ async def _span(leased: LeasedSequence, request: GenerateRequest, served: Served
     span = request.span(
         served.sampling, room=room, vocab_size=served.engine.vocab_size, default_limit=DEFAULT_MAX_TOKENS
     )
-    return replace(span, logprobs=request.logprobs, keep_stop_token=request.keep_stop_token, constraint=constraint)
+    span = replace(span, logprobs=request.logprobs, keep_stop_token=request.keep_stop_token, constraint=constraint)
+    return span, () if held is None else held.warnings
 
 
 def _piece(out: SpanOutput, served: Served, request: GenerateRequest) -> dict[str, Any]:

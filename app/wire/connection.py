@@ -1,9 +1,9 @@
 """uvicorn's HTTP/1.1 connection, for clients that take their time on purpose.
 
 A request's head has to come within a time from its first byte, and a connection's first within the same; a body has to
-come at a least rate while the server reads it; an answer has to be read at a least rate. When there are too many
-connections, the one that has been idle for longest makes room, so who asks for something is served. Knows nothing of
-what is asked.
+come at a least rate while the server reads it, and in chunks that are not all tiny, as each costs time that all share;
+an answer has to be read at a least rate. When there are too many connections, the one that has been idle for longest
+makes room, so who asks for something is served. Knows nothing of what is asked.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from app.wire.headers import SECURITY
 
 HEAD_BYTES = 32 << 10  # of a request's line and headers
+FREE_CHUNKS = 1024  # of a body, however small
+CHUNK_BYTES = 128  # that the chunks beyond those must have on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,43 @@ class _All:
     turned_away: int = 0
 
 
+class RefusedRequest(h11.RemoteProtocolError):
+    """A request that HTTP allows and this server does not; `code` is for programs."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message, error_status_hint=400)
+        self.code = code
+
+
+class _Events(h11.Connection):
+    """What a client sends, as events; its two ways to say a body's length, and its chunks, are looked at here."""
+
+    _chunks = _bytes = 0  # of the body
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """
+        Raises:
+            RefusedRequest: it says its body's length twice (RFC 9112, 6.1: an attempt at request smuggling), or sends
+                a body in too many chunks.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > FREE_CHUNKS + self._bytes // CHUNK_BYTES:
+                raise RefusedRequest(
+                    f"The request's body has {self._chunks} chunks for {self._bytes} bytes; accepted: {FREE_CHUNKS} "
+                    f"chunks of any size, and more of {CHUNK_BYTES} bytes or longer on average.", "too_many_chunks",
+                )  # fmt: skip
+        elif isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise RefusedRequest(
+                    "The request has both Content-Length and Transfer-Encoding; accepted: one of them.", "invalid_http"
+                )
+        return event
+
+
 class Connection(H11Protocol):
     """One connection. `patience` and `everybody` belong to the class that `protocol_of` makes."""
 
@@ -49,6 +88,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # uvicorn's, which it may change
         super().__init__(*arguments, **named)
+        self.conn = _Events(h11.SERVER, self.config.h11_max_incomplete_event_size or HEAD_BYTES)
         self._deadline: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._phase = ""
@@ -104,6 +144,8 @@ class Connection(H11Protocol):
         if status == 431:
             message = f"The request's line and headers are too long; accepted: at most {HEAD_BYTES} bytes."
             self._refuse(431, "headers_too_large", message)
+        elif isinstance(error, RefusedRequest):
+            self._refuse(400, error.code, str(error))
         else:
             self._refuse(400, "invalid_http", f"This is no HTTP/1.1 request: {error or msg}.")
 

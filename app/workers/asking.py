@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.admission.admission import Deciding
 from app.admission.gate import answered, is_strict
 from app.admission.rates import Counts, KeyLimits, Rates, Window
-from app.admission.ticket import Ticket
+from app.admission.ticket import Terms, Ticket
 from app.auth import WHO, Who, address_of
 from app.errors import note
 from app.workers.talk import Admitted, Ask, Denied
@@ -63,7 +63,9 @@ class AskHome:
             await self.app(scope, receive, send)
             return
         admission = ToldAdmission(self._settings, told, self._telling)
-        ticket = Ticket(admission, told.key, KeyLimits(*told.limits), strict=is_strict(Headers(scope=scope)))
+        ticket = Ticket(
+            admission, told.key, KeyLimits(*told.limits), Terms(*told.terms), strict=is_strict(Headers(scope=scope))
+        )
         await answered(self.app, ticket, admission.windows, scope, receive, send)
 
 

@@ -85,6 +85,8 @@ class Life:
         told.metered, told.key = True, ticket.key
         limits = state.admission.limits_of(who)
         told.limits = limits.requests, limits.tokens, limits.concurrent
+        terms = ticket.terms
+        told.terms = terms.priority, terms.deadline_s, terms.max_output_tokens, terms.priority_is_a_limit
         if limits.tokens is not None:
             told.counts = state.admission.counts(ticket.key)
         told.windows = [(each.what, each.limit, each.remaining, each.reset_s) for each in state.admission.windows(who)]

@@ -83,6 +83,7 @@ class Admitted(msgspec.Struct, tag=True, omit_defaults=True):
     key: str = ""
     limits: tuple[int | None, int | None, int | None] = (None, None, None)
     counts: Counts | None = None  # of the key's tokens, where they are limited
+    terms: tuple[int, float | None, int | None, bool] = (0, None, None, False)
     windows: list[tuple[str, int, int, float]] = []
     waits: dict[str, tuple[float, int]] = {}
 
