@@ -1,6 +1,7 @@
 """The public face for those who write tools and strategies; importing it loads nothing heavy.
 
-Every name is fetched from its home when it is first used, so `from ponder import tool` does not load an engine.
+Every name is fetched from its home when it is first used, so `from ponder import tool` does not load an engine. The
+built-in strategies import from here alone.
 """
 
 from __future__ import annotations
@@ -9,11 +10,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sampling, Sequence, Span
+    from engine import (
+        GREEDY,
+        MAX_LOGPROBS,
+        ContextLengthExceeded,
+        Engine,
+        EngineConfig,
+        FinishReason,
+        InvalidParameter,
+        Sampling,
+        Sequence,
+        Span,
+        SpanResult,
+        Tokenizer,
+        TokenLogprob,
+    )
+    from engine.beam import beam_search
+    from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candidates, accept, prefill
+    from reasoning.dialogue import ChatFormat, after_answer
     from reasoning.strategy import Context as StrategyContext
-    from reasoning.strategy import Event, Options, Spent, strategy
-    from reasoning.thinking import Piece, think_and_answer
-    from reasoning.tree import Asking, Problem, Reply, SearchEnded, Thought, TreeOptions, search
+    from reasoning.strategy import Event, Options, Spent, Yields, refuse_fields, strategy
+    from reasoning.thinking import Answering, Markers, Piece, empty_thinking, think_and_answer
+    from reasoning.tree import Asking, Problem, Reply, SearchEnded, Thought, TreeOptions
+    from reasoning.tree.search import search  # by its own module: the package has one of that name
+    from reasoning.verify import read_labels, run_check, verifier
+    from reasoning.written import pieces_of
     from tools.context import Context, Depends, Question, Source
     from tools.errors import BadArguments, NotAnswered, NotProvided, Retry, ToolDeclarationError, ToolError
     from tools.testing import FakeContext, ScriptedModel, assert_tool_called, call_tool, calls, run_tool
@@ -22,15 +43,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GREEDY",
+    "MAX_LOGPROBS",
+    "Answering",
     "Asking",
     "BadArguments",
+    "Candidate",
+    "CandidateChosen",
+    "CandidateDone",
+    "Candidates",
+    "ChatFormat",
     "Context",
+    "ContextLengthExceeded",
     "Depends",
     "Engine",
     "EngineConfig",
     "Event",
     "FakeContext",
+    "FinishReason",
     "InvalidParameter",
+    "Markers",
     "NotAnswered",
     "NotProvided",
     "Options",
@@ -45,41 +76,69 @@ __all__ = [
     "Sequence",
     "Source",
     "Span",
+    "SpanResult",
     "Spent",
     "StrategyContext",
     "Thought",
+    "TokenLogprob",
+    "Tokenizer",
     "Tool",
     "ToolDeclarationError",
     "ToolError",
     "Toolset",
     "TreeOptions",
+    "Yields",
+    "accept",
+    "after_answer",
     "assert_tool_called",
+    "beam_search",
     "call_tool",
     "calls",
+    "empty_thinking",
+    "pieces_of",
+    "prefill",
+    "read_labels",
+    "refuse_fields",
+    "run_check",
     "run_tool",
     "search",
     "strategy",
     "think_and_answer",
     "tool",
+    "verifier",
 ]
 
-_HOME = {
-    **dict.fromkeys(["GREEDY", "Engine", "EngineConfig", "InvalidParameter", "Sampling", "Sequence", "Span"], "engine"),
-    **dict.fromkeys(["Event", "Options", "Spent", "strategy"], "reasoning.strategy"),
-    **dict.fromkeys(["Piece", "think_and_answer"], "reasoning.thinking"),
-    **dict.fromkeys(
-        ["Asking", "Problem", "Reply", "SearchEnded", "Thought", "TreeOptions", "search"], "reasoning.tree"
-    ),
-    **dict.fromkeys(["Context", "Depends", "Question", "Source"], "tools.context"),
-    **dict.fromkeys(
-        ["BadArguments", "NotAnswered", "NotProvided", "Retry", "ToolDeclarationError", "ToolError"], "tools.errors"
-    ),
-    **dict.fromkeys(
-        ["FakeContext", "ScriptedModel", "assert_tool_called", "call_tool", "calls", "run_tool"], "tools.testing"
-    ),
-    **dict.fromkeys(["Tool", "tool"], "tools.tool"),
-    **dict.fromkeys(["Toolset"], "tools.toolset"),
+_NAMES_BY_MODULE = {
+    "engine": [
+        "GREEDY",
+        "MAX_LOGPROBS",
+        "ContextLengthExceeded",
+        "Engine",
+        "EngineConfig",
+        "FinishReason",
+        "InvalidParameter",
+        "Sampling",
+        "Sequence",
+        "Span",
+        "SpanResult",
+        "TokenLogprob",
+        "Tokenizer",
+    ],
+    "engine.beam": ["beam_search"],
+    "reasoning.candidate": ["Candidate", "CandidateChosen", "CandidateDone", "Candidates", "accept", "prefill"],
+    "reasoning.dialogue": ["ChatFormat", "after_answer"],
+    "reasoning.strategy": ["Event", "Options", "Spent", "Yields", "refuse_fields", "strategy"],
+    "reasoning.thinking": ["Answering", "Markers", "Piece", "empty_thinking", "think_and_answer"],
+    "reasoning.tree": ["Asking", "Problem", "Reply", "SearchEnded", "Thought", "TreeOptions", "search"],
+    "reasoning.verify": ["read_labels", "run_check", "verifier"],
+    "reasoning.written": ["pieces_of"],
+    "tools.context": ["Context", "Depends", "Question", "Source"],
+    "tools.errors": ["BadArguments", "NotAnswered", "NotProvided", "Retry", "ToolDeclarationError", "ToolError"],
+    "tools.testing": ["FakeContext", "ScriptedModel", "assert_tool_called", "call_tool", "calls", "run_tool"],
+    "tools.tool": ["Tool", "tool"],
+    "tools.toolset": ["Toolset"],
 }
+_HOME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 _ELSEWHERE = {"StrategyContext": ("reasoning.strategy", "Context")}  # names that two of ours have
 
 

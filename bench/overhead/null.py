@@ -28,6 +28,7 @@ from engine.draws import Drawing, Drawn
 from engine.kernels.drawn import fill_drawn
 from engine.kv.blocks import BlockPool
 from engine.messages import Loaded
+from engine.numerics import Numerics
 from engine.sampler import begin_sampling
 from engine.step import Step
 from engine.tokenizer import Tokenizer
@@ -113,5 +114,6 @@ def assemble(config: EngineConfig) -> Parts:
     torch.set_num_threads(1)
     core = core_of(config, float(os.environ.get(PACE, "0")), paced=True)
     assert core._constraints is not None
-    loaded = Loaded(str(MODEL), VOCAB, LONGEST, LONGEST, "cpu", "float32", 1)
+    none = Numerics("float32", "none", "none", "auto", "cpu", "", 0, "", batch_invariant=True)
+    loaded = Loaded(str(MODEL), VOCAB, LONGEST, LONGEST, "cpu", "float32", 1, none)
     return Parts(core, core._constraints.compiler, loaded)

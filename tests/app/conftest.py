@@ -83,6 +83,7 @@ def serving(
         listener = bind("127.0.0.1", 0)
         # In float32: the company that a sequence has must not change what it draws.
         limits: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_running": 16, "threads": 1}
+        limits |= {name: changed[name] for name in ("max_running", "policy") if name in changed}
         config = EngineConfig(model=str(model), kv_blocks=600, **limits)
         several = settings.model_copy(update={**limits, "kv_blocks": 1200})
         async with await (Models.start(several) if also else Engine.start(config)) as running:

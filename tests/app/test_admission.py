@@ -198,6 +198,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr(memory.time, "time", clock.time)
+    monkeypatch.setattr("app.admission.rates.monotonic", clock.time)
     yield clock
 
 

@@ -20,9 +20,9 @@ def served(pebble: Server) -> Served:
     return Served(pebble.engine, "pebble")
 
 
-def calling(server: Server, served: Served, **fields: Any) -> Calling:
+def calling(server: Server, served: Served, user: str = "", **fields: Any) -> Calling:
     body = {"model": "pebble", "messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
-    return server.on_loop(Calling.of(parse(body, ChatRequest, CHAT_REFUSED), served))
+    return server.on_loop(Calling.of(parse(body, ChatRequest, CHAT_REFUSED), served, user))
 
 
 def test_the_same_tools_are_planned_once(pebble: Server, served: Served) -> None:
@@ -31,6 +31,12 @@ def test_the_same_tools_are_planned_once(pebble: Server, served: Served) -> None
     assert calling(pebble, served, temperature=0.5).plan is first.plan
     for other in ({"tool_choice": "required"}, {"parallel_tool_calls": False}, {"tools": TOOLS[:1]}):
         assert calling(pebble, served, **other).plan is not first.plan
+
+
+def test_another_users_plan_is_not_found(pebble: Server, served: Served) -> None:
+    first = calling(pebble, served, "alice")
+    assert calling(pebble, served, "bob").plan is not first.plan
+    assert calling(pebble, served, "alice").plan is first.plan
 
 
 def test_what_does_not_go_with_tools_is_refused_the_second_time_too(pebble: Server, served: Served) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from retrieval import rights
 from tests.app.library import BEES, DAM, add, error, search, upload
 
 
@@ -21,8 +22,14 @@ def user(http: httpx.Client) -> str:
 
 
 def share(owner: httpx.Client, collection: int, member: httpx.Client, role: str) -> None:
+    """Invite, and accept unless the member is one already."""
     reply = owner.put(f"/api/collections/{collection}/members/{user(member)}", json={"role": role})
-    assert reply.status_code == 200 and reply.json() == {"user": user(member), "role": role}
+    assert reply.status_code == 200, reply.text
+    status = reply.json().pop("status")
+    assert reply.json() == {"user": user(member), "role": role, "status": status}
+    if status == "invited":
+        accepted = member.post(f"/api/invitations/{collection}/accept")
+        assert accepted.status_code == 200 and accepted.json()["role"] == role
 
 
 def test_a_collection_is_made_once(ana: httpx.Client) -> None:
@@ -74,7 +81,9 @@ def test_a_reader_finds_but_may_not_change(ana: httpx.Client, bob: httpx.Client)
     collection = made(ana)
     document = add(ana, "dam.txt", DAM, collection=collection)
     share(ana, collection, bob, "reader")
-    assert [hit["text"] for hit in search(bob, "granite dam")] == [DAM]
+    assert search(bob, "granite dam") == []
+    assert [hit["text"] for hit in search(bob, "granite dam", collections="all")] == [DAM]
+    assert [hit["text"] for hit in search(bob, "granite dam", collections=[collection])] == [DAM]
     assert bob.get("/api/documents").json()["documents"] == [document]
     error(bob.delete(f"/api/documents/{document['id']}"), 403, "not_allowed")
     error(upload(bob, ("bees.txt", BEES), collection=collection), 403, "not_allowed")
@@ -97,7 +106,7 @@ def test_a_right_that_is_taken_back_is_gone_at_once(ana: httpx.Client, bob: http
     share(ana, collection, bob, "reader")
     member = f"/api/collections/{collection}/members/{user(bob)}"
     assert ana.delete(member).status_code == 204
-    assert search(bob, "granite dam") == []
+    assert search(bob, "granite dam", collections="all") == []
     error(bob.get(f"/api/documents/{document['id']}"), 404, "not_found")
     error(ana.delete(member), 404, "not_found")
 
@@ -107,8 +116,47 @@ def test_members_are_listed_to_members(ana: httpx.Client, bob: httpx.Client) -> 
     share(ana, collection, bob, "reader")
     share(ana, collection, bob, "writer")
     assert bob.get(f"/api/collections/{collection}/members").json() == {
-        "members": [{"user": user(bob), "role": "writer"}]
+        "members": [{"user": user(bob), "role": "writer", "status": "member"}]
     }
+
+
+def test_an_invitation_is_seen_by_its_user_and_gives_nothing_yet(ana: httpx.Client, bob: httpx.Client) -> None:
+    collection = made(ana)
+    document = add(ana, "dam.txt", DAM, collection=collection)
+    ana.put(f"/api/collections/{collection}/members/{user(bob)}", json={"role": "reader"})
+    (invitation,) = bob.get("/api/invitations").json()["invitations"]
+    assert invitation.pop("created_at") > 0
+    assert invitation == {"collection": collection, "name": "Shared", "owner": user(ana), "role": "reader"}
+    assert search(bob, "granite dam", collections="all") == []
+    error(bob.get(f"/api/documents/{document['id']}"), 404, "not_found")
+    error(bob.post("/api/search", json={"query": "dam", "collections": [collection]}), 404, "not_found")
+    assert ana.get("/api/invitations").json() == {"invitations": []}
+
+
+def test_a_declined_invitation_is_gone_and_its_owner_is_not_told(ana: httpx.Client, bob: httpx.Client) -> None:
+    collection = made(ana)
+    ana.put(f"/api/collections/{collection}/members/{user(bob)}", json={"role": "reader"})
+    before = ana.get(f"/api/collections/{collection}/members").json()
+    assert bob.delete(f"/api/invitations/{collection}").status_code == 204
+    assert bob.get("/api/invitations").json() == {"invitations": []}
+    error(bob.post(f"/api/invitations/{collection}/accept"), 404, "not_found")
+    assert ana.get(f"/api/collections/{collection}/members").json() == before
+
+
+def test_a_member_leaves_when_they_want(ana: httpx.Client, bob: httpx.Client) -> None:
+    collection = made(ana)
+    document = add(ana, "dam.txt", DAM, collection=collection)
+    share(ana, collection, bob, "writer")
+    assert bob.delete(f"/api/collections/{collection}/members/{user(bob)}").status_code == 204
+    error(bob.get(f"/api/documents/{document['id']}"), 404, "not_found")
+    assert bob.get("/api/collections").json() == {"collections": []}
+    assert ana.get(f"/api/collections/{collection}/members").json() == {"members": []}
+
+
+def test_too_many_invitations_are_refused(ana: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rights, "MAX_INVITATIONS", 0)
+    reply = ana.put(f"/api/collections/{made(ana)}/members/bob", json={"role": "reader"})
+    error(reply, 409, "too_many_invitations", "user")
 
 
 def test_what_is_somebody_elses_is_not_there(ana: httpx.Client, bob: httpx.Client) -> None:

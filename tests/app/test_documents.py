@@ -392,3 +392,15 @@ def test_a_start_goes_on_with_what_an_earlier_server_left(model: Path, tmp_path:
         upload(http, ("after.txt", BEES), wait=60)
         assert http.get(f"/api/jobs/{job.id}").json()["status"] == "done"
         assert [hit["text"] for hit in search(http, "granite dam", limit=1)] == [DAM]
+
+
+def test_who_would_keep_too_much_is_told_the_limit_and_the_use(
+    shelf: Server, ana: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(ana, "small.txt", "x" * 60)
+    monkeypatch.setattr(shelf.app.state.ponder.library.ingest.jobs, "_quota_bytes", 100)
+    before = files(shelf)
+    reply = upload(ana, ("large.txt", b"y" * 41))
+    message = error(reply, 413, "storage_quota_exceeded", "file")
+    assert "41 bytes" in message and "of the 100 " in message and "60 are in use" in message
+    assert files(shelf) == before

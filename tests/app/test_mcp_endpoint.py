@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mcp import Client
 from mcp.client import ClientRequestContext
 from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
 
-from tests.app.conftest import Server
+from tests.app.conftest import Server, serving
 
 MODES = ["legacy", "auto"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,6 +189,23 @@ def test_what_is_no_mcp_is_refused_and_the_server_stays(http: httpx.Client, body
     accepts = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
     assert http.post("/mcp", content=body, headers=accepts).status_code in (400, 413)
     assert http.get("/health").status_code == 200
+
+
+def test_a_session_without_a_request_ends(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(
+        "mcp.server.streamable_http_manager.logger.info", lambda said: ended.set() if "idle timeout" in said else None
+    )
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "ana", "version": "1"}}
+    opening = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+    accepts = {"Accept": "application/json, text/event-stream"}
+    with serving(model, tmp_path, mcp_idle_s=0.5) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        opened = http.post("/mcp", json=opening, headers=accepts)
+        session = {**accepts, "Mcp-Session-Id": opened.headers["mcp-session-id"]}
+        assert opened.status_code == 200
+        assert ended.wait(20)
+        assert http.post("/mcp", json=listing, headers=session).status_code == 404
 
 
 async def test_a_server_that_is_told_to_stop_ends_while_a_client_is_connected(model: Path, tmp_path: Path) -> None:

@@ -142,6 +142,29 @@ def test_lines_of_json_have_the_requests_id_and_the_error(spans: InMemorySpanExp
     assert told["time"].endswith("+00:00")
 
 
+def test_the_access_log_has_no_query_string(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = logging.getLogger("uvicorn.access")
+    for name, value in (("disabled", False), ("propagate", True)):  # a server of an earlier test may have set them
+        monkeypatch.setattr(access, name, value)
+    monkeypatch.setattr(access, "handlers", [])
+    monkeypatch.setattr(access, "filters", [])
+    own_level = access.level
+    access.setLevel(logging.NOTSET)
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        configure("info", "text")
+        access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", "/api/chats/search?q=my+secret", "1.1", 200)
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+        access.setLevel(own_level)
+    said = capsys.readouterr().err
+    assert '"GET /api/chats/search HTTP/1.1" 200' in said and "secret" not in said
+
+
 def test_the_log_is_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level

@@ -25,7 +25,7 @@ from tests.app.test_user_isolation import routes
 
 WITHOUT_BODY = {
     "POST /api/chats", "POST /api/chats/{chat_id}/restore", "POST /api/folders/{folder_id}/restore",
-    "POST /api/runs/{run_id}/cancel", "POST /api/jobs/{job_id}/cancel",
+    "POST /api/runs/{run_id}/cancel", "POST /api/jobs/{job_id}/cancel", "POST /api/invitations/{collection_id}/accept",
 }  # fmt: skip
 A_FORM = {"POST /api/documents"}
 
@@ -103,6 +103,23 @@ def test_every_body_and_parameter_is_in_the_document(told: Server) -> None:
         for method, operation in methods.items():
             assert "4XX" in operation["responses"], (method, path)
             assert ("requestBody" in operation) == (f"{method.upper()} {path}" in BODIES)
+
+
+def test_a_part_of_a_path_may_be_as_long_as_it_likes(told: Server, ids: dict[str, str]) -> None:
+    """Whatever it would name: a file, a row, a key, a model."""
+    with httpx.Client(base_url=told.url, timeout=60) as http:
+        for length in (256, 5_000, 20_000):
+            for place in ("/", "/assets/", "/chat/", "/api/", "/v1/", "/mcp/", f"/{'a/' * 4000}"):
+                assert http.get(f"{place}{'x' * length}").status_code == 404, place
+            for route in routes(told.app.routes):
+                method, path = route.split()
+                for name in re.findall(r"{(\w+)", path):
+                    known = {**ids, name: "1" * length}
+                    address = re.sub(r"{(\w+)(:\w+)?}", lambda at, known=known: known.get(at[1], "1"), path)
+                    reply = http.request(method, address, json={} if f"{method} {path}" in BODIES else None)
+                    accepted = (404,) if method == "GET" else (204, 400, 403, 404)
+                    assert reply.status_code in accepted, (route, name, reply.text)
+        assert http.get(f"/{'%C3%BC' * 200}").status_code == 404  # 400 bytes
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.cli.serve import bind
 from app.wire import HEAD_BYTES, Patience, connections_allowed, protocol_of, raise_file_limit
+from app.wire.connection import CHUNK_BYTES, FREE_CHUNKS
 from tests.app.conftest import Server, serving
 
 SHORT = Patience(connections=40, head_s=0.3, body_s=0.3, body_rate=1000, read_s=0.5)
@@ -142,6 +143,39 @@ def test_a_second_request_has_no_more_time_than_the_first(port: int) -> None:
         slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
         drip(slow, b"x")
         assert b"HTTP/1.1 408" in rest(slow)
+
+
+CHUNKED = b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize("chunks", [300_000, FREE_CHUNKS + 100], ids=["many", "few too many"])
+def test_a_body_of_tiny_chunks_is_refused_by_their_number(port: int, chunks: int) -> None:
+    with line(port) as tiny:
+        with suppress(ConnectionError):  # it is refused before all of it is sent
+            tiny.sendall(CHUNKED + b"\r\n" + b"1\r\nx\r\n" * chunks)
+        assert error_of(rest(tiny)) == (400, "too_many_chunks")
+
+
+def test_chunks_of_a_size_and_a_few_tiny_ones_are_read(port: int) -> None:
+    sizes = [1] * FREE_CHUNKS + [CHUNK_BYTES] * 3000
+    with line(port) as fine:
+        fine.sendall(CHUNKED + b"Connection: close\r\n\r\n")
+        for size in sizes:
+            fine.sendall(b"%x\r\n%b\r\n" % (size, b"x" * size))
+        fine.sendall(b"0\r\n\r\n")
+        assert b"\r\n%d\r\n" % sum(sizes) in rest(fine)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_length_that_is_said_twice_is_refused_and_the_connection_ends(port: int, order: int) -> None:
+    lengths = [b"Content-Length: 4\r\n", b"Transfer-Encoding: chunked\r\n"][::order]
+    with line(port) as smuggler:
+        smuggler.sendall(
+            b"POST /echo HTTP/1.1\r\nHost: a\r\n%b%b\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n" % (*lengths,)
+        )
+        reply = rest(smuggler)
+        assert error_of(reply) == (400, "invalid_http") and reply.count(b"HTTP/1.1 ") == 1
+        assert b"both Content-Length and Transfer-Encoding" in reply
 
 
 def test_a_body_has_to_come_at_a_rate(port: int, application: Application) -> None:

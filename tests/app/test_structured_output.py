@@ -300,7 +300,7 @@ def test_text_is_no_form(pebble_http: httpx.Client) -> None:
 def test_what_takes_too_long_to_compile_is_refused_as_such(
     pebble: Server, pebble_http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never(constraint: object) -> None:
+    async def never(constraint: object, tenant: str) -> None:
         raise CompileTimeout("compiling it takes longer than 2 s")
 
     monkeypatch.setattr(pebble.engine, "compile", never)

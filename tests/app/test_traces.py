@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,23 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import cli
-from app.manner import Manners
-from app.runs.trace import BadTrace, Replayed, Trace, lines, replay
+from app.manner import Manners, Writer, restored
+from app.runs.trace import BadTrace, Doubts, Replayed, Trace, doubts, lines, recorded_sampling, replay
 from app.served import Served
-from engine import Engine
-from tests.app.conftest import Server
+from engine import Engine, EngineConfig, Sampling, Span
+from tests.app.conftest import PEBBLE, Server
 from tests.app.library import error
 from tests.app.test_runs import events
 from tests.app.test_tool_runs import CALCULATOR, http, log_of, plugin, start, there
 
 __all__ = ["http", "plugin"]  # fixtures
+
+
+@pytest.fixture
+def as_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands compute with the numerics of these tests' servers."""
+    for name, value in (("DEVICE", "cpu"), ("DTYPE", "float32"), ("THREADS", "1")):
+        monkeypatch.setenv(f"PONDER_{name}", value)
 
 
 def made(http: httpx.Client, body: dict[str, Any]) -> str:
@@ -84,6 +92,7 @@ def test_a_run_that_asked_no_model_has_its_events_alone(http: httpx.Client) -> N
     error(http.get("/api/runs/run_x/trace"), 404, "run_not_found")
 
 
+@pytest.mark.usefixtures("as_the_server")
 def test_the_command_says_whether_it_agrees(http: httpx.Client, pebble: Server, tmp_path: Path) -> None:
     run = made(http, {"content": "What is the sea?", "max_tokens": 20, "temperature": 1})
     log_of(http, run)
@@ -99,6 +108,74 @@ def test_the_command_says_whether_it_agrees(http: httpx.Client, pebble: Server, 
         file.write_text(content, "utf-8")
         ended = CliRunner().invoke(cli, ["replay", str(file), "--model", pebble.engine.model_path])
         assert ended.exit_code == code and said in ended.output, ended.output
+
+
+def recipe_of(http: httpx.Client) -> dict[str, Any]:
+    run = made(http, {"content": "What is the sea?", "max_tokens": 12, "temperature": 1})
+    log_of(http, run)
+    recipe: dict[str, Any] = json.loads(trace_of(http, run).partition("\n")[0])
+    return recipe
+
+
+def test_a_trace_says_with_what_its_tokens_were_computed(http: httpx.Client, pebble: Server) -> None:
+    recipe = recipe_of(http)
+    assert recipe["numerics"] == pebble.engine.numerics.recorded()
+    assert recipe["fingerprint"] == pebble.engine.fingerprint.hex()
+    recipe["numerics"]["threads"] = "two"
+    with pytest.raises(BadTrace, match="numerics cannot be read"):
+        Trace.loads(json.dumps(recipe))
+
+
+@pytest.mark.usefixtures("as_the_server")
+def test_the_command_refuses_what_it_cannot_make_the_same_and_warns_where_it_may_differ(
+    http: httpx.Client, pebble: Server, tmp_path: Path
+) -> None:
+    model, file = pebble.engine.model_path, tmp_path / "run.jsonl"
+    recipe = recipe_of(http)
+    numerics = recipe["numerics"]
+
+    def replayed(*options: str, **changed: Any) -> tuple[int, str]:
+        file.write_text(json.dumps({**recipe, **changed}), "utf-8")
+        ended = CliRunner().invoke(cli, ["replay", str(file), "--model", str(model), *options])
+        return ended.exit_code, ended.output
+
+    code, said = replayed()
+    assert code == 0 and "may differ: the run was made where a token's bits depend on what else runs" in said
+    other: dict[str, Any] = {"numerics": {**numerics, "dtype": "bfloat16", "torch": "1.0"}, "fingerprint": "00"}
+    told = ("dtype was bfloat16, is float32", "torch was 1.0, is", "the files of the model")
+    code, said = replayed(**other)
+    assert code == 1 and all(each in said for each in (*told, "--force")) and "same as recorded" not in said, said
+    code, said = replayed("--force", **other)
+    assert code == 0 and all(each in said for each in (*told, "same as recorded")), said
+    code, said = replayed(numerics=None, fingerprint="")
+    assert code == 0 and "does not say with which numerics" in said
+
+
+@pytest.mark.parametrize("options", [{}, {"kernels": "torch", "deterministic": True}], ids=["default", "deterministic"])
+async def test_in_bfloat16_runs_that_were_made_beside_others_replay_to_the_same_tokens(options: dict[str, Any]) -> None:
+    config = EngineConfig(str(PEBBLE), dtype="bfloat16", kv_blocks=200, device="cpu", threads=1, **options)
+    async with await Engine.start(config) as engine:
+        if not engine.numerics.batch_invariant:
+            pytest.skip("no kernels in C++ here: bfloat16 on torch is the same with deterministic alone")
+        served = Served(engine, "pebble")
+        prompts = [engine.tokenizer.encode(f"Tell me of {thing}.") for thing in ("rain", "bees", "a long road", "seas")]
+
+        async def run(index: int, prompt: list[int]) -> Trace:
+            span = Span(sampling=Sampling(1.0, seed=index), max_tokens=60)
+            writer = Writer(restored({}, served, Manners()), served, {})
+            opened, closed = served.opens_thinking(prompt), served.closes_thinking(prompt)
+            async with await engine.open(prompt) as seq:
+                async for _ in writer(seq, span, served.markers, opened=opened, closed=closed):
+                    pass
+                return Trace(
+                    served.name, recorded_sampling(span.sampling), 60, 60, prompt_tokens=len(prompt),
+                    tokens=seq.tokens, fingerprint=engine.fingerprint.hex(), numerics=engine.numerics.recorded(),
+                )  # fmt: skip
+
+        traces = await asyncio.gather(*(run(index, prompt) for index, prompt in enumerate(prompts)))
+        for trace in traces:
+            assert doubts(trace, served) == Doubts([], [])
+            assert (await replay(served, trace, Manners())).differs_at is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"type": "trace"}', '{"type": "run"}'])

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from app.page import Page
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, client_of, key_of
-from tests.app.library import add, error
+from tests.app.library import add
 from tools.grants import Grant
 
 SECRET = "Zanzibar"  # in all that is bob's
@@ -52,9 +54,11 @@ LISTS = {  # which must not have what is bob's: with the body or the parameters 
     "GET /api/folders": {},
     "GET /api/documents": {},
     "GET /api/collections": {},
+    "GET /api/invitations": {},
     "GET /api/jobs": {},
     "GET /api/sequences": {},
     "GET /api/permissions": {},
+    "GET /api/notes": {},
     "POST /api/search": {"json": {"query": SECRET}},
 }
 NOBODYS = {  # they make something new, or tell what is the same for everybody
@@ -109,7 +113,13 @@ class Two:
 
     def bobs(self) -> list[str]:
         """All that bob has, as he is told, but for until when a sequence is kept: looking at it prolongs that."""
-        chats = ("/api/chats/export", "/api/permissions", "/api/folders", f"/v1/responses/{self.ids['response_id']}")
+        chats = (
+            "/api/chats/export",
+            "/api/permissions",
+            "/api/folders",
+            "/api/notes",
+            f"/v1/responses/{self.ids['response_id']}",
+        )
         shelf = ("/api/documents", "/api/collections", f"/api/collections/{self.ids['collection_id']}/members")
         sequence = f"/api/sequences/{self.ids['sequence_id']}"
         told = (self.bob.get(path).text for path in (*chats, *shelf, sequence))
@@ -135,6 +145,8 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
     bob.put("/api/permissions", json={"classes": ["none", "read"]})
     grant = Grant("bob", "weather", "built in", True, preview=SECRET)
     server.app.state.ponder.toolshed.grants.put(grant)
+    note = server.app.state.ponder.toolshed.notebook().remember("bob", SECRET).number
+    server.app.state.ponder.library.rights.invite("carol", _carols(server), "bob", "reader")
     collection = bob.post("/api/collections", json={"name": SECRET}).json()["id"]
     document = add(bob, f"{SECRET}.txt", f"{SECRET} is an island.", collection=collection)
     job = bob.get("/api/jobs").json()["jobs"][0]["id"]
@@ -144,8 +156,13 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
     return {
         "chat_id": chat, "run_id": run, "folder_id": folder, "collection_id": str(collection), "job_id": job,
         "document_id": str(document["id"]), "sequence_id": sequence, "response_id": said, "grant_id": grant.id,
-        "member": "alice", "page": "1", "approval_id": "call-1", "question_id": "call-1",
+        "number": str(note), "member": "alice", "page": "1", "approval_id": "call-1", "question_id": "call-1",
     }  # fmt: skip
+
+
+def _carols(server: Server) -> int:
+    """A collection that bob is invited to."""
+    return int(server.app.state.ponder.library.collection("carol", f"{SECRET} of carol").id)
 
 
 def test_every_route_is_open_to_all_the_operators_or_tried_here(two: Two) -> None:
@@ -171,7 +188,9 @@ def test_no_list_of_alices_has_what_is_bobs(two: Two, route: str) -> None:
     method, path = route.split(" ")
     mine, his = (client.request(method, path, **LISTS[route]) for client in (two.alice, two.bob))
     assert (mine.status_code, his.status_code) == (200, 200), mine.text
-    shown = {SECRET, *two.ids.values()} - {two.ids[name] for name in ("collection_id", "document_id", "member", "page")}
+    shown = {SECRET, *two.ids.values()} - {
+        two.ids[name] for name in ("collection_id", "document_id", "number", "member", "page")
+    }
     assert not [each for each in shown if each in mine.text]
     assert [each for each in shown if each in his.text], "bob does not see it either: this shows nothing"
 
@@ -200,12 +219,43 @@ def test_sharing_a_collection_opens_that_and_nothing_else(two: Two) -> None:
     number = two.bob.post("/api/collections", json={"name": "shared"}).json()["id"]
     document = add(two.bob, "shared.txt", "For alice too.", collection=number)
     two.bob.put(f"/api/collections/{number}/members/alice", json={"role": "reader"})
-    nobody = two.bob.put(f"/api/collections/{number}/members/nobody", json={"role": "reader"})
-    error(nobody, 400, "user_not_found", "user")
+    assert two.alice.get("/api/documents").json()["documents"] == []
+    assert two.alice.post(f"/api/invitations/{number}/accept").status_code == 200
     listed = two.alice.get("/api/documents").json()["documents"]
     assert [each["id"] for each in listed] == [document["id"]]
     two.bob.delete(f"/api/collections/{number}")
     assert two.alice.get("/api/documents").json()["documents"] == []
+
+
+def test_sharing_does_not_tell_which_users_there_are(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = two.bob.post("/api/collections", json={"name": "a probe"}).json()["id"]
+    statements = list[str]()
+    database = two.server.app.state.ponder.library.store.database
+    writing = database.writing
+
+    @contextmanager
+    def watched() -> Iterator[sqlite3.Connection]:
+        with writing() as db:
+            db.set_trace_callback(lambda sql: statements.append(re.sub(r"'[^']*'|[\d.]+", "?", sql)))
+            yield db
+            db.set_trace_callback(None)
+
+    monkeypatch.setattr(database, "writing", watched)
+
+    def told(member: str) -> list[tuple[Any, ...]]:
+        address = f"/api/collections/{number}/members"
+        replies = [
+            two.bob.put(f"{address}/{member}", json={"role": "reader"}),
+            two.bob.put(f"{address}/{member}", json={"role": "writer"}),
+            two.bob.get(address),
+            two.bob.delete(f"{address}/{member}"),
+            two.bob.delete(f"{address}/{member}"),
+        ]
+        work, statements[:] = list(statements), []
+        return [work, *((reply.status_code, reply.text.replace(member, "X")) for reply in replies)]
+
+    assert told("alice") == told("nobody") == told("alice")
+    assert told("alice")[1][0] == 200
 
 
 def test_nobody_learns_from_the_cache_what_another_asked(two: Two) -> None:
