@@ -46,7 +46,7 @@ from tests.e2e.told import (
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Locator, Page, expect  # noqa: E402  (after the skip above)
+from playwright.sync_api import Locator, Page, Route, expect  # noqa: E402  (after the skip above)
 
 pytestmark = pytest.mark.browser
 
@@ -172,6 +172,26 @@ def test_a_call_shows_what_with_how_far_and_what_came_of_it(page: Page, fake: Fa
         assert [text.split("\n")[0] for text in order] == ["Let me see.", "calculator", "fetch", "It is 85."]
         page.reload()
         expect(card(page, "fetch")).to_contain_text("failed after 1.2 s")  # the run's log knows that, the chat does not
+
+
+def test_a_note_that_was_kept_unasked_is_forgotten_with_a_press(page: Page, fake: FakeServer, watch: Watch) -> None:
+    watch.expect_errors()
+    answers, forgotten = iter([500, 204]), list[str]()
+
+    def forget(route: Route) -> None:
+        forgotten.append(f"{route.request.method} {route.request.url.removeprefix(fake.url)}")
+        route.fulfill(status=next(answers), json={"error": {"message": "The disk is full."}})
+
+    page.route("**/api/notes/*", forget)
+    fake.play([call("remember", '{"text": "Likes tea."}'), result("remember", "Kept as note 7.")], ENDED)
+    ask(page)
+    kept = card(page, "remember")
+    expect(kept.get_by_role("status")).to_contain_text("Kept for later chats.")
+    kept.get_by_role("button", name="Forget it").click()
+    expect(kept.get_by_role("status")).to_contain_text("could not be forgotten")
+    kept.get_by_role("button", name="Forget it").click()
+    expect(kept.get_by_role("status")).to_have_text("Forgotten.")
+    assert forgotten == ["DELETE /api/notes/7"] * 2
 
 
 def test_calls_are_shown_from_what_the_chat_keeps_when_the_log_is_gone(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
+from app.config import LOCAL_USER
+from retrieval.store import DocumentStore
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.real_server import MOST_UPLOAD, RealServer, add
 from tests.e2e.test_axe import AXE, violations
@@ -242,8 +245,9 @@ def test_a_collection_is_shared_and_asked_about(page: Page, server: RealServer) 
     sheet = page.get_by_role("dialog", name="Share “Documents”")
     expect(sheet).to_contain_text("Nobody else sees this collection.")
     sheet.get_by_label("User").fill("bob")
-    sheet.get_by_role("button", name="Share").click()
+    sheet.get_by_role("button", name="Invite").click()
     expect(sheet.get_by_role("listitem")).to_contain_text("bob")
+    expect(sheet.get_by_role("listitem")).to_contain_text("invited")
     sheet.get_by_label("What bob may do").select_option("writer")
     sheet.get_by_role("button", name="Take it away from bob").click()
     expect(sheet).to_contain_text("Nobody else sees this collection.")
@@ -251,6 +255,35 @@ def test_a_collection_is_shared_and_asked_about(page: Page, server: RealServer) 
     page.get_by_role("button", name="More about “Documents”").click()
     page.get_by_role("button", name="Ask about these").click()
     expect(page.get_by_text("From Documents")).to_be_visible()
+
+
+def invited(server: RealServer, name: str) -> None:
+    """Somebody else's collection with a document, and an invitation to it, written beside the server."""
+    with closing(DocumentStore(server.folder / "data/documents/documents.db")) as store:
+        number = store.rights.create("bob", name).id
+        store.rights.invite("bob", number, LOCAL_USER, "reader")
+
+
+def test_an_invitation_is_accepted_or_declined_and_what_was_accepted_is_left(page: Page, server: RealServer) -> None:
+    invited(server, "Dams")
+    invited(server, "Spam")
+    page.reload()
+    invitations = page.get_by_role("list", name="Invitations")
+    expect(invitations.get_by_role("listitem")).to_have_count(2)
+    expect(invitations).to_contain_text("bob shares “Dams” with you")
+    shelves = page.get_by_role("navigation", name="Collections")
+    expect(shelves.get_by_role("link", name="Dams")).to_have_count(0)
+
+    page.get_by_role("button", name="Decline “Spam”").click()
+    expect(invitations.get_by_role("listitem")).to_have_count(1)
+    page.get_by_role("button", name="Accept “Dams”").click()
+    expect(invitations).to_have_count(0)
+    expect(shelves.get_by_role("link", name="Dams")).to_be_visible()
+
+    page.get_by_role("button", name="More about “Dams”").click()
+    page.get_by_role("button", name="Leave").click()
+    expect(shelves.get_by_role("link", name="Dams")).to_have_count(0)
+    assert server.http.get("/api/collections").json()["collections"] == []
 
 
 def test_a_document_is_deleted_after_a_second_press(page: Page, server: RealServer) -> None:

@@ -73,7 +73,7 @@ export interface Wishes extends Sampling {
   strategy?: string;
   strategy_options?: Record<string, Value>;
   tools?: "all" | readonly string[];
-  collections?: "all" | readonly number[];
+  collections?: "own" | "all" | readonly number[]; // all: also those that others share
   system?: string;
   max_tokens?: number;
 }
@@ -264,6 +264,15 @@ export async function decide(runId: string, approvalId: string, decision: Decisi
 
 export async function answerQuestion(runId: string, questionId: string, text: string): Promise<void> {
   await post(`${runPath(runId)}/questions/${encodeURIComponent(questionId)}`, { text });
+}
+
+/** Forgets a note; one that is gone already is none to complain about. */
+export async function forgetNote(number: number): Promise<void> {
+  try {
+    await request(`/api/notes/${number}`, { method: "DELETE" });
+  } catch (error) {
+    if (!(error instanceof ApiError && error.status === 404)) throw error;
+  }
 }
 
 export const getPermissions = (): Promise<Permissions> => get("/api/permissions");

@@ -260,7 +260,7 @@ export interface SearchSelect {
   node: number;
 }
 
-/** `solved`: the task's checker says so or, where it says nothing, the answer is a finished one. */
+/** `solved`: by the task's checker or, where it says nothing, by a finished answer's value. */
 export interface SearchDone {
   type: "search.done";
   node: number;

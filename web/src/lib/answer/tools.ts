@@ -55,6 +55,13 @@ export interface Call {
   readonly questions: readonly Question[];
 }
 
+/** The number of the note that a call has kept, which can be forgotten again; null for any other call. */
+export function noteOf(call: Call): number | null {
+  if (call.name !== "remember" || call.state !== "done") return null;
+  const number = /^Kept as note (\d+)\.$/.exec(call.result?.text ?? "")?.[1];
+  return number === undefined ? null : Number(number);
+}
+
 export type ToolEvent =
   | ToolCall
   | ToolProgress

@@ -94,7 +94,7 @@ function fieldOf(name: string, schema: Schema, root: Schema): Field | null {
 }
 
 function choicesOf({ enum: several, const: one, type }: Schema): readonly unknown[] | null {
-  if (several !== undefined) return several;
+  if (several !== undefined) return several.filter((each) => each !== "checker"); // the page has none to send
   if (one !== undefined) return [one];
   return type === "boolean" ? [true, false] : null;
 }

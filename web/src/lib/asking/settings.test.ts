@@ -196,7 +196,7 @@ test("a schema becomes fields; objects and lists have none", () => {
     values.map((value) => fits(fields[at] as NumberField, value));
   expect(accepted(0, 1, 64, 0, 65, 1.5, "4", NaN)).toEqual([true, true, false, false, false, false, false]);
   expect(accepted(1, 0, 0.1, 1, 1.1)).toEqual([false, true, true, false]);
-  expect(accepted(2, "judge", "nobody")).toEqual([true, false]);
+  expect(accepted(2, "judge", "nobody", "checker")).toEqual([true, false, false]);
   expect(accepted(4, false, "false")).toEqual([true, false]);
   expect(accepted(5, "abc", "🌊🌊🌊", "abcd")).toEqual([true, true, false]);
   expect(["12", " 7 ", "", "x", "0", "1e1"].map((text) => typed(fields[0] as NumberField, text))).toEqual([

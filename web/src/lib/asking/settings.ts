@@ -19,7 +19,7 @@ export interface Settings {
   readonly strategy: string | null;
   readonly options: Readonly<Record<string, Value>>; // of the strategy, where they are not its own
   readonly tools: "all" | readonly string[] | null; // none chosen yet: an empty list
-  readonly collections: "all" | readonly number[] | null;
+  readonly collections: "own" | "all" | readonly number[] | null; // all: also those that others share
   readonly system: string | null; // what the model reads before everything
   readonly sampling: Sampling;
   readonly maxTokens: number | null;
@@ -48,7 +48,7 @@ export interface Known {
 
 export const NOTHING: Known = { models: null, efforts: null, strategies: null, tools: null, collections: null };
 
-const some = <T>(list: "all" | readonly T[] | null): list is "all" | readonly T[] => list !== null && list.length > 0;
+const some = <T extends string | readonly unknown[]>(list: T | null): list is T => list !== null && list.length > 0;
 
 export function wishes(settings: Settings): Wishes {
   const { model, effort, strategy, options, tools, collections, system, sampling, maxTokens } = settings;
@@ -179,7 +179,7 @@ export function fitted(before: Settings, known: Known): { settings: Settings; go
   if (settings.collections !== null && known.collections !== null) {
     const ids = new Set(known.collections.map(({ id }) => id));
     const { collections: kept } = settings;
-    const left = kept === "all" ? kept : kept.filter((id) => ids.has(id));
+    const left = typeof kept === "string" ? kept : kept.filter((id) => ids.has(id));
     if (ids.size === 0) drop({ collections: null }, "collections");
     else if (left.length < kept.length) drop({ collections: left.length > 0 ? left : null }, "collections");
   }
@@ -221,7 +221,8 @@ export function stored(text: string | null): Settings {
     strategy,
     options: strategy === null ? {} : Object.fromEntries(values),
     tools: list(given.tools, (each) => typeof each === "string"),
-    collections: list(given.collections, (each): each is number => Number.isSafeInteger(each)),
+    collections:
+      given.collections === "own" ? "own" : list(given.collections, (each): each is number => Number.isSafeInteger(each)),
     system: system !== null && isSystem(system) ? system : null,
     sampling: Object.fromEntries(sampling) as Sampling,
     maxTokens: Number.isSafeInteger(maxTokens) ? maxTokens : null,

@@ -116,13 +116,32 @@ export async function deleteShelf(id: number): Promise<void> {
 export interface Member {
   user: string;
   role: "reader" | "writer";
+  status: "member" | "invited";
+}
+
+export interface Invitation {
+  collection: number;
+  name: string;
+  owner: string;
+  role: "reader" | "writer";
+}
+
+export async function getInvitations(): Promise<Invitation[]> {
+  return (await json<{ invitations: Invitation[] }>("/api/invitations")).invitations;
+}
+
+export const acceptInvitation = (collection: number): Promise<Shelf> =>
+  json(`/api/invitations/${collection}/accept`, { method: "POST" });
+
+export async function declineInvitation(collection: number): Promise<void> {
+  await request(`/api/invitations/${collection}`, { method: "DELETE" });
 }
 
 export async function getMembers(id: number): Promise<Member[]> {
   return (await json<{ members: Member[] }>(`/api/collections/${id}/members`)).members;
 }
 
-export const share = (id: number, { user, role }: Member): Promise<Member> =>
+export const share = (id: number, { user, role }: Pick<Member, "user" | "role">): Promise<Member> =>
   json(`/api/collections/${id}/members/${encodeURIComponent(user)}`, sending("PUT", { role }));
 
 export async function unshare(id: number, user: string): Promise<void> {
@@ -158,8 +177,9 @@ export async function getBoxes(id: number, start: number, end: number, signal?: 
   return (await json<{ boxes: Box[] }>(`/api/documents/${id}/boxes?start=${start}&end=${end}`, bySignal(signal))).boxes;
 }
 
+/** Search one collection, or all that are listed, shared ones too. */
 export async function search(query: string, shelf: number | null, signal?: AbortSignal): Promise<Hit[]> {
-  const asked = { query, limit: 20, ...(shelf !== null && { collections: [shelf] }) };
+  const asked = { query, limit: 20, collections: shelf === null ? "all" : [shelf] };
   return (await json<{ passages: Hit[] }>("/api/search", { ...sending("POST", asked), ...bySignal(signal) })).passages;
 }
 

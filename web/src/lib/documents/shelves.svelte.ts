@@ -1,20 +1,26 @@
 /** Collections and documents as the page lists them, and what a search in them found. Knows nothing of how they look. */
 import { ApiError } from "../api";
 import {
+  acceptInvitation,
+  declineInvitation,
   deleteDocument,
   deleteShelf,
   getDocuments,
+  getInvitations,
   getShelves,
   makeShelf,
   renameShelf,
   search,
+  unshare,
   type Document,
   type Hit,
+  type Invitation,
   type Shelf,
 } from "./api";
 
 export class Shelves {
   shelves = $state.raw<readonly Shelf[] | null>(null); // null: not told yet
+  invitations = $state.raw<readonly Invitation[]>([]); // to others' collections, not answered yet
   documents = $state.raw<readonly Document[] | null>(null);
   hits = $state.raw<readonly Hit[] | null>(null); // null: nothing is searched for
   searching = $state(false);
@@ -37,8 +43,9 @@ export class Shelves {
     this.#showing.abort();
     const { signal } = (this.#showing = new AbortController());
     try {
-      const shelves = await getShelves();
+      const [shelves, invitations] = await Promise.all([getShelves(), getInvitations()]);
       if (signal.aborted) return;
+      this.invitations = invitations;
       this.shelves = shelves;
       if (this.shelf !== null && this.current === null) this.shelf = null; // it went
       this.documents = await getDocuments(this.shelf, signal);
@@ -81,6 +88,23 @@ export class Shelves {
   /** Throws ApiError. */
   async remove(shelf: number): Promise<void> {
     await deleteShelf(shelf);
+    await this.refresh();
+  }
+
+  /** Accept or decline. An invitation that was withdrawn meanwhile is not listed any more. */
+  async answer(collection: number, accepted: boolean): Promise<void> {
+    try {
+      if (accepted) await acceptInvitation(collection);
+      else await declineInvitation(collection);
+    } catch (error) {
+      if (!(error instanceof ApiError && error.status === 404)) return this.#failed(error);
+    }
+    await this.refresh();
+  }
+
+  /** Leave another's collection. Throws ApiError. */
+  async leave(shelf: number, user: string): Promise<void> {
+    await unshare(shelf, user);
     await this.refresh();
   }
 

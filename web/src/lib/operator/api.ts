@@ -48,6 +48,7 @@ export interface Stats {
   uptime_s: number;
   memory_bytes: number;
   answering: number;
+  by_priority: Record<string, number>; // requests under way by class
   windows: Window[];
   series: { step_s: number; points: Point[] };
   models: (({ stopped: false } & Engine) | { stopped: true; name: string })[];
@@ -79,6 +80,7 @@ export interface User {
   name: string;
   role: Role;
   created_at: number;
+  quota: Record<string, number | null>;
 }
 
 export interface Key {

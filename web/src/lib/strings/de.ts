@@ -180,7 +180,8 @@ export const de: Strings = {
   toolsOff: (n: number) => `Nicht da (${number.format(n)})`,
   documentsTitle: "Aus Dokumenten antworten",
   noDocuments: "Nein",
-  allDocuments: "Aus allen",
+  ownDocuments: "Aus meinen Sammlungen",
+  allDocuments: "Aus allen, auch geteilten",
   someDocuments: "Aus einigen Sammlungen",
   documents: (n: number) => count(n, "Dokument", "Dokumente"),
   samplingTitle: "Wie die Wörter gewählt werden",
@@ -211,8 +212,8 @@ export const de: Strings = {
       return `Strategie: ${name}${set === "" ? "" : ` (${set})`}`;
     },
     tools: (names: "all" | readonly string[]) => `Werkzeuge: ${several(names)}`,
-    documents: (names: "all" | readonly string[]) =>
-      names === "all" ? "Aus allen Dokumenten" : `Aus ${names.join(", ")}`,
+    documents: (names: "own" | "all" | readonly string[]) =>
+      names === "own" ? "Aus meinen Dokumenten" : names === "all" ? "Aus allen Dokumenten" : `Aus ${names.join(", ")}`,
     system: (text: string) => `System-Prompt: „${short(text)}“`,
     sampling: (name: SamplingName, it: number) => `${sampling[name].label} ${number.format(it)}`,
     maxTokens: (n: number) => `Höchstens ${tokens(n)}`,
@@ -385,6 +386,13 @@ export const de: Strings = {
   stopped: "Du hast diese Antwort angehalten.",
   cutShort: (limit: number | null) =>
     `Die Antwort endet hier, weil ihre Grenze${limit === null ? "" : ` von ${tokens(limit)}`} erreicht ist.`,
+  note: {
+    kept: "Für spätere Chats gemerkt.",
+    forget: "Vergessen",
+    forgotten: "Vergessen.",
+    failed: "Das ließ sich nicht vergessen. Versuche es noch einmal.",
+  },
+  unshown: "Diese Nachricht ließ sich nicht darstellen. Das ist ihr Text:",
   announceDone: (text: string) => `Antwort: ${text}`,
   announceStopped: "Angehalten.",
   announceFailed: (why: string) => `Die Antwort ist fehlgeschlagen. ${why}`,

@@ -171,7 +171,8 @@ export const en = {
   toolsOff: (n: number) => `Not there (${number.format(n)})`,
   documentsTitle: "Answer from documents",
   noDocuments: "No",
-  allDocuments: "From all of them",
+  ownDocuments: "From my collections",
+  allDocuments: "From all of them, shared ones too",
   someDocuments: "From some collections",
   documents: (n: number) => count(n, "document", "documents"),
   samplingTitle: "How the words are chosen",
@@ -202,8 +203,8 @@ export const en = {
       return `Strategy: ${name}${set === "" ? "" : ` (${set})`}`;
     },
     tools: (names: "all" | readonly string[]) => `Tools: ${several(names)}`,
-    documents: (names: "all" | readonly string[]) =>
-      names === "all" ? "From all documents" : `From ${names.join(", ")}`,
+    documents: (names: "own" | "all" | readonly string[]) =>
+      names === "own" ? "From my documents" : names === "all" ? "From all documents" : `From ${names.join(", ")}`,
     system: (text: string) => `System prompt: “${short(text)}”`,
     sampling: (name: SamplingName, it: number) => `${sampling[name].label} ${it}`,
     maxTokens: (n: number) => `At most ${tokens(n)}`,
@@ -373,6 +374,13 @@ export const en = {
   stopped: "You stopped this answer.",
   cutShort: (limit: number | null) =>
     `The answer ends here because it reached its limit${limit === null ? "" : ` of ${tokens(limit)}`}.`,
+  note: {
+    kept: "Kept for later chats.",
+    forget: "Forget it",
+    forgotten: "Forgotten.",
+    failed: "It could not be forgotten. Try again.",
+  },
+  unshown: "This message could not be shown. This is its text:",
   announceDone: (text: string) => `Answer: ${text}`,
   announceStopped: "Stopped.",
   announceFailed: (why: string) => `The answer failed. ${why}`,

@@ -115,3 +115,46 @@ test("a mark goes beside a formula, never into it", () => {
   expect(marked).toContain('<span class="formula">a = b</span> holds.');
   expect(marked).toContain("<b>1</b>");
 });
+
+const REPEATED = [
+  "1. ", "1) ", "- ", "* ", "+ ", "> ", "> - ", "- > 1. ", "- [ ] ", "*a ", "**_a ", "~~a ", "[", "[*a ", "![", "[a](b) ", "[[a]",
+  "`", "```\n", "<", "<div>", "</", "&amp;", "$", "\\(", "|a", "| a | b |\n", "#", "---\n", "a\n===\n", "_a_b", "a@b.c ", "[a]: b\n",
+];
+
+/** Characters of a text that a reader sees; repetition must lose none of the words. */
+const words = (html: string): number => (html.replace(/<[^>]*>/g, "").match(/[ab]/g) ?? []).length;
+
+test.each(REPEATED)("%j repeated is read, stored and streamed, to the same end", (unit) => {
+  for (const times of [20, 1500]) {
+    const text = `a ${unit}b\n\n${unit.repeat(times)}b\n\nb`;
+    const stored = whole(text);
+    expect(words(stored)).toBeGreaterThanOrEqual(3);
+    const stream = new MarkdownStream(identity);
+    const step = Math.ceil(text.length / 12);
+    for (let end = 0; end < text.length; end += step) stream.update(text.slice(0, end));
+    expect(html(stream.update(text, true))).toBe(stored);
+  }
+});
+
+test("repetitions of several kinds within each other are read", () => {
+  for (let seed = 1; seed <= 40; seed += 1) {
+    const next = random(seed);
+    const pick = (): string => REPEATED[Math.floor(next() * REPEATED.length)] ?? "";
+    const text = Array.from({ length: 6 }, () => (pick() + pick()).repeat(1 + Math.floor(next() * 300))).join("");
+    expect(whole(text).length, `seed ${seed}`).toBeGreaterThan(0);
+  }
+}, 60_000);
+
+test("lists and quotes nest as deep as a person writes them, and no deeper", () => {
+  const deep = (html: string, tag: string): number => html.split(`<${tag}>`).length - 1;
+  expect(deep(whole("> ".repeat(9) + "a"), "blockquote")).toBe(9);
+  expect(deep(whole("> ".repeat(900) + "a"), "blockquote")).toBe(16);
+  expect(whole("> ".repeat(900) + "a")).toContain("a");
+});
+
+test("a paragraph too long for emphasis to be looked for is whole", () => {
+  const long = "*a* ".repeat(3000);
+  expect(words(whole(long))).toBe(3000);
+  expect(whole(long)).not.toContain("<em>");
+  expect(whole("*a* ".repeat(300))).toContain("<em>a</em>");
+});

@@ -5,10 +5,13 @@
  *
  * HTML in the text is shown, not run; images become links, as fetching one would tell its host about the chat.
  *
+ * Text that nests deeper than a person would write it is shown as it stands from there on, and so is a block that the
+ * parser fails on: what a model repeats a thousand times costs its form, never the chat that it is in.
+ *
  * Marks are the page's own HTML in the place of characters of the text. They come later than the text, so they change
  * blocks that are frozen, but never what is a block.
  */
-import { Marked, type Token, type Tokens, type TokensList } from "marked";
+import { Marked, Tokenizer, type Token, type Tokens, type TokensList } from "marked";
 import { formulas } from "./formulas";
 import { hold, put } from "./marks";
 
@@ -36,6 +39,31 @@ type Sanitise = (html: string) => string;
 const ESCAPES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 export const escape = (text: string): string => text.replace(/[&<>"']/g, (each) => ESCAPES[each] ?? each);
 
+const MAX_NESTING = 16; // quotes and lists within each other; as many of emphasis, links and strikethrough
+
+const MAX_INLINE = 8_000; // characters of one paragraph whose emphasis and links are looked for
+
+const NESTING = ["blockquote", "list", "emStrong", "del", "link", "reflink"] as const;
+
+/** Marked's tokenizers of what may hold its own kind, which read nothing more from `MAX_NESTING` levels on. */
+function shallow(): Record<string, unknown> {
+  const depths = { block: 0, inline: 0 };
+  const limited = (name: (typeof NESTING)[number]): unknown => {
+    const kind = name === "blockquote" || name === "list" ? "block" : "inline";
+    const read = Tokenizer.prototype[name] as (this: unknown, ...text: string[]) => unknown;
+    return function (this: unknown, ...text: string[]): unknown {
+      if (depths[kind] === MAX_NESTING) return undefined;
+      depths[kind] += 1;
+      try {
+        return read.apply(this, text);
+      } finally {
+        depths[kind] -= 1;
+      }
+    };
+  };
+  return Object.fromEntries(NESTING.map((name) => [name, limited(name)]));
+}
+
 const SAFE_LINK = /^(https?:|mailto:|#|\/(?!\/))/i;
 
 function link(href: string, title: string | null | undefined, inner: string): string {
@@ -51,6 +79,7 @@ function link(href: string, title: string | null | undefined, inner: string): st
 function parser(copy: string, growing: () => boolean): Marked {
   return new Marked(formulas(escape, growing), {
     gfm: true,
+    tokenizer: shallow(),
     renderer: {
       html: ({ text, block }: Tokens.HTML | Tokens.Tag) => (block ? `<p>${escape(text)}</p>` : escape(text)),
       heading({ depth, tokens }: Tokens.Heading) {
@@ -150,7 +179,18 @@ export class MarkdownStream {
   #lex(text: string, links: TokensList["links"]): TokensList {
     const lexer = new this.#marked.Lexer(this.#marked.defaults);
     Object.assign(lexer.tokens.links, links);
-    return lexer.lex(text);
+    const inline = lexer.inlineTokens.bind(lexer);
+    lexer.inlineTokens = (source, tokens = []) => {
+      if (source.length <= MAX_INLINE) return inline(source, tokens);
+      tokens.push({ type: "text", raw: source, text: source, escaped: false });
+      return tokens;
+    };
+    try {
+      return lexer.lex(text);
+    } catch (error) {
+      console.error("This text is shown without its form, as its markdown could not be read", error);
+      return Object.assign([verbatim(text)], { links });
+    }
   }
 
   #freeze(tokens: Token[]): void {
@@ -186,11 +226,21 @@ export class MarkdownStream {
   }
 
   #html(token: Token): string {
-    return this.#sanitise(this.#marked.parser([token]));
+    try {
+      return this.#sanitise(this.#marked.parser([token]));
+    } catch (error) {
+      console.error("This block is shown without its form, as it could not be written as HTML", error);
+      return `<p>${escape(token.raw)}</p>`;
+    }
   }
 }
 
 const NONE: readonly Insert[] = [];
+
+/** A text as one paragraph that has no form. */
+const verbatim = (raw: string): Token => ({
+  type: "paragraph", raw, text: raw, tokens: [{ type: "text", raw, text: raw, escaped: false }],
+});
 
 const alike = (some: readonly Insert[], others: readonly Insert[]): boolean =>
   some.length === others.length &&

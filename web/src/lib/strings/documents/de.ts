@@ -62,15 +62,28 @@ export const de: typeof en = {
   >,
   ownedBy: (owner: string) => `geteilt von ${owner}`,
 
+  invitations: "Einladungen",
+  invited: (owner: string, name: string) => `${owner} teilt „${name}“ mit dir`,
+  invitedAs: {
+    reader: "Du könntest sie lesen und dazu fragen.",
+    writer: "Du könntest sie lesen, dazu fragen, und Dokumente hinzufügen und löschen.",
+  } satisfies Record<Exclude<Role, "owner">, string>,
+  accept: "Annehmen",
+  acceptNamed: (name: string) => `„${name}“ annehmen`,
+  decline: "Ablehnen",
+  declineNamed: (name: string) => `„${name}“ ablehnen`,
+  leave: "Verlassen",
+
   sharing: (name: string) => `„${name}“ teilen`,
-  sharingAbout: "Wer liest, kann zu den Dokumenten fragen. Wer schreibt, kann auch welche hinzufügen und löschen.",
+  sharingAbout: "Wer eingeladen ist, entscheidet selbst. Wer liest, kann zu den Dokumenten fragen. Wer schreibt, kann auch welche hinzufügen und löschen.",
   nobody: "Sonst sieht niemand diese Sammlung.",
   user: "Name",
   may: (user: string) => `Was ${user} darf`,
   reader: "lesen",
   writer: "schreiben",
   unshare: (user: string) => `Nicht mehr mit ${user} teilen`,
-  give: "Teilen",
+  give: "Einladen",
+  notYet: "eingeladen",
 
   listOf: (name: string) => `Dokumente in ${name}`,
   kind: {

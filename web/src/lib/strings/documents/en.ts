@@ -57,15 +57,28 @@ export const en = {
   role: { owner: "yours", writer: "you may add and delete", reader: "you may read" } satisfies Record<Role, string>,
   ownedBy: (owner: string) => `shared by ${owner}`,
 
+  invitations: "Invitations",
+  invited: (owner: string, name: string) => `${owner} shares “${name}” with you`,
+  invitedAs: {
+    reader: "You could read it and ask about it.",
+    writer: "You could read it, ask about it, and add and delete documents.",
+  } satisfies Record<Exclude<Role, "owner">, string>,
+  accept: "Accept",
+  acceptNamed: (name: string) => `Accept “${name}”`,
+  decline: "Decline",
+  declineNamed: (name: string) => `Decline “${name}”`,
+  leave: "Leave",
+
   sharing: (name: string) => `Share “${name}”`,
-  sharingAbout: "A reader asks about its documents. A writer also adds and deletes them.",
+  sharingAbout: "Who is invited decides whether to accept. A reader asks about its documents. A writer also adds and deletes them.",
   nobody: "Nobody else sees this collection.",
   user: "User",
   may: (user: string) => `What ${user} may do`,
   reader: "reader",
   writer: "writer",
   unshare: (user: string) => `Take it away from ${user}`,
-  give: "Share",
+  give: "Invite",
+  notYet: "invited",
 
   listOf: (name: string) => `Documents in ${name}`,
   kind: {

@@ -42,6 +42,7 @@ export const de: OperatorStrings = {
   noneYet: "noch nichts",
   perSecond: (n) => `${short.format(n)}/s`,
   read: (n) => `${short.format(n)}/s gelesen`,
+  ofClass: (priority, n) => `${number.format(n)} der Klasse ${priority}`,
   queue: (running, waiting) => `${number.format(running)} laufen, ${number.format(waiting)} warten`,
   percent: (n) => percent.format(n),
   sinceStart: (n) => (n === null ? "" : `${percent.format(n)} seit dem Start`),

@@ -44,6 +44,7 @@ export const en = {
   noneYet: "nothing yet",
   perSecond: (n: number) => `${short.format(n)}/s`,
   read: (n: number) => `${short.format(n)}/s read`,
+  ofClass: (priority: string, n: number) => `${number.format(n)} of class ${priority}`,
   queue: (running: number, waiting: number) => `${number.format(running)} running, ${number.format(waiting)} waiting`,
   percent: (n: number) => percent.format(n),
   sinceStart: (n: number | null) => (n === null ? "" : `${percent.format(n)} since the start`),
