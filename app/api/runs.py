@@ -267,7 +267,7 @@ async def _check_length(content: str, answering: Iterable[Served]) -> None:
         return
     tokens = len(await served.text_tokens(content, "content"))
     if tokens >= most:
-        message = f"content has {tokens} tokens; accepted: fewer than {most}, which is the context of {served.name}."
+        message = f"The prompt has {tokens} tokens and this model's context {most}; accepted: at most {most - 1}."
         raise invalid("content", message, "context_length_exceeded")
 
 

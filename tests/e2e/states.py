@@ -64,6 +64,21 @@ def asked(says: str, *script: Script, then: Bring | None = None) -> Bring:
     return bring
 
 
+def asks_first(then: Bring | None = None) -> Bring:
+    """Asks for approval; the time to decide begins here, not when this file is imported."""
+
+    def bring(page: Page, fake: FakeServer) -> None:
+        asks = [WRITE, approval('write_file(\n  path = "plan.md"\n)'), *HOLD]
+        asked("medium risk", asks, then=then)(page, fake)
+
+    return bring
+
+
+def asks_where(page: Page, fake: FakeServer) -> None:
+    asks = [call("book_table", "{}"), question("Where?", ["Inside", "Outside"]), *HOLD]
+    asked("Where?", asks)(page, fake)
+
+
 def pressed(name: str, appears: str = "") -> Bring:
     """A button pressed, after which `appears`, a selector, is there."""
 
@@ -175,8 +190,6 @@ THOUGHTS = [STARTED, ThinkingDelta(text="Hm. "), ThinkingWait(number=1, of=2), T
 ROUTED = [RouteTried(model="small", passed=False, why="confidence 0.42 of 0.97", tokens=9, cost=2.5, seconds=0.2),
           RouteAnswering(model="large"), StrategyEvent(name="Looked", fields={"at": 3})]  # fmt: skip
 PROGRESS = ToolProgress.model_validate({"call_id": "c", "name": "fetch", "text": "page 3", "done": 3, "total": 4})
-ASKS = [WRITE, approval('write_file(\n  path = "plan.md"\n)'), *HOLD]
-ASKS_WHAT = [call("book_table", "{}"), question("Where?", ["Inside", "Outside"]), *HOLD]
 CALLED = [call("calculator", '{"expression": "27+58"}'), result("calculator", "85")]
 BROKE = [AnswerDelta(text="Half an"), RunFailed(code="engine_stopped", message="It broke.", retryable=True)]
 LIMITED = AnswerDone(text="As far as", finish_reason="length")
@@ -193,9 +206,9 @@ STATES: dict[str, Bring] = {
     "answered": asked("The end.", thinking("Hm."), answer(WORDS), then=pressed("Thought for", ".trace")),
     "called": asked("The end.", CALLED, answer("The end."), then=pressed("calculator", "[aria-label=Result]")),
     "calling": asked("page 3", [call("fetch", "{}", "c"), PROGRESS, *HOLD]),
-    "approval": asked("medium risk", ASKS),
-    "denied": asked("medium risk", ASKS, then=pressed("Deny")),
-    "question of a tool": asked("Where?", ASKS_WHAT),
+    "approval": asks_first(),
+    "denied": asks_first(then=pressed("Deny")),
+    "question of a tool": asks_where,
     "failed": asked("The engine failed", BROKE),
     "cut short": asked("reached its limit", CUT_SHORT),
     "connection lost": asked("Half", [AnswerDelta(text="Half"), *HOLD], then=cut_off),

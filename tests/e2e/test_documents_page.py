@@ -193,7 +193,8 @@ def test_an_upload_shows_how_much_has_gone_and_can_be_cancelled(page: Page, serv
 
 def test_what_is_being_read_is_there_after_a_reload_and_can_be_cancelled(page: Page, server: RealServer) -> None:
     confirm(choose(page, text_file("long.txt", long_text(1000))))
-    expect(row(page, "long.txt")).to_contain_text(re.compile(r"embedding, [1-9][\d,]* of [\d,]+ passages"))
+    begun = re.compile(r"embedding, [1-9][\d,]* of [\d,]+ passages")
+    expect(row(page, "long.txt")).to_contain_text(begun, timeout=30_000)
     confirm(choose(page, text_file("dam.txt", DAM)))
     expect(row(page, "dam.txt")).to_contain_text("waits to be read")
     page.reload()
