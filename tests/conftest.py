@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.interpreted import replace_the_language_once
+from tests.interpreted import replace_the_language_once, sum_products_in_doubles
 from tests.tiny import write_checkpoint
 
 if not torch.cuda.is_available():
@@ -18,10 +19,20 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     if importlib.util.find_spec("triton") is not None:
         replace_the_language_once()
+        sum_products_in_doubles()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell starts what it leaves in the background; programs under test would inherit it, and ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def same_umask() -> Iterator[None]:
+    """Undoes what a command that ran in this process did: `ponder` writes files that are its user's alone."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Triton's interpreter, without the work that it does over and over."""
+"""Triton's interpreter, without the work that it does over and over, and with products that no shape changes."""
 
 from __future__ import annotations
 
@@ -29,3 +29,23 @@ def replace_the_language_once() -> None:
         return patch(fn)
 
     interpreter._patch_lang = once
+
+
+def sum_products_in_doubles() -> None:
+    """Let `tl.dot` give a row the same bits whatever rows are beside it.
+
+    NumPy's BLAS sums in an order that depends on the shape, on some processors; rounding float64 sums to float32 hides it.
+    """
+    import numpy as np
+    from triton import language
+    from triton.runtime import interpreter
+
+    dot: Callable[..., Any] = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        if d.data.dtype != np.float32:
+            return dot(self, a, b, d, *options)
+        found = dot(self, a, b, interpreter.TensorHandle(d.data.astype(np.float64), language.float64), *options)
+        return interpreter.TensorHandle(found.data.astype(np.float32), d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot

@@ -146,10 +146,9 @@ def test_the_access_log_has_no_query_string(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     access = logging.getLogger("uvicorn.access")
-    for name, value in (("disabled", False), ("propagate", True)):  # a server of an earlier test may have set them
-        monkeypatch.setattr(access, name, value)
-    monkeypatch.setattr(access, "handlers", [])
-    monkeypatch.setattr(access, "filters", [])
+    for each in (access, logging.getLogger("uvicorn")):  # as they are when no server ran in this process before
+        for name, value in (("disabled", False), ("propagate", True), ("handlers", []), ("filters", [])):
+            monkeypatch.setattr(each, name, value)
     own_level = access.level
     access.setLevel(logging.NOTSET)
     root = logging.getLogger()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -131,13 +131,14 @@ SECONDS, PEAK = 20, 512 << 20
 def test_a_file_made_to_harm_ends_soon_and_small_with_a_sentence(write: Write, name: str) -> None:
     make, message = HARMFUL[name]
     path = write(name, make())
+    others = psutil.Process().children(recursive=True)
     parser = Parser(deadline_s=VIEWED_S, max_deadline_s=VIEWED_S) if name in DRAWN else Parser()
     try:
         if name in DRAWN:
             parser.parse(path, name)
         else:
             parser.parse(write("good.txt", "Good."), "good.txt")  # the process is there
-        with Watched() as watched, pytest.raises(Unreadable, match=message) as told:
+        with Watched(others) as watched, pytest.raises(Unreadable, match=message) as told:
             parser.result(parser.draw(path, 1, 1200)) if name in DRAWN else parser.parse(path, name)
         size = f"{path.stat().st_size >> 10} KiB"
         print(f"| {name} | {size} | {watched.seconds:.1f} s | {watched.peak >> 20} MiB | {told.value} |")
@@ -148,10 +149,12 @@ def test_a_file_made_to_harm_ends_soon_and_small_with_a_sentence(write: Write, n
 
 
 class Watched:
-    """The time that a block takes, and the most memory that one of this process's children takes meanwhile."""
+    """The time that a block takes, and the most memory that one of this process's children takes meanwhile, but for
+    `others`: what earlier tests left running."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Iterable[psutil.Process]) -> None:
         self.seconds, self.peak = 0.0, 0
+        self._others = frozenset(others)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -167,7 +170,7 @@ class Watched:
 
     def _watch(self) -> None:
         while not self._over.wait(0.01):
-            for child in psutil.Process().children(recursive=True):
+            for child in {*psutil.Process().children(recursive=True)} - self._others:
                 with contextlib.suppress(psutil.Error):
                     self.peak = max(self.peak, child.memory_info().rss)
 
