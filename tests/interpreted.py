@@ -34,7 +34,8 @@ def replace_the_language_once() -> None:
 def sum_products_in_doubles() -> None:
     """Let `tl.dot` give a row the same bits whatever rows are beside it.
 
-    NumPy's BLAS sums in an order that depends on the shape, on some processors; rounding float64 sums to float32 hides it.
+    NumPy's BLAS sums in an order that depends on the shape, on some processors; rounding float64 sums to float32 hides
+    it.
     """
     import numpy as np
     from triton import language

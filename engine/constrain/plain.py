@@ -31,7 +31,10 @@ FORMAT = 10  # characters that a format counts for
 WIDE = 16  # times as much for an expression with classes of other than a few ASCII characters
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_WRITTEN = ('"uniqueItems"', '"dependencies"', '"dependentRequired"', '"dependentSchemas"')  # in other keywords
+_WRITTEN = tuple(  # in other keywords
+    f'"{name}"'
+    for name in ("uniqueItems", "dependencies", "dependentRequired", "dependentSchemas", "not", "propertyNames")
+)
 MOST_WRITTEN = 4  # of each
 _BRANCHING = ("anyOf", "oneOf", "allOf")
 _MULTIPLIED = frozenset({"$ref", "properties", "additionalProperties", "items", "pattern"})  # beside alternatives

@@ -1,8 +1,9 @@
 """Keywords of JSON Schema that llguidance lacks, written in those it has; and supersets of what cannot be written so.
 
 `exact` keeps a schema's language: `oneOf` of branches that exclude one another is `anyOf`, `uniqueItems` over a few
-values is a list of their arrangements, `dependencies` are alternatives of a key's absence, and a `format` that is not
-known is an annotation. `supersets` gives wider schemas, each wider than the one before. Knows nothing of tokens.
+values is a list of their arrangements, `dependencies` are alternatives of a key's absence, so is `not` of `required`,
+`propertyNames` are the keys of a closed object, and a `format` that is not known is an annotation. `supersets` gives
+wider schemas, each wider than the one before. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -128,7 +129,13 @@ class _Writing:
                 made[keyword] = int(value)
             elif keyword != "format" or not _unknown(value):
                 made[keyword] = value if keyword in VALUES else self.of(value)
-        alternatives = [*self._dependencies(made), *self._one_of(schema, made), *self._unique(made)]
+        if "$ref" in made:  # llguidance takes a reference that leads back to itself only by itself
+            made = {keyword: value for keyword, value in made.items() if keyword not in _ANNOTATIONS - {"$id"}}
+        if "propertyNames" in made:
+            made = self._closed(made)
+        alternatives = [
+            *self._dependencies(made), *self._one_of(schema, made), *self._unique(made), *self._absent(schema, made)
+        ]  # fmt: skip
         if not self._exact:
             _loosen(made)
         if alternatives and "anyOf" not in made:
@@ -146,6 +153,48 @@ class _Writing:
                 if needed is not True and needed != []:
                     held = {"required": needed} if isinstance(needed, list) else needed
                     yield [{"properties": {name: False}}, held]
+
+    def _absent(self, schema: Mapping[str, Json], made: dict[str, Json]) -> Iterator[list[Json]]:
+        """Of keys that may not be there together, one is absent. What is no object has none, and is valid only where
+        `not` is about objects."""
+        forbidden = schema.get("not")
+        if not isinstance(forbidden, dict):
+            return
+        some = _list(forbidden, "anyOf") if forbidden.keys() <= _ANNOTATIONS | {"anyOf"} else [forbidden]
+        for part in some:
+            if not isinstance(part, dict) or part.keys() - _ANNOTATIONS - {"required", "type"} or not _names(part):
+                return
+            if part.get("type", "object") != "object":
+                return
+        if some:
+            del made["not"]
+        for part in some:
+            kind = {} if "type" in part else {"type": "object"}
+            yield [{**kind, "properties": {name: False}} for name in _names(part)]
+
+    def _closed(self, schema: dict[str, Json]) -> dict[str, Json]:
+        """The object with just the keys that `propertyNames` lets through; the schema as it is where they are neither
+        listed nor held to one expression."""
+        made = dict(schema)
+        names = made.pop("propertyNames")
+        if isinstance(names, dict) and isinstance(names.get("$ref"), str) and names.keys() <= _ANNOTATIONS | {"$ref"}:
+            names = followed(self._root, names["$ref"])
+        if names is True or (isinstance(names, dict) and not names.keys() - _ANNOTATIONS - {"type"}):
+            return made if names is True or "string" in _types(names) else schema
+        if not isinstance(names, dict) or "string" not in _types(names) or "patternProperties" in made:
+            return schema
+        other = made.get("additionalProperties", True)
+        given = names.keys() - _ANNOTATIONS - {"type"}
+        if given in ({"enum"}, {"const"}) and (listed := _listed(names)) is not None:
+            keys = [name for name in listed if isinstance(name, str)]
+            held = {name: part if name in keys else False for name, part in made.get("properties", {}).items()}
+            made["properties"] = held | {name: other for name in keys if name not in held}
+        elif given == {"pattern"} and not made.get("properties"):
+            made["patternProperties"] = {names["pattern"]: other}
+        else:
+            return schema
+        made["additionalProperties"] = False
+        return made
 
     def _one_of(self, schema: Mapping[str, Json], made: dict[str, Json]) -> Iterator[list[Json]]:
         """The branches, where no two of them can be valid together."""

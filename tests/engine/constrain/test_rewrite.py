@@ -54,6 +54,23 @@ EXACT: dict[str, dict[str, Any]] = {
     "unique and one": {"type": "array", "uniqueItems": True, "maxItems": 1},
     "not unique": {"type": "array", "uniqueItems": False, "maxItems": 3},
     "an unknown format": {"type": "string", "format": "byte"},
+    "not with a key": {**AB, "not": {"required": ["a"]}},
+    "not with a key, without a type": {"properties": {"b": INTEGER}, "not": {"required": ["a"]}},
+    "not an object with keys": {"properties": {"b": INTEGER}, "not": {"type": "object", "required": ["a", "b"]}},
+    "not with any of some keys": {**AB, "not": {"anyOf": [{"required": ["a", "b"]}, {"required": ["k"]}]}},
+    "names of keys": {"propertyNames": {"enum": ["a", "b"]}, "properties": {"a": INTEGER, "k": {"const": "x"}}},
+    "names of keys by reference": {
+        "type": "object", "propertyNames": {"$ref": "#/$defs/name"}, "$defs": {"name": {"enum": ["a", "b"]}},
+        "additionalProperties": INTEGER,
+    },
+    "names of keys by an expression": {
+        "type": "object", "propertyNames": {"pattern": "^[ab]$"}, "additionalProperties": INTEGER,
+    },
+    "a key of one name": {"type": "object", "propertyNames": {"const": "k", "type": "string"}},
+    "names that are strings": {**AB, "propertyNames": {"type": "string"}, "additionalProperties": False},
+    "a reference with a description": {
+        "$ref": "#/$defs/x", "$defs": {"x": {**AB, "properties": {"a": {"$ref": "#/$defs/x", "title": "Of a"}}}},
+    },
     "whole counts": {"type": "array", "maxItems": 2.0, "items": {"type": "integer"}},
 }  # fmt: skip
 
@@ -95,6 +112,11 @@ def test_what_is_written_in_other_keywords_means_the_same(name: str) -> None:
         ({"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "minItems": 2}, "uniqueItems"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"type": "object", "propertyNames": {"maxLength": 3}}, "propertyNames"),
+        ({"propertyNames": {"pattern": "^a"}, "properties": {"a": {"type": "string"}}}, "propertyNames"),
+        ({"propertyNames": {"type": "integer"}}, "propertyNames"),
+        ({"not": {"required": []}}, "not"),
+        ({"not": {"required": ["a"], "properties": {"a": {"const": 1}}}}, "not"),
         ({"oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"a": {"const": 2}}}]}, "oneOf"),
     ],
 )
