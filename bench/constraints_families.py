@@ -3,7 +3,7 @@
 `python -m bench.constraints_families`: Ponder beside llguidance alone and xgrammar, in turn on each schema, at Qwen's
 151,936 tokens. Families are the tool schemas of the leaderboard with their known answers, the schemas that installed
 packages carry, and the official suite: the files on keywords that `engine/constrain/rewrite.py` writes in others, and
-the rest.
+the rest. `--folder DIR` measures other schemas, each folder in DIR a family of JSON files, as JSONSchemaBench has them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bench import constraints_material as material
 from bench.constraints import on_hardware
 from bench.constraints_peers import CONTESTANTS, Contestant
 from bench.report import RESULTS
+from engine.constrain.rewrite import supersets
 from engine.constrain.vocabulary import Vocabulary
 from engine.tokenizer import Tokenizer
 from tests.engine.constrain import bfcl, sources
@@ -55,6 +56,13 @@ def cases(tokenizer: Tokenizer, step: int) -> Iterator[Case]:
         yield Case(family, material.dumped(group.schema), texts)
 
 
+def of_folder(folder: Path, step: int) -> Iterator[Case]:
+    """Every `step`th schema of each folder in `folder`."""
+    for family in sorted(each for each in folder.iterdir() if each.is_dir()):
+        for file in sorted(family.glob("*.json"))[::step]:
+            yield Case(family.name, material.dumped(json.loads(file.read_text(encoding="utf-8-sig"))))
+
+
 def installed() -> Iterator[str]:
     """JSON Schemas among the files of this environment's packages."""
     for file in sorted(Path(sysconfig.get_path("purelib")).rglob("*.json")):
@@ -68,15 +76,15 @@ def installed() -> Iterator[str]:
             yield material.dumped(schema)
 
 
-def measure(step: int, deadline_s: float) -> list[Json]:
-    """A row for each family and library."""
+def measure(step: int, deadline_s: float, folder: Path | None = None) -> list[Json]:
+    """A row for each family and library. What Ponder refuses is asked as `"strict": false` has it, too."""
     tokenizer = sources.qwen()
     known = Vocabulary.of(tokenizer, material.SIZE)
     vocabulary = material.portable(known)
     found: dict[tuple[str, str], Json] = {}
     contestants = [Contestant(name, vocabulary, deadline_s) for name in NAMES if CONTESTANTS[name].version is not None]
     try:
-        for turn, case in enumerate(cases(tokenizer, step)):
+        for turn, case in enumerate(of_folder(folder, step) if folder else cases(tokenizer, step)):
             ids = [known.tokenize(text.encode()) for text, _ in case.texts]  # byte for byte: the tokenizer normalises
             for each in contestants if turn % 2 else contestants[::-1]:
                 row = found.setdefault((case.family, each.name), _row(case.family, each.name))
@@ -84,6 +92,9 @@ def measure(step: int, deadline_s: float) -> list[Json]:
                 row["schemas"] += 1
                 if answer.refused is not None:
                     row["timed_out" if answer.timed_out else "refused"] += 1
+                    if each.name == "Ponder" and not answer.timed_out:
+                        wider = map(material.dumped, supersets(json.loads(case.schema)))
+                        row["as_superset"] += any(each.ask(some, []).refused is None for some in wider)
                     continue
                 row["taken"] += 1
                 row["compile_ms"].append(1e3 * answer.compile_s)
@@ -102,30 +113,33 @@ def measure(step: int, deadline_s: float) -> list[Json]:
 
 
 def _row(family: str, name: str) -> Json:
-    counts = ("schemas", "taken", "refused", "timed_out", "valid", "invalid", "false_accepts", "false_refusals")
-    return {"family": family, "name": name, **dict.fromkeys(counts, 0), "compile_ms": []}
+    counts = ("schemas", "taken", "refused", "timed_out", "as_superset")
+    texts = ("valid", "invalid", "false_accepts", "false_refusals")
+    return {"family": family, "name": name, **dict.fromkeys((*counts, *texts), 0), "compile_ms": []}
 
 
 def table(rows: list[Json]) -> Iterator[str]:
     """Lines of Markdown."""
-    yield "| family | library | taken | compiling p50 / p95, ms | invalid taken | valid not taken |"
-    yield "|---|---|---|---|---|---|"
+    yield "| family | library | taken | as a superset | compiling p50 / p95, ms | invalid taken | valid not taken |"
+    yield "|---|---|---|---|---|---|---|"
     for row in rows:
         yield (
             f"| {row['family']} | {row['name']} | {row['taken']} of {row['schemas']} "
-            f"| {row['compile_ms_p50']} / {row['compile_ms_p95']} | {row['false_accepts']} of {row['invalid']} "
-            f"| {row['false_refusals']} of {row['valid']} |"
+            f"| {row['as_superset']} | {row['compile_ms_p50']} / {row['compile_ms_p95']} "
+            f"| {row['false_accepts']} of {row['invalid']} | {row['false_refusals']} of {row['valid']} |"
         )
 
 
-def main(step: int = 6, deadline_s: float = 30.0, write: bool = True) -> None:
+def main(step: int = 6, deadline_s: float = 30.0, folder: Path | None = None, write: bool = True) -> None:
     """Measure and print; keep the JSON."""
-    rows = measure(step, deadline_s)
-    results = on_hardware({"families": rows}, f"python -m bench.constraints_families --step {step}")
+    rows = measure(step, deadline_s, folder)
+    command = f"python -m bench.constraints_families --step {step}{' --folder DIR' if folder else ''}"
+    results = on_hardware({"families": rows}, command)
     for line in table(rows):
         typer.echo(line)
     if write:
-        path = RESULTS / f"{results['date']}-constraints-families-{results['slug']}.json"
+        name = "constraints-schemas" if folder else "constraints-families"
+        path = RESULTS / f"{results['date']}-{name}-{results['slug']}.json"
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
