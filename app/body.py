@@ -41,12 +41,13 @@ async def json_object(request: Request, most: int = SMALL_BODY_BYTES, *, names: 
     Raises:
         ApiError: 413 or 400, saying why.
     """
-    raw = b"".join([piece async for piece in pieces(request, most)])
-    if not raw.strip():
+    raw = bytearray()
+    async for piece in pieces(request, most):
+        raw += piece
+    if not raw or raw.isspace():
         return {}
     try:
-        text = raw.decode("utf-8")
-        value = await asyncio.to_thread(json_value, text, names) if len(text) > _LONG else json_value(text)
+        value = await asyncio.to_thread(_decoded, raw, names) if len(raw) > _LONG else _decoded(raw, names)
     except UnicodeDecodeError as error:
         raise invalid(None, f"The body is not valid UTF-8 (byte {error.start}).", "invalid_json") from None
     except ValueError as error:
@@ -54,6 +55,10 @@ async def json_object(request: Request, most: int = SMALL_BODY_BYTES, *, names: 
     if not isinstance(value, dict):
         raise invalid(None, f"The body is a JSON {type(value).__name__}; accepted: a JSON object.", "invalid_json")
     return value
+
+
+def _decoded(raw: bytearray, names: int) -> Any:
+    return json_value(raw.decode("utf-8"), names)
 
 
 def json_value(text: str, names: int = MAX_NAMES) -> Any:

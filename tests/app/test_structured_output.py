@@ -56,7 +56,7 @@ HELD_BY_NOBODY: dict[str, Json] = {
     "if": {"if": {"type": "string"}, "then": {"minLength": 3}},
     "uniqueItems": {"type": "array", "uniqueItems": True},
     "contains": {"type": "array", "contains": {"const": 1}},
-    "propertyNames": {"type": "object", "propertyNames": {"pattern": "^x"}},
+    "propertyNames": {"type": "object", "propertyNames": {"maxLength": 9}},
     "look-ahead": {"type": "string", "pattern": "^(?=a)b"},
 }
 REGEXES = [r"[0-9]{3}-[0-9]{4}", r"(yes|no|maybe)!{1,3}", r"[a-c]+d", r"Ü[äöü]{2}🚲?", r"\{\"k\": (0|[1-9][0-9]?)\}"]
