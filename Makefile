@@ -11,7 +11,7 @@ DEVICE ?= cpu
 TEST_PROCESSES ?= 2
 WEB := $(shell find web -type f -not -path 'web/node_modules/*' -not -path 'web/dist/*' 2>/dev/null)
 
-.PHONY: setup serve test check bench gpu kernels train sbom audit clean
+.PHONY: setup serve test test-all check bench gpu kernels train sbom audit clean
 
 setup: $(STAMP)
 
@@ -26,8 +26,14 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard requirements/
 serve: setup
 	@$(BIN)/ponder serve --host $(HOST) --port $(PORT) --model $(MODEL)
 
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+# What takes four minutes on two cores; `make test-all` runs what is marked slow, too.
 test: setup
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-all: setup
+	$(PYTEST) $(PYTEST_ARGS)
 
 check: setup
 	$(BIN)/ruff check .

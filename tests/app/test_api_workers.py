@@ -25,6 +25,8 @@ from app.data.quotas import Quota
 from tests.app.test_cli import FOREVER, ROOT, clean_environment, ponder, serving
 from tests.app.test_stopping import LONG, Reader, engine_of
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
 PLAIN = {"model": "default", "prompt": "hi", "max_tokens": 8, "temperature": 0}
 FLAGS = ("--data-dir", "data", "--engine", "process", "--api-workers", "3")

@@ -21,6 +21,8 @@ from tests.app.conftest import Server, serving
 from tests.app.gate import GatedEmbedder
 from tests.app.library import DAM, add, search
 
+pytestmark = pytest.mark.slow
+
 
 def ponder(*words: str | Path) -> Result:
     return CliRunner().invoke(cli, [str(word) for word in words])

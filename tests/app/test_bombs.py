@@ -11,7 +11,7 @@ import pytest
 from tests.app.conftest import Server
 from tests.app.toolbox import chat, tool
 
-pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
+pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slow]
 
 CHAT = "/v1/chat/completions"
 

@@ -15,6 +15,8 @@ from reasoning.verify import run_check
 from tests.app.chatting import begin, log_of, new_chat
 from tests.app.conftest import Server
 
+pytestmark = pytest.mark.slow
+
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 PLUGIN = '''
 from ponder import tool

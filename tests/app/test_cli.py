@@ -22,6 +22,8 @@ from app.config import BadSetting, Settings, load_settings, unknown_variables
 from retrieval import Library
 from tests.retrieval.words import WordEmbedder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 FOREVER = {
     "model": "default", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 2000,

@@ -22,6 +22,8 @@ from tests.app.gate import HELD, GatedEmbedder
 from tests.app.library import BEES, DAM, add, error, search, upload
 from tests.retrieval.made import pdf
 
+pytestmark = pytest.mark.slow
+
 
 def files(shelf: Server) -> set[Path]:
     return set((shelf.data / "documents" / "files").iterdir())

@@ -24,6 +24,8 @@ from tests.app.conftest import Server, serving
 from tests.app.gate import HELD, GatedEmbedder
 from tests.app.library import BEES, DAM, search
 
+pytestmark = pytest.mark.slow
+
 Ponder = Callable[..., Result]
 
 

@@ -26,6 +26,8 @@ from tests.app.library import search
 from tests.app.test_cli import ponder
 from tests.app.test_cli import serving as a_server
 
+pytestmark = pytest.mark.slow
+
 
 def run(data: Path, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["keys", *arguments, "--data-dir", str(data)], env={"NO_COLOR": "1"})

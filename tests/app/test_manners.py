@@ -26,6 +26,8 @@ from reasoning.thinking import Piece
 from tests.app.chatting import ask, begin, log_of, new_chat, read
 from tests.app.conftest import Server, serving
 
+pytestmark = pytest.mark.slow
+
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 THINKING = {"enable_thinking": True}
 

@@ -19,6 +19,8 @@ from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult, TextCon
 
 from tests.app.conftest import Server, serving
 
+pytestmark = pytest.mark.slow
+
 MODES = ["legacy", "auto"]
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = '''

@@ -22,6 +22,8 @@ from tests.app.test_cli import ponder, serving
 from tests.app.test_operations import metrics
 from tests.tiny import write_checkpoint
 
+pytestmark = pytest.mark.slow
+
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "ignore_eos": True}
 
 

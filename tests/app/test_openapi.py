@@ -23,6 +23,8 @@ from tests.app.gate import GatedEmbedder
 from tests.app.library import upload
 from tests.app.test_user_isolation import routes
 
+pytestmark = pytest.mark.slow
+
 WITHOUT_BODY = {
     "POST /api/chats", "POST /api/chats/{chat_id}/restore", "POST /api/folders/{folder_id}/restore",
     "POST /api/runs/{run_id}/cancel", "POST /api/jobs/{job_id}/cancel", "POST /api/invitations/{collection_id}/accept",

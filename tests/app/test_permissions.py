@@ -13,6 +13,8 @@ from tests.app.conftest import PEBBLE, Server, serving
 from tests.app.library import error
 from tests.app.test_runs import events
 
+pytestmark = pytest.mark.slow
+
 ALL = ["none", "read", "write", "network", "execute"]
 PLUGIN = '''
 from ponder import tool

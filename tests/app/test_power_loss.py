@@ -29,10 +29,13 @@ from tools.grants import SqliteGrants
 from tools.journal import SqliteJournal
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.skipif(
-    shutil.which("gcc") is None or sys.platform != "linux",
-    reason="no gcc: writes are recorded by a library that is compiled here, for Linux",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which("gcc") is None or sys.platform != "linux",
+        reason="no gcc: writes are recorded by a library that is compiled here, for Linux",
+    ),
+    pytest.mark.slow,
+]
 
 
 @dataclass(frozen=True)

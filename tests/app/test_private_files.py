@@ -19,6 +19,8 @@ from tests.app.library import DAM, add
 from tests.app.test_cli import ponder, serving
 from tests.retrieval.words import WordEmbedder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _open_umask() -> Iterator[None]:

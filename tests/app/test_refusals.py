@@ -19,7 +19,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 GOOD: dict[str, Any] = {"model": "tiny", "messages": HI, "max_tokens": 2}
 CHAT = "/v1/chat/completions"
 
-pytestmark = pytest.mark.usefixtures("nothing_lost")
+pytestmark = [pytest.mark.usefixtures("nothing_lost"), pytest.mark.slow]
 
 # (what replaces or joins a good request's fields, the field blamed, a word that the message must have)
 BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [

@@ -43,7 +43,7 @@ LONG: Json = {
 }  # fmt: skip
 PATH = "/v1/responses"
 
-pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
+pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slow]
 
 
 def body(prompt: Any = QUESTION, **fields: Any) -> Json:

@@ -15,7 +15,7 @@ from tests.app import wild
 from tests.app.folding import events_of, response_of
 from tests.app.test_responses import CALCULATOR, PATH, body
 
-pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
+pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slow]
 
 Json = dict[str, Any]
 SERVED: Json = {"type": "mcp", "server_label": "ponder", "require_approval": "never"}

@@ -30,7 +30,7 @@ from tools.registry import Registry
 
 __all__ = ["http", "plugin"]  # fixtures
 
-pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
+pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slow]
 
 Json = dict[str, Any]
 

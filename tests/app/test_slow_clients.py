@@ -25,6 +25,8 @@ from app.wire import HEAD_BYTES, Patience, connections_allowed, protocol_of, rai
 from app.wire.connection import CHUNK_BYTES, FREE_CHUNKS
 from tests.app.conftest import Server, serving
 
+pytestmark = pytest.mark.slow
+
 SHORT = Patience(connections=40, head_s=0.3, body_s=0.3, body_rate=1000, read_s=0.5)
 PIECE = b"x" * 65_536
 

@@ -28,6 +28,8 @@ from tests.app.conftest import PEBBLE
 from tests.app.probed import PATH
 from tests.retrieval.test_bad_files import HARMFUL
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 0.1
 TRIES = 12  # the best counts: other tests share the processors

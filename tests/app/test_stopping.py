@@ -22,6 +22,8 @@ from app.sequences.kept import Kept, file_of, take_up
 from app.sequences.sequences import Sequences
 from tests.app.test_cli import FOREVER, serving
 
+pytestmark = pytest.mark.slow
+
 LONG = {**FOREVER, "max_tokens": 1500, "n": 4, "temperature": 0}
 
 

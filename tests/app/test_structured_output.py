@@ -18,7 +18,7 @@ from engine.constrain.matcher import CompileTimeout
 from tests.app.conftest import Server
 from tests.app.toolbox import TOOLS, ask, chat, join, refusal, stream, without_ids
 
-pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
+pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slow]
 
 Json = dict[str, Any]
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -22,6 +22,8 @@ from tests.app.test_runs import events
 from tools.context import Question
 from tools.outcome import Call
 
+pytestmark = pytest.mark.slow
+
 CALCULATOR = '''
 from ponder import tool
 

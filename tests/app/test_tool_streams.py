@@ -27,7 +27,7 @@ from tests.app.toolbox import (
     without_ids,
 )
 
-pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
+pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slow]
 
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 OPEN_THINKING = {"chat_template_kwargs": {"open_thinking": True}}

@@ -15,7 +15,7 @@ from tests.app.conftest import Server
 from tests.app.toolbox import ADD, LIGHTS_OFF, TOOLS, TRIP, WEATHER, ask, begins_call, chat, check_call, named, refusal
 from tests.app.toolbox import tool as make_tool
 
-pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
+pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slow]
 
 CHAT = "/v1/chat/completions"
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -23,6 +23,8 @@ from app.cli.main import cli
 from app.config import load_settings
 from app.library import open_library
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., Result]
 WAIT_S = 30.0

@@ -21,6 +21,8 @@ from tests.app.library import error
 from tests.app.test_runs import events
 from tests.app.test_tool_runs import CALCULATOR, http, log_of, plugin, start, there
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["http", "plugin"]  # fixtures
 
 

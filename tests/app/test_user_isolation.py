@@ -31,6 +31,8 @@ from tests.app.keyed import asking_for_keys, client_of, key_of
 from tests.app.library import add
 from tools.grants import Grant
 
+pytestmark = pytest.mark.slow
+
 SECRET = "Zanzibar"  # in all that is bob's
 BODIES: dict[str, Any] = {  # accepted, were the thing one's own
     "PATCH /api/chats/{chat_id}": {"title": "mine"},

@@ -18,6 +18,8 @@ from bench.constraints import Scale, constraints, on_hardware
 from bench.constraints_peers import Contestant
 from tests.engine.constrain import bfcl, sources
 
+pytestmark = pytest.mark.slow
+
 TINY = Scale(
     tool_schemas=6, suite_schemas=6, sets=1, tools=4, walks=2, rows=4, steps=3, repeats=2, batch=4, tokens=8, turns=1,
     streams=2, stream_tokens=8, bomb_turns=1, peer_schemas=2, groups=6,

@@ -30,7 +30,7 @@ from engine.step import Step
 from tests.pretended import DEVICE, pretended
 
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the benchmark itself")
+pytestmark = [pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the benchmark itself"), pytest.mark.slow]
 
 CPU = torch.device("cpu")
 APART = ("startup", "peers")  # in processes of their own

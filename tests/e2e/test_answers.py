@@ -48,7 +48,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 
 from playwright.sync_api import Locator, Page, Route, expect  # noqa: E402  (after the skip above)
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 WRITE = call("write_file", '{"path": "plan.md"}')
 PREVIEW = 'write_file(\n  path = "plan.md"\n)'

@@ -14,7 +14,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 
 from playwright.sync_api import Locator, Page, expect  # noqa: E402  (after the skip above)
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 MODELS = [
     {"id": "small", "thinks": True, "tools": True},

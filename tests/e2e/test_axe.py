@@ -15,7 +15,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 from tests.e2e.states import STATES  # noqa: E402  (after the skip above)
 from tests.e2e.test_asking import COLLECTIONS, MODELS, STRATEGIES, TOOLS  # noqa: E402
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
 FOUND = """async (rules) => {

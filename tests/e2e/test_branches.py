@@ -18,7 +18,7 @@ from playwright.sync_api import Locator, Page, Route, expect  # noqa: E402  (aft
 
 from tests.e2e.real_pages import ask, box, opened, reply, settled, shown  # noqa: E402
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 TABLE = "Both.\n\n| Kind | Fast |\n|---|---|\n| `set` | yes |\n\n```python\nseen = set()\n```"
 TEXTS = {"red": "The answer is red.", "blue": "The answer is blue.", "table": TABLE}

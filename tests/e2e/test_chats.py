@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Locator, Page, expect  # noqa: E402  (a
 
 from tests.e2e.real_pages import ask, box, opened, reply, settled  # noqa: E402
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 DAY = 86400.0
 RTL, CJK, LONG = "كيف تعمل محركات البحث؟", "什么是动态规划", "word " * 39

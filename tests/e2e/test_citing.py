@@ -22,7 +22,7 @@ from playwright.sync_api import Page, expect  # noqa: E402  (after the skip abov
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 STORY = (
     "Work on the dam at Orsk began in 1928. The dam of Orsk was finished in 1931. The city of Orsk paid for the dam."

@@ -24,7 +24,7 @@ from playwright.sync_api import Page, expect  # noqa: E402  (after the skip abov
 if TYPE_CHECKING:
     from playwright.sync_api import FilePayload, Locator
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 DAM = "The dam at Hollow Creek was finished in 1931. It is built of granite."
 BEES = "Bees dance to tell each other where the flowers are."

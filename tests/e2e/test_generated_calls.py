@@ -13,6 +13,8 @@ from engine import GREEDY, Sampling
 from engine.dialects import Call
 from tests.engine.constrain.bfcl import SHARED
 
+pytestmark = pytest.mark.slow
+
 needs_questions = pytest.mark.skipif(
     not (SHARED / "data/bfcl").is_dir(), reason=f"no questions at {SHARED / 'data/bfcl'}; set PONDER_SHARED"
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.e2e.conftest import NewPage
@@ -11,6 +12,8 @@ from tests.e2e.fake_server import FakeServer, Gate, answer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.slow
 
 
 def box(page: Page) -> Locator:

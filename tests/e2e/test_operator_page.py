@@ -20,7 +20,7 @@ from playwright.sync_api import Page, expect  # noqa: E402  (after the skip abov
 from tests.e2e.real_pages import ask, box, reply, settled, shown  # noqa: E402
 from tests.e2e.test_axe import AXE, violations  # noqa: E402
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 TALE = " ".join(f"Sentence {i} of the tale." for i in range(200))
 PARTS = ("", "/runs", "/users", "/tools")

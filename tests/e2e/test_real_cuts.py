@@ -14,7 +14,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 from bench.page.browsing import scripted  # noqa: E402  (after the skip above)
 from bench.page.cutting import LONG, cut  # noqa: E402
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture

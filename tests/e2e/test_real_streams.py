@@ -21,7 +21,7 @@ from playwright.sync_api import Page, expect  # noqa: E402  (after the skip abov
 
 from tests.e2e.real_pages import ask, box, elapsed, opened, reply, settled, shown  # noqa: E402
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 TALE = " ".join(f"Sentence {i} of the tale." for i in range(240))
 THOUGHT = " ".join(f"Thought {i} is that." for i in range(120))

@@ -21,7 +21,7 @@ from playwright.sync_api import Locator, Page, Route, expect  # noqa: E402  (aft
 
 from tests.e2e.real_pages import ask, box, opened, reply, settled, wishes  # noqa: E402
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 PLUGIN = '''
 import time

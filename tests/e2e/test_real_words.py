@@ -20,7 +20,7 @@ from playwright.sync_api import Page, expect  # noqa: E402  (after the skip abov
 
 from tests.e2e.real_pages import ask, opened, reply, settled, shown  # noqa: E402
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 HOSTILE = """\
 <script>window.owned = 1</script>

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Watch
 
+pytestmark = pytest.mark.slow
+
 BREAKS_ONE_OBSERVER = """
 const Real = window.IntersectionObserver;
 let broken = false;

@@ -14,6 +14,8 @@ import torch
 from engine import Engine, EngineConfig, InvalidParameter, Sampling, Span
 from tests.engine.models import tiny
 
+pytestmark = pytest.mark.slow
+
 REQUESTS = 120
 
 

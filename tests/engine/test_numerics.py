@@ -12,6 +12,8 @@ import pytest
 from engine import Engine, EngineConfig
 from engine.numerics import Numerics
 
+pytestmark = pytest.mark.slow
+
 NUMERICS = Numerics("bfloat16", "AMX", "none", "auto", "cpu", "AVX512", 0, "2.13", batch_invariant=True)
 
 

@@ -18,6 +18,8 @@ from engine.params import GREEDY, Span
 from engine.policies import Chunks, Queue
 from tests.engine.fake import FakeRunner, Letters
 
+pytestmark = pytest.mark.slow
+
 SIZE = 4
 FIXED, EACH = 0.010, 0.001  # seconds of a step, and of each of its tokens
 POLICIES = get_args(PolicyName)

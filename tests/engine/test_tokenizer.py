@@ -20,6 +20,8 @@ from engine.errors import ChatTemplateError, CheckpointError, ContextLengthExcee
 from engine.tokenizer import Tokenizer
 from tests.engine import vocabularies
 
+pytestmark = pytest.mark.slow
+
 SHARED = Path(os.environ.get("PONDER_SHARED", Path(__file__).parents[3] / "shared"))
 VOCAB = SHARED / "data/vocab"
 NAMED = {"bos_token": "<bos>", "eos_token": "<|im_end|>"}

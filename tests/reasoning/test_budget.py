@@ -19,6 +19,8 @@ from engine.constrain.spec import JsonSchema
 from reasoning.budget import BudgetForcing, ThinkingBudget
 from reasoning.thinking import Markers, Piece, Tally, think_and_answer
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22, 333]}}, "required": ["n"]}
 AT_ONCE = 40
 PEBBLE = Path(__file__).resolve().parents[2] / "models/pebble"

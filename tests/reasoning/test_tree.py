@@ -30,6 +30,8 @@ from reasoning.tree import (
     search,
 )
 
+pytestmark = pytest.mark.slow
+
 LABELS = {"a": 1.0, "b": 0.5, "c": 0.0}
 
 

@@ -13,6 +13,8 @@ from reasoning.strategy import Event
 from reasoning.tree import Asking, NodeAdded, NodeScored, Reply, SearchEnded, Thought, TreeOptions, search
 from tests.reasoning.puzzles import Left, Puzzle, holds
 
+pytestmark = pytest.mark.slow
+
 PEBBLE = Path(__file__).resolve().parents[2] / "models/pebble"
 SOLVABLE = ((1, 4, 8, 8), 24)
 

@@ -19,6 +19,8 @@ from retrieval.parsing.worker import DEADLINE_S, Parse, Parser
 from tests.retrieval import made
 from tests.retrieval.words import WordEmbedder
 
+pytestmark = pytest.mark.slow
+
 Write = Callable[[str, str | bytes], Path]
 LINES = [[f"Page {number} of a report, with a line of text." for _ in range(30)] for number in range(9)]
 WHOLE = made.pdf(LINES)

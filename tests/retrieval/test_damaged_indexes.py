@@ -19,6 +19,8 @@ from retrieval.durable import read_record, write_record
 from retrieval.publish import Text
 from tests.retrieval.words import WordEmbedder
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["dam", "stone", "river", "bridge", "tower", "gate", "canal", "lock", "weir", "mill", "quarry", "barge"]
 
 

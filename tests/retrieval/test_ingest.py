@@ -18,6 +18,8 @@ from retrieval.parsing.parsed import Parsed
 from tests.retrieval.conftest import add, admit, hits
 from tests.retrieval.words import WordEmbedder
 
+pytestmark = pytest.mark.slow
+
 Write = Callable[[str, str | bytes], Path]
 
 

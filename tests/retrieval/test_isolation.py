@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tantivy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from retrieval.context import sources
 from retrieval.durable import read_record, write_record
 from tests.retrieval.conftest import admit
 from tests.retrieval.words import WordEmbedder
+
+pytestmark = pytest.mark.slow
 
 USERS = ("ana", "ben", "cy")
 users = st.sampled_from(USERS)

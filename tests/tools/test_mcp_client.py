@@ -37,6 +37,8 @@ from tools.session import Session
 from tools.testing import FakeContext, call_tool
 from tools.tool import tool
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 20.0  # before a test that waits for an event gives up
 
 # Made with the SDK, and of the newer protocol.

@@ -18,7 +18,7 @@ from sandbox_traces import SMALL, groups_of_processes, homes, needs_jails, proce
 
 from tools.sandbox import Finished, Sandbox
 
-pytestmark = [needs_jails, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [needs_jails, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 @dataclass

@@ -14,6 +14,8 @@ import pytest_asyncio
 
 from tools.sandbox import Pure, PureConfig, SandboxFailed
 
+pytestmark = pytest.mark.slow
+
 SMALL = PureConfig(timeout_s=0.3, memory_bytes=16 << 20, recursion=100, output_bytes=1000, value_chars=100)
 together = pytest.mark.asyncio(loop_scope="module")
 

@@ -22,6 +22,8 @@ from sandbox_traces import SMALL, homes, needs_jails, processes
 import tools
 from tools.sandbox import Sandbox, SandboxConfig, SandboxFailed, SandboxUnavailable, check
 
+pytestmark = pytest.mark.slow
+
 together = pytest.mark.asyncio(loop_scope="module")
 
 

@@ -18,6 +18,8 @@ from training.abilities import ABILITIES
 from training.conversation import Case
 from training.tokenizer import chat_template
 
+pytestmark = pytest.mark.slow
+
 MODELS = Path(__file__).parents[2] / "models"
 NAMES = ("pebble", "pebble-draft")
 PROMPTS, TOKENS = 50, 32

@@ -14,6 +14,8 @@ from training import mixture, plans, team
 from training.tokenizer import END_OF_TEXT
 from training.trainer import Plan, Trainer, train
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = "model.safetensors"
 PLAN = Plan(model=TINY, steps=6, ramp_steps=4, batch_tokens=600, largest_batch=400)
 

@@ -24,6 +24,8 @@ from engine.constrain.spec import Constraint
 from engine.constrain.vocabulary import Vocabulary
 from tests.engine.constrain.sources import accepts, guidance, vocabulary
 
+pytestmark = pytest.mark.slow
+
 
 def takes(constraint: Constraint, text: str) -> bool:
     return accepts(guidance("small").compile(constraint).matcher(), vocabulary("small").encode(text))

@@ -15,6 +15,8 @@ from engine.constrain.matcher import Compiled, ConstraintFailed, ConstraintRefus
 from tests.engine.constrain import bfcl, schemas, sources
 from tests.engine.constrain.walks import walk
 
+pytestmark = pytest.mark.slow
+
 
 def walks(compiled: Compiled, schema: Any, count: int, seed: int, name: str) -> Iterable[bool]:
     """For each walk, whether it was finished; one that was is valid."""

@@ -21,6 +21,8 @@ from tests.engine.constrain.bfcl import tool_sets
 from tests.engine.constrain.sources import allowed, guidance, pebble, vocabulary
 from tests.engine.dialects.samples import TEMPLATES, TOKENS
 
+pytestmark = pytest.mark.slow
+
 WALKS = 200  # for each dialect
 SOON, MOST = 30, 400  # tokens after which a walk goes for its end, and after which it is given up
 

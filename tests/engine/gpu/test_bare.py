@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ABSENT = (
     "msgspec", "zmq", "llguidance", "fastapi", "starlette", "uvicorn", "pydantic", "pydantic_core",
     "pytest_asyncio", "psutil", "mcp", "playwright", "opentelemetry", "prometheus_client",

@@ -23,7 +23,7 @@ from tests.engine.models import tiny
 from tests.pretended import Machine
 from tests.tiny import byte_tokenizer
 
-pytestmark = pytest.mark.usefixtures("machine")
+pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.slow]
 
 PROMPTS = [
     [(text * 131 + i * i * 7 + i) % 300 + 3 for i in range(length)] for text, length in ((0, 5), (1, 40), (2, 21))

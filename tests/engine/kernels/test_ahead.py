@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def listed(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: what is imported under the interpreter cannot be compiled."""

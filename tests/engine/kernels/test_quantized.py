@@ -13,6 +13,8 @@ from engine import InvalidParameter
 from engine.kernels import quantized
 from engine.kernels.quantized import dequantize, linear_torch, linear_triton, quantize
 
+pytestmark = pytest.mark.slow
+
 FORMATS = [(8, 0), (8, 128), (4, 32), (4, 64), (4, 128)]  # bits, group
 BOUND = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-5}
 

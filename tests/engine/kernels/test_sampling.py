@@ -22,6 +22,8 @@ from engine.kernels.sampling import (
     philox,
 )
 
+pytestmark = pytest.mark.slow
+
 INF = float("inf")
 
 

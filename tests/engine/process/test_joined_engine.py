@@ -15,6 +15,8 @@ from engine import GREEDY, Engine, EngineConfig, EngineStopped, SequenceClosed, 
 from engine.errors import EngineError
 from tests.engine.process.test_supervised_engine import PROMPT, answers, config, engine, link_of, same, until
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["config", "engine"]  # fixtures
 FOREVER = Span(GREEDY, max_tokens=400, ignore_eos=True)
 

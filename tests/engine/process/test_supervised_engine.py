@@ -31,6 +31,8 @@ from engine.errors import EngineRestarting
 from engine.process import keeping
 from engine.process.supervisor import SupervisedLink
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]
 SCHEMA = Constrained(JsonSchema('{"type":"array","items":{"type":"integer"},"minItems":40,"maxItems":60}'))
 SPANS = [
