@@ -1,4 +1,4 @@
-"""What stands around an application in every process of a server, before anybody is asked who they are.
+"""Middleware around an application in every process of a server, before anybody is asked who they are.
 
 Knows nothing of what is inside.
 """

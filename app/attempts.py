@@ -1,6 +1,6 @@
-"""How often an address may show a key that is none: five times at once, then after waits that double.
+"""Limits how often an address may show an unknown key: five times at once, then after waits that double.
 
-What was accepted a short time ago is never held up: where many people come from one address, one of them with a wrong
+A key accepted a short time ago is never held up: where many people come from one address, one of them with a wrong
 key does not lock the others out. Knows nothing of keys, which it is given as hashes.
 """
 
@@ -24,7 +24,7 @@ class Attempts:
         self._accepted = OrderedDict[str, None]()
 
     def wait_s(self, address: str, shown: str) -> float:
-        """How long this address has to wait before what it shows is looked at; 0 for not at all."""
+        """Returns the seconds that this address has to wait before what it shows is looked at; 0 for not at all."""
         if shown in self._accepted:
             return 0.0
         times, last = self._failed.get(_network(address), (0, 0.0))

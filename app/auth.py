@@ -1,4 +1,4 @@
-"""Who may talk to a server that asks for keys: whoever shows one that is valid, or a session that one has opened.
+"""Authenticates requests to a server that asks for keys: by a valid key, or a session that one has opened.
 
 It stands before all routes, so that one that is added is closed too. Open are the page's own files, `/health`, and
 `/api/session`, where one signs in. Knows nothing of what a user may do.
@@ -64,7 +64,7 @@ class Auth:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="accounts")
 
     async def do(self, work: Callable[[Accounts], T]) -> T:
-        """What `work` gives, done where it may block."""
+        """Runs `work` where it may block, and returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._accounts)
 
     def later(self, work: Callable[[Accounts], None]) -> None:
@@ -76,7 +76,7 @@ class Auth:
         self._accounts.close()
 
     async def who(self, headers: Headers, address: str) -> Who | None:
-        """Who sends these headers; None where they say nothing.
+        """Returns who sends these headers; None where they say nothing.
 
         Raises:
             ApiError: 401 for a key that is none, 429 for too many of them from one address.
@@ -89,7 +89,7 @@ class Auth:
         return None
 
     async def required(self, path: str, headers: Headers, address: str) -> Who:
-        """Who sends these headers to a path that is not open.
+        """Returns who sends these headers to a path that is not open.
 
         Raises:
             ApiError: as `who`; 401 for nobody, 403 where the key is not for that path.
@@ -134,7 +134,7 @@ class Auth:
         return found
 
     async def sign_in(self, text: str, address: str) -> tuple[Who, str]:
-        """Who it is, and the token of a new session.
+        """Opens a session; returns its user and its token.
 
         Raises:
             ApiError: as `who`.
@@ -173,7 +173,7 @@ def _logged(work: Callable[[Accounts], None], accounts: Accounts) -> None:
 
 
 def is_open(method: str, path: str) -> bool:
-    """Whether everybody may ask for this, also where keys are asked for."""
+    """Tells whether everybody may ask for this, also where keys are asked for."""
     return path in _OPEN or is_pages(method, path)
 
 

@@ -53,7 +53,7 @@ class Speaks(Event):
 
 
 class Auto:
-    """Which models are asked, in order, and when an answer is good enough. Costs are in tokens of the largest model.
+    """A cascade of models, asked in order until an answer is good enough. Costs are in tokens of the largest model.
 
     For each request: `asked = await auto.prompted(make)`, where `make(served)` makes the request into that model's
     prompt and span; then `async with aclosing(auto.answer(asked)) as items`, and of the items

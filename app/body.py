@@ -107,7 +107,7 @@ def _check_parts(text: str, names: int) -> None:
 
 
 def _end_of_string(text: str, at: int) -> int:
-    """Where the string of JSON ends that `at` is in; step by step, as a long one is no reason for others to wait."""
+    """Finds the end of the JSON string that `at` is in, step by step: a long one is no reason for others to wait."""
     while (end := text.find('"', at)) >= 0:
         escapes = end
         while escapes > at and text[escapes - 1] == "\\":

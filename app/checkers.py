@@ -199,7 +199,7 @@ def _regex(expression: Any) -> str:
 
 
 def _wanted(fields: Json) -> Any:
-    """What an answer is compared with, as `judge_of` takes it."""
+    """Returns what an answer is compared with, as `judge_of` takes it."""
     answer, choices = fields.get("answer"), fields.get("choices")
     if isinstance(answer, dict) and answer.keys() == {"numbers", "target"}:
         numbers, target = answer["numbers"], answer["target"]

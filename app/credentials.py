@@ -1,4 +1,4 @@
-"""Where a request says who sends it: a key in `Authorization: Bearer`, or else the cookie of a session.
+"""Credentials of a request: a key in `Authorization: Bearer`, or else the cookie of a session.
 
 Knows nothing of whether they are good.
 """

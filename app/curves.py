@@ -34,7 +34,7 @@ class Curve:
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """Tells whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

@@ -19,7 +19,7 @@ _RETRY_AFTER_S = 5  # until another server has taken over, as a rule
 
 
 class Drain:
-    """Whether the server is to stop, and how many requests are under way that change something."""
+    """Shutdown state: whether the server is to stop, and how many requests under way change something."""
 
     def __init__(self) -> None:
         self.begun = False

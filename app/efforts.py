@@ -1,4 +1,4 @@
-"""How much an answer may think, as requests and the configuration say it. Plain data, without the engine."""
+"""Budgets of thinking, as requests and the configuration say them. Plain data, without the engine."""
 
 from __future__ import annotations
 

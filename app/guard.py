@@ -1,4 +1,4 @@
-"""Who may not talk to a server, whatever they know: somebody else's web page, through its visitor's browser.
+"""Keeps somebody else's web page from talking to a server through its visitor's browser, whatever the page knows.
 
 A page on the internet can make a visitor's browser send requests to the visitor's own machine, directly (CSRF) or by
 pointing a host name of its own at 127.0.0.1 (DNS rebinding). So a loopback server answers only to loopback names, and

@@ -38,7 +38,7 @@ def documents_dir(settings: Settings) -> Path:
 
 
 def disk_trouble(error: BaseException) -> str | None:
-    """What to do about a disk that cannot be written to; None for any other error."""
+    """Returns advice on a disk that cannot be written to; None for any other error."""
     text, number = str(error).lower(), getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in text:
         return "The disk is full. Free some space and try again."

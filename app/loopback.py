@@ -1,4 +1,4 @@
-"""Which addresses and names only this machine can reach. Needs nothing, so that starting up can ask it early."""
+"""Tells which addresses and names only this machine can reach. Needs nothing, so that starting up can ask it early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an answer is to come about: with how much thinking, or by which strategy. What a request says becomes a `Writer`.
+"""The manner of an answer: how much thinking, or which strategy. Turns a request's fields into a `Writer`.
 
 One meaning of `reasoning_effort`, `thinking`, `strategy` and `strategy_options` for every API of this server. Knows
 nothing of HTTP, nor of how an answer is shown.
@@ -41,7 +41,7 @@ class Waited(Event):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request says, each None where it says nothing. Any: JSON."""
+    """A request's fields on its manner, each None where it says nothing. Any: JSON."""
 
     effort: Effort | None = None
     thinking: BudgetFields | None = None
@@ -53,7 +53,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """What this server knows of thinking: what efforts stand for, which strategies there are, and their limits."""
+    """The server's side of thinking: the budgets that efforts stand for, the strategies, and their limits."""
 
     strategies: Strategies = field(default_factory=Strategies)
     efforts: Mapping[Thinking, BudgetFields] = field(default_factory=lambda: BUDGETS)
@@ -62,7 +62,7 @@ class Manners:
     checkers: Checkers = field(default_factory=Checkers)
 
     def of(self, asked: Asked, served: Served, user: str) -> Manner:
-        """What `user` asks for, checked.
+        """Checks what `user` asks for.
 
         Raises:
             ApiError, InvalidParameter: something is out of range, contradicts something else, or asks for thinking of a
@@ -146,7 +146,7 @@ class Manners:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """What was asked for, checked. `unthinking`: there must be no thinking, whatever the chat template makes of it."""
+    """A request's checked manner. `unthinking`: there must be no thinking, whatever the chat template makes of it."""
 
     strategy: Strategy[Any] | None = None  # Any: each has its own options
     options: Options | None = None

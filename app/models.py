@@ -134,7 +134,7 @@ class Models:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may ask for, paths left out: each model's own name, `default`, and `auto` where it is."""
+        """Names that clients may ask for, paths left out: each model's own name, `default`, and `auto` where it is."""
         auto = () if self.auto is None else (AUTO_NAME,)
         return tuple(dict.fromkeys((*(each.name for each in self._served), DEFAULT_NAME, *auto)))
 

@@ -1,4 +1,4 @@
-"""What `/openapi.json` says of each route: its body, its parameters, and every status that it may answer with.
+"""Completes `/openapi.json` for each route: its body, its parameters, and every status that it may answer with.
 
 Routes read bodies by hand, so that a refusal is in one shape and names the field; here their models are put into the
 document. A test holds the two together, by asking the server what the document allows and what it does not.

@@ -62,7 +62,7 @@ def mount_page(app: Starlette) -> None:
 
 
 def is_pages(method: str, path: str) -> bool:
-    """Whether it can be a file or a place of the page that is asked for."""
+    """Tells whether a request can be for a file or a place of the page."""
     return method in {"GET", "HEAD"} and not RESERVED.intersection(PurePosixPath(path).parts[1:2])
 
 

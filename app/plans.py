@@ -1,4 +1,4 @@
-"""How a model is held to its tools' schemas: a plan of the calls, compiled, or a refusal by the keyword's name."""
+"""Holds a model to its tools' schemas: a plan of the calls, compiled, or a refusal by the keyword's name."""
 
 from __future__ import annotations
 

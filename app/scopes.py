@@ -1,4 +1,4 @@
-"""What a key may be for: each route is in one scope, and some cost what limits are about.
+"""Scopes of keys: each route is in at most one, and some routes count towards limits.
 
 A path that is in no scope is for keys of every scope. A test holds the table to the routes that there are.
 Knows nothing of keys.
@@ -38,5 +38,5 @@ def scope_of(path: str) -> Scope | None:
 
 
 def is_metered(method: str, path: str) -> bool:
-    """Whether a request makes a model work, and so counts towards limits."""
+    """Tells whether a request makes a model work, and so counts towards limits."""
     return method == "POST" and _METERED.fullmatch(path) is not None

@@ -39,7 +39,7 @@ _MANY = 100  # messages; the same
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the page says on its first screen."""
+    """Text of the page's first screen."""
 
     text: str
     starters: tuple[str, ...]
@@ -67,7 +67,7 @@ class Served:
 
     @cached_property
     def parameters(self) -> int:
-        """How many weights the model has."""
+        """Number of weights in the model."""
         return Weights(self.engine.model_path).parameters()
 
     async def chat_tokens(

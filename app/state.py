@@ -1,4 +1,4 @@
-"""What the routes of one app share. Made when the app is, reached through a request; there are no globals."""
+"""State that the routes of one app share. Made when the app is, reached through a request; there are no globals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Turns:
 
 @dataclass(slots=True)
 class Serving:
-    """What it takes to answer on the engines, in whichever of a server's processes."""
+    """Everything that answering on the engines takes, in whichever of a server's processes."""
 
     settings: Settings
     models: Models
@@ -73,7 +73,7 @@ class Serving:
         return self.models.default
 
     def thoughts(self) -> Thoughts:
-        """What is to be seen of one answer's thinking.
+        """Returns the filter of one answer's thinking.
 
         Raises:
             ApiError: there is no model of the name that is to write summaries.

@@ -1,6 +1,6 @@
-"""What people see of an answer's thinking: all of it, a summary made by a model, or that there was some.
+"""Visibility of an answer's thinking: all of it, a summary made by a model, or that there was some.
 
-One policy for the whole server, kept here for every API that answers a chat. Who may open sequences of their own
+One policy for the whole server, kept here for every API that answers a chat. A user who may open sequences of their own
 (`/api/sequences`, `/v1/completions`) reads what the model writes there. Knows nothing of HTTP.
 """
 
@@ -54,7 +54,7 @@ class Thoughts:
     _held: list[str] = field(default_factory=list)
 
     async def seen(self, deltas: Sequence[Delta], *, ended: bool) -> list[Delta]:
-        """What is shown of `deltas`. A summary comes when the thinking gives way to something else, or `ended` has."""
+        """Returns `deltas` as shown. A summary comes when the thinking gives way to something else, or `ended` has."""
         if self.policy == "shown":
             return list(deltas)
         shown: list[Delta] = []

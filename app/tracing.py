@@ -78,7 +78,7 @@ def trace_id() -> str | None:
 
 
 def here() -> Context | None:
-    """Where spans that are made later belong."""
+    """Returns the parent context of spans that are made later."""
     if _tracer is None:
         return None
     from opentelemetry import context
@@ -88,7 +88,7 @@ def here() -> Context | None:
 
 @contextmanager
 def span(name: str, **attributes: str | int | float | bool) -> Iterator[None]:
-    """What happens inside takes a span."""
+    """Records a span of the work inside."""
     if _tracer is None:
         yield
         return

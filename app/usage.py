@@ -1,4 +1,4 @@
-"""What an answer cost, in tokens: in the last event of its log, and beside its message."""
+"""Token usage of an answer: in the last event of its log, and beside its message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks. Routes learn it here and nowhere else, and which of them are the operator's."""
+"""The user of a request. Routes learn it here and nowhere else, and which of them are the operator's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in, and with how much: each key's limits, the wait that a model's backlog means, what is cut first."""
+"""Admission control: each key's limits, the wait that a model's backlog means, and the cuts that come first."""
 
 from app.admission.admission import Admission
 from app.admission.backlog import Backlog, Work

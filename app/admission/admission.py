@@ -31,7 +31,7 @@ _LEARN = 0.1  # what a new observation counts
 
 
 class Waiting(Protocol):
-    """What a model has still to do: a `Backlog`, or what was last heard of one."""
+    """Work left for a model: a `Backlog`, or the last news of one."""
 
     def wait_s(self) -> float: ...
 
@@ -39,8 +39,8 @@ class Waiting(Protocol):
 
 
 class Deciding(ABC):
-    """What a request that was let in may still ask, by `backlogs` (of each model) and `rates` as this process knows
-    them."""
+    """Decisions on what an admitted request may still ask, by `backlogs` (of each model) and `rates` as this process
+    knows them."""
 
     def __init__(
         self, settings: Settings, backlogs: Mapping[str, Waiting], rates: Rates, refused: Callable[[str], None]
@@ -94,7 +94,7 @@ class Deciding(ABC):
         self._rates.spend(key, tokens)
 
     def thinking_left(self, served: Served) -> int | None:
-        """Where many wait for a model: the most tokens that an answer may think. None: as many as were asked for."""
+        """Returns the most tokens that an answer may think where many wait. None: as many as were asked for."""
         return self._thinking if self._backlogs[served.name].wait_s() >= self._reduce_from_s else None
 
     def refusal(self, reason: str, message: str, wait_s: float, code: str) -> ApiError:
@@ -207,11 +207,11 @@ class Admission(Deciding):
         )  # fmt: skip
 
     def counts(self, key: str) -> Counts:
-        """What is counted of a key's tokens."""
+        """Returns the token counts of a key."""
         return self._rates.counts(key)
 
     def windows(self, who: Who) -> list[Window]:
-        """How the limits of a key stand."""
+        """Returns the state of a key's limits."""
         return self._rates.windows(who.key_id or who.id, self.limits_of(who))
 
 

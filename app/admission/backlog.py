@@ -1,8 +1,8 @@
-"""What one model has still to do for those who were let in, and how long whoever comes now would wait.
+"""A model's backlog: the work left for admitted requests, and the wait that a new one can expect.
 
 The estimate: prompts that are not read yet, each without the share that is likely in the prefix cache; and, where all
 places are taken, the answers that must end first, each of the length that answers have had lately. Times are those of
-the engine's measured pace, and are held to what those who came before really waited. Knows nothing of keys or limits.
+the engine's measured pace, and are held to the real waits of earlier requests. Knows nothing of keys or limits.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Backlog:
         self._pool_tokens = stats.blocks_total * stats.block_size or math.inf
 
     def wait_s(self) -> float:
-        """How long a request that comes now is likely to wait before its own prompt is read."""
+        """Estimates how long a request that comes now waits before its own prompt is read."""
         return self._expected_s() * math.exp(self._skew)
 
     def admit(self, tenant: str, prompt: int, limit: int, answers: int = 1) -> Work:

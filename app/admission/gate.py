@@ -81,6 +81,6 @@ def duration(seconds: float) -> str:
 
 
 def is_strict(headers: Headers) -> bool:
-    """Whether the client prefers a refusal to less than it asks for (RFC 7240, 4.4)."""
+    """Tells whether the client prefers a refusal to less than it asks for (RFC 7240, 4.4)."""
     given = [part.strip().lower() for value in headers.getlist("prefer") for part in value.split(",")]
     return "handling=strict" in given

@@ -1,4 +1,4 @@
-"""How long an engine's steps take, by its counters: a fixed part, one for each token read, one for each written.
+"""Estimates an engine's step time by its counters: a fixed part, one for each token read, one for each written.
 
 Weighted least squares with forgetting, held to what is not negative; before anything was seen, a small machine's guess.
 Knows nothing of requests.

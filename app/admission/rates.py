@@ -1,8 +1,8 @@
-"""What one key may do in a minute and at the same time, by the `limits` library, in memory.
+"""Rate limits of one key, in a minute and at the same time, by the `limits` library, in memory.
 
 Requests are a moving window: each counts for exactly a minute. Tokens are a sliding window counter, which costs the
-same whatever their number: the minute before counts by the share of it that is less than a minute ago. What an answer
-writes counts when it is written, also beyond the limit. The library counts by the wall clock; where that is set, all
+same whatever their number: the minute before counts by the share of it that is less than a minute ago. An answer's
+tokens count when they are written, also beyond the limit. The library counts by the wall clock; where that is set, all
 counts begin anew, or a clock set back a day would refuse for a day. Knows nothing of HTTP.
 """
 
@@ -38,7 +38,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a limit stands: how much of it is left, and in how many seconds all of it will be."""
+    """State of a limit: how much of it is left, and in how many seconds all of it will be."""
 
     what: What
     limit: int
@@ -87,7 +87,7 @@ class Rates:
         self._storage.incr(current, 2 * _TOKENS.get_expiry(), amount=tokens)
 
     def windows(self, key: str, limits: KeyLimits) -> list[Window]:
-        """How the limits of a key stand."""
+        """Returns the state of a key's limits."""
         self._heed_clock()
         found: list[Window] = []
         if limits.requests is not None:

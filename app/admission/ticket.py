@@ -162,7 +162,7 @@ class Ticket:
 
     @property
     def cut(self) -> dict[str, str]:
-        """What was made less, and what is left of it."""
+        """The reduced parts of the request, and what is left of each."""
         thinking = {"thinking": str(min(self._thinking.values()))} if self._thinking else {}
         return {**thinking, "models": " ".join(self._models)} if self._models else thinking
 

@@ -44,7 +44,7 @@ class UserRequest(BaseModel):
 
 
 class UserQuotaFields(BaseModel):
-    """What all keys of a user have that say nothing themselves; null: the server's."""
+    """Quota of all keys of a user that say nothing themselves; null: the server's."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -68,7 +68,7 @@ class UserChange(BaseModel):
 
 
 class QuotaFields(UserQuotaFields):
-    """What a key may cost; null: the server's limit for a minute and at once, none for a day and a month."""
+    """Limits on what a key may cost; null: the server's limit for a minute and at once, none for a day and a month."""
 
     requests_per_minute: int | None = Field(None, ge=1, le=_MOST)
     tokens_per_minute: int | None = Field(None, ge=1, le=_MOST)

@@ -49,7 +49,7 @@ FIELDS = ("file", "source", "collection", "metadata", "wait")
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What an upload says beside its files."""
+    """Options of an upload, beside its files."""
 
     sources: list[str]
     collection: int | None
@@ -279,8 +279,8 @@ def _those_left(library: Library, user: str, numbers: list[int]) -> list[Documen
 async def viewed(
     request: Request, user: str, begin: Callable[Concatenate[str, P], ProcessFuture[T]], *args: P.args, **more: P.kwargs
 ) -> T:
-    """What a process of its own finds in a PDF, for one request of each user at a time: nobody's file keeps those of
-    others waiting.
+    """Returns what a process of its own finds in a PDF, one request of each user at a time: nobody's file keeps those
+    of others waiting.
 
     Raises:
         NotFound, Unreadable: there is no such file, or not any more, or it cannot be read in time.

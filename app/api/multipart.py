@@ -103,9 +103,9 @@ class Form:
             raise BadForm("The form stops before its end; was the connection cut?")
 
     def hand_over(self, work: Callable[[], T]) -> T:
-        """What `work` returns; if it succeeds, the files are somebody else's from then on.
+        """Runs `work` and returns its result; if it succeeds, the files are somebody else's from then on.
 
-        They are on the disk before that: who is told that a file came may delete the original.
+        They are on the disk before that: a client told that a file came may delete the original.
         """
         with self._lock:
             for folder in {file.path.parent for file in self.files}:
@@ -125,7 +125,7 @@ class Form:
                 for file in self.files:
                     file.path.unlink(missing_ok=True)
 
-    # What the parser calls
+    # Callbacks of the parser
 
     def _part_begin(self) -> None:
         self._parts += 1

@@ -104,7 +104,7 @@ def _model(name: str, told: Stats | None) -> dict[str, Any]:
 
 
 def _memory_bytes() -> int:
-    """What the process has in memory now; where the system does not tell, the most that it ever had."""
+    """Returns the process's bytes in memory now; where the system does not tell, the most that it ever had."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -94,7 +94,7 @@ class RunRequest(BaseModel):
     )
 
     def asked(self) -> Asked:
-        """How the answer is to come about.
+        """Returns the manner that the request asks for.
 
         Raises:
             ApiError: the budget of thinking is not as accepted.
@@ -106,7 +106,7 @@ class RunRequest(BaseModel):
         return Asked(self.reasoning_effort, budget, self.strategy, self.strategy_options, thinks, self.checker)
 
     def sampling(self) -> dict[str, float]:
-        """What is to be other than the model's authors chose it."""
+        """Returns the sampling parameters that are to be other than the model's authors chose them."""
         return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
 
     def told(self) -> str | None:
@@ -120,7 +120,7 @@ class RunRequest(BaseModel):
         return self.system
 
     def place(self) -> Place:
-        """Where the answer goes.
+        """Returns the place of the answer.
 
         Raises:
             ApiError: content and regenerate are both given, or neither.
@@ -272,7 +272,7 @@ async def _check_length(content: str, answering: Iterable[Served]) -> None:
 
 
 def _key(request: Request, chat_id: str, body: dict[str, Any]) -> RunKey | None:
-    """What the header Idempotency-Key asks for. Any: JSON.
+    """Reads the header Idempotency-Key. Any: JSON.
 
     Raises:
         ApiError: 400.

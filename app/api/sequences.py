@@ -207,7 +207,7 @@ async def _scores(leased: LeasedSequence, wanted: ScoreRequest, held: Sequences)
 
 
 def _shown(leased: LeasedSequence) -> dict[str, Any]:
-    """What every answer says of a sequence."""
+    """Returns the fields that every answer gives of a sequence."""
     return {
         "id": leased.id, "model": leased.served.name, "length": len(leased), "busy": leased.busy,
         "scope": None if leased.scope is None else leased.scope.id, "created_at": leased.created_at,

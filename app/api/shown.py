@@ -1,4 +1,4 @@
-"""What the outside is shown of documents, jobs, collections and passages. The command line reads the same back.
+"""Public forms of documents, jobs, collections and passages. The command line reads the same back.
 
 Made from retrieval's plain data, never from its insides: no path of a file is shown.
 """
@@ -17,7 +17,7 @@ from retrieval.records import MemberRole, Metadata, Role
 
 
 class FaultShown(BaseModel):
-    """What could not be read in a document that otherwise could."""
+    """A part that could not be read, of a document that otherwise could."""
 
     message: str
     page: int | None
@@ -50,7 +50,7 @@ class DocumentShown(BaseModel):
 
 
 class FileShown(BaseModel):
-    """How far a file of a job has come."""
+    """Progress of a file of a job."""
 
     source: str
     status: FileStatus
@@ -83,7 +83,7 @@ class JobSummary(BaseModel):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be waited for."""
+        """True when nothing more is to be waited for."""
         return self.status != "running" or self.stalled is not None
 
 
@@ -120,7 +120,7 @@ class JobShown(JobSummary):
 
 
 class Ingested(BaseModel):
-    """What an upload came to."""
+    """Outcome of an upload."""
 
     job: JobShown
     documents: list[DocumentShown]
@@ -182,7 +182,7 @@ class SpanShown(BaseModel):
 
 
 class Scores(BaseModel):
-    """Where a hit came from; null: not among the best of that index, or not reranked."""
+    """Scores of a hit by source; null: not among the best of that index, or not reranked."""
 
     dense: float | None
     lexical: float | None

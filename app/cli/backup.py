@@ -32,7 +32,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 BACKUPS = "backups"
 DOCUMENTS, FILES = "documents/documents.db", "documents/files"
-# What is made again, belongs to a running server, or is a backup itself.
+# Paths that are made again, belong to a running server, or are backups themselves.
 _LEFT_OUT = ("lock", "server.url", BACKUPS, RESTORING, "documents/lock", "documents/index", FILES, "kv", "constraints")
 _ARCHIVES = (".tar.gz", ".tgz")
 _TRIES = 3  # to catch the documents and their files at one moment
@@ -144,7 +144,7 @@ def _collect(data_dir: Path, folder: Path, target: Path) -> Digests:
     if (data_dir / DOCUMENTS).is_file():
         for _ in range(_TRIES):
             _copy_database(data_dir / DOCUMENTS, folder / DOCUMENTS)
-            # What is pointed to and not there was deleted meanwhile, or long ago by hand.
+            # A file that is pointed to and not there was deleted meanwhile, or long ago by hand.
             names = _pointed_to(folder / DOCUMENTS)
             if len(names) == sum(_copy(data_dir / FILES / name, folder / FILES / name) for name in names):
                 break
@@ -177,7 +177,7 @@ def _left_out(name: str) -> bool:
 
 
 def _copy(path: Path, to: Path) -> bool:
-    """Whether it was there to copy."""
+    """Copies a file unless it is copied already; tells whether it was there to copy."""
     if to.exists():
         return True
     make_folder(to.parent)
@@ -267,7 +267,7 @@ def _private(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _verified(path: Path) -> int:
-    """How many files it has.
+    """Verifies a backup; returns how many files it has.
 
     Raises:
         BadSetting: it is no backup, or damaged.

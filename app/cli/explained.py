@@ -1,4 +1,4 @@
-"""What the commands have in common: where settings come from, and what is refused told in a sentence.
+"""Helpers that the commands share: settings from their sources, and refusals told in a sentence.
 
 Imports nothing that `ponder --help` has no use for.
 """
@@ -43,7 +43,7 @@ def settings_of(config: Path | None, *, serving: bool = False, **flags: Any) -> 
 
 
 def or_explain(work: Callable[..., T], *arguments: Any) -> T:
-    """What `work` returns; what it refuses becomes a sentence and exit code 1."""
+    """Runs `work` and returns its result; a refusal becomes a sentence and exit code 1."""
     from app.config import BadSetting
 
     try:

@@ -79,11 +79,11 @@ class Work:
 
     @property
     def share(self) -> float:
-        """How much is done, by the bytes of the files that are over and of those half-way by their chunks."""
+        """Share of the work done, by the bytes of the files that are over and of those half-way by their chunks."""
         return sum(file.bytes * _share(file) for file in self.files) / self._bytes
 
     def line(self) -> str:
-        """Where it is, in words."""
+        """Describes the progress in words."""
         chunks = sum(file.embedded for file in self.files)
         parts = [f"{self.count(*_OVER) + len(self.refused)} of {_many(self._files, 'file')}", _many(chunks, "chunk")]
         parts += [f"{count} {stage}" for stage in ("reading", "embedding") if (count := self.count(stage))]
@@ -211,7 +211,7 @@ def _head(number: int, passage: PassageShown) -> Text:
 
 
 def _words(query: str) -> re.Pattern[str] | None:
-    """What to mark of a query's words; longer ones also where they have an ending."""
+    """Returns a pattern of the query's words to mark; longer ones also where they have an ending."""
     words = sorted(set(terms(query)), key=len, reverse=True)
     if not words:
         return None

@@ -1,4 +1,4 @@
-"""Which files `ponder index` takes from the paths it is given, and what they are called in the library.
+"""Picks the files that `ponder index` takes from the paths it is given, and names them for the library.
 
 Of a folder: everything below it in sorted order, but for what is hidden, what programs made for themselves, and what
 cannot be read anyway. A name begins with the folder that was given, so files of different folders stay apart.

@@ -124,7 +124,7 @@ def _at_most(tokens: int) -> Way:
 
 
 def grid(thinks: bool) -> list[Way]:
-    """What is measured where nothing is asked for: without and with thinking, budgets, Waits, and several samples."""
+    """Returns the default ways to measure: without and with thinking, budgets, Waits, and several samples."""
     sampled = [f'{name}:{{"n": {list(SAMPLES)}}}' for name in ("best_of_n", "self_consistency")]
     ways = [way for text in sampled for way in ways_of(text)]
     if not thinks:

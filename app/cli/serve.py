@@ -96,7 +96,7 @@ def _explain_bind(error: OSError, host: str, port: int) -> BadSetting:
 
 
 def url(host: str, port: int) -> str:
-    """Where a browser on this machine finds the server."""
+    """Returns the server's address for a browser on this machine."""
     if host in ("0.0.0.0", "::", ""):
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -189,7 +189,7 @@ async def _start_models(settings: Settings, tell: Callable[[str], None]) -> Mode
 
 
 async def _or_leave(starting: Coroutine[Any, Any, T], stop: asyncio.Task[bool]) -> T:
-    """What comes of it, unless the server is told to stop before."""
+    """Returns the result of `starting`; exits if the server is told to stop before."""
     begun = asyncio.ensure_future(starting)
     await asyncio.wait({begun, stop}, return_when=asyncio.FIRST_COMPLETED)
     if not begun.done():
@@ -223,7 +223,7 @@ def _say_ready(settings: Settings, port: int) -> None:
 
 
 def _anybody(settings: Settings) -> bool:
-    """Whether there is a key that lets somebody in."""
+    """Tells whether there is a key that lets somebody in."""
     accounts = Accounts.open(settings.resolved_data_dir)
     try:
         return any(key.state == "valid" for key in accounts.keys_of())

@@ -31,7 +31,7 @@ class Refused(Exception):
 
 
 class Shelf(Protocol):
-    """Where documents are."""
+    """A place that keeps documents."""
 
     def groups(self, files: Sequence[Picked]) -> Iterator[Sequence[Picked]]:
         """The files in parts that `submit` takes at once."""

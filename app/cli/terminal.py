@@ -27,7 +27,7 @@ Messages = list[dict[str, str]]
 
 
 class Partner(Protocol):
-    """Who answers."""
+    """The side that answers."""
 
     name: str
 

@@ -190,7 +190,7 @@ async def _opened(settings: Settings, *, library: bool) -> AsyncIterator[Toolshe
 
 
 class _Person:
-    """Whoever sits at the terminal, if anyone does."""
+    """The person at the terminal, if there is one."""
 
     def __init__(self, yes: bool) -> None:
         self._yes = yes
@@ -231,7 +231,7 @@ async def _prompted(text: str) -> str:
 
 
 def _show(event: Event) -> None:
-    """What happens meanwhile, on the error output of a terminal."""
+    """Shows a call's progress and output on the error output of a terminal."""
     if not sys.stderr.isatty():
         return
     match event:

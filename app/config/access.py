@@ -1,4 +1,4 @@
-"""Where the server listens, who may reach it, and how much of it one of them may take."""
+"""Settings of access: where the server listens, who may reach it, and how much of it one of them may take."""
 
 from __future__ import annotations
 

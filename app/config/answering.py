@@ -1,4 +1,4 @@
-"""What answers are made with beside a model: thinking, strategies, tools and documents, and how far each may go."""
+"""Settings of answers beside the model: thinking, strategies, tools and documents, and how far each may go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the models run: where, in which numbers, with how much memory, and who of those that wait is next."""
+"""Settings of the engine: where it runs, in which numbers, with how much memory, and its scheduling policy."""
 
 from __future__ import annotations
 

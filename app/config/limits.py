@@ -1,4 +1,4 @@
-"""How much may be asked of the server: of each key in a minute, and of all of it before some are turned away."""
+"""Settings of limits: for each key in a minute, and for the whole server before some are turned away."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
 
 
 def _not_json() -> str:
-    """Which variable of a table cannot be read: pydantic-settings says it in words of its own."""
+    """Tells which variable of a table cannot be read: pydantic-settings says it in words of its own."""
     for name, field in Settings.model_fields.items():
         variable = f"{ENV_PREFIX}{name}".upper()
         if get_origin(field.annotation) is dict and variable in os.environ:

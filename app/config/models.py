@@ -1,4 +1,4 @@
-"""Which models are served, by which names, and in which order the router asks them. Knows nothing of how they run."""
+"""Settings of the served models: their names, and the router's order of asking them. Knows nothing of how they run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ModelSettings(BaseModel):
         return directory.name if directory.is_dir() else self.model
 
     def check_models(self) -> None:
-        """Whether the models have a name each, and the router's settings fit them. For who serves them.
+        """Checks that the models have a name each, and that the router's settings fit them. Called before serving.
 
         Raises:
             BadSetting: which do not go together, and what is accepted.

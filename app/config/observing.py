@@ -1,4 +1,4 @@
-"""What is told of the server's work: its log, its metrics' goals and price."""
+"""Settings of observability: the log, and the metrics' goals and price."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Settings(
     EngineSettings, AnswerSettings, ObservingSettings, LimitSettings, AccessSettings, ModelSettings, BaseSettings
 ):
-    """What an operator may set. A field's description is what is accepted, as an error message says it."""
+    """All settings of an operator. A field's description is what is accepted, as an error message says it."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
 
@@ -73,12 +73,12 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
 
 
 def server_file(settings: Settings) -> Path:
-    """Where a server that is ready says its address, for the command line."""
+    """Returns the file in which a ready server says its address, for the command line."""
     return settings.resolved_data_dir / "server.url"
 
 
 def default_data_dir() -> Path:
-    """Where the platform keeps a user's application data."""
+    """Returns Ponder's folder where the platform keeps a user's application data."""
     if os.name == "nt":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "ponder"
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "ponder"

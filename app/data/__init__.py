@@ -1,4 +1,4 @@
-"""What a server keeps of chats and their runs: a file for each noun, over one SQLite database.
+"""Storage of chats and their runs: a file for each noun, over one SQLite database.
 
-Whoever asks names the user, and what is another's is not found. Knows nothing of HTTP, models or tools.
+Callers name the user, and another's data is not found. Knows nothing of HTTP, models or tools.
 """

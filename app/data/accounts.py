@@ -42,7 +42,7 @@ _STEPS = (
             hash TEXT PRIMARY KEY, key_id TEXT NOT NULL REFERENCES keys (id) ON DELETE CASCADE,
             expires_at REAL NOT NULL) WITHOUT ROWID""",
         "CREATE INDEX sessions_key ON sessions (key_id)",
-        # Whose everything is where nobody has to say who they are: a key for this user opens it from then on.
+        # Owns everything where nobody has to say who they are: a key for this user opens it from then on.
         f"INSERT INTO users VALUES ('{LOCAL_USER}', '{LOCAL_USER}', 'operator', strftime('%s'))",
     ),
     (
@@ -176,7 +176,7 @@ class Accounts:
         disabled: bool | None = None,
         quota: Quota | None = None,
     ) -> Account:
-        """What is None stays. Of a user who is disabled, every session ends.
+        """Changes a user; None leaves a field as it is. Every session of a disabled user ends.
 
         Raises:
             NotThere: there is none.
@@ -261,7 +261,7 @@ class Accounts:
             return self._key(id)
 
     def used(self, key_id: str) -> Used:
-        """What a key has used in this day and this month."""
+        """Returns the usage of a key in this day and this month."""
         with self._lock:
             return used(self._db, key_id, time.time())
 
@@ -307,7 +307,7 @@ class Accounts:
         return token, ends
 
     def session(self, token: str) -> tuple[Account, ApiKey, float] | None:
-        """Whose session it is, the key that opened it, and when it ends; None where it is over."""
+        """Returns the session's user, the key that opened it, and when it ends; None where it is over."""
         sql = "SELECT key_id, expires_at FROM sessions WHERE hash = ? AND expires_at > ?"
         with self._lock:
             held = row(self._db, sql, hashed(token), time.time())

@@ -63,7 +63,7 @@ class Database:
         self._lock.close()
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` gives, done in the database's thread, in one transaction: all of it is kept, or nothing."""
+        """Returns the result of `work`, run in the database's thread, in one transaction: all is kept, or nothing."""
         return await asyncio.wrap_future(self._thread.submit(self._transaction, work))
 
     async def rows(self, sql: str, *parameters: object) -> list[Row]:

@@ -1,4 +1,4 @@
-"""What can be wrong with a wish, as data tells it: something is not there, or cannot be so."""
+"""Errors of the data layer: something is not there, or cannot be so."""
 
 from __future__ import annotations
 

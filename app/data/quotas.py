@@ -1,4 +1,4 @@
-"""What a key may cost, and what it has cost: limits of a minute, a day and a month, and counts by day.
+"""Quotas of a key and its usage: limits of a minute, a day and a month, and counts by day.
 
 Days and months are UTC's. Knows nothing of who holds to them.
 """

@@ -36,7 +36,7 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an answer goes: below a new question with `content`, or below the question `regenerate`.
+    """The place of an answer: below a new question with `content`, or below the question `regenerate`.
 
     The new question follows `parent_id`, None for a new beginning; with `at_leaf`, the end of the current branch.
     """
@@ -62,7 +62,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How an assistant's message ends up."""
+    """The final state of an assistant's message."""
 
     status: str
     content: str

@@ -1,4 +1,4 @@
-"""What an answer did on its way: each step is a text, the calls that followed it and their results.
+"""Steps of an answer on its way: each is a text, the calls that followed it and their results.
 
 The last step is what the model wrote after its last results, and calls nothing; so the texts together are the answer.
 Knows nothing of prompts.
@@ -60,5 +60,5 @@ def dump_steps(steps: Sequence[Step]) -> str | None:
 
 
 def load_steps(text: str | None) -> list[Step]:
-    """What was kept, which was checked before."""
+    """Loads stored steps, which were checked before."""
     return _STEPS.validate_json(text) if text else []

@@ -1,4 +1,4 @@
-"""What is measured of a server: counted as requests pass, and read from the engines when somebody asks."""
+"""Metrics of a server: counted as requests pass, and read from the engines when somebody asks."""
 
 from app.metrics.meter import Meter
 from app.metrics.watch import Counting, Goals, Watch

@@ -96,7 +96,7 @@ class EngineCounters(Collector):
             yield self._answers(self._auto)
 
     def _tiers(self, told: Sequence[tuple[list[str], Stats]]) -> Iterator[Metric]:
-        """What lies below the pools."""
+        """Yields metrics of the KV tiers below the pools."""
         labels = [*self._labels, "tier"]
         used = GaugeMetricFamily("ponder_kv_tier_bytes", "Bytes in use below the KV pool.", labels=labels)
         room = GaugeMetricFamily("ponder_kv_tier_limit_bytes", "Bytes there may be below the KV pool.", labels=labels)
@@ -114,7 +114,7 @@ class EngineCounters(Collector):
             yield counter
 
     def _waits(self) -> Iterator[Metric]:
-        """What was let in and is not done."""
+        """Yields metrics of requests that were let in and are not done."""
         answers = GaugeMetricFamily("ponder_backlog_answers", "Answers let in and not ended.", labels=self._labels)
         tokens = GaugeMetricFamily("ponder_backlog_tokens", "Tokens they are likely to take yet.", labels=self._labels)
         wait = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""What an operator's monitoring reads at `/metrics`, in Prometheus' format, and what the operator's page is told.
+"""Metrics for an operator's monitoring at `/metrics`, in Prometheus' format, and for the operator's page.
 
 Latencies and outcomes are counted here as requests pass; the engine's own counters are read when a scrape asks, and
 every few seconds while requests pass, so an idle server does no work for its metrics. One registry per app: two apps in

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What a request must keep to, to count as goodput: the wait for its first token, and then for each further one on
-    average. And what an hour of the machine costs, if that is known."""
+    """Goals of a request that counts as goodput: the wait for its first token, and then for each further one on
+    average. Also the cost of an hour of the machine, if that is known."""
 
     ttft_s: float = 2.0
     inter_token_s: float = 0.2
@@ -41,7 +41,7 @@ class Working(Protocol):
 
 
 class Counting(Protocol):
-    """Who hears of requests as they pass."""
+    """Listener to requests as they pass."""
 
     goals: Goals
 
@@ -141,7 +141,7 @@ class Watch:
         self._counting.left(self._endpoint, outcome, lasted, met)
 
     def _kept_to(self, goals: Goals) -> bool:
-        """Whether every answer came in time."""
+        """Tells whether every answer came in time."""
         for index, first in self._first.items():
             further = max(1, self._count[index] - 1)
             if first - self._began > goals.ttft_s or (self._latest[index] - first) / further > goals.inter_token_s:

@@ -1,4 +1,4 @@
-"""What a request asks its answer to be: JSON, a schema, an expression, a choice, a grammar, or calls of tools.
+"""Constraints that a request puts on its answer: JSON, a schema, an expression, a choice, a grammar, or calls of tools.
 
 Everything is compiled before the answer begins, so a refusal is a 400 that names the field and the keyword, never the
 end of a stream. Knows nothing of prompts or replies.
@@ -37,7 +37,7 @@ MAX_PARTS = 25_000  # values of all tools together, or of a form
 
 
 def text_constraint(request: SamplingRequest) -> tuple[str, Constraint] | None:
-    """What the whole answer is held to, and the field that says so.
+    """Returns the field that constrains the whole answer, and its constraint; None without one.
 
     Raises:
         ApiError: a field is not as accepted, or two of them ask for different things.

@@ -1,4 +1,4 @@
-"""What becomes of every field of a request: it works, it is accepted without effect, or it is refused by name.
+"""Checks every field of a request: it works, it is accepted without effect, or it is refused by name.
 
 `parse` turns a JSON object into a checked request or raises the one 400 that says which field is wrong and what would
 be accepted. `docs/api.md` lists these tables; a test holds the two together. Knows nothing of the engine.

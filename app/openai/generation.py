@@ -41,7 +41,7 @@ class Answering(Protocol):
 
 @dataclass(slots=True)
 class Generation:
-    """What one request asks of the engine. `tally` fills as pieces pass."""
+    """One request's work for the engine. `tally` fills as pieces pass."""
 
     served: Served
     counting: Counting

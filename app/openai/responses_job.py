@@ -243,7 +243,7 @@ class ResponseJob:
         yield [self._numbered(event) for event in events]
 
     async def _happening(self) -> AsyncGenerator[Happened, None]:
-        """What the model writes, and what calls of the server's return."""
+        """Yields what the model writes, and what calls of the server's tools return."""
         if self.tools is not None:
             async with aclosing(self._acted(self.tools)) as happening:
                 async for each in happening:

@@ -58,7 +58,7 @@ class Output:
         return list(self._waiting)
 
     def take(self, delta: Delta) -> list[Json]:
-        """What a delta of the model's turn changes."""
+        """Returns the events for a delta of the model's turn."""
         match delta:
             case Reasoning(text):
                 return [*self._at("reasoning"), self._more("response.reasoning_text.delta", text)]

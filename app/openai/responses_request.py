@@ -222,7 +222,7 @@ def _function(fields: Mapping[str, Any], where: str) -> Json:
 
 
 def _served(fields: Mapping[str, Any], where: str) -> Literal["all"] | list[str]:
-    """Which of the server's tools are wanted."""
+    """Returns which of the server's tools are wanted."""
     known = ("type", "server_label", "allowed_tools", "require_approval")
     for key, value in fields.items():
         if key not in known and value is not None:

@@ -23,7 +23,7 @@ class HandedOver(Exception):
 
 
 class ServedTools:
-    """What a model's loop needs to run calls. `outcomes` are those of the server's calls, by call id."""
+    """Runner of the calls of a model's loop. `outcomes` are those of the server's calls, by call id."""
 
     def __init__(
         self, executor: Executor, offered: Sequence[Tool], *, response: str, user: str, read_from: Collection[str],

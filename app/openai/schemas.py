@@ -44,7 +44,7 @@ class StreamOptions(BaseModel):
 
 
 class SamplingRequest(BaseModel):
-    """What chat and plain completions share."""
+    """Fields that chat and plain completions share."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -133,7 +133,7 @@ class SamplingRequest(BaseModel):
         return self.max_tokens
 
     def sampling(self, defaults: Sampling) -> Sampling:
-        """What was asked for; the model's own defaults where nothing was."""
+        """Returns the sampling that was asked for; the model's own defaults where nothing was."""
 
         def choose(value: float | None, default: float) -> float:
             return default if value is None else value
@@ -252,7 +252,7 @@ class ChatRequest(SamplingRequest):
 
     @property
     def asked(self) -> Asked:
-        """How the answer is to come about."""
+        """Manner that the request asks for."""
         thinks = self.chat_template_kwargs.get("enable_thinking")
         return Asked(
             self.reasoning_effort, self.thinking, self.strategy, self.strategy_options,

@@ -35,7 +35,7 @@ class RunReduced(BaseModel):
 
 
 class PrefillProgress(BaseModel):
-    """How much of what the model reads it has read, where that takes a while: at most ten a second."""
+    """Progress of the prefill, in tokens, where that takes a while: at most ten a second."""
 
     type: Literal["prefill.progress"] = "prefill.progress"
     processed: int
@@ -104,7 +104,7 @@ class SourceShown(BaseModel):
 
 
 class CitationSources(BaseModel):
-    """What was found for the question, before the answer begins. `none`: the model was not asked."""
+    """Sources found for the question, before the answer begins. `none`: the model was not asked."""
 
     type: Literal["citation.sources"] = "citation.sources"
     verdict: Literal["answer", "partial", "none"]
@@ -114,7 +114,7 @@ class CitationSources(BaseModel):
 
 
 class CitationRef(BaseModel):
-    """What supports the sentence that is characters `start` to `end` of the answer."""
+    """Support of the sentence that is characters `start` to `end` of the answer."""
 
     type: Literal["citation.ref"] = "citation.ref"
     sentence: int
@@ -238,7 +238,7 @@ class RouteTried(BaseModel):
 
 
 class RouteAnswering(BaseModel):
-    """Whose answer follows."""
+    """The model whose answer follows."""
 
     type: Literal["route.answering"] = "route.answering"
     model: str

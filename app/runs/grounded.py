@@ -37,7 +37,7 @@ MOST_TOKENS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """What was found for a question, and whether it seems to answer."""
+    """Sources found for a question, and whether they seem to answer."""
 
     sources: tuple[Source, ...]
     verdict: Verdict

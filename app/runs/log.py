@@ -24,7 +24,7 @@ COALESCE_S = 0.025
 
 
 class EventStore(Protocol):
-    """What a log needs of a store."""
+    """The part of a store that a log needs."""
 
     def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> Future[None]:
         """Append to a run's log, in the order of the calls; done when a crash of this process cannot take them."""
@@ -50,7 +50,7 @@ class RunLog:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing comes any more; its readers may not have read that yet."""
+        """True when nothing comes any more; its readers may not have read that yet."""
         return self._last is not None and self._last.type in TERMINAL
 
     @property
@@ -85,7 +85,7 @@ class RunLog:
             written.add_done_callback(lambda _: _call_soon(loop, self._written, len(events)))
 
     def _written(self, count: int) -> None:
-        """What could not be written (the store says why in its own log) is shown all the same."""
+        """Shows events to readers, also those that could not be written (the store says why in its own log)."""
         self._writing -= 1
         self.events += self._coming[:count]
         del self._coming[:count]

@@ -28,7 +28,7 @@ class StepRecorder:
         self._results.append(StepResult(call_id=call.id, text=kept, untrusted=untrusted))
 
     def next(self) -> None:
-        """What comes now was made after the results."""
+        """Closes a step that has results: the text and calls to come were made after them."""
         if self._results:
             self._closed.append(Step(content="".join(self._text), calls=self._calls, results=self._results))
             self._text, self._calls, self._results = [], [], []

@@ -1,4 +1,4 @@
-"""What a run's log tells of an answer that nobody finished: the server crashed, or was killed."""
+"""Rebuilds an answer that nobody finished from a run's log: the server crashed, or was killed."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a person asked for, checked already. None: what the model's authors chose."""
+    """A person's request, checked already. None: what the model's authors chose."""
 
     place: Place
     system: str | None = None  # what the model is told before everything
@@ -344,7 +344,7 @@ class Run:
             self.log.append(ThinkingStarted(started_at=started_at, max_tokens=most, waits=waits))
 
     def _hear(self, event: Event) -> None:
-        """What a strategy tells."""
+        """Counts or logs an event of a strategy."""
         if isinstance(event, Spent):
             self._tally.add_unseen(event.written, event.read)
         elif (shown := told(event)) is not None:
@@ -379,7 +379,7 @@ class Run:
         if self._first_token_at is None:
             return None
         made = self._tally.completion_tokens
-        # What nobody sees was written before the first token that is seen.
+        # Tokens that nobody sees were written before the first token that is seen.
         since = self._writing_at if self._unseen and self._writing_at is not None else self._first_token_at
         elapsed_s = time.perf_counter() - since
         rate = (made - 1) / elapsed_s if made > 1 and elapsed_s > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What strategies tell of themselves, as events of a run. Knows nothing of how a run is made."""
+"""Turns events of strategies into events of a run. Knows nothing of how a run is made."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ Answer = Literal["once", "no", "always", "never"]
 
 @dataclass(slots=True)
 class _Waiting:
-    """What a person is to decide; `asked` is the event that said so."""
+    """A decision that a person is to make; `asked` is the event that said so."""
 
     asked: ApprovalRequested | QuestionAsked
     decided: asyncio.Future[Any]  # a Decision, or an answer's text
@@ -174,7 +174,7 @@ class RunTools:
         return text
 
     async def _decided(self, number: str, asked: ApprovalRequested | QuestionAsked) -> Any:
-        """What was decided, None where it became too late."""
+        """Asks for a decision and returns it, None where it became too late."""
         if not self._waiting:
             self._waits_since = time.monotonic()
         waiting = self._waiting[number] = _Waiting(asked, asyncio.get_running_loop().create_future())

@@ -99,7 +99,7 @@ class Doubts:
 
 
 def doubts(trace: Trace, served: Served) -> Doubts:
-    """Whether `served` can be expected to make the trace's tokens again."""
+    """Returns the doubts that `served` makes the trace's tokens again."""
     other, reasons = list[str](), list[str]()
     now = served.engine.numerics
     if trace.fingerprint and trace.fingerprint != served.engine.fingerprint.hex():

@@ -30,7 +30,7 @@ class Lease:
 
     @property
     def expires_at(self) -> float | None:
-        """When it runs out, in seconds since the epoch; None while something holds it."""
+        """Time at which it runs out, in seconds since the epoch; None while something holds it."""
         if self._holders:
             return None
         ends_at = time.time() + self._ends_at - self._loop.time()

@@ -66,7 +66,7 @@ class LeasedSequence:
 
     @property
     def held_tokens(self) -> int:
-        """What counts towards its user's quota: its tokens, and those that what runs on it may add."""
+        """Tokens that count towards its user's quota: its own, and those that work running on it may add."""
         return max(len(self._seq), self._most)
 
     def line(self) -> Iterator[LeasedSequence]:

@@ -111,7 +111,7 @@ class Sequences:
     def take_up(
         self, id: str, user: str, served: Served, seq: Sequence, length_s: float, created_at: float, scope: str | None
     ) -> None:
-        """What an earlier server held under this id. It closes with the sequence of the id `scope`, if that is here."""
+        """Takes up an earlier server's sequence `id`. It closes with the sequence of id `scope`, if that is here."""
         self._lend(user, served, seq, length_s, self._held.get(scope or ""), id=id, created_at=created_at)
 
     def close(self, leased: LeasedSequence) -> None:

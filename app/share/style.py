@@ -1,4 +1,4 @@
-"""How a shared chat looks: the page's colours and measure, with the reader's own fonts."""
+"""Style of a shared chat: the page's colours and measure, with the reader's own fonts."""
 
 STYLE = """
 :root{color-scheme:light dark;--paper:light-dark(#fafcfc,#14191c);--tint:light-dark(#e3efee,#222f33);

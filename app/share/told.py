@@ -1,4 +1,4 @@
-"""What a shared file tells of a chat: its current branch, and what each answer rests on. Knows nothing of forms."""
+"""Contents of a shared chat's file: its current branch, and what each answer rests on. Knows nothing of forms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Turn:
 
     @property
     def thought(self) -> str:
-        """How long it thought, in words."""
+        """Time that it thought, in words."""
         return "Thought" if self.thinking_s is None else f"Thought for {self.thinking_s:.1f} s"
 
 

@@ -26,7 +26,7 @@ CHUNK_BYTES = 128  # that the chunks beyond those must have on average
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How much time a client has. Rates are bytes a second, over `body_s` and `read_s`."""
+    """Limits of a client's time. Rates are bytes a second, over `body_s` and `read_s`."""
 
     connections: int = 10_000
     head_s: float = 10.0
@@ -37,7 +37,7 @@ class Patience:
 
 @dataclass(slots=True)
 class _All:
-    """What the connections of one server share."""
+    """State that the connections of one server share."""
 
     idle: dict[Connection, None] = field(default_factory=dict)  # that wait for a request's head, the longest first
     turned_away: int = 0
@@ -52,7 +52,7 @@ class RefusedRequest(h11.RemoteProtocolError):
 
 
 class _Events(h11.Connection):
-    """What a client sends, as events; its two ways to say a body's length, and its chunks, are looked at here."""
+    """A client's data as events; its two ways to say a body's length, and its chunks, are looked at here."""
 
     _chunks = _bytes = 0  # of the body
 
@@ -138,7 +138,7 @@ class Connection(H11Protocol):
         self._stop_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP, or too long a head."""
+        """Refuses data that is no HTTP, has too long a head, or is refused by `_Events`."""
         error = sys.exception()
         status = getattr(error, "error_status_hint", 400)
         if status == 431:
@@ -192,7 +192,7 @@ class Connection(H11Protocol):
         self._refuse(408, "request_timeout", message)
 
     def _slow(self) -> None:
-        """Whether the body came fast enough since the last look. A server that does not read is no client's fault."""
+        """Refuses a body that came too slowly since the last look. A server that does not read is no client's fault."""
         least = self.patience.body_rate * self.patience.body_s
         if self._received >= least or self.flow.read_paused or self.conn.they_are_waiting_for_100_continue:
             self._look_again()

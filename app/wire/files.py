@@ -1,4 +1,4 @@
-"""How many files and sockets the process may have open."""
+"""Limits of the files and sockets that the process may have open."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def raise_file_limit() -> int:
 
 
 def connections_allowed(asked: int | None, files: int) -> int:
-    """How many connections there may be, of those `asked` for and where so many `files` may be open."""
+    """Returns how many connections there may be, of those `asked` for and where so many `files` may be open."""
     return max(16, min(_MOST if asked is None else asked, files - _OTHERS))

@@ -79,8 +79,8 @@ class Server(uvicorn.Server):
 def server_config(
     settings: Settings, app: ASGIApp, kind: type[Connection] = Connection, **named: object
 ) -> uvicorn.Config:
-    """How this server speaks HTTP, over connections of this `kind`, with what its class is to have. The application's
-    lifespan is the caller's to begin and end."""
+    """Configures uvicorn with connections of this `kind`, with what its class is to have. The application's lifespan is
+    the caller's to begin and end."""
     patience = Patience(connections_allowed(settings.max_connections, raise_file_limit()))
     return uvicorn.Config(
         _dated(app), lifespan="off", log_config=None, ws="none", http=protocol_of(patience, kind, **named),

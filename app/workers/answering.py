@@ -1,4 +1,4 @@
-"""What a worker answers: the routes of `/v1` that need nothing but the engines, behind what the home decides."""
+"""The application of a worker: the routes of `/v1` that need only the engines, behind what the home decides."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who is let in, as a worker knows it: it asks the home once for each request, and goes by what it was told then.
+"""Admission as a worker knows it: it asks the home once for each request, and goes by what it was told then.
 
-What other workers do for the same key in the meantime it does not see: a key may pass its tokens by what one request
+It does not see what other workers do for the same key in the meantime: a key may pass its tokens by what one request
 of each other worker takes. Requests, requests at once and quotas are counted at home, and exact.
 """
 
@@ -84,7 +84,7 @@ class ToldAdmission(Deciding):
         self._telling.at_once().left.append((self._number, ticket.tokens))
 
     def windows(self) -> list[Window]:
-        """How the limits of the key stand, as far as is known here."""
+        """Returns the state of the key's limits, as far as is known here."""
         spent = self._told_rates.spent
         return [
             replace(each, remaining=max(0, each.remaining - spent)) if each.what == "tokens" else each
@@ -97,7 +97,7 @@ class ToldAdmission(Deciding):
 
 @dataclass(frozen=True, slots=True)
 class ToldWait:
-    """What a model had to do when the request was let in."""
+    """The work that a model had when the request was let in."""
 
     seconds: float
     answers: int

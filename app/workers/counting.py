@@ -1,6 +1,6 @@
-"""What a worker counts, told to the home in few and small messages.
+"""Counts of a worker, told to the home in few and small messages.
 
-What decides about others (who came, who left, what waits) goes at once, and takes with it what was gathered; the times
+Counts that decide about others (who came, who left, what waits) go at once, with all that was gathered; the times
 between tokens wait for a moment. Knows nothing of sockets.
 """
 
@@ -69,7 +69,7 @@ class Telling:
 
 
 class ToldWork:
-    """What waits and is done for one request, as the home is told: its first tokens, and at the end how many more."""
+    """Waiting and done work of one request, as the home is told: its first tokens, and at the end how many more."""
 
     def __init__(self, telling: Telling, number: int) -> None:
         self._telling = telling

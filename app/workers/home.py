@@ -37,7 +37,7 @@ log = logging.getLogger("ponder")
 
 
 class _Place:
-    """Where one worker after another lives."""
+    """A slot for one worker after another."""
 
     def __init__(self) -> None:
         self.tried = asyncio.Event()  # whether the first accepts connections, or could not

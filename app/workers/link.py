@@ -53,7 +53,7 @@ class HomeLink:
             del self._asked[question.number]
 
     async def places(self, model: str) -> AsyncIterator[str | None]:
-        """Where the model's engine is, now and later.
+        """Yields where the model's engine is, now and later.
 
         Raises:
             EngineStopped: it is gone for good.

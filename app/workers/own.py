@@ -1,4 +1,4 @@
-"""What a worker answers itself: what needs the engines, and nothing that is kept."""
+"""Requests that a worker answers itself: those that need the engines, and nothing that is kept."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _OWN = re.compile(rb"(POST /v1/(chat/)?completions|GET /v1/models(/[^ ?]+)?)(\?[
 
 
 def is_own(data: bytes) -> bool:
-    """Whether a request that begins with these bytes is a worker's: its whole first line must be there."""
+    """Tells whether a request that begins with these bytes is a worker's: its whole first line must be there."""
     return _OWN.match(data) is not None

@@ -1,4 +1,4 @@
-"""What the home and a worker say to each other, over a socket of this machine.
+"""Messages between the home and a worker, over a socket of this machine.
 
 MessagePack with the length in front, each message checked against its type. Knows nothing of what follows from one.
 """
@@ -19,8 +19,8 @@ M = TypeVar("M")
 
 
 class Start(msgspec.Struct):
-    """What a worker's process reads first, from its stdin. `client` is its number at the engines, `listener` a socket's
-    file; the home's own sockets lie in `directory`."""
+    """The first message to a worker's process, on its stdin. `client` is its number at the engines, `listener` a
+    socket's file; the home's own sockets lie in `directory`."""
 
     settings: str  # as JSON
     client: int
@@ -52,7 +52,7 @@ class Ask(msgspec.Struct, tag=True):
 
 
 class Told(msgspec.Struct, tag=True, omit_defaults=True):
-    """What passed since the last one, in order within each list."""
+    """Events since the last such message, in order within each list."""
 
     came: list[str] = []  # endpoints
     worked: list[tuple[int, str, str, int, int, int]] = []  # its number; what `Counting.admit` is told

@@ -52,7 +52,7 @@ export interface RunReduced {
   models: string[] | null;
 }
 
-/** How much of what the model reads it has read, where that takes a while: at most ten a second. */
+/** Progress of the prefill, in tokens, where that takes a while: at most ten a second. */
 export interface PrefillProgress {
   type: "prefill.progress";
   processed: number;
@@ -104,7 +104,7 @@ export interface AnswerDone {
   outcome: "answered" | "unknown";
 }
 
-/** What was found for the question, before the answer begins. `none`: the model was not asked. */
+/** Sources found for the question, before the answer begins. `none`: the model was not asked. */
 export interface CitationSources {
   type: "citation.sources";
   verdict: "answer" | "partial" | "none";
@@ -113,7 +113,7 @@ export interface CitationSources {
   sources: SourceShown[];
 }
 
-/** What supports the sentence that is characters `start` to `end` of the answer. */
+/** Support of the sentence that is characters `start` to `end` of the answer. */
 export interface CitationRef {
   type: "citation.ref";
   sentence: number;
@@ -219,7 +219,7 @@ export interface RouteTried {
   seconds: number;
 }
 
-/** Whose answer follows. */
+/** The model whose answer follows. */
 export interface RouteAnswering {
   type: "route.answering";
   model: string;
