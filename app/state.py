@@ -72,15 +72,15 @@ class Serving:
         """The default model."""
         return self.models.default
 
-    def thoughts(self) -> Thoughts:
-        """Returns the filter of one answer's thinking.
+    def thoughts(self, user: str) -> Thoughts:
+        """Returns the filter of the thinking of one answer to `user`.
 
         Raises:
             ApiError: there is no model of the name that is to write summaries.
         """
         policy, name = self.settings.thinking_text, self.settings.summary_model
         served = self.models.default if name is None else self.models.get(name)
-        return Thoughts(policy, Summariser(served) if policy == "summarised" else None)
+        return Thoughts(policy, Summariser(served, user) if policy == "summarised" else None)
 
 
 @dataclass(slots=True)

@@ -21,9 +21,10 @@ _ASK = "Summarise these thoughts in one or two short sentences.\n\n{text}"
 
 @dataclass(frozen=True, slots=True)
 class Summariser:
-    """Asks a model for a summary of thoughts, of at most `SUMMARY_TOKENS` tokens."""
+    """Asks a model for a summary of a user's (`tenant`) thoughts, of at most `SUMMARY_TOKENS` tokens."""
 
     served: Served
+    tenant: str
 
     async def __call__(self, text: str) -> str:
         """The summary; empty where the model writes nothing. Long thoughts lose their middle, as they must fit.
@@ -40,7 +41,7 @@ class Summariser:
         prompt = await self.served.chat_tokens(messages, {"enable_thinking": False})
         markers = self.served.markers
         stops = () if markers is None else (markers.opening, markers.closing)
-        async with await engine.open(prompt) as seq:
+        async with await engine.open(prompt, tenant=self.tenant) as seq:
             written = await seq.generate_all(Span(GREEDY, SUMMARY_TOKENS, stop_token_ids=stops))
         return written.text.strip()
 

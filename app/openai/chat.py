@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from app.admission.ticket import enter, narrow, rungs, with_room
@@ -111,7 +112,18 @@ class ChatJob:
         check = None if held is None else held.check
         generation = made if check is None else CheckedGeneration(made, check)
         warnings = calling.warnings if held is None else held.warnings
-        return cls(request, served, manner, variables, prompt, span, calling, state.thoughts, generation, warnings)
+        return cls(
+            request,
+            served,
+            manner,
+            variables,
+            prompt,
+            span,
+            calling,
+            partial(state.thoughts, user),
+            generation,
+            warnings,
+        )
 
     def _turns(self) -> list[Turn]:
         parser = None if self.calling.plan is None else self.calling.plan.parser

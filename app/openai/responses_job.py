@@ -180,7 +180,7 @@ class ResponseJob:
         output = Output({tool.name for tool in wanted}, logprobs if request.include else None)
         job = cls(
             request, state, served, manner, user, stored, with_ids(items), prompt, room, span, calling, None,
-            variables, output, state.thoughts(), check=None if held is None else held.check,
+            variables, output, state.thoughts(user), check=None if held is None else held.check,
             warnings=calling.warnings if held is None else held.warnings,
         )  # fmt: skip
         if wanted and calling.plan is not None:

@@ -49,7 +49,7 @@ class Runs:
     def __init__(
         self,
         served: Served,
-        thoughts: Callable[[], Thoughts],
+        thoughts: Callable[[str], Thoughts],
         meter: Meter,
         store: Store,
         library: Library,
@@ -103,7 +103,7 @@ class Runs:
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
         run = Run(
-            run_id, chat_id, ask.user, ask.served or self._served, self._thoughts(), self._library,
+            run_id, chat_id, ask.user, ask.served or self._served, self._thoughts(ask.user), self._library,
             RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
         )  # fmt: skip
         # Known before the store knows it: whoever finds its id there finds it here.

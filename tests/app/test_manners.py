@@ -294,6 +294,22 @@ def test_a_plugin_that_fails_or_never_ends_leaves_nothing(
     assert {"budget", "tree", "beam", "best_of_n", "self_consistency"} <= set(listed)
 
 
+def test_a_summary_of_thinking_is_written_in_the_cache_of_its_user(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants = list[str]()
+    with serving(model, tmp_path, thinking_text="summarised") as server, httpx.Client(base_url=server.url) as http:
+        opened = server.engine.open
+
+        async def open(*args: Any, tenant: str = "", **options: Any) -> Any:
+            tenants.append(tenant)
+            return await opened(*args, tenant=tenant, **options)
+
+        monkeypatch.setattr(server.engine, "open", open)
+        chat(http, temperature=0, chat_template_kwargs=THINKING)
+    assert len(tenants) > 1 and set(tenants) == {"local"}
+
+
 @pytest.mark.parametrize("policy", ["hidden", "summarised"])
 def test_thinking_is_not_seen_where_the_server_says_so(model: Path, tmp_path: Path, policy: str) -> None:
     fields = {"temperature": 0, "chat_template_kwargs": THINKING}
