@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import json.scanner
 import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -69,7 +70,7 @@ def json_value(text: str, names: int = MAX_NAMES) -> Any:
     """
     _check_parts(text, names)
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        value = (_IN_STEPS if len(text) > MAX_BODY_BYTES else _AT_ONCE).decode(text)
         if _HALF.search(text):
             _check_characters(value)
     except UnicodeEncodeError:  # an escaped half is valid JSON but no character: it has no UTF-8 form
@@ -84,16 +85,21 @@ def json_value(text: str, names: int = MAX_NAMES) -> Any:
 def _check_parts(text: str, names: int) -> None:
     """
     Raises:
-        ValueError: the text has too many values, names, or lists and objects, or is nested too deeply.
+        ValueError: the text has too many values, names, or lists and objects, one text that is too long, or is nested
+            too deeply.
     """
     limits = {",": MAX_VALUES, ":": names, "[": MAX_CONTAINERS, "{": MAX_CONTAINERS}
-    if all(text.count(mark) <= most for mark, most in limits.items()):
+    if len(text) <= MAX_BODY_BYTES and all(text.count(mark) <= most for mark, most in limits.items()):
         return
     left, at, depth = dict(limits), 0, 0  # some marks may be within strings
     while found := _PARTS.search(text, at):
         mark, at = found[0], found.end()
         if mark == '"':
-            at = _end_of_string(text, at)
+            begun, at = at, _end_of_string(text, at)
+            if at - begun > MAX_BODY_BYTES:
+                raise ValueError(
+                    f"a text in it has more than {MAX_BODY_BYTES:,} characters; accepted: at most that many"
+                )
             continue
         depth += (mark in "[{") - (mark in "]}")
         if depth > MAX_DEPTH:
@@ -176,6 +182,21 @@ def _finite(text: str) -> float:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _in_steps() -> Any:
+    """A decoder in Python: other threads run between its values, while the one in C keeps the interpreter to the end.
+    Any: what it is made of is untyped.
+    """
+    decoder: Any = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+    library: Any = json
+    decoder.parse_object, decoder.parse_array = library.decoder.JSONObject, library.decoder.JSONArray
+    decoder.scan_once = library.scanner.py_make_scanner(decoder)
+    return decoder
+
+
+_AT_ONCE = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_IN_STEPS = _in_steps()
 
 
 async def pieces(request: Request, most: int) -> AsyncGenerator[bytes, None]:

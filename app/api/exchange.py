@@ -24,7 +24,7 @@ from app.users import User
 
 router = APIRouter(prefix="/api", tags=["Chats"])
 
-MAX_IMPORT_BYTES = 64 << 20
+MAX_IMPORT_BYTES = 32 << 20
 MAX_IMPORT_NAMES = 100_000  # those of about 7,000 messages
 _NAME_CHARACTERS = 80
 _FORMS: dict[str, tuple[Callable[[Told], str], str, str]] = {  # for reading: how, the media type, and the name's end

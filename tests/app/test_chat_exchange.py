@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.body import MAX_BODY_BYTES, json_value
 from tests.app.chatting import Json, ask, begin, change, file, imported, log_of, message, new_chat, read
 from tests.app.conftest import Server
 from tests.app.library import error
@@ -163,8 +164,28 @@ def test_a_file_that_is_not_sound_is_refused_as_a_whole(ana: httpx.Client, sent:
 
 
 def test_a_file_that_is_too_large_is_refused(http: httpx.Client) -> None:
-    reply = http.post("/api/chats/import", content=b" " * (65 << 20))
+    reply = http.post("/api/chats/import", content=b" " * (33 << 20))
     error(reply, 413, "body_too_large")
+    reply = http.post("/api/chats/import", content=b'{"chats": ["' + b"a" * (11 << 20) + b'"]}')
+    assert "more than 10,485,760 characters; accepted: at most that many" in error(reply, 400, "invalid_json")
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda parts: st.lists(parts, max_size=4) | st.dictionaries(texts, parts, max_size=4),
+))  # fmt: skip
+def test_a_long_body_is_read_like_a_short_one(value: object) -> None:
+    text = json.dumps(value)
+    assert json_value(text + " " * MAX_BODY_BYTES) == json_value(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1', "[1,]", "NaN", "[1e999]", '"\\ud800"', "[" * 300 + "]" * 300, '{"a": "\n"}', "1 1"]
+)
+def test_a_long_body_that_is_no_json_is_refused_like_a_short_one(text: str) -> None:
+    for sent in (text, text + " " * MAX_BODY_BYTES):
+        with pytest.raises(ValueError):
+            json_value(sent)
 
 
 def test_nobody_exports_what_is_anothers(ana: httpx.Client, bob: httpx.Client) -> None:

@@ -197,7 +197,8 @@ WORST: dict[str, list[tuple[str, Make]]] = {
     "POST /api/chats/import": [
         ("messages", lambda: exported(1, 7_000)),
         ("chats", lambda: exported(6_000, 0)),
-        ("a long message", lambda: exported(1, 1).replace(b'"a"', b'"' + b"one two, " * 7_000_000 + b'"')),
+        ("a long message", lambda: exported(1, 1).replace(b'"a"', b'"' + b"one two, " * 3_600_000 + b'"')),
+        ("long messages", lambda: exported(1, 3).replace(b'"a"', b'"' + b"one two, " * 1_150_000 + b'"')),
         ("no messages", lambda: exported(1, 1).replace(b"null", filled("1", 900_000).join("[]").encode())),
     ],
     "POST /mcp": [
