@@ -20,7 +20,6 @@ from starlette.types import Scope
 
 from app.data.errors import KeyReused, NameTaken, NotThere, WrongPlace
 from app.library import disk_trouble
-from engine.constrain.matcher import ConstraintFailed, ConstraintRefused
 from engine.errors import (
     ChatTemplateError,
     ContextLengthExceeded,
@@ -31,6 +30,7 @@ from engine.errors import (
     QueueFull,
     SequenceClosed,
 )
+from engine.structured_output.matcher import ConstraintFailed, ConstraintRefused
 from retrieval import BadFilter, BadQuery, NotAllowed, NotFound, OverQuota
 
 log = logging.getLogger("ponder")

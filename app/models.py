@@ -65,15 +65,19 @@ class Models:
         """Load them one after another; `begin` hears each one's path first.
 
         The engines share the device. The K/V memory that the settings give, or else find, is all of theirs together
-        and divided by `engine.memory.divided`: each pool holds the same number of tokens. All other limits are each
-        one's own. CPU threads are those that each model would have alone, and the system shares the cores among them.
+        and divided by `engine.model.memory.divided`: each pool holds the same number of tokens. All other limits are
+        each one's own. CPU threads are those that each model would have alone, and the system shares the cores among
+        them.
 
         Raises:
             BadSetting: the settings do not go together, or one of several models cannot be loaded; the message says
                 which. No engine is left running.
             EngineError: the only one cannot be loaded, or the memory is not enough for all.
         """
-        from engine.memory import divided, needs_of  # torch comes with it, and who joins needs none
+        from engine.model.memory import (
+            divided,
+            needs_of,  # torch comes with it, and who joins needs none
+        )
 
         settings.check_models()
         paths = {settings.model_name: settings.model, **settings.models}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from app.errors import ApiError, invalid
 from app.served import Served
-from engine.constrain.matcher import CompileTimeout, ConstraintRefused
-from engine.dialects import Named, Tool, ToolChoice, ToolPlan
+from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
+from engine.tool_parsers import Named, Tool, ToolChoice, ToolPlan
 
 
 async def plan_of(

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from app.config import DEFAULT_NAME as DEFAULT_NAME
 from app.errors import invalid
-from engine.checkpoint import Weights
-from engine.dialects import ToolPlan, choose
-from engine.dialects.dialect import line_breaks
 from engine.errors import ContextLengthExceeded
+from engine.model.loader import Weights
 from engine.params import Sampling
+from engine.tool_parsers import ToolPlan, choose
+from engine.tool_parsers.base import line_breaks
 from reasoning.thinking import Markers
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from app.served import Served
 from app.server import create_app
 from bench import hardware
 from engine import GREEDY, Engine, EngineConfig, Span
-from engine.dialects import read_tools
+from engine.tool_parsers import read_tools
 from reasoning.agent import Agent, Limits, Returned, Style, Wrote
 from reasoning.dialogue import after_calls
 from tools.outcome import Call

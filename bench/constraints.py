@@ -19,10 +19,10 @@ from bench.constraints_masks import compiling, filling, forbidding
 from bench.constraints_peers import CONTESTANTS, Answer, Contestant
 from bench.constraints_report import spread
 from engine import Engine, EngineConfig
-from engine.constrain.compiler import default_compiler
-from engine.constrain.vocabulary import Vocabulary
-from engine.dialects import choose
-from engine.tokenizer import Tokenizer
+from engine.model.tokenizer import Tokenizer
+from engine.structured_output.compiler import default_compiler
+from engine.structured_output.vocabulary import Vocabulary
+from engine.tool_parsers import choose
 from tests.engine.constrain import sources
 
 Json = dict[str, Any]  # Any: plain JSON

@@ -20,10 +20,10 @@ from typing import Any
 
 from bench.constraints_report import interval, spread
 from engine import GREEDY, Engine, Span
-from engine.constrain.layout import Constrained
-from engine.constrain.matcher import ConstraintRefused
-from engine.constrain.spec import Constraint, Grammar, JsonSchema, Regex, sequence
-from engine.tokenizer import Tokenizer
+from engine.model.tokenizer import Tokenizer
+from engine.structured_output.layout import Constrained
+from engine.structured_output.matcher import ConstraintRefused
+from engine.structured_output.spec import Constraint, Grammar, JsonSchema, Regex, sequence
 
 Json = dict[str, Any]  # Any: plain JSON
 _PROMPT = 16

@@ -2,8 +2,9 @@
 
 `python -m bench.constraints_families`: Ponder beside llguidance alone and xgrammar, in turn on each schema, at Qwen's
 151,936 tokens. Families are the tool schemas of the leaderboard with their known answers, the schemas that installed
-packages carry, and the official suite: the files on keywords that `engine/constrain/rewrite.py` writes in others, and
-the rest. `--folder DIR` measures other schemas, each folder in DIR a family of JSON files, as JSONSchemaBench has them.
+packages carry, and the official suite: the files on keywords that `engine/structured_output/schema_rewrite.py` writes
+in others, and the rest. `--folder DIR` measures other schemas, each folder in DIR a family of JSON files, as
+JSONSchemaBench has them.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from bench import constraints_material as material
 from bench.constraints import on_hardware
 from bench.constraints_peers import CONTESTANTS, Contestant
 from bench.report import RESULTS
-from engine.constrain.rewrite import schemas, supersets
-from engine.constrain.vocabulary import Vocabulary
-from engine.tokenizer import Tokenizer
+from engine.model.tokenizer import Tokenizer
+from engine.structured_output.schema_rewrite import schemas, supersets
+from engine.structured_output.vocabulary import Vocabulary
 from tests.engine.constrain import bfcl, sources
 
 Json = dict[str, Any]  # Any: plain JSON

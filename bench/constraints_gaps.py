@@ -9,9 +9,9 @@ import contextlib
 import threading
 import time
 
-from engine.constrain import spec
-from engine.constrain.guidance import Guidance
-from engine.constrain.matcher import ConstraintRefused
+from engine.structured_output import spec
+from engine.structured_output.llguidance_backend import Guidance
+from engine.structured_output.matcher import ConstraintRefused
 from tests.engine.constrain.sources import guidance
 from tests.engine.constrain.test_probe import HARMFUL
 

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from bench.constraints_material import Sample, walk
 from bench.constraints_report import interval, spread
-from engine.constrain.compiler import Compiler, Outcome
-from engine.constrain.layout import Layout
-from engine.constrain.masks import Masks
-from engine.constrain.matcher import Compiled, ConstraintRefused, Matcher, words
-from engine.constrain.modes import Modes
-from engine.constrain.spec import Constraint, JsonSchema
-from engine.constrain.vocabulary import Vocabulary
-from engine.dialects import Dialect, Tool
 from engine.kernels.mask import forbid
+from engine.structured_output.bitmask import Masks
+from engine.structured_output.compiler import Compiler, Outcome
+from engine.structured_output.layout import Layout
+from engine.structured_output.matcher import Compiled, ConstraintRefused, Matcher, words
+from engine.structured_output.mode_machine import Modes
+from engine.structured_output.spec import Constraint, JsonSchema
+from engine.structured_output.vocabulary import Vocabulary
+from engine.tool_parsers import Dialect, Tool
 
 Json = dict[str, Any]  # Any: plain JSON
 

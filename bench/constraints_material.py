@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from jsonschema import Draft202012Validator
 
-from engine.constrain.matcher import Matcher, words
-from engine.constrain.vocabulary import Vocabulary
-from engine.dialects import Tool
-from engine.tokenizer import Tokenizer
+from engine.model.tokenizer import Tokenizer
+from engine.structured_output.matcher import Matcher, words
+from engine.structured_output.vocabulary import Vocabulary
+from engine.tool_parsers import Tool
 from tests.engine.constrain import bfcl, sources
 
 SIZE = sources.SIZES["qwen"]

@@ -17,8 +17,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from engine.constrain.matcher import words
-from engine.constrain.vocabulary import Vocabulary
+from engine.structured_output.matcher import words
+from engine.structured_output.vocabulary import Vocabulary
 
 
 class Text(Protocol):
@@ -159,8 +159,8 @@ class _OurText:
 
 
 def _ponder(vocabulary: Vocabulary) -> Compile:
-    from engine.constrain.guidance import Guidance
-    from engine.constrain.spec import JsonSchema
+    from engine.structured_output.llguidance_backend import Guidance
+    from engine.structured_output.spec import JsonSchema
 
     backend = Guidance(vocabulary)
 
@@ -175,7 +175,7 @@ def _llguidance(vocabulary: Vocabulary) -> Compile:
     """The library with its own reading of schemas: nothing of ours is before it."""
     from llguidance import LLMatcher
 
-    from engine.constrain.guidance import Guidance, GuidanceMatcher
+    from engine.structured_output.llguidance_backend import Guidance, GuidanceMatcher
 
     tokenizer = Guidance(vocabulary).tokenizer
     eos = frozenset(vocabulary.eos)

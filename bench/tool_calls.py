@@ -22,9 +22,9 @@ from jsonschema import Draft202012Validator
 
 from bench import hardware
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
-from engine.constrain.layout import Constrained
-from engine.dialects import Bodies, Call, Tool, ToolChoice, choose, fold
 from engine.errors import ContextLengthExceeded
+from engine.structured_output.layout import Constrained
+from engine.tool_parsers import Bodies, Call, Tool, ToolChoice, choose, fold
 from tests.engine.constrain import bfcl
 
 PEBBLE = Path(__file__).parent.parent / "models" / "pebble"

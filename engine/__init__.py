@@ -20,9 +20,9 @@ from engine.errors import (
     UnsupportedArchitecture,
 )
 from engine.handle import Sequence, SpanStream
+from engine.model.tokenizer import Tokenizer
 from engine.outputs import FinishReason, Prefill, SpanOutput, SpanResult, Stats, TokenLogprob
 from engine.params import GREEDY, MAX_LOGPROBS, Sampling, Span
-from engine.tokenizer import Tokenizer
 
 __all__ = [
     "GREEDY",

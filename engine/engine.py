@@ -13,11 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from engine import messages as m
-from engine.client import Link, Request, State
 from engine.config import EngineConfig
-from engine.constrain.matcher import CompileTimeout, ConstraintRefused
-from engine.constrain.spec import Constraint
+from engine.core import messages as m
 from engine.errors import (
     BadSnapshot,
     ContextLengthExceeded,
@@ -28,13 +25,16 @@ from engine.errors import (
     QueueFull,
 )
 from engine.handle import Sequence
-from engine.kv.snapshot import unpacked
+from engine.ipc.client import Link, Request, State
+from engine.kv_cache.snapshot import unpacked
+from engine.model.tokenizer import Tokenizer
 from engine.outputs import Stats
-from engine.tokenizer import Tokenizer
+from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
+from engine.structured_output.spec import Constraint
 
 if TYPE_CHECKING:  # what a core is made of, which only its own process loads
-    from engine.assemble import Parts
-    from engine.core import EngineCore
+    from engine.builder import Parts
+    from engine.core.engine_core import EngineCore
 
 
 class Engine:
@@ -65,7 +65,7 @@ class Engine:
     async def start(cls, config: EngineConfig, assemble: Callable[[EngineConfig], Parts] | None = None) -> Engine:
         """Load the model and start the core.
 
-        `assemble` makes the core's parts, if not `engine.assemble.assemble`; for a core in a process of its own it is a
+        `assemble` makes the core's parts, if not `engine.builder.assemble`; for a core in a process of its own it is a
         function of a module, which that process imports.
 
         Raises:
@@ -77,10 +77,10 @@ class Engine:
 
         def link(engine: Engine) -> Link:
             if config.runs_in == "thread":
-                from engine.thread import ThreadLink  # torch comes with it
+                from engine.ipc.thread_link import ThreadLink  # torch comes with it
 
                 return ThreadLink(config, assemble, engine)
-            from engine.process.supervisor import SupervisedLink  # ZeroMQ comes with it
+            from engine.ipc.supervisor import SupervisedLink  # ZeroMQ comes with it
 
             return SupervisedLink(config, assemble, engine)
 
@@ -98,7 +98,7 @@ class Engine:
             CheckpointError: the model's tokenizer cannot be read.
             EngineError: what `places` raises before there is a core.
         """
-        from engine.process.joined import JoinedLink  # ZeroMQ comes with it
+        from engine.ipc.attached_client import JoinedLink  # ZeroMQ comes with it
 
         return await cls(config, lambda engine: JoinedLink(client, places, engine), client)._begun()
 
@@ -210,7 +210,7 @@ class Engine:
     def share(self, moved: Callable[[str | None], None], ended: Callable[[EngineError], None]) -> str | None:
         """Where others can `join` the core, which must run in a process of its own: None while there is none. `moved`
         gets each new place, and None when the core is gone for a moment; `ended` hears that it is for good."""
-        from engine.process.supervisor import SupervisedLink
+        from engine.ipc.supervisor import SupervisedLink
 
         assert isinstance(self._link, SupervisedLink), "the core runs in a thread of this process"
         self._link.hear_places(moved)
@@ -311,7 +311,7 @@ class Engine:
     @property
     def _core(self) -> EngineCore:
         """For tests, which look behind the face: the core of an engine that runs in a thread."""
-        from engine.thread import ThreadLink
+        from engine.ipc.thread_link import ThreadLink
 
         assert isinstance(self._link, ThreadLink)
         return self._link.core

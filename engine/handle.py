@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-from engine import messages as m
-from engine.client import Client, Request
-from engine.constrain.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
+from engine.core import messages as m
 from engine.errors import ContextLengthExceeded, InvalidParameter, SequenceBusy, SequenceClosed
+from engine.ipc.client import Client, Request
 from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
 from engine.params import Span
+from engine.structured_output.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 
 
 class Sequence:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.constrain.layout import Constrained
 from engine.errors import InvalidParameter
+from engine.structured_output.layout import Constrained
 
 
 def _check(ok: bool, name: str, value: object, accepted: str) -> None:

@@ -15,8 +15,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from engine.dialects import ToolPlan
 from engine.params import Span
+from engine.tool_parsers import ToolPlan
 from reasoning.thinking import Answers, Markers, Piece, think_and_answer
 from reasoning.turn import CallMore, CallStart, Delta, Turn
 from tools.outcome import Call

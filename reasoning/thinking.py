@@ -13,9 +13,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from engine.constrain.layout import Constrained
 from engine.outputs import FinishReason, SpanOutput, TokenLogprob
 from engine.params import Span
+from engine.structured_output.layout import Constrained
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence

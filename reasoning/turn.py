@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.dialects import BodyParser, CallArguments, CallBegun, CallEvent, Malformed
-from engine.dialects.body import Bodies
 from engine.outputs import TokenLogprob
+from engine.tool_parsers import BodyParser, CallArguments, CallBegun, CallEvent, Malformed
+from engine.tool_parsers.streaming import Bodies
 from reasoning.thinking import Piece
 
 _ID_ALPHABET = string.ascii_letters + string.digits

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.gpu.graphs import Recorded
-from engine.kernels.pinned import from_device, to_device
+from engine.kernels.buffers import from_device, to_device
+from engine.model.gpu_runner import Recorded
 from tests.pretended import Machine, pretended
 
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")

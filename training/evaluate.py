@@ -19,8 +19,8 @@ from pathlib import Path
 from random import Random
 
 from engine import GREEDY, Engine, EngineConfig, Span
-from engine.constrain.layout import Constrained
-from engine.dialects import choose, read_tools
+from engine.structured_output.layout import Constrained
+from engine.tool_parsers import choose, read_tools
 from training import reply
 from training.abilities import ABILITIES, Ability, xquad
 from training.conversation import Case, Message, Reply, Verdict

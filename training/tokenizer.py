@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.chat_template import ChatTemplate
+from engine.model.chat_template import ChatTemplate
 from training.conversation import Conversation
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

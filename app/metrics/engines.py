@@ -151,6 +151,6 @@ class EngineCounters(Collector):
 
 def block_bytes_of(served: Served) -> int:
     """Bytes of one block of the model's KV pool."""
-    from engine.memory import needs_of  # torch comes with it, and a worker asks for no such thing
+    from engine.model.memory import needs_of  # torch comes with it, and a worker asks for no such thing
 
     return needs_of(served.engine.config).block

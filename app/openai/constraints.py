@@ -17,14 +17,14 @@ from app.body import is_large, json_value
 from app.errors import invalid
 from app.plans import plan_of, refused
 from app.served import Served
-from engine.constrain.layout import Constrained, Layout
-from engine.constrain.matcher import CompileTimeout, ConstraintRefused
-from engine.constrain.rewrite import schemas, supersets, unknown_formats
-from engine.constrain.spec import JSON_OBJECT, Constraint, Grammar, JsonSchema, Regex, choice
-from engine.dialects import Tool, ToolPlan, read_choice, read_tools
-from engine.dialects.shape import check_schema
 from engine.errors import InvalidParameter
 from engine.params import Sampling
+from engine.structured_output.layout import Constrained, Layout
+from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
+from engine.structured_output.schema_rewrite import schemas, supersets, unknown_formats
+from engine.structured_output.spec import JSON_OBJECT, Constraint, Grammar, JsonSchema, Regex, choice
+from engine.tool_parsers import Tool, ToolPlan, read_choice, read_tools
+from engine.tool_parsers.schemas import check_schema
 
 if TYPE_CHECKING:
     from app.openai.schemas import ChatRequest, SamplingRequest

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.body import json_value
 from app.errors import invalid
-from engine.dialects.tools import NAME
+from engine.tool_parsers.tools import NAME
 from tools.result import frame
 
 Json = dict[str, Any]  # Any: a client's JSON

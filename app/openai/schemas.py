@@ -197,7 +197,7 @@ class ChatRequest(SamplingRequest):
         min_length=1, max_length=10_000,
         description="a non-empty list of {role: system, developer, user, assistant or tool, content: text}",
     )  # fmt: skip
-    tools: list[Any] | None = Field(  # checked by engine.dialects
+    tools: list[Any] | None = Field(  # checked by engine.tool_parsers
         None, description='a list of {"type": "function", "function": {"name", "description", "parameters", "strict"}}'
     )
     tool_choice: Any = Field(

@@ -10,7 +10,7 @@ from typing import Any
 
 from app.body import json_value
 from app.errors import invalid
-from engine.dialects.tools import NAME
+from engine.tool_parsers.tools import NAME
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 

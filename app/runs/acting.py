@@ -9,8 +9,8 @@ from typing import Any
 from app.errors import invalid
 from app.plans import plan_of
 from app.served import Served
-from engine.dialects import read_tools
 from engine.params import Span
+from engine.tool_parsers import read_tools
 from reasoning.agent import Agent, Limits, Style, Tools
 from reasoning.dialogue import after_calls
 from reasoning.thinking import Answers, think_and_answer

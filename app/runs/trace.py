@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.manner import Manners, Writer, restored
 from app.runs.acting import agent_of
-from engine.numerics import Numerics
+from engine.model.numerics import Numerics
 from engine.params import Sampling, Span
 from reasoning.agent import Agent, Limit, Limits
 from tools.outcome import Call

@@ -21,9 +21,9 @@ from app.sequences.leased import LeasedSequence
 from app.sequences.requests import GenerateRequest
 from app.sequences.sequences import Sequences
 from app.served import Served
-from engine.constrain.layout import Layout
 from engine.outputs import SpanOutput, TokenLogprob
 from engine.params import Span
+from engine.structured_output.layout import Layout
 from reasoning.thinking import Tally
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity

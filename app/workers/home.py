@@ -24,7 +24,7 @@ import app
 from app.wire import Taker
 from app.workers.life import Life
 from app.workers.talk import Draining, End, Ended, FromHome, Hello, Moved, Ready, Start, framed, from_worker, heard
-from engine.process.keeping import MOST_DEATHS, WITHIN_S, Deaths, environment_of
+from engine.ipc.core_process import MOST_DEATHS, WITHIN_S, Deaths, environment_of
 
 if TYPE_CHECKING:
     from app.state import State

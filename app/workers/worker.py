@@ -24,8 +24,8 @@ from app.workers.answering import create_worker_app
 from app.workers.link import HomeLink
 from app.workers.own import is_own
 from app.workers.talk import LENGTH, Hello, Ready, Start
-from engine.loop import calm_collector
-from engine.process.keeping import end_with_parent
+from engine.core.loop import calm_collector
+from engine.ipc.core_process import end_with_parent
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, KVCache
-from engine.models.decoder import Decoder, load_decoder
-from engine.models.tilewise import tilewise
+from engine.model.batch import Batch, KVCache
+from engine.model.decoder import Decoder, load_decoder
+from engine.model.runner import tilewise
 
 BLOCK = 16  # tokens
 STEPS = ((1, 64, 1), (1, 512, 1), (1, 3000, 1), (4, 300, 1), (16, 300, 1), (64, 300, 1), (1, 512, 512), (8, 128, 64))

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from bench.gpu import models, steps
 from bench.gpu.rows import Figure, time_of, times_faster
 from bench.gpu.setting import Setting
-from engine.batching import Batching
-from engine.gpu.limits import limits_for
-from engine.gpu.packing import Model, Packed, room_of, works_of
+from engine.core.request import SequenceState
 from engine.kernels.attention import Pieces, attend_triton
-from engine.models.spec import ModelSpec
-from engine.sequence import SequenceState
+from engine.model.batching import Batching
+from engine.model.gpu_batch import Model, Packed, room_of, works_of
+from engine.model.gpu_limits import limits_for
+from engine.model.model_spec import ModelSpec
 
 GOAL = 0.85
 MEASURABLE_S = 20e-6  # below, it is the start of two kernels that is measured, and not the bandwidth

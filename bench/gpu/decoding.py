@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from bench.gpu import models, steps
 from bench.gpu.rows import Figure, Missing, time_of
 from bench.gpu.setting import Setting
-from engine.models.spec import ModelSpec
+from engine.model.model_spec import ModelSpec
 
 GOALS = {1: 0.85, 64: 0.75}  # of the floor, by rows
 

@@ -15,7 +15,7 @@ from bench.gpu import models
 from bench.gpu.decoding import decoded, label
 from bench.gpu.rows import Figure, Missing, time_of, times_faster
 from bench.gpu.setting import Setting
-from engine.linear import Linear
+from engine.model.linear import Linear
 
 GOALS: dict[models.Quantization, float] = {"int8": 1.7, "int4": 2.8}  # times as fast as bfloat16
 Way = Callable[[Tensor], Linear]  # from a weight (out, in)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from bench.gpu.rows import Json, Missing
-from engine.checkpoint import Weights
 from engine.families import family_of
-from engine.models.decoder import Decoder
-from engine.models.spec import ModelSpec
+from engine.model.decoder import Decoder
+from engine.model.loader import Weights
+from engine.model.model_spec import ModelSpec
 
 Quantization = Literal["none", "int8", "int4"]
 

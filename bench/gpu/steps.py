@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bench.gpu.rows import Missing
-from engine.batch import KVCache
-from engine.gpu.runner import GpuRunner
-from engine.models.decoder import Decoder
-from engine.models.spec import ModelSpec
-from engine.sequence import SequenceState
-from engine.step import Row, Step
+from engine.core.request import SequenceState
+from engine.core.step import Row, Step
+from engine.model.batch import KVCache
+from engine.model.decoder import Decoder
+from engine.model.gpu_runner import GpuRunner
+from engine.model.model_spec import ModelSpec
 
 BLOCK = 16  # tokens of K/V
 

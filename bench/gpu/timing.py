@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.gpu.graphs import Recorded
+from engine.model.gpu_runner import Recorded
 
 Call = Callable[[], object]
 FLUSHED = 256 << 20  # bytes: several times the second-level cache of any GPU

@@ -21,16 +21,16 @@ from bench.gpu.decoding import label
 from bench.gpu.rows import Figure, Missing, time_of
 from bench.gpu.setting import Setting
 from engine import GREEDY, EngineConfig, Span
-from engine import messages as m
 from engine.config import LoopName
-from engine.core import EngineCore
-from engine.detokenizer import Detokenizer
-from engine.gpu.runner import GpuRunner
-from engine.kv.blocks import BlockPool
-from engine.loop import calm_collector
-from engine.models.spec import ModelSpec
-from engine.step import Step
-from engine.tokenizer import Tokenizer
+from engine.core import messages as m
+from engine.core.engine_core import EngineCore
+from engine.core.loop import calm_collector
+from engine.core.step import Step
+from engine.kv_cache.block_pool import BlockPool
+from engine.model.detokenizer import Detokenizer
+from engine.model.gpu_runner import GpuRunner
+from engine.model.model_spec import ModelSpec
+from engine.model.tokenizer import Tokenizer
 
 PEBBLE = Path("models/pebble")
 LAST = 9  # steps that count: their rows are as long as those of the last, whose graph is timed

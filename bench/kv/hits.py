@@ -19,18 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine import messages as m
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.kv.blocks import BlockPool
-from engine.kv.copies import at_once
-from engine.kv.disk import DiskTier
-from engine.kv.host import HostTier
-from engine.kv.rates import Rates, Tier
-from engine.kv.tiers import Tiers
-from engine.kv.worker import Here
+from engine.core import messages as m
+from engine.core.engine_core import EngineCore
+from engine.core.step import Step
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.disk_tier import DiskTier
+from engine.kv_cache.eviction import Rates, Tier
+from engine.kv_cache.host_tier import HostTier
+from engine.kv_cache.offload import Tiers
+from engine.kv_cache.transfers import Here, at_once
 from engine.params import GREEDY, Span
-from engine.step import Step
 
 SIZE = 16
 NBYTES = 64  # of a block's K/V: nothing is computed here

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bench.report import ROOT
 from engine import Engine, EngineConfig, Sampling, Span
-from engine.batch import Batch, KVCache
-from engine.kv.coded import CodedCache
-from engine.linear import default_dtype
-from engine.models.decoder import Decoder, load_decoder
+from engine.kv_cache.quantized_cache import CodedCache
+from engine.model.batch import Batch, KVCache
+from engine.model.decoder import Decoder, load_decoder
+from engine.model.linear import default_dtype
 
 WINDOW = 512  # tokens of a text
 BEGINNING = 32

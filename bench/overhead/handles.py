@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from engine import GREEDY, Engine, EngineConfig, Span
-from engine import messages as m
-from engine.assemble import assemble, use_threads
+from engine.builder import assemble, use_threads
 from engine.config import LoopName, RunsIn
-from engine.core import EngineCore
-from engine.loop import calm_collector
+from engine.core import messages as m
+from engine.core.engine_core import EngineCore
+from engine.core.loop import calm_collector
 
 PROMPT = [11, 12, 13, 14, 15] * 8
 

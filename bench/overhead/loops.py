@@ -10,10 +10,10 @@ from unittest import mock
 from bench.overhead.null import NullRunner, QueuedRunner
 from bench.overhead.steps import filled
 from engine.config import LoopName
-from engine.flights import Flights
-from engine.loop import calm_collector
+from engine.core.async_steps import Flights
+from engine.core.loop import calm_collector
+from engine.ipc.wire import encode_replies
 from engine.params import GREEDY
-from engine.process.wire import encode_replies
 
 
 def loops(rows: int, step_s: float, steps: int) -> dict[str, Any]:

@@ -17,21 +17,21 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from engine.assemble import Parts
-from engine.batching import Batching
+from engine.builder import Parts
 from engine.config import EngineConfig
-from engine.constrain.compiler import default_compiler
-from engine.constrain.masks import Constraints, Masks
-from engine.core import EngineCore
-from engine.detokenizer import Detokenizer
-from engine.draws import Drawing, Drawn
+from engine.core.engine_core import EngineCore
+from engine.core.messages import Loaded
+from engine.core.sampler import begin_sampling
+from engine.core.sampling_types import Drawing, Drawn
+from engine.core.step import Step
 from engine.kernels.drawn import fill_drawn
-from engine.kv.blocks import BlockPool
-from engine.messages import Loaded
-from engine.numerics import Numerics
-from engine.sampler import begin_sampling
-from engine.step import Step
-from engine.tokenizer import Tokenizer
+from engine.kv_cache.block_pool import BlockPool
+from engine.model.batching import Batching
+from engine.model.detokenizer import Detokenizer
+from engine.model.numerics import Numerics
+from engine.model.tokenizer import Tokenizer
+from engine.structured_output.bitmask import Constraints, Masks
+from engine.structured_output.compiler import default_compiler
 
 MODEL = Path("models/pebble")
 PACE = "BENCH_STEP_S"  # a variable: the core may be in another process
@@ -87,7 +87,7 @@ class QueuedRunner(NullRunner):
             drawing, at = begin_sampling(*asked), self._next
             return Drawing(drawing.token_ids, lambda: _at(at, drawing))
 
-        with mock.patch("engine.answers.begin_sampling", begin):
+        with mock.patch("engine.core.output_processor.begin_sampling", begin):
             yield
 
 
@@ -110,7 +110,7 @@ def core_of(
 
 
 def assemble(config: EngineConfig) -> Parts:
-    """As `engine.assemble.assemble`, with this model."""
+    """As `engine.builder.assemble`, with this model."""
     torch.set_num_threads(1)
     core = core_of(config, float(os.environ.get(PACE, "0")), paced=True)
     assert core._constraints is not None

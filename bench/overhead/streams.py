@@ -29,7 +29,7 @@ def _cpu(process: psutil.Process) -> dict[str, float]:
     """CPU seconds so far of the server's process, and of its engine's where that has one."""
     each = {"server": process}
     for child in process.children():
-        if "engine.process.child" in child.cmdline():
+        if "engine.ipc.child" in child.cmdline():
             each["engine"] = child
     return {name: sum(p.cpu_times()[:2]) for name, p in each.items()}
 

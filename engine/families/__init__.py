@@ -5,10 +5,10 @@ To add a family, write its file and name it here; the tests in tests/engine/mode
 
 from __future__ import annotations
 
-from engine.checkpoint import Json
 from engine.errors import CheckpointError, UnsupportedArchitecture
 from engine.families import gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from engine.families.family import Family
+from engine.model.loader import Json
 
 FAMILIES = (
     *(module.FAMILY for module in (llama, mistral, qwen2, qwen3, smollm3, phi3, gemma2, gemma3, granite, olmo2)),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.checkpoint import Json
-from engine.models.spec import ModelSpec, WeightNames
+from engine.model.loader import Json
+from engine.model.model_spec import ModelSpec, WeightNames
 
 
 @dataclass(frozen=True, slots=True)

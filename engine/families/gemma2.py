@@ -5,10 +5,10 @@ Its norm weights are stored less 1, and embeddings are scaled by the root of the
 
 from __future__ import annotations
 
-from engine.checkpoint import Json
 from engine.families.family import Family
 from engine.families.reading import activation, flag, integer, must_be, number, optional_number, rope, shape, windows
-from engine.models.spec import ModelSpec, WeightNames
+from engine.model.loader import Json
+from engine.model.model_spec import ModelSpec, WeightNames
 
 
 def spec(config: Json) -> ModelSpec:

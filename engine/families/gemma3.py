@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.checkpoint import Json
 from engine.errors import CheckpointError
 from engine.families import gemma2
 from engine.families.family import Family
 from engine.families.reading import activation, flag, integer, must_be, number, optional_number, rope, shape, windows
-from engine.models.spec import ModelSpec, WeightNames
+from engine.model.loader import Json
+from engine.model.model_spec import ModelSpec, WeightNames
 
 # Configurations with vision leave out of `text_config` what is as in the 4B model.
 TEXT_DEFAULTS: Json = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.checkpoint import Json
 from engine.families.family import Family
 from engine.families.reading import activation, flag, number, rope, shape
-from engine.models.spec import ModelSpec
+from engine.model.loader import Json
+from engine.model.model_spec import ModelSpec
 
 
 def spec(config: Json) -> ModelSpec:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.checkpoint import Json
 from engine.families.family import Family
 from engine.families.reading import activation, flag, integer, rope, shape
-from engine.models.spec import ModelSpec, WeightNames
+from engine.model.loader import Json
+from engine.model.model_spec import ModelSpec, WeightNames
 
 
 def spec(config: Json) -> ModelSpec:

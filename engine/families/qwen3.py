@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.checkpoint import Json
 from engine.families.family import Family
 from engine.families.qwen2 import sliding_windows
 from engine.families.reading import activation, flag, rope, shape
-from engine.models.spec import ModelSpec
+from engine.model.loader import Json
+from engine.model.model_spec import ModelSpec
 
 
 def spec(config: Json) -> ModelSpec:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.checkpoint import Json
 from engine.errors import CheckpointError
-from engine.models.rope import longrope_attention_factor, yarn_attention_factor
-from engine.models.spec import Activation, Rope
+from engine.model.layers import longrope_attention_factor, yarn_attention_factor
+from engine.model.loader import Json
+from engine.model.model_spec import Activation, Rope
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",

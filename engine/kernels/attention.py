@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.work import END_KEY, FIRST_KEY, FIRST_QUERY, QUERIES, SLOT, TABLE
-from engine.kv.coded import CodedLayer, plain
+from engine.kv_cache.quantized_cache import CodedLayer, plain
 
 LOG2E = math.log2(math.e)
 Cache = Tensor | CodedLayer

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.pinned import to_device
+from engine.kernels.buffers import to_device
 
 Pairs = Sequence[tuple[int, int]]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.models.spec import Activation
+from engine.model.model_spec import Activation
 
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:

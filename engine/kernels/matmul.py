@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.linear import Linear
+from engine.model.linear import Linear
 
 
 def invariant(weight: Tensor, bias: Tensor | None = None) -> Linear:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels.gated import gated_torch
 from engine.kernels.norm import Norm, normed
-from engine.models.spec import Activation
+from engine.model.model_spec import Activation
 
 
 def linear_one(

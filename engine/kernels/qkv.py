@@ -1,7 +1,7 @@
 """What comes between the projection of queries, keys and values and attention, in one pass: norms of heads, rotation,
 and the new keys and values written to the paged cache, in 8 bits where it keeps them so.
 
-Components that rotate together are neighbours (see `engine.models.rope.interleave`).
+Components that rotate together are neighbours (see `engine.model.layers.interleave`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.norm import Norm, normed
-from engine.kv.coded import CodedLayer
+from engine.kv_cache.quantized_cache import CodedLayer
 
 
 def place(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import InvalidParameter
-from engine.linear import Linear, Packing
+from engine.model.linear import Linear, Packing
 
 WORDS = 32  # of a row in a block
 FEW, SOME = 2, 128  # tokens, see above

@@ -69,7 +69,7 @@ def _attention(
     import numpy as np
 
     from engine.kernels import attention, work
-    from engine.kv.coded import CodedCache
+    from engine.kv_cache.quantized_cache import CodedCache
 
     block, group = 16, 4
     count = 1 if rows == 128 else count

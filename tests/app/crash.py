@@ -234,9 +234,9 @@ def nursery(folder: Path) -> None:
     """Forks a server for each line that is read; the children of children are nobody's to wait for."""
     import app.cli.serve
     import app.server
-    import engine.thread  # torch comes with it
+    import engine.engine  # torch comes with it
 
-    assert app.cli.serve and app.server and engine.thread
+    assert app.cli.serve and app.server and engine.engine
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for _ in sys.stdin:
         if os.fork() == 0:

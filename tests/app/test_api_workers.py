@@ -310,7 +310,7 @@ def test_several_processes_need_an_engine_that_all_can_reach(tmp_path: Path) -> 
 
 def test_a_worker_loads_no_more_than_it_needs() -> None:
     code = (
-        "import sys, app.workers.worker, engine.process.joined\n"
+        "import sys, app.workers.worker, engine.ipc.attached_client\n"
         "print([name for name in ('torch', 'app.server') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code]

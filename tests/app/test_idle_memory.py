@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import GREEDY, Engine, EngineConfig, Span
-from engine.pages import zeros
+from engine.kernels.buffers import zeros
 
 psutil = pytest.importorskip("psutil", reason="psutil is not installed")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")

@@ -66,7 +66,7 @@ class Reader(threading.Thread):
 
 def engine_of(server: int) -> psutil.Process:
     """The process of the server's engine."""
-    (found,) = [each for each in psutil.Process(server).children() if "engine.process.child" in each.cmdline()]
+    (found,) = [each for each in psutil.Process(server).children() if "engine.ipc.child" in each.cmdline()]
     return found
 
 

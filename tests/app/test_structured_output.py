@@ -14,7 +14,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from engine.constrain.matcher import CompileTimeout
+from engine.structured_output.matcher import CompileTimeout
 from tests.app.conftest import Server
 from tests.app.toolbox import TOOLS, ask, chat, join, refusal, stream, without_ids
 

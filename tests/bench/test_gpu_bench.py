@@ -23,10 +23,10 @@ from bench.gpu.setting import TOY, Setting
 from bench.gpu.startup import GOAL_S
 from bench.gpu.table import table
 from bench.gpu.timing import ClockTimer, CudaTimer
-from engine.batch import KVCache
+from engine.core.step import Step
 from engine.families import family_of
-from engine.gpu.runner import GpuRunner
-from engine.step import Step
+from engine.model.batch import KVCache
+from engine.model.gpu_runner import GpuRunner
 from tests.pretended import DEVICE, pretended
 
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")

@@ -18,7 +18,7 @@ from typing import Any
 import app.api.runs
 import app.runs.tools
 from app.cli.main import main
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 
 
 class Knobs:

@@ -10,7 +10,7 @@ import pytest
 
 from bench import tool_calls
 from engine import GREEDY, Sampling
-from engine.dialects import Call
+from engine.tool_parsers import Call
 from tests.engine.constrain.bfcl import SHARED
 
 pytestmark = pytest.mark.slow

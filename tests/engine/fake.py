@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.batch import NULL_BLOCK
-from engine.batching import Batching
+from engine.core.step import Step
 from engine.kernels.drawn import fill_drawn
-from engine.kv.blocks import BlockPool
-from engine.kv.copies import at_once
-from engine.step import Step
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.transfers import at_once
+from engine.model.batch import NULL_BLOCK
+from engine.model.batching import Batching
 
 VOCAB = 4
 

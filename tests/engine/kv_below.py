@@ -6,12 +6,12 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.kv.blocks import BlockPool
-from engine.kv.disk import DiskTier
-from engine.kv.host import HostTier
-from engine.kv.image import Bytes
-from engine.kv.rates import Rates, Tier
-from engine.kv.tiers import Tiers
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.disk_tier import DiskTier
+from engine.kv_cache.eviction import Rates, Tier
+from engine.kv_cache.host_tier import HostTier
+from engine.kv_cache.offload import Tiers
+from engine.kv_cache.snapshot import Bytes
 from tests.engine.fake import FakeRunner
 
 LAYOUT = b"a layout of test"

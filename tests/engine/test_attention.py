@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import BATCHED_QUERIES, AttentionPlan, paged, reference
-from engine.batch import Batch, KVCache
+from engine.model.attention import BATCHED_QUERIES, AttentionPlan, paged, reference
+from engine.model.batch import Batch, KVCache
 
 WIDTH = 16
 # (query tokens, context length) of each row

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint import Weights, read_json, resolve
 from engine.errors import CheckpointError, UnsupportedArchitecture
 from engine.families import SUPPORTED, family_of
-from engine.models.decoder import load_decoder
-from engine.models.spec import ModelSpec
+from engine.model.decoder import load_decoder
+from engine.model.loader import Weights, read_json, resolve
+from engine.model.model_spec import ModelSpec
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

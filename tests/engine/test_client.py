@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from engine import messages as m
-from engine.client import Request
+from engine.core import messages as m
 from engine.errors import EngineStopped
+from engine.ipc.client import Request
 
 
 async def test_what_came_before_an_engine_failed_is_given_and_then_the_failure() -> None:

@@ -13,12 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine import messages as m
 from engine.config import EngineConfig, LoopName
-from engine.core import EngineCore
-from engine.kv.blocks import BlockPool
+from engine.core import messages as m
+from engine.core.engine_core import EngineCore
+from engine.ipc.journal import Journal
+from engine.kv_cache.block_pool import BlockPool
 from engine.params import GREEDY, Span
-from engine.process.journal import Journal
 from tests.engine.fake import FakeRunner, Letters, next_token
 
 tokens = st.lists(st.integers(1, 2), min_size=1, max_size=14)  # a small alphabet: prefixes meet often

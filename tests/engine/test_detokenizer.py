@@ -9,8 +9,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.detokenizer import Detokenizer
-from engine.tokenizer import Tokenizer
+from engine.model.detokenizer import Detokenizer
+from engine.model.tokenizer import Tokenizer
 from tests.engine import vocabularies
 
 TEXTS = st.text(

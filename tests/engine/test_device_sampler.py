@@ -11,13 +11,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import device_sampler
-from engine.device_sampler import adjustments, keys, sample_on_device, warm_up
-from engine.draws import Draw, Drawn
-from engine.forks import mix64
+from engine.core import gpu_sampler
+from engine.core.gpu_sampler import adjustments, keys, sample_on_device, warm_up
+from engine.core.sampler import sample
+from engine.core.sampling_types import Draw, Drawn, mix64
 from engine.kernels import logprobs, sampling
 from engine.params import Sampling
-from engine.sampler import sample
 from tests.engine.test_sampler import allowed, draw, logits
 
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
@@ -127,8 +126,8 @@ def test_warming_up_draws_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel runs for one row and for two; but a greedy row changes no logits."""
     ran: dict[str, set[int]] = {}
     for module, name in (
-        (sampling, "adjust"), (sampling, "draw"), (logprobs, "logprobs"), (device_sampler, "forbid"),
-        (device_sampler, "fill_drawn"),
+        (sampling, "adjust"), (sampling, "draw"), (logprobs, "logprobs"), (gpu_sampler, "forbid"),
+        (gpu_sampler, "fill_drawn"),
     ):  # fmt: skip
         kernel = getattr(module, name)
 

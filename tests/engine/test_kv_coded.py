@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from engine import Engine, InvalidParameter
-from engine.attention import AttentionPlan, paged
-from engine.batch import Batch, KVCache
-from engine.kv.coded import CodedCache, Coding
-from engine.memory import block_bytes
-from engine.models.spec import ModelSpec
+from engine.kv_cache.quantized_cache import CodedCache, Coding
+from engine.model.attention import AttentionPlan, paged
+from engine.model.batch import Batch, KVCache
+from engine.model.memory import block_bytes
+from engine.model.model_spec import ModelSpec
 from tests.engine.kv_below import Eager
 from tests.engine.test_kv_tiers import ask, config, prompt
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine import messages as m
-from engine.kv.leases import LEARNT, MARGIN, NAMES, Leases
+from engine.core import messages as m
+from engine.kv_cache.allocation import LEARNT, MARGIN, NAMES, Leases
 from tests.engine.test_scheduler import Bench
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-from engine import messages as m
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.kv.blocks import BlockPool
+from engine.core import messages as m
+from engine.core.engine_core import EngineCore
+from engine.core.step import Step
+from engine.kv_cache.block_pool import BlockPool
 from engine.params import GREEDY, Span
-from engine.step import Step
 from tests.engine.fake import FakeRunner, Letters
 from tests.engine.kv_below import Told, tiers_below
 from tests.engine.test_kv_tier_properties import TieredMachine

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine import EngineConfig, InvalidParameter
-from engine import messages as m
-from engine.kv.order import Order
+from engine.core import messages as m
+from engine.kv_cache.eviction import Order
 from tests.engine.test_scheduler import Bench
 
 

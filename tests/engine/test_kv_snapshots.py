@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine import GREEDY, BadSnapshot, Engine, EngineConfig, InvalidParameter, Sampling, Span
-from engine.kv.disk import DiskTier
-from engine.kv.snapshot import Snapshot, packed, unpacked
+from engine.kv_cache.disk_tier import DiskTier
+from engine.kv_cache.snapshot import Snapshot, packed, unpacked
 from tests.engine.test_kv_tiers import config, prompt
 
 MODEL = b"a model's digest"

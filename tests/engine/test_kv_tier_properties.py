@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.kv.blocks import BlockPool
+from engine.core.engine_core import EngineCore
+from engine.kv_cache.block_pool import BlockPool
 from tests.engine.fake import FakeRunner, Letters
 from tests.engine.kv_below import Disk, Told, tiers_below
 from tests.engine.test_core_properties import CoreMachine

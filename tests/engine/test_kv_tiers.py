@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Span
-from engine.kv.image import HEADER_BYTES, layout_of
-from engine.numerics import Numerics
+from engine.kv_cache.snapshot import HEADER_BYTES, layout_of
+from engine.model.numerics import Numerics
 from tests.engine.kv_below import Eager
 
 SPAN = Span(GREEDY, max_tokens=8, ignore_eos=True)

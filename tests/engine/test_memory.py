@@ -11,12 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Span, memory
-from engine.checkpoint import read_json
+from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Span
+from engine.core.step import Step
 from engine.families import family_of
-from engine.memory import block_bytes, level, needs_of
-from engine.runner import ModelRunner
-from engine.step import Step
+from engine.model import memory
+from engine.model.loader import read_json
+from engine.model.memory import block_bytes, level, needs_of
+from engine.model.runner import ModelRunner
 from tests.tiny import write_checkpoint
 
 TINY_BLOCK = 2 * 1 * 1 * 16 * 16 * 4  # keys and values x layers x heads x numbers x tokens x bytes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine import Engine, EngineConfig
-from engine.numerics import Numerics
+from engine.model.numerics import Numerics
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import messages as m
 from engine.config import EngineConfig, PolicyName
-from engine.core import EngineCore
+from engine.core import messages as m
+from engine.core.engine_core import EngineCore
+from engine.core.policies import Chunks, Queue
 from engine.errors import InvalidParameter
-from engine.kv.blocks import BlockPool
+from engine.kv_cache.block_pool import BlockPool
 from engine.params import GREEDY, Span
-from engine.policies import Chunks, Queue
 from tests.engine.fake import FakeRunner, Letters
 
 pytestmark = pytest.mark.slow

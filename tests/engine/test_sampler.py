@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.draws import Draw
+from engine.core.request import SequenceState
+from engine.core.sampler import sample, uniform
+from engine.core.sampling_types import Draw
 from engine.params import Sampling
-from engine.sampler import sample, uniform
-from engine.sequence import SequenceState
 
 
 def draw(sampling: Sampling, *, seed: int = 1, position: int = 0, **options: object) -> Draw:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine import messages as m
 from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.kv.blocks import BlockPool
+from engine.core import messages as m
+from engine.core.engine_core import EngineCore
+from engine.kv_cache.block_pool import BlockPool
 from engine.params import GREEDY, Span
 from tests.engine.fake import FakeRunner, Letters
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text import StopMatcher
+from engine.model.detokenizer import StopMatcher
 
 words = st.text("ab", min_size=1, max_size=4)
 

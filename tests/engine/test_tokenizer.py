@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from engine.errors import ChatTemplateError, CheckpointError, ContextLengthExceeded
-from engine.tokenizer import Tokenizer
+from engine.model.tokenizer import Tokenizer
 from tests.engine import vocabularies
 
 pytestmark = pytest.mark.slow
@@ -354,7 +354,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pyt
 def test_marks_are_found_across_the_windows_of_a_search(parts: list[str]) -> None:
     tokenizer, text = make(), "".join(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.tokenizer._WINDOW", 7)
+        patch.setattr("engine.model.tokenizer._WINDOW", 7)
         pattern = tokenizer._marked
         assert tokenizer._replaced(pattern, lambda at: f"[{at[0]}]", text) == pattern.sub(lambda at: f"[{at[0]}]", text)
 

@@ -12,16 +12,16 @@ import torch
 from hypothesis import given, settings, target
 from hypothesis import strategies as st
 
-from engine import messages as m
 from engine.config import EngineConfig, PolicyName
-from engine.constrain.layout import Constrained, Layout
-from engine.constrain.masks import Constraints, Masks
-from engine.core import EngineCore
-from engine.kv.blocks import BlockPool
+from engine.core import messages as m
+from engine.core.engine_core import EngineCore
+from engine.core.scheduler import MOST_FOLLOWED
+from engine.core.step import Step
+from engine.kv_cache.block_pool import BlockPool
 from engine.outputs import SpanOutput
 from engine.params import GREEDY, Sampling, Span
-from engine.scheduler import MOST_FOLLOWED
-from engine.step import Step
+from engine.structured_output.bitmask import Constraints, Masks
+from engine.structured_output.layout import Constrained, Layout
 from tests.engine import test_scheduler
 from tests.engine.constrain.test_constrained_spans import ANY, Shelf
 from tests.engine.constrain.words import Words

@@ -13,7 +13,7 @@ import pytest
 
 from app.served import Served
 from engine import GREEDY, Engine, EngineConfig, Span
-from engine.dialects import read_tools
+from engine.tool_parsers import read_tools
 from reasoning.agent import LIMIT_NOTES, Agent, Called, Happened, Limited, Limits, Returned, Style, Wrote
 from reasoning.dialogue import after_calls
 from tools.outcome import Call

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sampling, Span, Stats
-from engine.constrain.layout import Constrained
-from engine.constrain.spec import JsonSchema
+from engine.structured_output.layout import Constrained
+from engine.structured_output.spec import JsonSchema
 from reasoning.budget import BudgetForcing, ThinkingBudget
 from reasoning.thinking import Markers, Piece, Tally, think_and_answer
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine import GREEDY, Engine, EngineConfig, Span
-from engine.dialects import choose, read_tools
+from engine.tool_parsers import choose, read_tools
 from reasoning.agent import Agent, Called, Happened, Limits, Style, Wrote
 from reasoning.budget import BudgetForcing, ThinkingBudget
 from reasoning.dialogue import after_calls

@@ -225,8 +225,8 @@ async def test_the_beam_is_the_engines_own(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ["constraint", "stop", "logprobs"])
 async def test_a_beam_refuses_what_it_cannot_keep_to(engine: Engine, name: str) -> None:
-    from engine.constrain.layout import Constrained
-    from engine.constrain.spec import Literal
+    from engine.structured_output.layout import Constrained
+    from engine.structured_output.spec import Literal
 
     value: Any = {"constraint": Constrained(Literal("a")), "stop": ("a",), "logprobs": 1}[name]
     ctx = context(engine)

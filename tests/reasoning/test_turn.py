@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.dialects import DIALECTS, Tool
-from engine.dialects.json_calls import list_of_calls, one_call
 from engine.outputs import TokenLogprob
+from engine.tool_parsers import DIALECTS, Tool
+from engine.tool_parsers.json_calls import list_of_calls, one_call
 from reasoning.thinking import Part, Piece
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
 from tests.engine.dialects.samples import dialect

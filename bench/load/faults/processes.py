@@ -72,7 +72,7 @@ def clients_gone() -> Json:
 
 
 def _engine_of(server: Server) -> int:
-    [pid] = [pid for pid in server.family() if b"engine.process.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    [pid] = [pid for pid in server.family() if b"engine.ipc.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return pid
 
 

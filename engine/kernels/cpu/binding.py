@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from engine.pages import empty_bytes
+from engine.kernels.buffers import empty_bytes
 
 
 class WeightStruct(ctypes.Structure):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from engine.constrain import spec
-from engine.constrain.matcher import ConstraintRefused
+from engine.structured_output import spec
+from engine.structured_output.matcher import ConstraintRefused
 from tests.engine.constrain.sources import Group, accepts, compact, guidance, suite, vocabulary
 
 PAGE = Path(__file__).parents[3] / "docs/constraints.md"

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.constrain.guidance import Guidance
-from engine.constrain.matcher import Matcher, Row, words
-from engine.constrain.vocabulary import Vocabulary
-from engine.tokenizer import Tokenizer
+from engine.model.tokenizer import Tokenizer
+from engine.structured_output.llguidance_backend import Guidance
+from engine.structured_output.matcher import Matcher, Row, words
+from engine.structured_output.vocabulary import Vocabulary
 from tests.engine import vocabularies
 from tests.engine.constrain.bfcl import SHARED
 

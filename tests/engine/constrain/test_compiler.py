@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from engine.constrain import compiler as module
-from engine.constrain.compiler import AT_ONCE, Compiler
-from engine.constrain.matcher import CompileTimeout, ConstraintRefused
-from engine.constrain.spec import (
+from engine.structured_output import compiler as module
+from engine.structured_output.compiler import AT_ONCE, Compiler
+from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
+from engine.structured_output.spec import (
     Constraint,
     Literal,
     OneOf,

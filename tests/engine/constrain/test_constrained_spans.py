@@ -9,20 +9,19 @@ from typing import get_args
 import pytest
 import torch
 
-from engine import messages as m
 from engine.config import EngineConfig, LoopName
-from engine.constrain.compiler import Outcome
-from engine.constrain.layout import Constrained, Layout
-from engine.constrain.masks import Constraints, Masks
-from engine.constrain.matcher import ConstraintFailed, ConstraintRefused, Row
-from engine.constrain.spec import Constraint, Literal
-from engine.core import EngineCore
-from engine.kv.blocks import BlockPool
+from engine.core import messages as m
+from engine.core.engine_core import EngineCore
+from engine.kv_cache.block_pool import BlockPool
 from engine.outputs import SpanOutput
 from engine.params import GREEDY, Span
+from engine.structured_output.bitmask import Constraints, Masks
+from engine.structured_output.compiler import Outcome
+from engine.structured_output.layout import Constrained, Layout
+from engine.structured_output.matcher import ConstraintFailed, ConstraintRefused, Row
+from engine.structured_output.spec import Constraint, Literal
+from tests.engine.constrain.words import WordMatcher, Words
 from tests.engine.fake import VOCAB, FakeRunner, Letters, next_token
-
-from .words import WordMatcher, Words
 
 EOS = 0
 ANY = Literal("any")  # what it compiles to is the test's business

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.constrain import Grammar, JsonSchema
-from engine.constrain.endless import forces_soon, leads_back
-from engine.constrain.spec import Constraint
+from engine.structured_output import Grammar, JsonSchema
+from engine.structured_output.schema_gate import forces_soon, leads_back
+from engine.structured_output.spec import Constraint
 from tests.engine.constrain.sources import allowed, guidance, small
 
 OPEN: dict[str, Any] = {"type": "object", "additionalProperties": False}

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.constrain import spec
-from engine.constrain.guidance import Guidance
-from engine.constrain.lark import lark
-from engine.constrain.matcher import ConstraintFailed, ConstraintRefused, words
-from engine.constrain.narrow import exact_pattern
-from engine.constrain.spec import Constraint
-from engine.constrain.vocabulary import Vocabulary
+from engine.structured_output import spec
+from engine.structured_output.llguidance_backend import Guidance, lark
+from engine.structured_output.matcher import ConstraintFailed, ConstraintRefused, words
+from engine.structured_output.schema_gate import exact_pattern
+from engine.structured_output.spec import Constraint
+from engine.structured_output.vocabulary import Vocabulary
 from tests.engine.constrain.sources import accepts, guidance, vocabulary
 
 pytestmark = pytest.mark.slow
@@ -327,6 +326,6 @@ def test_a_dead_end_is_refused_at_the_start_and_told_when_it_is_reached(dead: Co
 
 def test_the_engine_is_imported_without_the_backends_libraries() -> None:
     heavy = {"llguidance", "jsonschema"}
-    code = f"import sys, engine, engine.constrain.compiler\nprint({heavy} & {{*sys.modules}})"
+    code = f"import sys, engine, engine.structured_output.compiler\nprint({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

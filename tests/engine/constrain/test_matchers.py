@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.constrain import spec
-from engine.constrain.matcher import Compiled, Matcher
-from engine.constrain.spec import Constraint
+from engine.structured_output import spec
+from engine.structured_output.matcher import Compiled, Matcher
+from engine.structured_output.spec import Constraint
 from tests.engine.constrain.sources import SIZES, accepts, allowed, compact, guidance, mask, vocabulary
 
 WEATHER = {
@@ -157,8 +157,8 @@ def test_what_must_end_allows_only_ends() -> None:
 
 
 def test_tokens_of_the_same_text_are_all_allowed() -> None:
-    from engine.constrain.guidance import Guidance
-    from engine.constrain.vocabulary import Vocabulary
+    from engine.structured_output.llguidance_backend import Guidance
+    from engine.structured_output.vocabulary import Vocabulary
 
     tokens = (b"", *(bytes([byte]) for byte in range(256)), b"ab", b"a", b"ab")
     words = Vocabulary(tokens, (0,), lambda text: [byte + 1 for byte in text.encode()])

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.constrain.layout import MOST_BREAKS, Layout
-from engine.constrain.matcher import words
-from engine.constrain.modes import Mode, Modes
-
-from .words import Words, allowed
+from engine.structured_output.layout import MOST_BREAKS, Layout
+from engine.structured_output.matcher import words
+from engine.structured_output.mode_machine import Mode, Modes
+from tests.engine.constrain.words import Words, allowed
 
 A, B, C, EOS, BEGIN, END, THINK, THOUGHT, BREAK, STOP = range(10)
 VOCABULARY = 40  # more than a word of bits

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from engine.constrain import guidance, spec
-from engine.constrain.compiler import Compiler, default_compiler
-from engine.constrain.guidance import Guidance, GuidanceCompiled
-from engine.constrain.lark import lark
-from engine.constrain.matcher import CompileTimeout, ConstraintRefused
-from engine.constrain.plain import plain
-from engine.constrain.probe import Probe
-from engine.constrain.spec import Constraint
+from engine.structured_output import llguidance_backend, spec
+from engine.structured_output.compiler import Compiler, default_compiler
+from engine.structured_output.llguidance_backend import Guidance, GuidanceCompiled, lark
+from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
+from engine.structured_output.sandboxed_compile import Probe
+from engine.structured_output.schema_gate import plain
+from engine.structured_output.spec import Constraint
 from tests.engine.constrain import bfcl, sources
 from tests.engine.constrain.sources import SIZES, accepts, small, vocabulary
 from tests.engine.constrain.test_guidance import BOMBS
@@ -179,7 +178,7 @@ def test_a_bomb_is_written_and_compiled_elsewhere_and_others_go_on(
         written.append(constraint)
         return lark(constraint)
 
-    monkeypatch.setattr(guidance, "lark", write)
+    monkeypatch.setattr(llguidance_backend, "lark", write)
     outcome = asked(compiler, HARMFUL[name])
     assert bool(written) == plain(HARMFUL[name])
     if isinstance(outcome, ConstraintRefused):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator, Draft202012Validator
 
-from engine.constrain import rewrite, spec
-from engine.constrain.matcher import CompileTimeout, ConstraintRefused
+from engine.structured_output import schema_rewrite, spec
+from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from tests.engine.constrain import schemas, sources
 from tests.engine.constrain.sources import compact, guidance, vocabulary
 
@@ -129,7 +129,7 @@ def test_branches_that_refer_in_circles_are_soon_called_overlapping() -> None:
     """Twenty branches of twenty branches, without an end: told apart pair by pair that would take years."""
     around = {name: {"anyOf": [{"$ref": f"#/$defs/{name}"}] * 20} for name in "ab"}
     schema = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": around}
-    assert "oneOf" in rewrite.exact(schema)
+    assert "oneOf" in schema_rewrite.exact(schema)
 
 
 def test_unknown_formats_are_told_wherever_they_stand() -> None:
@@ -138,7 +138,7 @@ def test_unknown_formats_are_told_wherever_they_stand() -> None:
         "default": {"format": "no schema"},
         "$defs": {"x": {"format": "date"}},
     }
-    assert rewrite.unknown_formats(schema) == ["byte", "uri-template"]
+    assert schema_rewrite.unknown_formats(schema) == ["byte", "uri-template"]
 
 
 def test_supersets_take_every_valid_instance_of_the_suite() -> None:
@@ -148,7 +148,7 @@ def test_supersets_take_every_valid_instance_of_the_suite() -> None:
         if not isinstance(group.schema, dict):
             continue
         asked += 1
-        for wider in rewrite.supersets(group.schema):
+        for wider in schema_rewrite.supersets(group.schema):
             try:
                 compiled = guidance("small").compile(spec.JsonSchema.of(wider, compact=True))
             except CompileTimeout:
@@ -175,7 +175,7 @@ def test_supersets_of_random_schemas_take_what_the_schemas_take() -> None:
                 valid = validator.is_valid(value)
             except RecursionError:  # a definition that refers to itself alone
                 break
-            for wider in rewrite.supersets(schema) if valid else ():
+            for wider in schema_rewrite.supersets(schema) if valid else ():
                 assert Draft202012Validator(wider).is_valid(value), (schema, wider, value)
                 taken += 1
     assert taken > 1_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from engine.constrain.spec import Grammar, JsonSchema, Literal, OneOf, Optional, Regex, Repeat, Sequence, Until
+from engine.structured_output.spec import Grammar, JsonSchema, Literal, OneOf, Optional, Regex, Repeat, Sequence, Until
 
 A, B = Literal("a"), Literal("b")
 DIFFERENT = (

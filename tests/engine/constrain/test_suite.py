@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.constrain import spec
+from engine.structured_output import spec
 from tests.engine.constrain import coverage
 from tests.engine.constrain.sources import compact, guidance, suite, vocabulary
 

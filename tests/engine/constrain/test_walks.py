@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.constrain import spec
-from engine.constrain.matcher import Compiled, ConstraintFailed, ConstraintRefused
+from engine.structured_output import spec
+from engine.structured_output.matcher import Compiled, ConstraintFailed, ConstraintRefused
 from tests.engine.constrain import bfcl, schemas, sources
 from tests.engine.constrain.walks import walk
 

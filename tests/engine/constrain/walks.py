@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from random import Random
 
-from engine.constrain.matcher import Matcher
-from engine.constrain.vocabulary import Vocabulary
+from engine.structured_output.matcher import Matcher
+from engine.structured_output.vocabulary import Vocabulary
 from tests.engine.constrain.sources import allowed
 
 # What ends a JSON text soonest, best first; within a string nothing but a quote does.

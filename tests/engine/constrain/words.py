@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from engine.constrain.matcher import Row
+from engine.structured_output.matcher import Row
 
 
 class Words:

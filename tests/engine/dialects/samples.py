@@ -11,11 +11,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from engine.chat_template import ChatTemplate
-from engine.constrain.guidance import Guidance
-from engine.constrain.spec import Constraint
-from engine.constrain.vocabulary import Vocabulary
-from engine.dialects import Call, CallArguments, CallEvent, Dialect, Malformed, choose, fold
+from engine.model.chat_template import ChatTemplate
+from engine.structured_output.llguidance_backend import Guidance
+from engine.structured_output.spec import Constraint
+from engine.structured_output.vocabulary import Vocabulary
+from engine.tool_parsers import Call, CallArguments, CallEvent, Dialect, Malformed, choose, fold
 
 HERMES = """{%- for m in messages %}{%- for call in m.tool_calls %}
     {{- '\\n' if not loop.first }}

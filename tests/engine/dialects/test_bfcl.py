@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.constrain.matcher import Matcher
-from engine.detokenizer import Detokenizer
-from engine.dialects import Tool, ToolPlan, choose, fold, read_tools
-from engine.dialects.tagged_calls import STOP
+from engine.model.detokenizer import Detokenizer
+from engine.structured_output.matcher import Matcher
+from engine.tool_parsers import Tool, ToolPlan, choose, fold, read_tools
+from engine.tool_parsers.tagged_calls import STOP
 from tests.engine.constrain.bfcl import tool_sets
 from tests.engine.constrain.sources import allowed, guidance, pebble, vocabulary
 from tests.engine.dialects.samples import TEMPLATES, TOKENS

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.dialects import DIALECTS, choose, read_tools
 from engine.errors import CheckpointError, InvalidParameter
-from engine.tokenizer import Tokenizer
+from engine.model.tokenizer import Tokenizer
+from engine.tool_parsers import DIALECTS, choose, read_tools
 from tests.engine.dialects.samples import TEMPLATES, TOKENS, ByteTokens
 from tests.engine.test_tokenizer import CHATML, STRICT, THINKING
 from tests.tiny import TEMPLATE

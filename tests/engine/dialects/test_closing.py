@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from engine.dialects.closing import closed, references, resolve
+from engine.tool_parsers.schemas import closed, references, resolve
 from tests.known_answers import shared
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.dialects import Call, CallArguments, CallBegun, CallEnded, Malformed
-from engine.dialects.json_calls import list_of_calls, one_call
+from engine.tool_parsers import Call, CallArguments, CallBegun, CallEnded, Malformed
+from engine.tool_parsers.json_calls import list_of_calls, one_call
 from tests.engine.dialects.samples import json_objects, json_values, read
 
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.dialects.json_text import SPACE, JsonText, Step
+from engine.tool_parsers.json_text import SPACE, JsonText, Step
 from tests.engine.dialects.samples import json_values
 
 pieces = st.sampled_from(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.dialects import Named, ToolChoice, read_tools
 from engine.errors import InvalidParameter
+from engine.tool_parsers import Named, ToolChoice, read_tools
 from tests.engine.dialects.samples import TEMPLATES, TOKENS, accepts, dialect, rendered
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

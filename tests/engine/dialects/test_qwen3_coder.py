@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.constrain.matcher import ConstraintRefused
-from engine.dialects import Call, CallArguments, CallBegun, CallEnded, ToolPlan, read_tools
-from engine.dialects.tagged_calls import tagged_call
+from engine.structured_output.matcher import ConstraintRefused
+from engine.tool_parsers import Call, CallArguments, CallBegun, CallEnded, ToolPlan, read_tools
+from engine.tool_parsers.tagged_calls import tagged_call
 from tests.engine.dialects.samples import accepts, dialect, read
 
 

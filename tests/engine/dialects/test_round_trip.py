@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.detokenizer import Detokenizer
-from engine.dialects import Bodies, choose, fold, read_tools
+from engine.model.detokenizer import Detokenizer
+from engine.tool_parsers import Bodies, choose, fold, read_tools
 from tests.engine.constrain.sources import guidance, pebble
 from tests.engine.dialects.samples import TEMPLATES, accepts, dialect, json_objects, json_values, read, rendered
 

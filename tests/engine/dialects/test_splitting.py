@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from engine.detokenizer import Detokenizer
-from engine.dialects import Bodies, Call, CallBegun, CallEnded, CallEvent, Malformed, ToolPlan, fold, read_tools
+from engine.model.detokenizer import Detokenizer
+from engine.tool_parsers import Bodies, Call, CallBegun, CallEnded, CallEvent, Malformed, ToolPlan, fold, read_tools
 from tests.engine.constrain.sources import pebble
 from tests.engine.dialects.samples import TEMPLATES, dialect, joined, rendered
 

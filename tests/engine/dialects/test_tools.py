@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.dialects import Named, Tool, read_choice, read_tools
 from engine.errors import InvalidParameter
+from engine.tool_parsers import Named, Tool, read_choice, read_tools
 
 WEATHER = {
     "type": "function",

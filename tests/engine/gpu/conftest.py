@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine import assemble
+from engine import builder
 from tests.pretended import Machine, pretended
 
 
@@ -26,6 +26,6 @@ def machine(monkeypatch: pytest.MonkeyPatch, starts_whole: bool) -> Iterator[Mac
         return
     if not starts_whole:  # nothing is compiled here, and it takes longer than most tests
         for name in ("_warm_up", "warm_up"):
-            monkeypatch.setattr(assemble, name, lambda *of_all: None)
+            monkeypatch.setattr(builder, name, lambda *of_all: None)
     with pretended(monkeypatch) as made:
         yield made

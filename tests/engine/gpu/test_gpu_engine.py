@@ -14,10 +14,10 @@ from torch import Tensor
 
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span, SpanResult
 from engine.config import KernelName, KvDType, QuantizationName
-from engine.constrain.layout import Constrained
-from engine.constrain.spec import Regex
-from engine.gpu.runner import GpuRunner
-from engine.step import Step
+from engine.core.step import Step
+from engine.model.gpu_runner import GpuRunner
+from engine.structured_output.layout import Constrained
+from engine.structured_output.spec import Regex
 from tests.engine.kv_below import Eager
 from tests.engine.models import tiny
 from tests.pretended import Machine

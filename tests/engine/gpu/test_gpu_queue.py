@@ -7,16 +7,16 @@ from collections import Counter
 import pytest
 import torch
 
-from engine import messages as m
-from engine import reading
 from engine.config import EngineConfig
-from engine.constrain.masks import Masks
-from engine.core import EngineCore
-from engine.kernels.pinned import to_device
-from engine.kv.blocks import BlockPool
+from engine.core import messages as m
+from engine.core import output_processor
+from engine.core.engine_core import EngineCore
+from engine.core.output_processor import chosen_logprobs, token_logprobs
+from engine.core.step import Step
+from engine.kernels.buffers import to_device
+from engine.kv_cache.block_pool import BlockPool
 from engine.params import GREEDY, Span
-from engine.reading import chosen_logprobs, token_logprobs
-from engine.step import Step
+from engine.structured_output.bitmask import Masks
 from tests import pretended
 from tests.engine.fake import FakeRunner, Letters, next_token
 from tests.pretended import Machine
@@ -125,7 +125,7 @@ def test_candidates_are_read_in_one_go(machine: Machine | None, monkeypatch: pyt
 
 
 def test_logprobs_of_many_rows_are_those_of_each(machine: Machine | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "ROWS", 4)
+    monkeypatch.setattr(output_processor, "ROWS", 4)
     torch.manual_seed(0)
     logits = torch.randn(10, 50)
     tokens = [int(token) for token in torch.randint(50, (10,))]

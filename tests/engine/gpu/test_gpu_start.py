@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from engine.errors import InvalidParameter
-from engine.gpu.memory import left_for_kv
-from engine.models import gpu
-from engine.models.decoder import Decoder, load_decoder
+from engine.model import gpu_layers
+from engine.model.decoder import Decoder, load_decoder
+from engine.model.gpu_limits import left_for_kv
 from tests.engine.models import tiny
 from tests.pretended import Machine
 
@@ -33,7 +33,7 @@ def test_where_triton_cannot_launch_torch_runs_the_model_and_it_is_said(
 ) -> None:
     if machine is None:
         pytest.skip("Triton can launch here")
-    monkeypatch.setattr(gpu, "_interpreted", lambda: False)  # so it looks for a driver, and there is none
+    monkeypatch.setattr(gpu_layers, "_interpreted", lambda: False)  # so it looks for a driver, and there is none
     with pytest.raises(InvalidParameter, match="C compiler"):
         load(checkpoint, kernels="triton")
     with caplog.at_level(logging.WARNING):

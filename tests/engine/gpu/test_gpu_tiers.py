@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.batch import KVCache
-from engine.kv.blocks import Content
-from engine.kv.copies import load
-from engine.kv.host import HostTier
-from engine.runner import CacheStore
+from engine.kv_cache.block_pool import Content
+from engine.kv_cache.host_tier import HostTier
+from engine.kv_cache.transfers import load
+from engine.model.batch import KVCache
+from engine.model.runner import CacheStore
 from tests.pretended import Machine
 
 CUDA = torch.device("cuda")

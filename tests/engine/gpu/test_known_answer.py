@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.decoder import load_decoder
-from engine.tokenizer import Tokenizer
+from engine.model.decoder import load_decoder
+from engine.model.tokenizer import Tokenizer
 from tests.engine.models.stepping import Stepper
 from tests.known_answers import shared
 

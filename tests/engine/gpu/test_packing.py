@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batching import Layout
-from engine.gpu.limits import decode_rooms, ladder
-from engine.gpu.packing import Model, Packed, room_of, works_of
-from engine.gpu.staging import Staging
 from engine.kernels.work import QUERIES, Limits
+from engine.model.batching import Layout
+from engine.model.gpu_batch import Model, Packed, room_of, works_of
+from engine.model.gpu_limits import decode_rooms, ladder
+from engine.model.gpu_runner import Staging
 
 BLOCK = 16
 

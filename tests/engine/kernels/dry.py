@@ -17,14 +17,14 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
-from engine.batch import KVCache
-from engine.device_sampler import sample_on_device
-from engine.draws import Draw
+from engine.core.gpu_sampler import sample_on_device
+from engine.core.sampling_types import Draw
 from engine.kernels import blocks, gated, lora, mask, matmul, quantized, sampling
 from engine.kernels import logprobs as of_rows
-from engine.kv.coded import CodedCache
-from engine.models import gpu
-from engine.models.decoder import Decoder, load_decoder
+from engine.kv_cache.quantized_cache import CodedCache
+from engine.model import gpu_layers
+from engine.model.batch import KVCache
+from engine.model.decoder import Decoder, load_decoder
 from engine.params import Sampling
 from tests.engine.models import tiny
 from tests.engine.models.stepping import Stepper
@@ -128,7 +128,7 @@ def prepare(logits: torch.Tensor, draws: Sequence[Draw | None]) -> None:
 
 
 def main() -> int:
-    gpu._interpreted = lambda: True
+    gpu_layers._interpreted = lambda: True
     without_a_device()
     with tempfile.TemporaryDirectory() as folder:
         run_models(Path(folder))

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import KVCache
 from engine.kernels import blocks as b
-from engine.kv.coded import CodedCache
-from engine.kv.saving import Saving
+from engine.kv_cache.quantized_cache import CodedCache
+from engine.model.batch import KVCache
+from engine.model.runner import Saving
 
 BLOCKS = 9
 BOTH = [
@@ -104,7 +104,7 @@ def test_rows_are_those_of_the_caches(kind: type[KVCache] | type[CodedCache], de
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="saving on a stream of its own needs a GPU")
 def test_what_is_saved_is_what_the_blocks_held_then(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = made([((torch.bfloat16, (16, 8, 128)), 3)], "cuda")
-    monkeypatch.setattr("engine.kv.saving.BYTES", 2 * b.block_nbytes(cache))  # of seven, two at a time
+    monkeypatch.setattr("engine.model.runner.BYTES", 2 * b.block_nbytes(cache))  # of seven, two at a time
     saving = Saving(cache)
     rows = torch.zeros(7, b.block_nbytes(cache), dtype=torch.uint8, pin_memory=True)
     wanted = [cache[0][:, :, block].cpu().reshape(-1).view(torch.uint8) for block in range(7)]

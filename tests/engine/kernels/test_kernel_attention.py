@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.kernels import attention
 from engine.kernels.attention import Pieces
 from engine.kernels.work import LEAST_KEYS, SHARED_KEYS, Limits, Rows, Work, cut, grown
-from engine.kv.coded import CodedCache, CodedLayer, Coding
+from engine.kv_cache.quantized_cache import CodedCache, CodedLayer, Coding
 from tests.engine.kernels.examples import examples
 
 BOUND = {torch.float32: 2e-3, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # of the largest number of a result

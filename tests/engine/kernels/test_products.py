@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.kernels import matmul, one
 from engine.kernels.norm import Norm
-from engine.models.spec import Activation
+from engine.model.model_spec import Activation
 
 BOUND = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float32: 1e-3}  # of the largest number
 few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

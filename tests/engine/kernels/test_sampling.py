@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.forks import mix64
+from engine.core.sampling_types import mix64
 from engine.kernels.sampling import (
     adjust_torch,
     adjust_triton,

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.decoder import Decoder, load_decoder
+from engine.model.decoder import Decoder, load_decoder
 from tests.engine.models import tiny
 
 LENGTHS = (1, 2, 63, 64, 65, 300)

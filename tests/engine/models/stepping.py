@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, KVCache
-from engine.models.decoder import Decoder
+from engine.model.batch import Batch, KVCache
+from engine.model.decoder import Decoder
 
 
 class Stepper:

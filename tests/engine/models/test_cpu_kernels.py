@@ -14,8 +14,8 @@ from engine import EngineConfig, InvalidParameter
 from engine.kernels import cpu
 from engine.kernels.cpu import build
 from engine.kernels.cpu.binding import TiledWeight
-from engine.memory import needs_of
-from engine.models.decoder import Decoder, load_decoder
+from engine.model.decoder import Decoder, load_decoder
+from engine.model.memory import needs_of
 from tests.engine.models import tiny
 from tests.engine.models.stepping import Stepper, apart
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from engine.linear import PREPACK_FROM, default_dtype, native_bf16, pack
+from engine.model.linear import PREPACK_FROM, default_dtype, native_bf16, pack
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.attention import reference
-from engine.checkpoint import Weights, read_json
 from engine.errors import CheckpointError
 from engine.families import family_of
-from engine.models.decoder import Decoder, load_decoder
-from engine.models.spec import ModelSpec, Rope
+from engine.model.attention import reference
+from engine.model.decoder import Decoder, load_decoder
+from engine.model.loader import Weights, read_json
+from engine.model.model_spec import ModelSpec, Rope
 from tests.engine.models import tiny
 from tests.engine.models.conftest import LENGTHS, SHARED, Case, make_case
 from tests.engine.models.stepping import Stepper, apart
@@ -238,7 +238,7 @@ def test_longer_than_declared_is_refused(own_cases: Any) -> None:
 
 
 def test_stories260k_greedy_text_is_the_known_one() -> None:
-    from engine.tokenizer import Tokenizer
+    from engine.model.tokenizer import Tokenizer
 
     root = SHARED / "data/models/stories260K"
     if not root.is_dir():

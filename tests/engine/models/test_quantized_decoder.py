@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from engine import EngineConfig, InvalidParameter
 from engine.kernels.quantized import QuantizedWeight, dequantize, packing
-from engine.linear import Linear, Pack, Packing
-from engine.memory import needs_of
-from engine.models.decoder import load_decoder
+from engine.model.decoder import load_decoder
+from engine.model.linear import Linear, Pack, Packing
+from engine.model.memory import needs_of
 from tests.engine.models import tiny
 from tests.engine.models.stepping import Stepper, apart
 

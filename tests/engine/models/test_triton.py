@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import EngineConfig, InvalidParameter
-from engine.models.decoder import Decoder, load_decoder
+from engine.model.decoder import Decoder, load_decoder
 from tests.engine.models import tiny
 from tests.engine.models.stepping import Stepper, apart
 

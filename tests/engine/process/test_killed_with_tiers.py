@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine import GREEDY, Engine, Span
-from engine.process.supervisor import SupervisedLink
+from engine.ipc.supervisor import SupervisedLink
 from tests.engine.test_kv_tiers import config, prompt
 
 SPAN = Span(GREEDY, max_tokens=12, ignore_eos=True)

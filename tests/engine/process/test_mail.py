@@ -14,14 +14,14 @@ import pytest
 import zmq
 
 from engine import GREEDY, Engine, EngineConfig, Span
-from engine import messages as m
-from engine.assemble import Parts
-from engine.assemble import assemble as assemble_default
-from engine.constrain import JsonSchema
-from engine.constrain.layout import Constrained
-from engine.numerics import Numerics
-from engine.process.child import Mail
-from engine.process.supervisor import SupervisedLink
+from engine.builder import Parts
+from engine.builder import assemble as assemble_default
+from engine.core import messages as m
+from engine.ipc.child import Mail
+from engine.ipc.supervisor import SupervisedLink
+from engine.model.numerics import Numerics
+from engine.structured_output import JsonSchema
+from engine.structured_output.layout import Constrained
 
 SOON_S = 20.0  # for what is there already
 LATE_READ_S, LATE_WRITE_S = 0.004, 0.04  # before the system calls of a child

@@ -25,11 +25,11 @@ from engine import (
     Span,
     SpanResult,
 )
-from engine.constrain import JsonSchema
-from engine.constrain.layout import Constrained
 from engine.errors import EngineRestarting
-from engine.process import keeping
-from engine.process.supervisor import SupervisedLink
+from engine.ipc import core_process
+from engine.ipc.supervisor import SupervisedLink
+from engine.structured_output import JsonSchema
+from engine.structured_output.layout import Constrained
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +150,7 @@ async def test_a_hung_process_is_killed_and_started_again(config: EngineConfig) 
 async def test_a_process_that_dies_again_and_again_is_given_up(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "MOST_DEATHS", 1)
+    monkeypatch.setattr(core_process, "MOST_DEATHS", 1)
     async with await Engine.start(config) as engine, await engine.open(PROMPT) as seq:
         stream = asyncio.create_task(seq.generate_all(SPANS[0]))
         for _ in range(2):

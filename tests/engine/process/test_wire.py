@@ -8,9 +8,13 @@ import typing
 import msgspec
 import pytest
 
-from engine import messages as m
-from engine.constrain.layout import Constrained, Layout
-from engine.constrain.spec import (
+from engine.core import messages as m
+from engine.errors import CheckpointError, InvalidParameter, UnsupportedArchitecture
+from engine.ipc import wire
+from engine.outputs import Prefill, SpanOutput, Stats, TokenLogprob
+from engine.params import Sampling, Span
+from engine.structured_output.layout import Constrained, Layout
+from engine.structured_output.spec import (
     JSON_OBJECT,
     Grammar,
     JsonSchema,
@@ -23,10 +27,6 @@ from engine.constrain.spec import (
     Until,
     choice,
 )
-from engine.errors import CheckpointError, InvalidParameter, UnsupportedArchitecture
-from engine.outputs import Prefill, SpanOutput, Stats, TokenLogprob
-from engine.params import Sampling, Span
-from engine.process import wire
 
 BODY = Sequence(
     (

@@ -1,0 +1,223 @@
+"""From a configuration to a core that can run: checkpoint, device, dtype, KV pool, tokenizer. Slow, and done once."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from engine.config import DETERMINISTIC_STEP_TOKENS, GPU_STEP_TOKENS, EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.core.gpu_sampler import warm_up
+from engine.core.messages import Loaded
+from engine.core.scheduler import MOST_LOGITS
+from engine.errors import InvalidParameter
+from engine.kernels import cpu
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.disk_tier import kept_secret
+from engine.kv_cache.offload import tiers_of
+from engine.kv_cache.quantized_cache import CodedCache
+from engine.kv_cache.snapshot import fingerprint
+from engine.model.batch import NULL_BLOCK, Batch, KVCache
+from engine.model.decoder import Decoder, load_decoder
+from engine.model.detokenizer import Detokenizer
+from engine.model.gpu_limits import left_for_kv
+from engine.model.gpu_runner import GpuRunner
+from engine.model.loader import resolve
+from engine.model.memory import (
+    LONGEST_BY_DEFAULT,
+    block_bytes,
+    find_device,
+    find_dtype,
+    free_bytes,
+    useful_blocks,
+    weight_bytes,
+)
+from engine.model.numerics import Numerics
+from engine.model.runner import CacheStore, ModelRunner, Runner
+from engine.model.tokenizer import Tokenizer
+from engine.structured_output.bitmask import Constraints, Masks
+from engine.structured_output.compiler import Compiler, default_compiler
+
+log = logging.getLogger(__name__)
+
+# Below this, weights live in the processor's cache and a step is bound by calls. A second thread saved a tenth of a
+# step of one row and a quarter of one of sixteen; but served over HTTP on two cores, one thread gave 1.4 times the
+# tokens of two (docs/performance.md).
+_ONE_THREAD_BELOW_BYTES = 32 << 20
+_TORCH_THREADS = torch.get_num_threads()  # torch's choice, before any engine of this process changed it
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    core: EngineCore
+    compiler: Compiler
+    loaded: Loaded
+
+
+def assemble(config: EngineConfig) -> Parts:
+    """Load everything that `config` names.
+
+    Raises:
+        CheckpointError, UnsupportedArchitecture: see there.
+        InvalidParameter: the device is not there, or the pool cannot hold a sequence.
+    """
+    device = find_device(config.device)
+    dtype = find_dtype(config.dtype, device)
+    path = resolve(config.model)
+    small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
+    threads = config.threads or (1 if small else _TORCH_THREADS)
+    use_threads(threads, device)
+    kernels = config.kernels
+    if kernels == "auto" and config.kv_dtype != "auto" and device.type == "cpu":
+        kernels = "torch"  # our own attention reads K/V of 16 bits
+    decoder = load_decoder(
+        path,
+        dtype=dtype,
+        device=device,
+        max_model_len=config.max_model_len,
+        kernels=kernels,
+        quantization=config.quantization,
+        deterministic=config.deterministic,
+    )
+    if decoder.on_gpu and config.max_batch_tokens is None:
+        tokens = DETERMINISTIC_STEP_TOKENS if config.deterministic else GPU_STEP_TOKENS
+        config = replace(config, max_batch_tokens=tokens)
+    if config.deterministic and device.type != "cpu" and not decoder.on_gpu:
+        message = "deterministic on CUDA, but not on the Triton kernels; accepted: with those, or on the CPU."
+        raise InvalidParameter("deterministic", message)
+    spec = decoder.spec
+    declared = spec.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > declared:
+        raise InvalidParameter(
+            "max_model_len",
+            f"max_model_len is {config.max_model_len}; accepted: 1 to {declared}, the model's positions.",
+        )
+    max_model_len = config.max_model_len or min(declared, LONGEST_BY_DEFAULT)
+    blocks = _kv_blocks(config, decoder, device, max_model_len)
+    shape = (spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim)  # one more: the null block
+    kv: KVCache | CodedCache
+    if config.kv_dtype == "auto":
+        kv = KVCache(*shape, dtype, device)
+    else:
+        kv = CodedCache(*shape, dtype, device, config.kv_dtype)
+    if device.type == "cuda" or not decoder.on_gpu:  # Triton's interpreter compiles nothing
+        _warm_up(decoder, kv, device)
+    numerics = _numerics(config, decoder, threads)
+    log.info("%s on %s in %s: %s kernels, %d blocks of K/V", path.name, device, dtype, numerics.kernels, blocks)
+    tokenizer = Tokenizer.load(path)
+    compiler = default_compiler(tokenizer, spec.vocab_size)
+    compiler.warm()
+    model = fingerprint(path)
+    pool = BlockPool(blocks, config.kv_tenant_share)
+    core = EngineCore(
+        config,
+        _runner(config, decoder, kv, device, max_model_len),
+        pool,
+        lambda: Detokenizer(tokenizer),
+        tokenizer.eos_token_ids,
+        kept_secret(Path(config.kv_dir)) if config.kv_dir is not None else secrets.token_bytes(32),
+        begin_device=lambda: use_threads(threads, device),
+        constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
+        model=model,
+        tiers=tiers_of(config, model, numerics, pool, kv, CacheStore(kv, device), device),
+    )
+    return Parts(
+        core=core,
+        compiler=compiler,
+        loaded=Loaded(
+            path=str(path),
+            vocab_size=spec.vocab_size,
+            max_model_len=max_model_len,
+            max_tokens=min(max_model_len, blocks * config.block_size),
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            threads=threads,
+            numerics=numerics,
+            fingerprint=model,
+        ),
+    )
+
+
+def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:
+    invariant = config.deterministic or (decoder.tiled and config.quantization == "none")
+    ours = "Triton" if decoder.on_gpu else cpu.name() if decoder.tiled else "torch"
+    if decoder.device.type == "cuda":
+        processor = torch.cuda.get_device_name(decoder.device)
+    else:
+        processor = torch.backends.cpu.get_cpu_capability()
+        if ours == "torch":  # oneDNN chooses by what the processor can, and by its name
+            bf16 = " AMX" if cpu.has_tiles() else " AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else ""
+            processor = f"{cpu.processor()}, {processor}{bf16}"
+    return Numerics(
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        kernels=ours,
+        quantization=config.quantization,
+        kv_dtype=config.kv_dtype,
+        device=decoder.device.type,
+        processor=processor,
+        threads=threads if ours == "torch" and decoder.device.type == "cpu" else 0,
+        torch=str(torch.__version__),
+        batch_invariant=invariant,
+    )
+
+
+def use_threads(count: int, device: torch.device | str = "cpu") -> None:
+    """Let the calling thread compute on `count` CPU threads, whatever other engines of the process use, and begin
+    kernels on `device`, if that is a GPU."""
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and chosen.index is not None:
+        torch.cuda.set_device(chosen)
+    torch.get_num_threads()  # a thread's first call takes the process's number over: later it would undo ours
+    torch.set_num_threads(count)
+
+
+def _runner(
+    config: EngineConfig, decoder: Decoder, kv: KVCache | CodedCache, device: torch.device, max_model_len: int
+) -> Runner:
+    if not decoder.on_gpu:
+        return ModelRunner(decoder, kv, device, deterministic=config.deterministic)
+    longest = -(-max_model_len // config.block_size)
+    if device.type == "cuda":
+        warm_up(decoder.spec.vocab_size, device)
+    return GpuRunner(decoder, kv, device, max_rows=config.max_running, max_blocks=longest, graphs=config.graphs)
+
+
+def _warm_up(decoder: Decoder, kv: KVCache | CodedCache, device: torch.device) -> None:
+    """Run prompts and a decode on the null block, so that the first request does not pay for first calls. A GPU's
+    kernels for few, more and many tokens are compiled by it, and the one that copies blocks."""
+    lengths: tuple[int, ...] = (kv.block_size, 1)
+    if device.type == "cuda":
+        lengths = (*(n for n in (200, 100) if n < decoder.spec.max_position_embeddings), *lengths)
+        kv.copy_blocks([(NULL_BLOCK, 1)])
+    for tokens in lengths:
+        table = torch.full((1, -(-tokens // kv.block_size)), NULL_BLOCK, device=device)
+        order = torch.arange(tokens, device=device)
+        last = torch.tensor([tokens - 1], device=device)
+        slots = order % kv.block_size
+        decoder.forward(Batch(order * 0, order, slots, (0, tokens), (tokens,), table, last), kv)
+
+
+def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max_model_len: int) -> int:
+    """Blocks in the pool: what was asked for, or what could ever be used, as far as memory goes. Of a computer's that
+    is a quarter, as others live there too; of a GPU's what the largest step leaves."""
+    if config.kv_blocks is not None:
+        return config.kv_blocks
+    per_block = block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype)
+    if config.kv_bytes is not None:
+        blocks = config.kv_bytes // per_block
+        if blocks < 1:
+            raise InvalidParameter(
+                "kv_bytes", f"kv_bytes is {config.kv_bytes}; accepted: at least {per_block}, one block of this model."
+            )
+        return blocks
+    if device.type == "cuda":
+        tokens = min(config.step_tokens, max_model_len)
+        rows = config.max_running + MOST_LOGITS
+        room = left_for_kv(decoder, device, batch_tokens=tokens, rows=rows, longest=max_model_len)
+    else:
+        room = free_bytes(device) // 4
+    return max(1, min(useful_blocks(config, max_model_len), room // per_block))

@@ -1,0 +1,1 @@
+"""The engine core: scheduling, sampling, and the step loop that runs them."""

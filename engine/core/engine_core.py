@@ -1,0 +1,435 @@
+"""The engine's synchronous heart: commands in, one step at a time, replies out.
+
+Knows nothing of threads, event loops or HTTP. A step schedules rows, runs them on the device, draws tokens, and says
+what became of each job. It may be driven by a thread, a process or a test.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from engine.config import EngineConfig
+from engine.core import messages as m
+from engine.core.async_steps import Device, Flights, Pace
+from engine.core.output_processor import Answers, score_jobs
+from engine.core.request import ScoreJob, SequenceState, SpanJob
+from engine.core.sampler import is_greedy, looks_back
+from engine.core.scheduler import Scheduler
+from engine.core.span_state import SpanWriter
+from engine.kv_cache.block_pool import BlockPool, root_digest
+from engine.kv_cache.offload import Tiers
+from engine.kv_cache.snapshot import Snapshot, packed
+from engine.model.detokenizer import Decoder
+from engine.model.runner import Runner
+from engine.outputs import FinishReason, Stats, TierStats
+from engine.structured_output.bitmask import Constraints, Masking
+from engine.structured_output.compiler import Outcome
+from engine.structured_output.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
+from engine.structured_output.mode_machine import Modes
+
+KEEPING_S = 3.0  # that an engine which stops takes to write K/V to its disk
+
+
+class EngineCore:
+    """Owns every sequence.
+
+    `make_decoder` gives a fresh incremental detokeniser, `eos` the model's end-of-sequence ids, `secret` keys the
+    prefix digests, and `begin_device` runs first in the thread of the overlapped loop's device. The caller has checked
+    that commands are in range (see `engine.Engine`); the core only guards their order: commands for a sequence that
+    closed meanwhile are dropped, since its owner may not have heard yet.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        pool: BlockPool,
+        make_decoder: Callable[[], Decoder],
+        eos: Sequence[int],
+        secret: bytes,
+        clock: Callable[[], float] = time.monotonic,
+        constraints: Constraints | None = None,
+        tiers: Tiers | None = None,
+        model: bytes = b"",
+        begin_device: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._tiers = tiers
+        self._model = model
+        self._scheduler = Scheduler(config, pool, clock, tiers)
+        self._eos = frozenset(eos)
+        self._writer = SpanWriter(make_decoder, self._eos)
+        self._constraints = constraints
+        self._masking = Masking(None if constraints is None else constraints.masks)
+        self._post: Callable[[m.Command], None] = self.handle
+        self._secret = secret
+        self._clock = clock
+        self._sequences: dict[int, SequenceState] = {}
+        self._deadlines: dict[int, SequenceState] = {}
+        self._arrivals = 0
+        self._private_id = 0  # throw-away children count down, so they never meet a client's ids
+        self._replies: list[m.Reply] = []
+        self._answers = Answers(self._writer, self._masking, self, self._replies.append)
+        overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
+        self._overlapped = overlapped
+        device = Device(runner, begin_device) if overlapped and not runner.queues else None
+        self._pace = Pace(clock, self._scheduler.ran)
+        self._flights = Flights(
+            runner, device, self._scheduler, tiers, self._masking, self._answers, self._pace, clock
+        )  # fmt: skip
+        self._later: list[m.Command] = []  # came while the device ran
+
+    # -- commands
+
+    def post_with(self, post: Callable[[m.Command], None]) -> None:
+        """How commands from other threads reach `handle`: constraints are compiled, and K/V is copied, in their own."""
+        self._post = post
+        if self._tiers is not None:
+            self._tiers.wake = lambda: post(m.CameUp())
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or self._flights.under_way or bool(self._later)
+
+    def next_deadline(self) -> float | None:
+        """When the core must wake although nothing runs, by its clock."""
+        return min((s.deadline for s in self._deadlines.values() if s.deadline is not None), default=None)
+
+    def handle(self, command: m.Command) -> None:
+        """Take one command, or keep it until the device is done. Replies wait for `take_replies`."""
+        if not self._flights.under_way:
+            self._handle(command)
+        elif self._scheduler.bringing_up or not isinstance(command, m.CameUp):  # else a block went down, and no more
+            self._later.append(command)
+
+    def _handle(self, command: m.Command) -> None:
+        match command:
+            case m.Open():
+                self._open(command)
+            case m.Restore():
+                self._restore(command)
+            case m.GetStats():
+                self._replies.append(m.StatsReply(command.request, self.stats()))
+            case m.Compile():
+                self._compile(command)
+            case m.Compiled(None, request, outcome):
+                self._compiled(request, outcome)
+            case m.Leave():
+                self._close_all("its client is gone", command.client)
+            case m.Stop():
+                self._close_all("the engine stopped")
+                self.close()
+            case m.CameUp():
+                self._scheduler.came_up()
+            case _:
+                assert command.sequence is not None
+                seq_or_none = self._sequences.get(command.sequence)
+                if seq_or_none is not None:
+                    self._handle_for(seq_or_none, command)
+                elif isinstance(command, m.Generate | m.Score | m.Snap):
+                    self._replies.append(m.Closed(command.request, "the sequence is closed"))
+
+    def take_replies(self) -> list[m.Reply]:
+        replies = self._replies.copy()
+        self._replies.clear()
+        return replies
+
+    def _handle_for(self, seq: SequenceState, command: m.Command) -> None:
+        match command:
+            case m.Append():
+                seq.append(list(command.tokens), generated=False)
+            case m.Generate():
+                self._generate(seq, command)
+            case m.Compiled():
+                self._constrain(seq, command.request, command.outcome)
+            case m.Score():
+                self._score(seq, command)
+            case m.Fork():
+                scope = self._sequences.get(command.scope)
+                for child_id in command.children if scope is not None else ():
+                    self._adopt(self._scheduler.fork(seq, child_id, self._next_arrival()), scope)
+            case m.Truncate():
+                self._scheduler.truncate(seq, command.length)
+            case m.Hold():
+                self._scheduler.hold(seq, command.ttl_s, command.waiting_for)
+            case m.Snap():
+                self._replies.append(m.Snapped(command.request, self._snapshot(seq)))
+            case m.Cancel():
+                self._cancel(seq, command.request)
+            case m.Close():
+                self._close(seq, "the sequence was closed")
+
+    def _open(self, command: m.Open) -> None:
+        root = root_digest(self._secret, self._config.model, "", command.tenant)
+        seq = SequenceState(
+            command.sequence, [], root, self._next_arrival(), priority=command.priority, tenant=command.tenant
+        )
+        seq.append(list(command.tokens), generated=False)
+        if command.deadline_s is not None:
+            seq.deadline = self._clock() + command.deadline_s
+        self._adopt(seq, None)
+
+    def _restore(self, command: m.Restore) -> None:
+        scope = None if command.scope is None else self._sequences.get(command.scope)
+        if command.scope is not None and scope is None:
+            return  # its scope has passed its deadline meanwhile
+        root = root_digest(self._secret, self._config.model, "", command.tenant)
+        seq = SequenceState(
+            command.sequence, list(command.tokens), root, self._next_arrival(), priority=command.priority,
+            tenant=command.tenant, stream=command.stream, forks=command.forks, generated=bytearray(command.generated),
+            tail=command.tail,
+        )  # fmt: skip
+        seq.counts.update(token for token, drawn in zip(seq.tokens, seq.generated, strict=True) if drawn)
+        if command.deadline_s is not None:
+            seq.deadline = self._clock() + command.deadline_s
+        self._adopt(seq, scope)
+
+    def _snapshot(self, seq: SequenceState) -> bytes:
+        """The sequence as bytes; what it has of K/V is put where the next engine finds it."""
+        self._scheduler.keep(seq)
+        told = Snapshot(
+            seq.tenant, seq.priority, tuple(seq.tokens), bytes(seq.generated), seq.stream, seq.forks,
+            max(seq.tail, seq.kv_len),
+        )  # fmt: skip
+        return packed(told, self._model)
+
+    def _close_all(self, reason: str, client: int | None = None) -> None:
+        for seq in list(self._sequences.values()):
+            if seq.parent is None and (client is None or m.client_of(seq.id) == client):
+                self._close(seq, reason)
+
+    def _compile(self, command: m.Compile) -> None:
+        assert self._constraints is not None, "a core without constraints was asked to compile one"
+        post, request = self._post, command.request
+        made = self._constraints.compiler.get(
+            command.constraint, lambda made: post(m.Compiled(None, request, made)), command.tenant
+        )
+        if made is not None:
+            self._compiled(request, made)
+
+    def _compiled(self, request: int, outcome: Outcome) -> None:
+        if isinstance(outcome, ConstraintRefused):
+            self._replies.append(m.Refused(request, outcome.reasons, isinstance(outcome, CompileTimeout)))
+        else:
+            self._replies.append(m.Ready(request))
+
+    def _adopt(self, seq: SequenceState, scope: SequenceState | None) -> None:
+        self._sequences[seq.id] = seq
+        if scope is not None:
+            seq.parent = scope
+            scope.children[seq.id] = seq
+        if seq.deadline is not None:
+            self._deadlines[seq.id] = seq
+
+    def _next_arrival(self) -> int:
+        self._arrivals += 1
+        return self._arrivals
+
+    def _generate(self, seq: SequenceState, command: m.Generate) -> None:
+        span = command.span
+        stop_ids = frozenset(span.stop_token_ids) | (frozenset() if span.ignore_eos else self._eos)
+        seq.job = job = SpanJob(
+            id=command.request,
+            span=span,
+            seed=command.seed,
+            max_tokens=command.max_tokens,
+            stop_ids=stop_ids,
+            prompt_tokens=len(seq),
+            greedy=is_greedy(span.sampling) and span.logprobs is None,
+            looks_back=looks_back(span.sampling),
+            reading_prompt=span.prompt_logprobs is not None and not command.begun,
+            prompt_logprobs=[None],
+            announced=command.begun,
+            delivered=command.delivered,
+        )
+        if span.constraint is None:
+            self._submit(seq, job)
+            return
+        assert self._constraints is not None, "a core without constraints was given a span with one"
+        post, sequence, request = self._post, seq.id, command.request
+        job.awaited = lambda made: post(m.Compiled(sequence, request, made))
+        outcome = self._constraints.compiler.get(span.constraint.body, job.awaited, seq.tenant)
+        if outcome is not None:
+            self._constrain(seq, request, outcome)
+
+    def _constrain(self, seq: SequenceState, request: int, outcome: Outcome) -> None:
+        """The span's constraint is compiled, or refused; without effect if the span has ended meanwhile."""
+        job = seq.job
+        if not isinstance(job, SpanJob) or job.id != request or job.awaited is None:
+            return
+        job.awaited = None
+        if isinstance(outcome, ConstraintRefused):
+            self._scheduler.finish(seq)
+            self._compiled(request, outcome)
+            return
+        assert job.span.constraint is not None
+        job.modes = Modes(job.span.constraint.layout, outcome, self._eos, job.stop_ids)
+        self._submit(seq, job)
+
+    def _submit(self, seq: SequenceState, job: SpanJob) -> None:
+        """Let a span run, from where another core left it."""
+        try:
+            self._writer.replay(seq, job, job.delivered)
+        except ConstraintFailed as failed:
+            self._answers.fail(seq, job, failed)
+            return
+        self._scheduler.submit(seq)
+
+    def _stop_waiting(self, seq: SequenceState, job: SpanJob) -> None:
+        """Nobody needs the constraint any more, if it is still being compiled."""
+        if job.awaited is not None and job.span.constraint is not None and self._constraints is not None:
+            self._constraints.compiler.cancel(job.span.constraint.body, job.awaited, seq.tenant)
+
+    def _score(self, seq: SequenceState, command: m.Score) -> None:
+        """Read candidates on throw-away children."""
+        request, first, jobs = score_jobs(command.request, command.candidates, len(seq))
+        for tokens, targets in jobs:
+            self._private_id -= 1
+            child = self._scheduler.fork(seq, self._private_id, self._next_arrival())
+            self._adopt(child, seq)
+            child.append(list(tokens), generated=False)
+            child.job = ScoreJob(request, first, targets)
+            request.open_children += 1
+            self._scheduler.submit(child)
+
+    def _cancel(self, seq: SequenceState, request: int) -> None:
+        job = seq.job
+        if isinstance(job, SpanJob) and job.id == request:
+            self._end_span(seq, job, "cancelled")
+            return
+        for child in list(seq.children.values()):
+            if isinstance(child.job, ScoreJob) and child.job.request.id == request:
+                self.drop(child)
+
+    def _close(self, seq: SequenceState, reason: str) -> None:
+        """Close a scope: the descendants first, then the sequence itself."""
+        for child in list(seq.children.values()):
+            self._close(child, reason)
+        match seq.job:
+            case SpanJob() as job:
+                self._stop_waiting(seq, job)
+                self._replies.append(m.Closed(job.id, reason))
+            case ScoreJob() as job:
+                job.request.open_children -= 1
+                if job.request.open_children == 0:
+                    self._replies.append(m.Closed(job.request.id, reason))
+        self.drop(seq)
+
+    def finish(self, seq: SequenceState) -> None:
+        """The sequence's job is over."""
+        self._scheduler.finish(seq)
+
+    def drop(self, seq: SequenceState) -> None:
+        """The sequence is gone."""
+        self._scheduler.release(seq)
+        self._sequences.pop(seq.id, None)
+        self._deadlines.pop(seq.id, None)
+        if seq.parent is not None:
+            seq.parent.children.pop(seq.id, None)
+
+    def again(self, seq: SequenceState) -> None:
+        """What the sequence drew last means nothing."""
+        self._scheduler.again(seq)
+
+    # -- steps
+
+    def step(self) -> None:
+        """Run one step, or nothing when there is no work. In the overlapped loop: take what the device has drawn, tell
+        it of the next step, and tell clients meanwhile what came of the one before; where it can be said before what
+        comes next, the other way round.
+        """
+        if not self._overlapped:
+            self._expire()
+            self._flights.start()
+            self._flights.land()
+        elif self._later or self._due() or not self._flights.follow():
+            self._flights.land()
+            self._catch_up()
+            self._flights.start()
+        self._answers.tell()
+        self._pace.wait()
+
+    def settle(self) -> None:
+        """Fetch what the device has, tell it, and take the commands that waited. In the plain loop there is nothing."""
+        self._flights.land()
+        self._answers.tell()
+        self._catch_up()
+        self._pace.wait()
+
+    def _catch_up(self) -> None:
+        """Take the commands that came while the device ran, and close what has reached its deadline. All that was drawn
+        is told before: a command is about a sequence as its client knows it.
+        """
+        if self._later or self._due():
+            self._answers.tell()
+            later, self._later = self._later, []
+            for command in later:
+                self._handle(command)
+            self._expire()
+
+    def _due(self) -> list[SequenceState]:
+        """What has reached its deadline."""
+        if not self._deadlines:
+            return []
+        now = self._clock()
+        return [s for s in self._deadlines.values() if s.deadline is not None and s.deadline <= now]
+
+    def _expire(self) -> None:
+        expired = self._due()
+        for seq in expired:  # children inherit the deadline: their spans end with it, not with their parent's closing
+            if isinstance(seq.job, SpanJob):
+                self._end_span(seq, seq.job, "deadline")
+        for seq in expired:
+            if seq.id in self._sequences:
+                self._close(seq, "its deadline passed")
+
+    def _end_span(self, seq: SequenceState, job: SpanJob, finish: FinishReason) -> None:
+        """End a span from outside."""
+        self._stop_waiting(seq, job)
+        self._scheduler.finish(seq)
+        self._answers.emit(seq, job, self._writer.finish(job, finish, None))
+
+    # -- what operators see
+
+    def stats(self) -> Stats:
+        counters = self._scheduler.counters
+        return Stats(
+            waiting=len(self._scheduler.waiting),
+            running=len(self._scheduler.running),
+            sequences=len(self._sequences),
+            blocks_total=self._pool.total,
+            blocks_used=self._pool.used,
+            blocks_cached=self._pool.cached,
+            blocks_free=self._pool.empty,
+            block_size=self._config.block_size,
+            prefix_query_tokens=counters.prefix_query_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            preemptions=counters.preemptions,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=self._answers.generated_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            steps=self._pace.steps,
+            step_tokens=self._pace.tokens,
+            step_seconds=self._pace.seconds,
+            last_batch=self._pace.last_batch,
+            held=self._scheduler.held,
+            resumed=counters.resumed,
+            resumed_late=counters.resumed_late,
+            resumed_tokens=counters.resumed_tokens,
+            resumed_reused_tokens=counters.resumed_reused_tokens,
+            tiers=TierStats() if self._tiers is None else self._tiers.stats(),
+        )
+
+    def close(self) -> None:
+        """Keep what the next start can use, and end the threads below. No step may follow."""
+        self._flights.close()
+        if self._tiers is not None:
+            self._tiers.close(KEEPING_S)
+
+    def check(self) -> None:
+        """Raise AssertionError unless the block pool agrees with every sequence's table."""
+        self._pool.check(self._scheduler.tables())
+        if self._tiers is not None:
+            self._tiers.check()

@@ -1,0 +1,182 @@
+"""What `engine.core.sampler.sample` does on a GPU: all that a step's rows ask for goes there in one copy, and what was
+drawn comes back in one.
+
+Between the two nothing waits. Rows, masks and log-probabilities mean what they do there; the numbers that draws depend
+on are others (see `engine.kernels.sampling.draw`). Runs on a CPU too, by the kernels' twins, which is how it is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.core.sampling_types import Draw, Drawing, Drawn
+from engine.kernels import logprobs as of_rows
+from engine.kernels import sampling as kernels
+from engine.kernels.buffers import from_device, to_device
+from engine.kernels.drawn import fill_drawn
+from engine.kernels.mask import forbid
+from engine.outputs import TokenLogprob
+from engine.params import GREEDY, Sampling
+
+Ints = NDArray[np.int32]
+_MASK64 = (1 << 64) - 1
+_ALIGNED = 4  # words: a kernel is compiled anew for memory that begins at no multiple of 16 bytes
+
+
+def sample_on_device(
+    logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
+) -> Drawn:
+    """See `engine.core.sampler.sample`."""
+    return begin_on_device(logits, draws, forbid).fetch()
+
+
+def begin_on_device(
+    logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
+) -> Drawing:
+    """See `engine.core.sampler.begin_sampling`."""
+    rows, vocabulary = logits.shape
+    asked = [i for i, draw in enumerate(draws) if draw is not None and draw.logprobs is not None]
+    entries, starts = adjustments(draws, vocabulary)
+    parameters, changes, bounds, where = _sent(
+        [_parameters(draws), entries, starts, np.array(asked, dtype=np.int32)], logits.device
+    )
+    raw, raw_rows = logits, where
+    if asked and (len(entries) or forbid is not None):  # what is asked for is about the logits as they are now
+        raw, raw_rows = logits.index_select(0, where), torch.arange(len(asked), dtype=torch.int32, device=logits.device)
+    if len(entries):
+        kernels.adjust(logits, changes.view(-1, 2), bounds)
+    if forbid is not None:
+        forbid(logits)
+    tokens = kernels.draw(logits, parameters.view(rows, kernels.WORDS))
+    if not asked:
+        arrive = from_device(tokens)
+        return Drawing(tokens, lambda: Drawn(arrive().tolist(), {}))
+    wanted = [draw.logprobs or 0 for draw in draws if draw is not None and draw.logprobs is not None]
+    found = of_rows.logprobs(raw, raw_rows, tokens.index_select(0, where), max(wanted))
+    return Drawing(tokens, _leaving(tokens, found, dict(zip(asked, wanted, strict=True))))
+
+
+def warm_up(vocabulary: int, device: torch.device) -> None:
+    """Draw with everything that a row may ask for, and hand tokens on, so that no request waits for a kernel to be
+    compiled."""
+    told = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logit_bias={0: 1.0})
+    for draws in ([None], [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)], [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)] * 2):
+        drawing = begin_on_device(torch.randn(len(draws), vocabulary, device=device), draws, _forbid_nothing)
+        fill_drawn(torch.full((len(draws),), -1, dtype=torch.int32, device=device), drawing.token_ids)
+        drawing.fetch()
+
+
+def _forbid_nothing(logits: Tensor) -> None:
+    words = -(-logits.shape[1] // 32)
+    bits = torch.full((len(logits), words), -1, dtype=torch.int32, device=logits.device)
+    forbid(logits, bits, torch.arange(len(logits), device=logits.device))
+
+
+def adjustments(draws: Sequence[Draw | None], vocabulary: int) -> tuple[Ints, Ints]:
+    """What `kernels.adjust` takes: entries (n, 2) and starts.
+
+    Raises:
+        IndexError: a row names a token that the vocabulary does not have.
+    """
+    parts: list[Part] = []
+    for draw in draws:
+        parts += _NO_CHANGES if draw is None or not _changed(draw) else _changes(draw)
+    sizes = [len(tokens) for tokens, _ in parts]
+    starts = np.cumsum([0, *sizes], dtype=np.int32)
+    entries = np.empty((starts[-1], 2), dtype=np.int32)
+    if not len(entries):
+        return entries, starts
+    values = entries.view(np.float32)[:, 1]
+    for at, size, (tokens, numbers) in zip(starts.tolist(), sizes, parts, strict=False):
+        if size:
+            entries[at : at + size, 0] = np.fromiter(tokens, np.int32, size)
+            values[at : at + size] = numbers
+    if not 0 <= entries[:, 0].min() <= entries[:, 0].max() < vocabulary:
+        raise IndexError(f"A row's bias, penalties or bans name a token outside of 0 to {vocabulary - 1}.")
+    return entries, starts
+
+
+Part = tuple[Collection[int], float | NDArray[np.float64]]
+_NO_CHANGES: list[Part] = [((), 0.0)] * 4
+
+
+def _changed(draw: Draw) -> bool:
+    s = draw.sampling
+    penalties = s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty
+    return bool(penalties or s.logit_bias or draw.banned)
+
+
+def _changes(draw: Draw) -> list[Part]:
+    """Tokens and numbers of the four stages: bias, repetition, presence and frequency, bans."""
+    s = draw.sampling
+    biases = np.fromiter(s.logit_bias.values(), np.float64, len(s.logit_bias))
+    counts = draw.counts if s.presence_penalty or s.frequency_penalty else {}
+    times = np.fromiter(counts.values(), np.float64, len(counts))
+    return [
+        (s.logit_bias, biases),
+        (draw.seen if s.repetition_penalty != 1.0 else (), s.repetition_penalty),
+        (counts, -s.presence_penalty - s.frequency_penalty * times),
+        (draw.banned, 0.0),
+    ]
+
+
+def keys(seeds: Sequence[int], streams: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint64]:
+    """`mix64(seed, stream, position)` of each row, all at once."""
+    state = np.zeros(len(seeds), dtype=np.uint64)
+    for values in (seeds, streams, positions):
+        state += np.array([value & _MASK64 for value in values], dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    return state
+
+
+def _parameters(draws: Sequence[Draw | None]) -> Ints:
+    samplings: list[Sampling] = [GREEDY if draw is None else draw.sampling for draw in draws]
+    return kernels.pack(
+        temperature=[s.temperature for s in samplings],
+        top_k=[s.top_k for s in samplings],
+        top_p=[s.top_p for s in samplings],
+        min_p=[s.min_p for s in samplings],
+        keys=keys(*zip(*[(0, 0, 0) if d is None else (d.seed, d.stream, d.position) for d in draws], strict=True)),
+    )
+
+
+def _sent(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
+    """Arrays on the device, flat, by one copy."""
+    padded = [array.size + -array.size % _ALIGNED for array in arrays]
+    whole = np.zeros(sum(padded), dtype=np.int32)
+    at = 0
+    for array, size in zip(arrays, padded, strict=True):
+        whole[at : at + array.size] = array.reshape(-1)
+        at += size
+    parts = to_device(torch.from_numpy(whole), device).split(padded)
+    return [part[: array.size] for part, array in zip(parts, arrays, strict=True)]
+
+
+def _leaving(tokens: Tensor, found: of_rows.Logprobs, wanted: dict[int, int]) -> Callable[[], Drawn]:
+    """All of it from the device, by one copy. `wanted` says of which rows how many of the likeliest are."""
+    floats = torch.cat([found.chosen, found.values.reshape(-1)]).view(torch.int32)
+    arrive = from_device(torch.cat([tokens.int(), found.tokens.reshape(-1).int(), floats]))
+    rows, shape = len(tokens), found.values.shape
+    return lambda: _arrived(arrive().numpy(), rows, shape, wanted)
+
+
+def _arrived(whole: Ints, rows: int, shape: torch.Size, wanted: dict[int, int]) -> Drawn:
+    count, most = shape
+    ids, top_ids, rest = np.split(whole, [rows, rows + count * most])
+    chosen, values = np.split(rest.view(np.float32), [count])
+    drawn: list[int] = ids.tolist()
+    table = list(zip(top_ids.reshape(count, most).tolist(), values.reshape(count, most).tolist(), strict=True))
+    return Drawn(
+        drawn,
+        {
+            row: TokenLogprob(drawn[row], float(chosen[at]), tuple(zip(*(part[:k] for part in table[at]), strict=True)))
+            for at, (row, k) in enumerate(wanted.items())
+        },
+    )

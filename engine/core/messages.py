@@ -1,0 +1,259 @@
+"""What passes between an engine's clients and its core: commands in, replies out. Plain data, nothing else.
+
+Either side may live in another thread or another process: no object is shared, and order is kept. Ids are a client's
+own: each begins with the client's number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.model.numerics import Numerics
+from engine.outputs import Prefill, SpanOutput, Stats
+from engine.params import Span
+from engine.structured_output.compiler import Outcome
+from engine.structured_output.spec import Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    sequence: int
+    tokens: tuple[int, ...]
+    tenant: str
+    priority: int
+    deadline_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A sequence that another core had, as its client knows it; `scope` was restored before, if it has one.
+
+    `generated` has a byte for each token, 1 where it was drawn. `stream` and `forks` key the random draws.
+    """
+
+    sequence: int
+    scope: int | None
+    tokens: tuple[int, ...]
+    generated: bytes
+    tenant: str
+    priority: int
+    deadline_s: float | None
+    stream: int
+    forks: int
+    tail: int = 0  # tokens that had K/V, which may lie in a tier
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    sequence: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """A span. One that another core began goes on after the tokens that were `delivered`, which the sequence does not
+    have yet; `begun` says that a first piece was told."""
+
+    sequence: int
+    request: int
+    span: Span
+    seed: int
+    max_tokens: int
+    delivered: tuple[int, ...] = ()
+    begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    sequence: int
+    request: int
+    candidates: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """New sequences that continue as `sequence`, and close when `scope` closes."""
+
+    sequence: int
+    children: tuple[int, ...]
+    scope: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    sequence: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The sequence waits for something: names of it, where they are known."""
+
+    sequence: int
+    ttl_s: float
+    waiting_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snap:
+    """Tell what the sequence is, and put its K/V where the next engine finds it, if there is a disk for that."""
+
+    sequence: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the sequence's span or score; what it has generated stays."""
+
+    sequence: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetStats:
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """Compile a constraint before a tenant's span needs it."""
+
+    request: int
+    constraint: Constraint
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A client is gone: all its sequences close."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a constraint compiled to. From the core's own compiler, not from a client. `sequence` has the span that
+    waits for it, None where nothing but a `Compile` does."""
+
+    sequence: int | None
+    request: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class CameUp:
+    """A copy between K/V tiers is done. From the core's own worker, not from a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the core's loop; whatever runs is cancelled."""
+
+
+Command = (
+    Open | Restore | Append | Generate | Score | Fork | Truncate | Hold | Snap | Cancel | Close
+    | GetStats | Compile | Leave | Compiled | CameUp | Stop
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a core that can run says of its model and of itself."""
+
+    path: str  # the model's directory
+    vocab_size: int
+    max_model_len: int  # tokens that the model's positions allow
+    max_tokens: int  # tokens that one sequence can have here: the same, or what the KV pool holds
+    device: str
+    dtype: str
+    threads: int  # CPU threads of the model
+    numerics: Numerics
+    fingerprint: bytes = b""  # of the model's files
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A span whose sequence takes several steps to read has come so far."""
+
+    request: int
+    prefill: Prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Progress of a span. The request is over when the output has a finish reason."""
+
+    request: int
+    output: SpanOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    request: int
+    logprobs: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The sequence closed while the request ran on it: by its owner, a scope around it, or its deadline."""
+
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The constraint is compiled."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The constraint cannot be held, or not in time. A span's sequence is as it was."""
+
+    request: int
+    reasons: tuple[str, ...]
+    timed_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The span's constraint could not go on. The sequence may have tokens that no piece told of: truncate it."""
+
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapped:
+    request: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReply:
+    request: int
+    stats: Stats
+
+
+Reply = Reading | Piece | Scored | Ready | Refused | Failed | Closed | Snapped | StatsReply
+
+_CLIENT_SHIFT = 48
+NOBODY = 0  # a request whose reply nobody awaits
+
+
+def first_id(client: int) -> int:
+    """The smallest of a client's ids."""
+    return (client << _CLIENT_SHIFT) + 1
+
+
+def client_of(id: int) -> int:
+    """Whose id it is."""
+    return id >> _CLIENT_SHIFT

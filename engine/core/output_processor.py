@@ -1,0 +1,287 @@
+"""Turns a step's samples into what each request is sent.
+
+What the logits of a step mean for the jobs that wait for them: scores are read, tokens drawn, spans advanced.
+
+Tokens are taken as soon as they are there, as what may follow depends on them; `tell` makes replies of them and may
+come later. Knows nothing of commands or scheduling: what ends is handed to whoever made it.
+
+Log-probabilities of candidate continuations: which children read them, and what they read.
+
+Candidates of one token share one child, as one row of logits decides them all; each longer one has its own. Knows
+nothing of scheduling or replies.
+
+Log-probabilities of given tokens in rows of logits: what is asked for about a prompt, and about candidates.
+
+On a GPU many rows are read at once, and all that was read comes back in one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.core import messages as m
+from engine.core.request import Job, ScoreJob, ScoreRequest, SequenceState, SpanJob
+from engine.core.sampler import begin_sampling, logprob_of, row_logprobs
+from engine.core.sampling_types import Draw, Drawing
+from engine.core.span_state import SpanWriter, draw
+from engine.core.step import Row
+from engine.kernels.buffers import from_device, to_device
+from engine.kernels.logprobs import logprobs
+from engine.outputs import Prefill, SpanOutput, TokenLogprob
+from engine.structured_output.bitmask import Masking
+from engine.structured_output.matcher import ConstraintFailed
+
+ROWS = 256  # that a GPU reads at once: to find the likeliest of a row it is copied
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int], k: int) -> list[TokenLogprob]:
+    """Of `tokens[i]` and the `k` likeliest in row i of `logits` (len(tokens), vocabulary), fp32."""
+    if logits.is_cuda and tokens:
+        return _on_device(logits, tokens, k)
+    return [logprob_of(row_logprobs(row), token, k) for row, token in zip(logits, tokens, strict=True)]
+
+
+def chosen_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """Of `tokens[i]` in row `rows[i]` of `logits` (any, vocabulary), fp32. Rows may have repeats, in a row."""
+    if logits.is_cuda and tokens:
+        where, asked = to_device(torch.tensor([rows, tokens]), logits.device)
+        found: list[float] = from_device(logprobs(logits, where.int(), asked, 0).chosen)().tolist()
+        return found
+    found, last, row = [], -1, logits[:0]
+    for at, token in zip(rows, tokens, strict=True):
+        if at != last:
+            last, row = at, row_logprobs(logits[at])
+        found.append(float(row[token]))
+    return found
+
+
+def _on_device(logits: Tensor, tokens: Sequence[int], k: int) -> list[TokenLogprob]:
+    asked = to_device(torch.tensor(tokens), logits.device)
+    rows = torch.arange(len(tokens), dtype=torch.int32, device=logits.device)
+    parts: list[Tensor] = []
+    for some_rows, some in zip(rows.split(ROWS), asked.split(ROWS), strict=True):
+        found = logprobs(logits, some_rows, some, k)
+        floats = torch.cat([found.chosen[:, None], found.values], 1)
+        parts.append(torch.cat([floats.view(torch.int32), found.tokens.int()], 1))
+    whole = from_device(torch.cat(parts))().numpy()
+    floats_of, ids = np.split(whole, [(whole.shape[1] + 1) // 2], axis=1)
+    values = np.ascontiguousarray(floats_of).view(np.float32).tolist()
+    return [
+        TokenLogprob(token, chosen, tuple(zip(top_ids, top, strict=True)))
+        for token, (chosen, *top), top_ids in zip(tokens, values, ids.tolist(), strict=True)
+    ]
+
+
+Targets = dict[int, list[tuple[int, int, int]]]  # position -> (candidate, index in it, token id) triples
+
+
+def score_jobs(
+    request: int, candidates: Sequence[Sequence[int]], length: int
+) -> tuple[ScoreRequest, int, list[tuple[Sequence[int], Targets]]]:
+    """What to read after a sequence of `length` tokens.
+
+    Returns the request, the first position whose logits matter, and each child's tokens to append and targets.
+    """
+    first = length - 1
+    jobs: list[tuple[Sequence[int], Targets]] = []
+    singles = [(i, 0, c[0]) for i, c in enumerate(candidates) if len(c) == 1]
+    if singles:
+        jobs.append(((), {first: singles}))
+    for i, candidate in enumerate(candidates):
+        if len(candidate) > 1:
+            jobs.append((candidate[:-1], {first + j: [(i, j, token)] for j, token in enumerate(candidate)}))
+    return ScoreRequest(request, [[0.0] * len(c) for c in candidates]), first, jobs
+
+
+def read_scores(logits: Tensor, reads: Iterable[tuple[ScoreJob, int, range]]) -> None:
+    """Note what logits (any, vocabulary) decide, all that a step has in one go: of each job that reads, the position
+    of its first row and its rows."""
+    rows: list[int] = []
+    tokens: list[int] = []
+    places: list[tuple[list[float], int]] = []
+    for job, first, its_rows in reads:
+        for position, row in enumerate(its_rows, first):
+            for candidate, index, token in job.targets.get(position, ()):
+                rows.append(row)
+                tokens.append(token)
+                places.append((job.request.logprobs[candidate], index))
+    for (scores, index), value in zip(places, chosen_logprobs(logits, rows, tokens), strict=True):
+        scores[index] = value
+
+
+class Ending(Protocol):
+    """Who hears that a job is over."""
+
+    def finish(self, seq: SequenceState) -> None:
+        """The job is; the sequence stays."""
+        ...
+
+    def drop(self, seq: SequenceState) -> None:
+        """A throw-away child is read: it goes."""
+        ...
+
+    def again(self, seq: SequenceState) -> None:
+        """What was drawn means nothing: its token is drawn again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step's draws on their way, for the spans in `spans`. `failed` are those whose constraint cannot go on. With
+    `only_draws` every row draws, and nothing is read. `ahead`: they were begun before the tokens before them were
+    known. `done` tells that the device is done with the step, where it computes still and nothing is fetched.
+    """
+
+    spans: list[tuple[SequenceState, SpanJob]]
+    failed: dict[int, ConstraintFailed]
+    drawing: Drawing | None
+    only_draws: bool
+    ahead: bool
+    done: torch.cuda.Event | None = None
+
+
+def _reads(job: Job | None) -> bool:
+    """Whether a job wants the logits themselves."""
+    return isinstance(job, ScoreJob) or (isinstance(job, SpanJob) and job.reading_prompt)
+
+
+def _rows(logits: Tensor, index: list[int]) -> Tensor:
+    """A copy of some rows."""
+    return logits.index_select(0, to_device(torch.tensor(index), logits.device))
+
+
+class Answers:
+    """The jobs of one core. `emit` takes the replies."""
+
+    def __init__(self, writer: SpanWriter, masking: Masking, ending: Ending, emit: Callable[[m.Reply], None]) -> None:
+        self.generated_tokens = 0
+        self._writer = writer
+        self._masking = masking
+        self._ending = ending
+        self._emit = emit
+        self._untold: list[tuple[SequenceState, SpanJob]] = []
+
+    def begin(self, rows: list[Row], logits: Tensor) -> Begun:
+        """Begin to draw for the spans that reach their last token; a GPU may still be computing the logits."""
+        spans: list[tuple[SequenceState, SpanJob]] = []
+        draws: list[Draw | None] = []
+        index: list[int] = []
+        at = 0
+        for row in rows:
+            seq, end = row.seq, row.start + row.count
+            at += max(0, end - max(row.start, row.logits_from))
+            unknown = int(row.drawn_at is not None)
+            if isinstance(seq.job, SpanJob) and end == len(seq.tokens) + unknown:
+                spans.append((seq, seq.job))
+                draws.append(draw(seq, seq.job, unknown))
+                index.append(at - 1)
+        if not spans:
+            done = torch.cuda.Event(blocking=True) if logits.is_cuda else None
+            if done is not None:
+                done.record()
+            return Begun([], {}, None, only_draws=False, ahead=False, done=done)
+        # drawing changes logits, and prompts and scores are read from what the model said
+        whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
+        failed: dict[int, ConstraintFailed] = {}
+        forbid = self._masking.forbid([job for _, job in spans], failed)
+        drawing = begin_sampling(logits if whole else _rows(logits, index), draws, forbid)
+        only_draws = whole and len(spans) == len(rows)
+        return Begun(spans, failed, drawing, only_draws, ahead=rows[0].drawn_at is not None)
+
+    def read(self, rows: list[Row], logits: Tensor, begun: Begun) -> None:
+        """Hand each row's logits to its job, and take what was drawn since `begin`."""
+        at = 0
+        scores: list[tuple[ScoreJob, int, range]] = []
+        scored: list[tuple[SequenceState, ScoreJob]] = []
+        for row in () if begun.only_draws else rows:
+            seq, start, end = row.seq, row.start, row.start + row.count
+            first = max(start, row.logits_from)
+            wanted = max(0, end - first)
+            job = seq.job
+            if isinstance(job, SpanJob):
+                if job.reading_prompt:
+                    self._read_prompt(seq, job, first, logits[at : at + wanted])
+                if end < len(seq.tokens) and not job.announced:
+                    self._emit(m.Reading(job.id, Prefill(end, len(seq), seq.cached_tokens)))
+            elif job is not None:
+                scores.append((job, first, range(at, at + wanted)))
+                if end == len(seq):
+                    scored.append((seq, job))
+            at += wanted
+        if scores:
+            read_scores(logits, scores)
+            self._end_scores(scored)
+        if begun.drawing is not None:
+            self._take(begun, begun.drawing)
+
+    def tell(self) -> None:
+        """Replies of all that was taken and not yet told. A stop string may end a span only now."""
+        untold, self._untold = self._untold, []
+        for seq, job in untold:
+            for output in self._writer.tell(seq, job):
+                if output.finish_reason is not None and seq.job is job:
+                    self._ending.finish(seq)
+                self.emit(seq, job, output)
+
+    def fail(self, seq: SequenceState, job: SpanJob, failed: ConstraintFailed) -> None:
+        """The span's constraint cannot go on: the client cuts the sequence back to what it was given."""
+        self._ending.finish(seq)
+        self._emit(m.Failed(job.id, str(failed)))
+
+    def emit(self, seq: SequenceState, job: SpanJob, output: SpanOutput) -> None:
+        if not job.announced:
+            job.announced = True
+            read = job.span.prompt_logprobs is not None and not job.reading_prompt
+            prompt = tuple(job.prompt_logprobs) if read else None
+            output = replace(
+                output, prompt_logprobs=prompt, prompt_tokens=job.prompt_tokens, cached_tokens=seq.cached_tokens
+            )
+        self._emit(m.Piece(job.id, output))
+
+    # -- parts
+
+    def _take(self, begun: Begun, drawing: Drawing) -> None:
+        drawn, failed = drawing.fetch(), begun.failed
+        logprobs = drawn.logprobs
+        for at, ((seq, job), token) in enumerate(zip(begun.spans, drawn.token_ids, strict=True)):
+            if seq.job is not job:  # it ended meanwhile: by a stop string, or by the token before
+                continue
+            if at in failed:
+                self.fail(seq, job, failed[at])
+                continue
+            if begun.ahead and not job.open:  # the token before began what holds this one
+                self._ending.again(seq)
+                continue
+            produced = job.produced
+            try:
+                goes_on = self._writer.take(seq, job, token, logprobs.get(at))
+            except ConstraintFailed as failure:
+                self.fail(seq, job, failure)
+                continue
+            self.generated_tokens += job.produced - produced
+            self._untold.append((seq, job))
+            if not goes_on:
+                self._ending.finish(seq)
+
+    def _end_scores(self, scored: list[tuple[SequenceState, ScoreJob]]) -> None:
+        """What these children had to read is read."""
+        for seq, job in scored:
+            job.request.open_children -= 1
+            self._ending.drop(seq)
+            if job.request.open_children == 0:
+                scores = tuple(tuple(candidate) for candidate in job.request.logprobs)
+                self._emit(m.Scored(job.request.id, scores))
+
+    def _read_prompt(self, seq: SequenceState, job: SpanJob, first: int, logits: Tensor) -> None:
+        """Log-probabilities of the prompt's tokens; a preempted sequence reads again from the start."""
+        del job.prompt_logprobs[first + 1 :]
+        tokens = seq.tokens[first + 1 : first + 1 + len(logits)]
+        job.prompt_logprobs += token_logprobs(logits[: len(tokens)], tokens, job.span.prompt_logprobs or 0)
+        if len(tokens) < len(logits):
+            job.reading_prompt = False

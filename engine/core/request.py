@@ -1,0 +1,244 @@
+"""A sequence's state in the core, and the spans and scores that it is asked for.
+
+A sequence as the core sees it: tokens, which of them have K/V and where, and the job that runs on it.
+
+Tokens are truth and K/V is a cache of them: `table` and `kv_len` may be dropped at any time and are recomputed. Knows
+nothing of scheduling, tensors or clients.
+
+What can run on a sequence: a span that generates, or a score that reads log-probabilities. Plain state.
+
+A job says from which position on it wants logits, and whether it goes on after the next token; the scheduler needs to
+know nothing else about it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+from engine.core.sampling_types import mix64
+from engine.kv_cache.block_pool import chain_digest
+from engine.model.detokenizer import SpanText
+from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
+from engine.params import Span
+from engine.structured_output.compiler import Done
+from engine.structured_output.mode_machine import Modes
+
+
+@dataclass(slots=True, eq=False)
+class SpanJob:
+    """A running span: its limits resolved to numbers, and what it has produced."""
+
+    id: int
+    span: Span
+    seed: int
+    max_tokens: int
+    stop_ids: frozenset[int]
+    prompt_tokens: int
+    greedy: bool = False  # nothing but the likeliest token is asked for
+    looks_back: bool = False  # draws depend on the tokens before them by more than the model's logits
+    produced: int = 0
+    reading_prompt: bool = False  # prompt log-probabilities are still being gathered
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    announced: bool = False  # the first piece, with the prompt's figures, was sent
+    delivered: tuple[int, ...] = ()  # tokens that another core generated, still to be replayed
+    awaited: Done | None = None  # who hears of the constraint: until then the scheduler knows nothing of the job
+    modes: Modes | None = None  # of a constrained span
+    text: SpanText | None = None  # of the section that is being written, from its first text on
+    kind: Kind = "text"
+    section: int = 0
+    fresh: list[SpanOutput] = field(default_factory=list)  # of a constrained span: not yet told
+    token: int | None = None  # of any other: drawn and not yet told
+    logprob: TokenLogprob | None = None  # the token's
+    ended: tuple[FinishReason, int | None] | None = None  # what the newest token's id or the span's length ended it by
+
+    def logits_from(self, length: int) -> int:
+        return 0 if self.reading_prompt else length - 1
+
+    def goes_on(self) -> bool | None:
+        """Whether the token that is being drawn will not be the last by the span's length; None where what is asked of
+        the one after it depends on it. (Where any token may come, the next one is taken to leave it so.)"""
+        if self.looks_back or not self.open:
+            return None
+        return self.produced + 1 < self.max_tokens
+
+    @property
+    def open(self) -> bool:
+        """Whether any token may come next."""
+        return self.modes is None or self.modes.open
+
+
+@dataclass(slots=True, eq=False)
+class ScoreJob:
+    """Reads the log-probabilities of given tokens at given positions on a throw-away child.
+
+    `targets` maps a position to (candidate, index in it, token id) triples: the logits at that position decide them.
+    """
+
+    request: ScoreRequest
+    first: int
+    targets: dict[int, list[tuple[int, int, int]]]
+
+    def logits_from(self, length: int) -> int:
+        return self.first
+
+    def goes_on(self) -> None:
+        """A score draws nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class ScoreRequest:
+    """All children that one `score` call reads."""
+
+    id: int
+    logprobs: list[list[float]]
+    open_children: int = 0
+
+
+Job = SpanJob | ScoreJob
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """One sequence.
+
+    `kv_len` tokens have valid K/V in `table`'s blocks. `cursor` is the next position to run through the model: equal to
+    `kv_len`, or less when logits are wanted at positions whose K/V exists (those are run without writing).
+    """
+
+    id: int
+    tokens: list[int]
+    root: bytes
+    arrival: int
+    priority: int = 0
+    tenant: str = ""
+    parent: SequenceState | None = None  # the scope that closes this one with it
+    children: dict[int, SequenceState] = field(default_factory=dict)
+    stream: int = 0  # with a seed and a position, what keys the random draws
+    forks: int = 0
+    generated: bytearray = field(default_factory=bytearray)  # 1 where the token was drawn by us, 0 where it was given
+    counts: Counter[int] = field(default_factory=Counter)  # of generated tokens, for penalties
+
+    table: list[int] = field(default_factory=list)
+    moves: int = 0  # times that a block of the table went or was replaced: else it has only grown
+    writable: int = 0  # the table's blocks from K/V's end to this position are this sequence's alone
+    kv_len: int = 0
+    cursor: int = 0
+    digests: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as they were needed
+
+    job: Job | None = None
+    queued_at: float = 0.0  # when the job came; one that is preempted keeps it
+    admitted: bool = False  # the current job was counted in the prefix statistics
+    own_tokens: int = 0  # tokens whose K/V the sequence had kept when the current job came: no hits of the prefix cache
+    cached_tokens: int = 0  # tokens that the current job did not need to compute, when it was admitted
+    preempted_at: int = 0  # tokens below this position were computed before and lost: not counted twice
+    used_at: float = 0.0
+    held_at: float | None = None  # when it began to wait for something, with so many tokens of K/V
+    held_tokens: int = 0
+    hold_until: float = 0.0  # until when K/V is kept for it
+    waiting_for: tuple[str, ...] = ()
+    tail: int = 0  # where K/V ended when it was dropped, if inside a block: that block may lie in a tier
+    fetches: int = 0  # times that the current job waited for blocks from a tier
+    deadline: float | None = None
+    _seen: set[int] = field(default_factory=set, repr=False)
+    _seen_length: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to run through the model before the job gets its logits."""
+        return len(self.tokens) - self.cursor
+
+    def seen(self) -> Set[int]:
+        """Every token that is in the sequence. Kept, and only added to while the sequence grows."""
+        if self._seen_length < len(self.tokens):
+            self._seen.update(self.tokens[self._seen_length :])
+            self._seen_length = len(self.tokens)
+        return self._seen
+
+    def append(self, tokens: list[int], *, generated: bool) -> None:
+        self.tokens.extend(tokens)
+        self.generated.extend((b"\1" if generated else b"\0") * len(tokens))
+        if generated:
+            self.counts.update(tokens)
+
+    def push(self, token: int) -> None:
+        """Append one token that was drawn."""
+        self.tokens.append(token)
+        self.generated.append(1)
+        self.counts[token] += 1
+
+    def digest(self, index: int, block_size: int) -> bytes:
+        """Chained digest of full block `index`."""
+        while len(self.digests) <= index:
+            start = len(self.digests) * block_size
+            previous = self.digests[-1] if self.digests else self.root
+            self.digests.append(chain_digest(previous, self.tokens[start : start + block_size]))
+        return self.digests[index]
+
+    def partial_digest(self, end: int, block_size: int) -> bytes:
+        """Digest of the tokens before `end` that fill a part of a block."""
+        full = end // block_size
+        previous = self.digest(full - 1, block_size) if full else self.root
+        return chain_digest(previous, self.tokens[full * block_size : end])
+
+    def truncate(self, length: int, block_size: int) -> list[int]:
+        """Forget the tokens from `length` on; return the blocks that are no longer needed, in table order."""
+        for token, was_generated in zip(self.tokens[length:], self.generated[length:], strict=True):
+            if was_generated:
+                self.counts[token] -= 1
+        self.counts = +self.counts
+        self._seen, self._seen_length = set(), 0
+        del self.tokens[length:], self.generated[length:], self.digests[length // block_size :]
+        self.kv_len = min(self.kv_len, length)
+        self.cursor = min(self.cursor, self.kv_len)
+        self.preempted_at = min(self.preempted_at, length)
+        self.moves += 1
+        self.writable = 0
+        self.tail = self.tail if self.tail <= length else 0
+        return self.trim(block_size)
+
+    def trim(self, block_size: int) -> list[int]:
+        """Give up the blocks beyond K/V's end; return them, in table order."""
+        keep = -(-self.kv_len // block_size)
+        dropped = self.table[keep:]
+        if dropped:
+            del self.table[keep:]
+            self.moves += 1
+            self.writable = min(self.writable, keep * block_size)
+        return dropped
+
+    def drop_kv(self) -> list[int]:
+        """Lose all K/V; return the blocks it was in."""
+        dropped, self.table = self.table, []
+        self.moves += 1
+        self.writable = 0
+        self.preempted_at = max(self.preempted_at, self.kv_len)
+        self.kv_len = self.cursor = 0
+        return dropped
+
+    def fork(self, child_id: int, arrival: int) -> SequenceState:
+        """A twin with the same tokens and a random key of its own. The caller takes the references to its blocks."""
+        self.forks += 1
+        self.writable = 0
+        return SequenceState(
+            id=child_id,
+            tokens=self.tokens.copy(),
+            root=self.root,
+            arrival=arrival,
+            priority=self.priority,
+            tenant=self.tenant,
+            stream=mix64(self.stream, self.forks),
+            generated=self.generated.copy(),
+            counts=self.counts.copy(),
+            table=self.table.copy(),
+            kv_len=self.kv_len,
+            cursor=self.kv_len,
+            digests=self.digests.copy(),
+            preempted_at=self.preempted_at,
+            tail=self.tail,
+            deadline=self.deadline,
+        )

@@ -1,0 +1,68 @@
+"""What a step samples, what came of it, and the random keys of both.
+
+What a sampler is asked of one row, and what it answers.
+
+How forks are numbered, on either side of the border between a core and its clients: draws are keyed by it.
+
+Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.outputs import TokenLogprob
+from engine.params import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What the sampler must know of one row. `position` is where the drawn token will stand in its sequence."""
+
+    sampling: Sampling
+    seed: int
+    stream: int
+    position: int
+    counts: Mapping[int, int]  # generated tokens and how often each occurred
+    seen: Set[int]  # the tokens that the sequence has, for the repetition penalty
+    banned: Set[int] = frozenset()  # tokens that may not be drawn now
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Token ids by row, and the log-probabilities of those rows that asked for them."""
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Draws that a device was told of: `token_ids` (rows,) lie there, and `fetch` waits for all of it."""
+
+    token_ids: Tensor
+    fetch: Callable[[], Drawn]
+
+
+_MASK64 = (1 << 64) - 1
+
+
+def mix64(*values: int) -> int:
+    """Hash integers into 64 bits: the finaliser of splitmix64 (Steele, Lea, Flood 2014), folded over the values."""
+    state = 0
+    for value in values:
+        state = (state + (value & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+        state ^= state >> 31
+    return state
+
+
+def children_of(candidates: Sequence[Sequence[int]]) -> int:
+    """How many children `score_jobs` makes: the sequence has forked so many times more."""
+    longer = sum(len(candidate) > 1 for candidate in candidates)
+    return longer + (longer < len(candidates))

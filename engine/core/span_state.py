@@ -1,0 +1,206 @@
+"""What a drawn token does to a running span: its text, its constraint, the tokens that must follow, the span's end.
+
+Sections of a constrained span are detokenised apart, and the markers between them are no text. Knows nothing of
+scheduling, batches or replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from engine.core.request import SequenceState, SpanJob
+from engine.core.sampling_types import Draw
+from engine.model.detokenizer import Decoder, SpanText
+from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
+from engine.structured_output.matcher import ConstraintFailed
+from engine.structured_output.mode_machine import Modes
+
+_CONTEXT = 8  # tokens before a section that its first characters may depend on
+
+
+def draw(seq: SequenceState, job: SpanJob, unknown: int = 0) -> Draw | None:
+    """How the span's next token is drawn, after so many that are drawn and not known yet; None where it is simply the
+    likeliest."""
+    span = job.span
+    early = job.produced + unknown < span.min_tokens and (job.modes is None or job.modes.free)
+    if job.greedy and not early:
+        return None
+    return Draw(
+        sampling=span.sampling,
+        seed=job.seed,
+        stream=seq.stream,
+        position=len(seq) + unknown,
+        counts=seq.counts,
+        seen=seq.seen() if span.sampling.repetition_penalty != 1.0 else frozenset(),
+        banned=job.stop_ids if early else frozenset(),
+        logprobs=span.logprobs,
+    )
+
+
+class SpanWriter:
+    """Advances spans; `eos` are the model's end-of-sequence ids, `make_decoder` gives a fresh detokeniser.
+
+    A token is taken in two parts. `take` does what the next step depends on: the sequence grows, and the span may end
+    by the token's id or its length. `tell` does the rest, and may be called while the next step runs: text, stop
+    strings, outputs. In a constrained span what comes next depends on all of it, so `take` does it at once.
+    """
+
+    def __init__(self, make_decoder: Callable[[], Decoder], eos: frozenset[int]) -> None:
+        self._make_decoder = make_decoder
+        self._eos = eos
+
+    def take(self, seq: SequenceState, job: SpanJob, token: int, logprob: TokenLogprob | None = None) -> bool:
+        """Append a drawn token, and all that must follow it. Whether the span goes on, as far as that tells.
+
+        Raises:
+            ConstraintFailed: the constraint cannot go on; the span is over, and what was drawn means nothing.
+        """
+        job.token, job.logprob = token, logprob
+        if token in job.stop_ids:
+            job.produced += 1
+            reason = None if token in self._eos and token not in job.span.stop_token_ids else token
+            job.ended = ("stop", reason)
+            if job.span.keep_stop_token:
+                seq.push(token)
+            return False
+        if job.modes is not None:
+            job.fresh = self._constrained(seq, job, job.modes, token, logprob)
+            return job.fresh[-1].finish_reason is None
+        job.produced += 1
+        seq.push(token)
+        if job.produced >= job.max_tokens:
+            job.ended = ("length", None)
+            return False
+        return True
+
+    def tell(self, seq: SequenceState, job: SpanJob) -> list[SpanOutput]:
+        """What was taken since the last time, as outputs. The last one has a finish reason if the span is over."""
+        fresh, job.fresh = job.fresh, []
+        token, job.token = job.token, None
+        if fresh or token is None:
+            return fresh
+        logprobs = () if job.logprob is None else (job.logprob,)
+        if job.ended is not None and job.ended[0] == "stop":
+            if not job.span.keep_stop_token:
+                return [self.finish(job, *job.ended)]
+            return [self.finish(job, *job.ended, (token,), logprobs)]
+        if job.text is None:
+            self._begin_section(seq.tokens[-_CONTEXT - 1 : -1], job, "text")
+            assert job.text is not None
+        text, matched = job.text.push(token, may_stop=job.produced >= job.span.min_tokens)
+        if matched is not None:
+            return [_output(job, (token,), text, logprobs, "stop", matched)]
+        if job.ended is not None:
+            return [self.finish(job, *job.ended, (token,), logprobs, text)]
+        return [SpanOutput((token,), text, logprobs)]
+
+    def replay(self, seq: SequenceState, job: SpanJob, tokens: Iterable[int]) -> None:
+        """Take tokens that the span generated before and that were delivered: sequence, text and constraint are then as
+        they were.
+
+        Raises:
+            ConstraintFailed: the constraint does not take them.
+        """
+        for token in tokens:
+            if job.modes is None:
+                self.take(seq, job, token)
+                self.tell(seq, job)
+            else:
+                self._take(seq, job, job.modes, token, ())
+
+    def _constrained(
+        self, seq: SequenceState, job: SpanJob, modes: Modes, token: int, logprob: TokenLogprob | None
+    ) -> list[SpanOutput]:
+        """A drawn token of a constrained span and all that can only follow it."""
+        outputs = self._take(seq, job, modes, token, () if logprob is None else (logprob,))
+        if outputs[-1].finish_reason is not None or job.span.logprobs is not None:
+            return outputs
+        for forced in modes.forced():
+            if forced in job.stop_ids:
+                break  # it is drawn, so that it ends the span in one place only
+            outputs += self._take(seq, job, modes, forced, ())
+            if outputs[-1].finish_reason is not None:
+                break
+        return _joined(outputs)
+
+    def finish(
+        self,
+        job: SpanJob,
+        finish: FinishReason,
+        reason: str | int | None,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        text: str = "",
+    ) -> SpanOutput:
+        """The end of a span, with the text that was held back: it may still complete a stop string.
+
+        A constrained body that is cut off stays the beginning of what its grammar accepts: without half characters.
+        """
+        rest, matched = ("", None) if job.text is None else job.text.finish(whole=job.kind == "body")
+        if matched is not None:
+            finish, reason = "stop", matched
+        return _output(job, tokens, text + rest, logprobs, finish, reason)
+
+    def _take(
+        self, seq: SequenceState, job: SpanJob, modes: Modes, token: int, logprobs: tuple[TokenLogprob, ...]
+    ) -> list[SpanOutput]:
+        job.produced += 1
+        if not modes.accept(token):
+            raise ConstraintFailed("no token of the vocabulary continues the constrained text")
+        before = self._end_section(job) if modes.section != job.section else []
+        text, matched = "", None
+        if modes.kind is not None:
+            if job.text is None:
+                self._begin_section(seq.tokens[-_CONTEXT:], job, modes.kind)
+            assert job.text is not None
+            text, matched = job.text.push(token, may_stop=job.produced >= job.span.min_tokens)
+        seq.push(token)
+        if matched is not None:
+            return [*before, _output(job, (token,), text, logprobs, "stop", matched)]
+        if modes.must_end():
+            return [*before, self.finish(job, "stop", None, (token,), logprobs, text)]
+        if job.produced >= job.max_tokens:
+            return [*before, self.finish(job, "length", None, (token,), logprobs, text)]
+        return [*before, _output(job, (token,), text, logprobs)]
+
+    def _begin_section(self, before: list[int], job: SpanJob, kind: Kind) -> None:
+        decoder = self._make_decoder()
+        decoder.push(before)
+        marked = job.span.constraint is not None and job.span.constraint.layout.begin is not None
+        stops = kind == "text" or (kind == "body" and not marked)
+        job.text = SpanText(decoder, job.span.stop if stops else ())
+        job.kind = kind
+
+    def _end_section(self, job: SpanJob) -> list[SpanOutput]:
+        """What the section before the marker still held back. A stop string there was no whole one."""
+        rest = "" if job.text is None else job.text.finish()[0]
+        outputs = [_output(job, (), rest)] if rest else []
+        assert job.modes is not None
+        job.text, job.kind, job.section = None, "text", job.modes.section
+        return outputs
+
+
+def _output(
+    job: SpanJob,
+    tokens: tuple[int, ...],
+    text: str,
+    logprobs: tuple[TokenLogprob, ...] = (),
+    finish: FinishReason | None = None,
+    reason: str | int | None = None,
+) -> SpanOutput:
+    return SpanOutput(
+        tokens, text, logprobs, finish_reason=finish, stop_reason=reason, kind=job.kind, section=job.section
+    )
+
+
+def _joined(outputs: list[SpanOutput]) -> list[SpanOutput]:
+    """Neighbours of one section as one output."""
+    joined = outputs[:1]
+    for output in outputs[1:]:
+        last = joined[-1]
+        if (last.kind, last.section) == (output.kind, output.section):
+            joined[-1] = replace(output, token_ids=last.token_ids + output.token_ids, text=last.text + output.text)
+        else:
+            joined.append(output)
+    return joined

@@ -1,0 +1,104 @@
+"""What lies between a handle and the core: where replies arrive, what a handle needs of its engine, and the link that
+carries commands and replies.
+
+Knows nothing of threads or processes; `engine.Engine` is the one that stands behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Literal, Protocol
+
+from engine.core import messages as m
+from engine.errors import EngineError
+
+State = Literal["running", "restarting", "stopped"]
+
+
+class Request:
+    """Replies to one request on their way to whoever awaits them."""
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self._arrived: list[m.Reply] = []
+        self._failure: EngineError | None = None
+        self._wake = asyncio.Event()
+
+    async def replies(self) -> list[m.Reply]:
+        """All replies that have come since the last call, at least one.
+
+        Raises:
+            EngineStopped: the engine ended before it answered.
+        """
+        await self._wake.wait()
+        self._wake.clear()
+        if self._arrived:
+            arrived, self._arrived = self._arrived, []
+            if self._failure is not None:  # it came with them, and is for the next call
+                self._wake.set()
+            return arrived
+        assert self._failure is not None
+        self._wake.set()
+        raise self._failure
+
+    def deliver(self, reply: m.Reply) -> None:
+        self._arrived.append(reply)
+        self._wake.set()
+
+    def fail(self, error: EngineError) -> None:
+        self._failure = error
+        self._wake.set()
+
+
+class Client(Protocol):
+    """An engine as its handles see it."""
+
+    max_tokens: int
+
+    def next_id(self) -> int: ...
+
+    def post(self, command: m.Command) -> None: ...
+
+    def request(self, *, queued: bool = True) -> Request: ...
+
+    def forget(self, request: Request) -> None: ...
+
+    def check_tokens(self, tokens: Iterable[int]) -> None: ...
+
+    def check_length(self, length: int) -> None: ...
+
+    def check_queue(self) -> None: ...
+
+
+class Link(Protocol):
+    """The way to a core. What comes back is told to the `Listener` it was made with, on the event loop."""
+
+    @property
+    def state(self) -> State: ...
+
+    async def start(self) -> m.Loaded:
+        """Load the model. Raises what `Engine.start` raises."""
+        ...
+
+    def send(self, command: m.Command) -> None:
+        """Commands keep their order."""
+        ...
+
+    async def close(self) -> None:
+        """End the core. Idempotent."""
+        ...
+
+
+class Listener(Protocol):
+    """Who hears what comes over a link."""
+
+    def deliver(self, replies: list[m.Reply]) -> None: ...
+
+    def given_up(self, request: int, error: EngineError) -> None:
+        """The request will have no more replies."""
+        ...
+
+    def ended(self, error: EngineError) -> None:
+        """Nothing will come any more."""
+        ...

@@ -1,0 +1,160 @@
+"""An engine process as its server sees it: environment, handshake, framed socket.
+
+What it takes to keep a Python process alive and to end with it: when to start another one, and what both sides do.
+
+Knows nothing of what such a process does.
+
+How a core's process and its clients meet: what it is started with, where its socket is, what clients are called.
+
+Knows nothing of either side, so that neither loads what only the other needs.
+
+One client's end of the socket to a core's process: commands out, replies in, on the event loop.
+
+Knows nothing of the process, nor of what happens when it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import zmq
+
+from engine.config import EngineConfig
+from engine.core import messages as m
+from engine.errors import EngineError
+from engine.ipc import wire
+
+MOST_DEATHS = 5  # within `WITHIN_S`: the next one ends it
+WITHIN_S = 60.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 5.0
+
+
+class Deaths:
+    """Those of one process and its successors. After too many in a short while what is wrong will not go away."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at = deque[float]()
+
+    def __len__(self) -> int:
+        """Within the last `WITHIN_S`, at the last one."""
+        return len(self._at)
+
+    def pause_s(self) -> float | None:
+        """It died: seconds to wait before the next one is started; None when it was one death too many."""
+        now = self._clock()
+        self._at.append(now)
+        while now - self._at[0] > WITHIN_S:
+            self._at.popleft()
+        if len(self._at) > MOST_DEATHS:
+            return None
+        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 4 ** (len(self._at) - 1))
+
+
+def environment_of(package: ModuleType) -> Mapping[str, str]:
+    """For a child that is to find this package where this process has found it."""
+    assert package.__file__ is not None
+    beside = str(Path(package.__file__).parent.parent)
+    paths = [beside, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def end_with_parent(stdin: int, before: Callable[[], object] = lambda: None) -> None:
+    """In a thread of a child: end the process when nobody holds the other end of its stdin any more."""
+    while True:
+        select.select([stdin], [], [])
+        if not os.read(stdin, 1):
+            before()
+            os._exit(1)
+
+
+class Start(msgspec.Struct):
+    """What the process is told first. `assemble` is "module:function"; sockets are files of `directory`."""
+
+    config: EngineConfig
+    assemble: str
+    directory: str
+    log_level: int
+
+
+def address(directory: str) -> str:
+    return f"ipc://{directory}/engine.sock"
+
+
+def identity(client: int) -> bytes:
+    """What a client's socket is called."""
+    return b"client-%d" % client
+
+
+class Line:
+    """To the core whose sockets lie in `directory`; `hear` gets the replies to the client of this number."""
+
+    def __init__(self, directory: str, client: int, hear: Callable[[list[m.Reply]], None]) -> None:
+        self._hear = hear
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[m.Loaded] = self._loop.create_future()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+            self._socket.set(option, 0)
+        self._socket.set(zmq.RECONNECT_IVL, 10)  # milliseconds; it may not be bound yet
+        self._socket.set(zmq.IDENTITY, identity(client))
+        self._socket.connect(address(directory))
+        self._file = int(self._socket.get(zmq.FD))
+        self._loop.add_reader(self._file, self.receive)
+
+    async def loaded(self) -> m.Loaded:
+        """What the core says once it can run.
+
+        Raises:
+            EngineError: why it cannot, or what `fail` was given.
+        """
+        self.send(wire.Hello())
+        return await self._loaded
+
+    def fail(self, error: EngineError) -> None:
+        """Nothing will come of a start that somebody may wait for."""
+        if not self._loaded.done():
+            self._loaded.set_exception(error)
+            self._loaded.exception()  # they may have stopped waiting
+
+    def send(self, command: m.Command | wire.Hello) -> None:
+        """Without effect once closed."""
+        if self._socket.closed:
+            return
+        self._socket.send(wire.encode_command(command))
+        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:  # sending may have taken the signal that something came
+            self._loop.call_soon(self.receive)
+
+    def receive(self) -> None:
+        """All that has come: the socket's file tells of new messages once, not of each."""
+        while not self._socket.closed:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            replies = wire.decode_replies(data)
+            if self._loaded.done():
+                self._hear(replies)
+            elif isinstance(replies[0], wire.Failure):
+                self._loaded.set_exception(wire.error_of(replies[0]))
+            else:
+                self._loaded.set_result(replies[0])
+
+    def close(self) -> None:
+        """What has come is heard first. Idempotent."""
+        if self._socket.closed:
+            return
+        self.receive()
+        self._loop.remove_reader(self._file)
+        self._socket.close()
+        self._context.term()

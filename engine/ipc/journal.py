@@ -1,0 +1,219 @@
+"""What a fresh core must be told to go on where a dead one was: open sequences, their tokens, what was asked of them.
+
+It hears every command that is sent and every reply that comes, and holds what they amount to. Tokens are truth, so that
+is all there is to know, but for what they were computed with: K/V is computed again, and only numerics that are batch-
+invariant, and the same, surely give the same tokens after it. A span's text and constraint follow from its tokens.
+Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from engine.core import messages as m
+from engine.core.sampling_types import children_of, mix64
+from engine.model.numerics import Numerics
+
+MOST_CRASHES = 2  # deaths in a row without a word of a span: after that it may be what kills the core
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A span or score that is not over. `start` is the sequence's length before it."""
+
+    command: m.Generate | m.Score
+    start: int
+    begun: bool = False
+    crashes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """A sequence as the core has it, but for what no reply has told."""
+
+    id: int
+    scope: int | None
+    tokens: list[int]
+    generated: bytearray
+    tenant: str
+    priority: int
+    deadline: float | None
+    stream: int = 0
+    forks: int = 0
+    children: set[int] = field(default_factory=set)
+    running: _Running | None = None
+
+
+class Journal:
+    """See the module. `clock` counts the seconds of deadlines."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._sequences: dict[int, _Known] = {}  # a scope stands before what it holds
+        self._asked: dict[int, m.GetStats | m.Compile | m.Snap] = {}
+        self._owners: dict[int, _Known] = {}  # by the request that runs on it
+        self.numerics: Numerics | None = None  # that the tokens were computed with
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is owed."""
+        return bool(self._owners or self._asked)
+
+    def __len__(self) -> int:
+        """Open sequences."""
+        return len(self._sequences)
+
+    # -- what goes by
+
+    def sent(self, command: m.Command) -> None:
+        match command:
+            case m.Open():
+                self._open(command)
+            case m.Restore():
+                self._reopen(command)
+            case m.GetStats() | m.Compile() | m.Snap():
+                self._asked[command.request] = command
+            case m.Close():
+                self._drop(command.sequence)
+            case m.Append() | m.Truncate() | m.Fork() | m.Generate() | m.Score() | m.Cancel():
+                if (known := self._sequences.get(command.sequence)) is not None:
+                    self._sent_to(known, command)
+                elif isinstance(command, m.Fork):
+                    pass  # its children are as unknown as it is
+
+    def heard(self, reply: m.Reply) -> None:
+        known = self._owners.get(reply.request)
+        if known is None or known.running is None:
+            self._asked.pop(reply.request, None)
+            return
+        match reply:
+            case m.Piece(_, output):
+                tokens = output.token_ids
+                known.tokens.extend(tokens)
+                known.generated.extend(b"\1" * len(tokens))
+                known.running.begun, known.running.crashes = True, 0
+                if output.finish_reason is not None:
+                    self._over(known)
+                if output.finish_reason == "deadline":
+                    self._drop(known.id)
+            case m.Closed():
+                self._drop(known.id)
+            case m.Scored() | m.Refused() | m.Failed():
+                self._over(known)
+
+    # -- what a fresh core is told
+
+    def loaded(self, numerics: Numerics) -> list[str]:
+        """A core that runs says what it computes with. What is otherwise than with the one before: what ran may go on
+        with other tokens then."""
+        before, self.numerics = self.numerics, numerics
+        return [] if before is None else numerics.differences(before)
+
+    def crashed(self) -> dict[int, str]:
+        """The core died. The requests that are given up, and why: what seems to kill it, and what asks how it is."""
+        suspects = []
+        for known in self._sequences.values():
+            if known.running is not None:
+                known.running.crashes += 1
+                if known.running.crashes > MOST_CRASHES:
+                    suspects.append(known)
+        given_up = dict[int, str]()
+        for known in suspects:
+            assert known.running is not None
+            given_up[known.running.command.request] = "The engine's process died again and again while this ran."
+            self._over(known)
+        for request in [each.request for each in self._asked.values() if isinstance(each, m.GetStats)]:
+            given_up[request] = "The engine's process died, and is being started again."
+            del self._asked[request]
+        return given_up
+
+    def commands(self) -> Iterator[m.Command]:
+        """In the order in which they must come."""
+        now = self._clock()
+        for known in self._sequences.values():
+            yield _restored(known, now)
+        for known in self._sequences.values():
+            if known.running is not None:
+                yield _resumed(known, known.running)
+        yield from self._asked.values()
+
+    # -- parts
+
+    def _open(self, command: m.Open) -> None:
+        deadline = None if command.deadline_s is None else self._clock() + command.deadline_s
+        tokens = list(command.tokens)
+        self._sequences[command.sequence] = _Known(
+            command.sequence, None, tokens, bytearray(len(tokens)), command.tenant, command.priority, deadline
+        )
+
+    def _reopen(self, command: m.Restore) -> None:
+        deadline = None if command.deadline_s is None else self._clock() + command.deadline_s
+        self._sequences[command.sequence] = _Known(
+            command.sequence, None, list(command.tokens), bytearray(command.generated), command.tenant,
+            command.priority, deadline, command.stream, command.forks,
+        )  # fmt: skip
+
+    def _sent_to(self, known: _Known, command: m.Command) -> None:
+        match command:
+            case m.Append(_, tokens):
+                known.tokens.extend(tokens)
+                known.generated.extend(bytes(len(tokens)))
+            case m.Truncate(_, length):
+                del known.tokens[length:], known.generated[length:]
+            case m.Fork(_, children, scope):
+                for child in children:
+                    self._fork(known, child, scope)
+            case m.Generate() | m.Score():
+                if isinstance(command, m.Score):
+                    known.forks += children_of(command.candidates)
+                known.running = _Running(command, len(known.tokens))
+                self._owners[command.request] = known
+            case m.Cancel(_, request):
+                if known.running is not None and known.running.command.request == request:
+                    self._over(known)
+
+    def _fork(self, known: _Known, child: int, scope: int) -> None:
+        if (owner := self._sequences.get(scope)) is None:
+            return
+        known.forks += 1
+        owner.children.add(child)
+        self._sequences[child] = replace(
+            known, id=child, scope=scope, tokens=known.tokens.copy(), generated=known.generated.copy(),
+            stream=mix64(known.stream, known.forks), forks=0, children=set(), running=None,
+        )  # fmt: skip
+
+    def _over(self, known: _Known) -> None:
+        if known.running is not None:
+            del self._owners[known.running.command.request]
+            known.running = None
+
+    def _drop(self, sequence: int) -> None:
+        known = self._sequences.pop(sequence, None)
+        if known is None:
+            return
+        self._over(known)
+        for child in list(known.children):
+            self._drop(child)
+        if known.scope is not None and (owner := self._sequences.get(known.scope)) is not None:
+            owner.children.discard(sequence)
+
+
+def _restored(known: _Known, now: float) -> m.Restore:
+    """As it was before what runs on it."""
+    length, forks = len(known.tokens), known.forks
+    if known.running is not None:
+        length = known.running.start
+        if isinstance(known.running.command, m.Score):
+            forks -= children_of(known.running.command.candidates)
+    left = None if known.deadline is None else known.deadline - now
+    return m.Restore(
+        known.id, known.scope, tuple(known.tokens[:length]), bytes(known.generated[:length]), known.tenant,
+        known.priority, left, known.stream, forks,
+    )  # fmt: skip
+
+
+def _resumed(known: _Known, running: _Running) -> m.Generate | m.Score:
+    if isinstance(running.command, m.Score):
+        return running.command
+    return replace(running.command, delivered=tuple(known.tokens[running.start :]), begun=running.begun)

@@ -1,0 +1,257 @@
+"""Keeps an engine process: spawns it, restarts it after a crash, replays its requests.
+
+Keeps a core's process alive: one that dies or hangs is started again, and what ran goes on where it was.
+
+Restarts wait longer each time, and end when there are too many in a short while: then whatever is wrong will not go
+away by itself. Knows nothing of sockets.
+
+One life of a core's process, seen from outside: started, spoken to over a socket, and found dead when it is.
+
+Sockets lie in a directory that only this user can enter. Knows nothing of what is said, nor of starting it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import engine
+from engine.config import EngineConfig
+from engine.core import messages as m
+from engine.errors import EngineError, EngineRestarting, EngineStopped
+from engine.ipc.client import Listener, State
+from engine.ipc.core_process import WITHIN_S, Deaths, Line, Start, environment_of
+from engine.ipc.journal import Journal
+
+if TYPE_CHECKING:
+    from engine.builder import Parts
+
+
+_STOP_S = 10.0  # from being told to stop to being killed
+
+
+class Spawned:
+    """A core's process, whose sockets lie in `directory`. `hear` gets the replies, `died` how it ended, each on the
+    event loop."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        assemble: str,
+        hear: Callable[[list[m.Reply]], None],
+        died: Callable[[str], None],
+    ) -> None:
+        self._died = died
+        self._loop = asyncio.get_running_loop()
+        self._gone = asyncio.Event()
+        self.directory = tempfile.mkdtemp(prefix="ponder-")  # entered by this user alone
+        self._process = _popen(Start(config, assemble, self.directory, logging.getLogger().getEffectiveLevel()))
+        self._line = Line(self.directory, 0, hear)
+        threading.Thread(target=self._wait, name="engine-process", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def loaded(self) -> m.Loaded:
+        """What the core says once it can run.
+
+        Raises:
+            EngineError: why it cannot; `EngineStopped` when the process ended without a word.
+        """
+        return await self._line.loaded()
+
+    def send(self, command: m.Command) -> None:
+        self._line.send(command)
+
+    def kill(self) -> None:
+        """At once; `died` is told."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """Ask it to end, and kill it if it does not. Returns when it is gone and nothing is left of it."""
+        if not self._gone.is_set():
+            self._line.send(m.Stop())
+            try:
+                await asyncio.wait_for(self._gone.wait(), _STOP_S)
+            except TimeoutError:
+                self.kill()
+                await self._gone.wait()
+
+    # -- parts
+
+    def _wait(self) -> None:
+        """In a thread of its own."""
+        code = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
+            self._loop.call_soon_threadsafe(self._end, code)
+
+    def _end(self, code: int) -> None:
+        self._line.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        self._line.fail(EngineStopped(f"The engine's process ended {how} before it was ready."))
+        self._gone.set()
+        self._died(how)
+
+
+def _popen(start: Start) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engine.ipc.child"], stdin=subprocess.PIPE, env=environment_of(engine)
+    )
+    data = msgspec.msgpack.encode(start)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died already: whoever waits for it is told
+        process.stdin.write(len(data).to_bytes(4, "big") + data)
+        process.stdin.flush()
+    return process
+
+
+log = logging.getLogger(__name__)
+
+
+class SupervisedLink:
+    """A `Link`. Commands that are sent while the process is away are said to the next one."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        assemble: Callable[[EngineConfig], Parts] | None,
+        listener: Listener,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        default = "engine.builder:assemble"
+        self._assemble = default if assemble is None else f"{assemble.__module__}:{assemble.__qualname__}"
+        self._listener = listener
+        self._clock = clock
+        self._journal = Journal(clock)
+        self._deaths = Deaths(clock)
+        self._restarting: asyncio.Task[None] | None = None
+        self._watching: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
+        self._state: State = "restarting"
+        self._tell_place: Callable[[str | None], None] = lambda place: None
+
+    def hear_places(self, hear: Callable[[str | None], None]) -> None:
+        """`hear` gets `place` whenever it changes."""
+        self._tell_place = hear
+
+    @property
+    def place(self) -> str | None:
+        """Where the sockets of a core lie that runs."""
+        return self._process.directory if self._state == "running" else None
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def pid(self) -> int:
+        """Of the process that there is now."""
+        return self._process.pid
+
+    async def start(self) -> m.Loaded:
+        self._process = self._spawn()
+        try:
+            loaded = await self._process.loaded()
+        except BaseException:
+            self._state = "stopped"
+            await self._process.stop()
+            raise
+        self._journal.loaded(loaded.numerics)
+        self._state = "running"
+        return loaded
+
+    def send(self, command: m.Command) -> None:
+        self._journal.sent(command)
+        if self._state == "running":
+            self._process.send(command)
+            if self._watching is None and self._journal.waiting:
+                self._heard_at = self._clock()
+                self._watch()
+
+    async def close(self) -> None:
+        self._state = "stopped"
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.wait([self._restarting])
+        await self._process.stop()
+
+    # -- parts
+
+    def _spawn(self) -> Spawned:
+        return Spawned(self._config, self._assemble, self._hear, self._died)
+
+    def _hear(self, replies: list[m.Reply]) -> None:
+        self._heard_at = self._clock()
+        for reply in replies:
+            self._journal.heard(reply)
+        self._listener.deliver(replies)
+
+    def _died(self, how: str) -> None:
+        if self._state != "running":
+            return  # it was to end, or its end is told to who waits for its start
+        self._state = "restarting"
+        self._tell_place(None)
+        log.error("the engine's process ended %s; %d sequences are open", how, len(self._journal))
+        for request, why in self._journal.crashed().items():
+            self._listener.given_up(request, EngineRestarting(why, retry_after_s=5.0))
+        self._restarting = asyncio.create_task(self._restart(how), name="engine restart")
+
+    async def _restart(self, how: str) -> None:
+        while (pause := self._deaths.pause_s()) is not None:
+            await asyncio.sleep(pause)
+            self._process = self._spawn()
+            try:
+                loaded = await self._process.loaded()
+            except EngineError as error:
+                how = str(error)
+                log.error("the engine's process could not be started again: %s", how)
+                await self._process.stop()
+                continue
+            if others := self._journal.loaded(loaded.numerics):
+                log.warning("the engine computes otherwise now, so answers may go on otherwise: %s", "; ".join(others))
+            for command in self._journal.commands():
+                self._process.send(command)
+            self._state = "running"
+            self._tell_place(self.place)
+            self._heard_at = self._clock()
+            self._watch()
+            log.warning("the engine's process runs again")
+            return
+        self._state = "stopped"
+        message = f"The engine's process died {len(self._deaths)} times in {WITHIN_S:g} s, the last time {how}."
+        log.error("%s It is not started again.", message)
+        self._listener.ended(EngineStopped(message))
+
+    def _watch(self) -> None:
+        """Look now and then whether a process that owes an answer still says something; an idle one is left alone."""
+        silent = self._clock() - self._heard_at
+        if self._state != "running" or not self._journal.waiting:
+            self._watching = None
+            return
+        if silent > self._config.hang_s:
+            log.error("the engine's process has said nothing for %.1f s", silent)
+            self._watching = None
+            self._process.kill()
+            return
+        if silent > self._config.hang_s / 2:
+            self._process.send(m.GetStats(m.NOBODY))  # even a core with nothing to tell answers this between two steps
+        self._watching = asyncio.get_running_loop().call_later(self._config.hang_s / 4, self._watch)

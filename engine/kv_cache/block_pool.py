@@ -1,0 +1,215 @@
+"""The pool of KV blocks: who references which, what a free one still holds, and where a prefix can be found.
+
+Knows nothing of tensors or requests: blocks are integers, prefixes are digests. The one idea: a block that nobody
+references keeps its content, stays findable by its digest, and is taken for something else only when no empty one is
+left, the one worth least first (`order`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.kv_cache.eviction import Order
+from engine.model.batch import NULL_BLOCK
+
+
+class OutOfBlocks(Exception):
+    """No block is free or evictable. The scheduler makes room and tries again; callers of the engine never see it."""
+
+
+def root_digest(secret: bytes, model: str, adapter: str, tenant: str) -> bytes:
+    """Where a chain of block digests starts. The secret keys it, so one tenant cannot forge another's prefix."""
+    digest = hashlib.blake2b(key=secret, digest_size=16)
+    for part in (model, adapter, tenant):
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+def chain_digest(previous: bytes, tokens: Sequence[int]) -> bytes:
+    """The digest of a block of tokens, full or not, after the prefix that `previous` stands for."""
+    return hashlib.blake2b(array("q", tokens).tobytes(), key=previous, digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class Content:
+    """What a block holds that can be found. `root` is where its chain starts, and so says whose it is."""
+
+    digest: bytes
+    root: bytes = b""
+    priority: int = 0  # of who computed it, or of the best who found it
+    reused: bool = False  # somebody found it
+
+
+class BlockPool:
+    """`blocks` KV blocks, numbered from 1; NULL_BLOCK is never handed out.
+
+    A block is in exactly one of three states: *used* (reference count > 0), *cached* (0, but findable by its digest)
+    or *empty*. With `keeps_evicted`, what cached blocks held when they were taken is told by `take_evicted`.
+    """
+
+    def __init__(self, blocks: int, share: float = 1.0) -> None:
+        """`share` of the blocks is what one root may have when others want them too."""
+        self.total = blocks
+        self._share = share
+        self._owned: dict[bytes, int] = {}  # blocks that can be found, by root; kept where there is a share
+        self.keeps_evicted = False
+        self._references = [0] * (blocks + 1)
+        self._content: list[Content | None] = [None] * (blocks + 1)
+        self._index: dict[bytes, int] = {}
+        self._empty = list(range(blocks, NULL_BLOCK, -1))  # a stack: the block used last is warm in the CPU's cache
+        self._cached = Order(blocks, share)
+        self._evicted: dict[bytes, tuple[int, Content]] = {}
+        self._pending: set[bytes] = set()
+
+    # -- references
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can hand out now."""
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def empty(self) -> int:
+        return len(self._empty)
+
+    @property
+    def used(self) -> int:
+        return self.total - self.available
+
+    def allocate(self) -> int:
+        """An empty block with one reference, evicting the cached one that is worth least when there is none.
+
+        Raises:
+            OutOfBlocks: every block is referenced.
+        """
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            digest = self._cached.pop(self.greedy)
+            if digest is None:
+                raise OutOfBlocks
+            block = self._index[digest]
+            content = self._forget(block)
+            if self.keeps_evicted and content is not None:
+                self._evicted[digest] = (block, content)
+        self._references[block] = 1
+        return block
+
+    def acquire(self, block: int) -> None:
+        """One more reference to a block that is used or cached."""
+        content = self._content[block]
+        if self._references[block] == 0 and content is not None:
+            self._cached.take(content.digest)
+        self._references[block] += 1
+
+    def reuse(self, block: int, priority: int) -> None:
+        """The same, by somebody of that priority who found the block by its digest."""
+        content = self._content[block]
+        if content is not None:
+            content.reused = True
+            content.priority = min(content.priority, priority)
+        self.acquire(block)
+
+    def release(self, table: Sequence[int]) -> None:
+        """Give up one reference to each block of a table, deepest first, so that a prefix outlives its extensions."""
+        for block in reversed(table):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                content = self._content[block]
+                if content is None:
+                    self._empty.append(block)
+                else:
+                    self._cached.put(
+                        content.digest, group=content.root, reused=content.reused, priority=content.priority
+                    )
+
+    def is_shared(self, block: int) -> bool:
+        return self._references[block] > 1
+
+    # -- prefixes
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds this prefix's last tokens, computed."""
+        return self._index.get(digest)
+
+    def publish(self, block: int, digest: bytes, root: bytes = b"", priority: int = 0, *, reused: bool = False) -> None:
+        """Make a computed block findable. When another block has the same content already, that one stays."""
+        if self._content[block] is None and digest not in self._index:
+            self._content[block] = Content(digest, root, priority, reused or self._cached.knew(digest))
+            self._index[digest] = block
+            if self._share < 1:
+                self._owned[root] = self._owned.get(root, 0) + 1
+
+    def make_private(self, block: int) -> None:
+        """Before its only holder writes to a block: what it held can no longer be found."""
+        self._forget(block)
+
+    def _forget(self, block: int) -> Content | None:
+        """What the block held can no longer be found; what that was."""
+        content, self._content[block] = self._content[block], None
+        if content is not None:
+            del self._index[content.digest]
+            if self._share < 1:
+                self._owned[content.root] -= 1
+                if not self._owned[content.root]:
+                    del self._owned[content.root]
+        return content
+
+    @property
+    def greedy(self) -> list[bytes]:
+        """Roots that have more than their share."""
+        return [root for root, count in self._owned.items() if count > self._share * self.total]
+
+    def take_evicted(self) -> list[tuple[int, Content]]:
+        """Blocks that were taken since the last call, and what they hold until something is written to them."""
+        evicted, self._evicted = self._evicted, {}
+        return list(evicted.values())
+
+    def was_evicted(self, digest: bytes) -> bool:
+        """Whether the block was, since `take_evicted`."""
+        return digest in self._evicted
+
+    def contents(self) -> list[tuple[int, Content]]:
+        """Everything that can be found, cached blocks first, the ones worth most before others."""
+        cached = [self._index[digest] for digest in self._cached.keys()]  # noqa: SIM118  # not a mapping
+        held = [block for block in self._index.values() if self._references[block]]
+        return [(block, content) for block in (*cached, *held) if (content := self._content[block]) is not None]
+
+    # -- blocks being computed in the coming step
+
+    def is_pending(self, digest: bytes) -> bool:
+        return digest in self._pending
+
+    def claim(self, digests: Sequence[bytes]) -> None:
+        """Say that these blocks are about to be computed, so that a twin waits for them."""
+        self._pending.update(digests)
+
+    def clear_claims(self) -> None:
+        self._pending.clear()
+
+    def check(self, tables: Sequence[Sequence[int]]) -> None:
+        """Raise AssertionError unless the pool agrees with the block tables of all sequences (O(blocks))."""
+        counts = [0] * (self.total + 1)
+        for table in tables:
+            for block in table:
+                counts[block] += 1
+        assert counts[NULL_BLOCK] == 0, "the null block is in a table"
+        assert counts == self._references, "reference counts differ from the tables"
+        cached = [self._index[digest] for digest in self._cached.keys()]  # noqa: SIM118  # not a mapping
+        states = [*self._empty, *cached, *(b for b, n in enumerate(counts) if n)]
+        assert sorted(states) == list(range(1, self.total + 1)), "a block is lost or in two states"
+        assert all(self._content[b] is None for b in self._empty), "an empty block has a digest"
+        named = {content.digest: block for block, content in enumerate(self._content) if content is not None}
+        assert named == self._index, "the index names a block of other content"
+        if self._share < 1:
+            roots = Counter(content.root for content in self._content if content is not None)
+            assert roots == self._owned, "a root has more or fewer blocks than are counted"

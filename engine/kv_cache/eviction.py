@@ -1,0 +1,141 @@
+"""The eviction policy: scores blocks by what recomputing them would cost.
+
+Which of the blocks that nobody holds is worth least. Knows digests and groups, and nothing of where blocks lie.
+
+A block is worth the time of its last use, in blocks given up so far. One that was used again, while it was kept or
+not long after it was given up, is worth as much as one used a whole capacity later; a class of priority is worth half a
+capacity. So what is used once goes before what comes back, and whatever is not used any more goes in the end.
+docs/performance.md has how this and others compare with the clairvoyant order (Belady 1966).
+
+How long it takes to bring a block up from a tier, learnt from those that were. Knows nothing of blocks or tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Literal
+
+_Entry = tuple[float, int, bytes, bytes]  # worth, number, key, group
+
+
+class Order:
+    """Keys by worth. `capacity`: how many are kept where this order is used; as many that were given up are remembered.
+
+    With a `share` below 1, a group (a tenant) that has more than that share of the capacity gives up its own first.
+    """
+
+    def __init__(self, capacity: int, share: float = 1.0) -> None:
+        self._capacity = max(1, capacity)
+        self._share = share
+        self._given_up = 0
+        self._number = 0  # breaks ties: the earlier put goes first
+        self._kept: dict[bytes, _Entry] = {}
+        self._heaps: dict[bytes, list[_Entry]] = {}
+        self._sizes: dict[bytes, int] = {}
+        self._remembered: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._kept
+
+    def knew(self, key: bytes) -> bool:
+        """Whether the key was given up not long ago."""
+        return key in self._remembered
+
+    def put(self, key: bytes, *, group: bytes = b"", reused: bool = False, priority: int = 0) -> None:
+        """Nobody holds the key any more. Lower `priority` is worth more."""
+        self.take(key)
+        group = group if self._share < 1 else b""
+        reused = reused or key in self._remembered
+        worth = self._given_up + self._capacity * (reused - 0.5 * priority)
+        self._number += 1
+        entry = self._kept[key] = (worth, self._number, key, group)
+        heap = self._heaps.setdefault(group, [])
+        heapq.heappush(heap, entry)
+        size = self._sizes[group] = self._sizes.get(group, 0) + 1
+        if len(heap) > 2 * size + 64:
+            heap[:] = [each for each in heap if self._kept.get(each[2]) is each]
+            heapq.heapify(heap)
+
+    def take(self, key: bytes) -> bool:
+        """Somebody holds the key again, or it is gone; whether it was here."""
+        entry = self._kept.pop(key, None)
+        if entry is None:
+            return False
+        self._shrink(entry[3])
+        return True
+
+    def pop(self, first: Collection[bytes] = ()) -> bytes | None:
+        """Give up the key that is worth least: of the groups `first` if they have any, else of those that have more
+        than their share, else of all; None: there is none.
+        """
+        least: _Entry | None = None
+        groups = [each for each in first if each in self._heaps] or list(self._heaps)
+        if len(groups) > 1 and (over := [each for each in groups if self._sizes[each] > self._share * self._capacity]):
+            groups = over
+        for group in groups:
+            head = self._head(group)
+            if head is not None and (least is None or head < least):
+                least = head
+        if least is None:
+            return None
+        key = least[2]
+        heapq.heappop(self._heaps[least[3]])
+        del self._kept[key]
+        self._shrink(least[3])
+        self._given_up += 1
+        self._remembered[key] = None
+        if len(self._remembered) > self._capacity:
+            self._remembered.popitem(last=False)
+        return key
+
+    def keys(self) -> list[bytes]:
+        """All keys, the one worth most first."""
+        return [entry[2] for entry in sorted(self._kept.values(), reverse=True)]
+
+    def _head(self, group: bytes) -> _Entry | None:
+        """The group's live entry that is worth least: those taken out meanwhile are thrown away on the way."""
+        heap = self._heaps[group]
+        while heap and self._kept.get(heap[0][2]) is not heap[0]:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+    def _shrink(self, group: bytes) -> None:
+        self._sizes[group] -= 1
+        if not self._sizes[group]:
+            del self._sizes[group], self._heaps[group]
+
+
+Tier = Literal["host", "disk"]
+
+_FIRST = {"host": 4e9, "disk": 1e9}  # bytes a second, until something is known
+_NEW = 0.2  # what the newest copy counts
+_HOPE = (
+    0.02  # how far a rate that was too low to copy comes back to the first guess, each time: it may have been a spell
+)
+
+
+class Rates:
+    """Bytes a second of each tier."""
+
+    def __init__(self) -> None:
+        self._rates: dict[Tier, float] = {"host": _FIRST["host"], "disk": _FIRST["disk"]}
+
+    def per_s(self, tier: Tier) -> float:
+        return self._rates[tier]
+
+    def seconds(self, tier: Tier, nbytes: int) -> float:
+        return nbytes / self._rates[tier]
+
+    def copied(self, tier: Tier, nbytes: int, seconds: float) -> None:
+        """So many bytes came up in so many seconds."""
+        if seconds > 0:
+            self._rates[tier] += _NEW * (nbytes / seconds - self._rates[tier])
+
+    def passed_over(self, tier: Tier) -> None:
+        """Nothing was copied, since computing seemed faster."""
+        self._rates[tier] += _HOPE * (_FIRST[tier] - self._rates[tier])

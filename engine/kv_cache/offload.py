@@ -1,0 +1,474 @@
+"""Offloads evicted blocks to host memory and disk, and loads them back.
+
+What lies below the pool: blocks go down to host memory and disk when they are evicted, and come up when found.
+
+All of it is decided in the core's thread. What was evicted is copied to host memory by the device, before the step that
+overwrites it (`saves`, then `ran`); files and copies back to the pool are the worker's, whose results `collect` takes
+in. A block on its way up belongs to the pool already, and can be found there once it has come: a sequence that wants it
+waits, and others run. Whatever goes wrong with a copy, its tokens are computed again.
+
+From a configuration to the tiers below a pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.errors import InvalidParameter
+from engine.kv_cache.block_pool import BlockPool, Content
+from engine.kv_cache.disk_tier import DiskTier, is_full
+from engine.kv_cache.eviction import Order, Rates, Tier
+from engine.kv_cache.host_tier import HostTier, Row
+from engine.kv_cache.quantized_cache import CodedCache
+from engine.kv_cache.snapshot import HEADER_BYTES, BadImage, layout_of
+from engine.kv_cache.transfers import LATER, SOON, BlockStore, Here, Loaded, ThreadWorker, Worker, Written, load, write
+from engine.model.batch import KVCache
+from engine.model.numerics import Numerics
+from engine.outputs import TierStats
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 30.0  # that nothing is written after a write failed
+GIVEN_BACK = 16  # a disk that is full gets one in so many files back
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Since start, in blocks where nothing else is said."""
+
+    saved: int = 0  # from the pool to host memory
+    written: int = 0  # to disk
+    from_host: int = 0  # back to the pool
+    from_disk: int = 0
+    passed_over: int = 0  # there, but computing them again was faster
+    lost: int = 0  # given up for others, or for want of room, with no copy left
+    bad: int = 0  # files that were damaged, cut short or something else
+    failed_writes: int = 0
+
+
+class Tiers:
+    """Host memory and, where there is one, a disk of at most `files` files below a pool.
+
+    `wake` is called from the worker's thread when there is something to collect. With `keep` host memory is a tier of
+    its own; else it only holds what is on its way to the disk. `share` is what one root may have of the files when
+    others want to keep some.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        store: BlockStore,
+        host: HostTier,
+        worker: Worker,
+        *,
+        disk: DiskTier | None = None,
+        files: int = 0,
+        keep: bool = True,
+        share: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counters = TierCounters()
+        self.rates = Rates()
+        self.host = host
+        self.wake: Callable[[], None] = lambda: None
+        self._pool = pool
+        self._store = store
+        self._worker = worker
+        self._disk = disk
+        self._most_files = files
+        self._keep = keep
+        self._clean_rows = max(1, host.total // 4) if keep else host.total  # rows that are kept replaceable
+        self._clock = clock
+        self._paused_until = 0.0
+        self._files: dict[bytes, Content] = {}
+        self._order = Order(files, share)
+        self._writing: set[bytes] = set()
+        self._saves: list[bytes] = []  # busy rows that the coming step fills
+        self._starting: list[Callable[[Callable[[], None]], None]] = []  # loads: each takes what to wait for
+        self._coming: dict[bytes, tuple[int, set[int]]] = {}  # digest -> (block, the sequences that wait)
+        self._waits: dict[int, int] = {}  # sequence -> blocks that it waits for
+        self._done: deque[Written | Loaded] = deque()
+        pool.keeps_evicted = True
+        if disk is not None:
+            for digest, root in disk.found():
+                self._keep_file(Content(digest, root))
+
+    # -- what there is
+
+    def source(self, digest: bytes) -> Tier | None:
+        """The tier to copy a block from; None: it is in the pool, on its way there, or nowhere."""
+        if self._pool.find(digest) is not None or digest in self._coming:
+            return None
+        if digest in self.host and digest not in self._saves:
+            return "host"
+        return "disk" if digest in self._files else None
+
+    def knows(self, digest: bytes) -> bool:
+        """Whether the block is anywhere, the pool included, or will be."""
+        return (
+            digest in self._coming
+            or digest in self._files
+            or self._pool.find(digest) is not None
+            or (digest in self.host and digest not in self._saves)
+        )
+
+    def is_waiting(self, sequence: int) -> bool:
+        return sequence in self._waits
+
+    def stats(self) -> TierStats:
+        counters, file_bytes = self.counters, 0 if self._disk is None else self._disk.file_bytes
+        return TierStats(
+            host_bytes=len(self.host) * self.host.nbytes,
+            host_bytes_total=self.host.total * self.host.nbytes,
+            disk_bytes=len(self._files) * file_bytes,
+            disk_bytes_total=self._most_files * file_bytes,
+            saved_blocks=counters.saved,
+            written_blocks=counters.written,
+            host_hit_blocks=counters.from_host,
+            disk_hit_blocks=counters.from_disk,
+            passed_over_blocks=counters.passed_over,
+            lost_blocks=counters.lost,
+            bad_blocks=counters.bad,
+            failed_writes=counters.failed_writes,
+            host_bytes_per_s=self.rates.per_s("host"),
+            disk_bytes_per_s=self.rates.per_s("disk"),
+        )
+
+    @property
+    def blocks(self) -> list[int]:
+        """Blocks of the pool that are on their way up: each has a reference."""
+        return [block for block, _ in self._coming.values()]
+
+    # -- down
+
+    def saves(self, extra: Iterable[tuple[int, Content]] = ()) -> list[tuple[int, int]]:
+        """(block, row) pairs to copy before the coming step: what the pool evicted since, and `extra` blocks."""
+        pairs: list[tuple[int, int]] = []
+        for block, content in (*self._pool.take_evicted(), *extra):
+            digest = content.digest
+            if digest in self.host or (digest in self._files and not self._keep):
+                continue
+            placed = self.host.place(content)
+            if placed is None:
+                self.counters.lost += 1
+                continue
+            row, lost = placed
+            self.counters.lost += lost is not None
+            row.dirty = digest not in self._files
+            self._saves.append(digest)
+            pairs.append((block, row.slot))
+        return pairs
+
+    def keep(self, blocks: Iterable[tuple[int, bytes]], root: bytes, priority: int) -> None:
+        """Write blocks to the disk as soon as may be, as (block, digest) pairs. Nothing happens without a disk. No step
+        may be under way.
+        """
+        if self._disk is None:
+            return
+        for block, digest in blocks:
+            if digest in self._files or digest in self._writing or digest in self._saves:
+                continue
+            if digest in self.host:
+                row = self.host.hold(digest)
+            else:
+                placed = self.host.place(Content(digest, root, priority, reused=True))
+                if placed is None:
+                    return
+                row, lost = placed
+                self.counters.lost += lost is not None
+                self._store.save([(block, self.host.row(row.slot))])
+                self.counters.saved += 1
+            self._start_writing(row)
+
+    def save(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy what `saves` told of. The device's part of the step comes after it."""
+        self._store.save([(block, self.host.row(slot)) for block, slot in pairs])
+
+    def ran(self) -> None:
+        """The step ran: what it saved may be written, and what was asked for may come up.
+
+        A device that is told ahead of time may still run it. Whoever had a block before may be in that step, or have
+        been in one before it: what is to come up waits for them.
+        """
+        self.counters.saved += len(self._saves)
+        for digest in self._saves:
+            self.host.release(digest)
+        self._saves.clear()
+        if self._starting:
+            queued = self._store.queued()
+            for job in self._starting:
+                self._worker.submit(SOON, partial(job, queued))
+            self._starting.clear()
+        self._write()
+
+    # -- up
+
+    def fetch(self, sequence: int, digests: Iterable[bytes]) -> None:
+        """Bring blocks up for a sequence, which waits until then. The pool has room for them."""
+        for digest in digests:
+            if self._pool.find(digest) is not None:
+                continue
+            if digest not in self._coming:
+                tier = self.source(digest)
+                if tier is None:
+                    continue
+                block = self._pool.allocate()
+                row = None
+                if tier == "host":
+                    held = self.host.hold(digest)
+                    content, row = held.content, self.host.row(held.slot)
+                else:
+                    content = self._files[digest]
+                content.reused = True
+                self._coming[digest] = (block, set())
+                self._starting.append(partial(self._load, content, block, row))
+                if digest in self._files:
+                    self._order.put(digest, group=content.root, reused=True, priority=content.priority)
+            waiting = self._coming[digest][1]
+            if sequence not in waiting:
+                waiting.add(sequence)
+                self._waits[sequence] = self._waits.get(sequence, 0) + 1
+
+    def pass_over(self, tier: Tier) -> None:
+        """A block of that tier is computed again, which seems faster."""
+        self.counters.passed_over += 1
+        self.rates.passed_over(tier)
+
+    def collect(self) -> set[int] | None:
+        """Take in what the worker has done. The sequences for which a block came; None where nothing was done."""
+        if not self._done:
+            return None
+        served = set[int]()
+        while self._done:
+            match self._done.popleft():
+                case Written() as written:
+                    self._take_written(written)
+                case Loaded() as loaded:
+                    served |= self._take_loaded(loaded)
+        self._write()
+        return served
+
+    def forget(self, sequence: int) -> None:
+        """The sequence waits for nothing any more; what is on its way comes all the same."""
+        if self._waits.pop(sequence, None) is not None:
+            for _, waiting in self._coming.values():
+                waiting.discard(sequence)
+
+    # -- the end
+
+    def close(self, seconds: float) -> None:
+        """Write what can be found, the best first, for as long as that; then the worker ends.
+
+        The core is at rest: no step runs.
+        """
+        self._worker.close()
+        self._worker, self._paused_until = Here(), float("inf")
+        self.collect()
+        for digest in self._writing:
+            self.host.release(digest)
+        self._writing.clear()
+        if self._disk is not None:
+            self._keep_all(seconds)
+            self._disk.close()
+        self._store.saved()
+        self.host.close()
+
+    def check(self) -> None:
+        """Raise AssertionError unless rows and waiting sequences add up."""
+        self.host.check()
+        counts: dict[int, int] = {}
+        for _, waiting in self._coming.values():
+            for sequence in waiting:
+                counts[sequence] = counts.get(sequence, 0) + 1
+        assert counts == self._waits, "a sequence waits for something else than what is coming"
+        assert len(self._files) <= max(self._most_files, 0), "there are more files than there may be"
+
+    # -- parts
+
+    def _write(self) -> None:
+        """See that enough rows can be replaced without loss."""
+        if self._disk is None or self._clock() < self._paused_until:
+            return
+        while self.host.replaceable + len(self._writing) < self._clean_rows:
+            digest = self.host.next_dirty()
+            if digest is None:
+                return
+            self._start_writing(self.host[digest])
+
+    def _start_writing(self, row: Row) -> None:
+        self._writing.add(row.content.digest)
+        self._worker.submit(LATER, partial(self._write_file, row.content, self.host.row(row.slot)))
+
+    def _write_file(self, content: Content, row: Tensor) -> None:
+        assert self._disk is not None
+        self._finish(write(self._store, self._disk, content, row))
+
+    def _load(self, content: Content, block: int, row: Tensor | None, queued: Callable[[], None]) -> None:
+        self._finish(load(self._store, self._disk, content, block, row, queued))
+
+    def _finish(self, done: Written | Loaded) -> None:
+        self._done.append(done)
+        self.wake()
+
+    def _take_written(self, written: Written) -> None:
+        digest = written.content.digest
+        self._writing.discard(digest)
+        if written.error is None:
+            self.counters.written += 1
+            self._keep_file(written.content)
+        else:
+            self.counters.failed_writes += 1
+            if self._clock() >= self._paused_until:
+                self._paused_until = self._clock() + PAUSE_S
+                self._make_room(written.error)
+        self.host[digest].dirty = written.error is not None
+        self.host.release(digest)
+
+    def _take_loaded(self, loaded: Loaded) -> set[int]:
+        content, digest = loaded.content, loaded.content.digest
+        block, waiting = self._coming.pop(digest)
+        if loaded.tier == "host":
+            self.host.release(digest)
+        if loaded.error is None:
+            self._pool.publish(block, digest, content.root, content.priority, reused=True)
+            self.rates.copied(loaded.tier, self.host.nbytes, loaded.seconds)
+            if loaded.tier == "host":
+                self.counters.from_host += 1
+            else:
+                self.counters.from_disk += 1
+        elif loaded.tier == "disk":
+            if isinstance(loaded.error, BadImage):
+                self.counters.bad += 1
+                log.warning("a block of the K/V cache on disk is not used, and removed: %s", loaded.error)
+            self._drop_file(digest)
+        self._pool.release([block])
+        for sequence in waiting:
+            if sequence in self._waits:
+                self._waits[sequence] -= 1
+                if not self._waits[sequence]:
+                    del self._waits[sequence]
+        return waiting
+
+    def _keep_file(self, content: Content) -> None:
+        """A file is there; the one worth least goes where there are too many."""
+        if content.digest not in self._files:
+            self._files[content.digest] = content
+        self._order.put(content.digest, group=content.root, reused=content.reused, priority=content.priority)
+        while len(self._files) > self._most_files and (least := self._order.pop()) is not None:
+            self._remove(least)
+
+    def _drop_file(self, digest: bytes) -> None:
+        if digest in self._files:
+            self._order.take(digest)
+            self._remove(digest)
+
+    def _remove(self, digest: bytes) -> None:
+        content = self._files.pop(digest)
+        if digest not in self.host and self._pool.find(digest) is None:
+            self.counters.lost += 1
+        if self._disk is not None:
+            self._worker.submit(LATER, partial(self._disk.remove, digest, content.root))
+
+    def _make_room(self, error: Exception) -> None:
+        """A file could not be written: give some back if the disk is full, and wait."""
+        given = len(self._files) // GIVEN_BACK if is_full(error) else 0
+        for _ in range(given):
+            least = self._order.pop()
+            if least is not None:
+                self._remove(least)
+        what = f"is full, {given} blocks are given back" if is_full(error) else f"cannot be written ({error})"
+        log.warning("the disk of the K/V cache %s; nothing is written to it for %.0f s", what, PAUSE_S)
+
+    def _keep_all(self, seconds: float) -> None:
+        assert self._disk is not None
+        until = self._clock() + seconds
+        row = self.host.data.new_empty(self.host.nbytes)
+        room = self._most_files
+        for block, content in self._pool.contents():
+            if room <= 0 or self._clock() >= until:
+                return
+            room -= 1
+            if content.digest not in self._files:
+                self._store.save([(block, row)])
+                self._store.saved()
+                if not self._write_last(content, row):
+                    return
+        for digest in self.host.dirty():
+            if room <= 0 or self._clock() >= until:
+                return
+            room -= 1
+            held = self.host[digest]
+            if not self._write_last(held.content, self.host.row(held.slot)):
+                return
+
+    def _write_last(self, content: Content, row: Tensor) -> bool:
+        assert self._disk is not None
+        try:
+            self._disk.write(content.digest, content.root, row.numpy().data)
+        except OSError as error:
+            log.warning("the K/V cache could not be kept for the next start: %s", error)
+            return False
+        self.counters.written += 1
+        self._keep_file(content)
+        return True
+
+
+STAGED_BYTES = 64 << 20  # of blocks on their way to a disk, where there is no host memory to keep them
+STAGED_ROWS = (8, 256)  # at least and at most
+
+
+def tiers_of(
+    config: EngineConfig,
+    model: bytes,
+    numerics: Numerics,
+    pool: BlockPool,
+    kv: KVCache | CodedCache,
+    store: BlockStore,
+    device: torch.device,
+) -> Tiers | None:
+    """The tiers that `config` asks for, with what an earlier engine left on the disk; None: none. `model` is the
+    fingerprint of the model's files.
+
+    Raises:
+        InvalidParameter: there is no room for a block, or the directory cannot be used.
+    """
+    if not config.kv_host_bytes and not config.kv_disk_bytes:
+        return None
+    nbytes = kv.block_nbytes
+    files = config.kv_disk_bytes // (HEADER_BYTES + nbytes)
+    rows = config.kv_host_bytes // nbytes if config.kv_host_bytes else _staged(nbytes)
+    for name, count in (("kv_host_bytes", rows), ("kv_disk_bytes", files)):
+        value = getattr(config, name)
+        if value and not count:
+            message = f"{name} is {value}; accepted: 0, or at least {HEADER_BYTES + nbytes}, one block of this model."
+            raise InvalidParameter(name, message)
+    disk = None
+    if files and config.kv_dir is not None:
+        layout = layout_of(model, config, numerics, kv.block_shape)
+        disk = DiskTier(Path(config.kv_dir), layout, nbytes)
+    host = HostTier(rows, nbytes, pinned=device.type == "cuda", share=config.kv_tenant_share)
+    return Tiers(
+        pool,
+        store,
+        host,
+        ThreadWorker(),
+        disk=disk,
+        files=files,
+        keep=bool(config.kv_host_bytes),
+        share=config.kv_tenant_share,
+    )
+
+
+def _staged(nbytes: int) -> int:
+    least, most = STAGED_ROWS
+    return max(least, min(most, STAGED_BYTES // nbytes))

@@ -1,0 +1,170 @@
+"""Snapshots of sequences, and the header by which any K/V image is checked.
+
+A sequence as bytes, to go on with in another engine of the same model: its tokens, and where its draws are.
+
+K/V is not in it: that is in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another
+model are refused as a whole: tokens must be right. Knows nothing of files or engines. msgspec is imported where it is
+used: whoever takes no snapshots runs without it.
+
+A block's keys and values as bytes that can be kept anywhere, and that say what they are.
+
+An image is a header and the payload: the K/V of all layers as the pool has it. The header names the payload's layout
+(the model, its dtype and shapes, by fingerprint), the block by its digest, and a checksum. Whatever does not fit is
+refused: K/V is a cache, so the tokens are computed again. Knows nothing of files or devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import BadSnapshot
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+    from engine.model.numerics import Numerics
+
+
+MAGIC = b"PonderSq"
+VERSION = 1
+_HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of what follows, its bytes
+_ACCEPTED = "accepted: what `snapshot` gave for a sequence of this model"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`tail`: tokens that had K/V. `stream` and `forks` key the random draws; `generated` has a byte for each token."""
+
+    tenant: str
+    priority: int
+    tokens: tuple[int, ...]
+    generated: bytes
+    stream: int
+    forks: int
+    tail: int
+
+
+# The model's fingerprint, then the fields of `Snapshot`; tokens as int64, little-endian.
+_Written = tuple[bytes, str, int, bytes, bytes, int, int, int]
+
+
+def packed(snapshot: Snapshot, model: bytes) -> bytes:
+    """`model` is the fingerprint of the model's files."""
+    import msgspec
+
+    written: _Written = (
+        model,
+        snapshot.tenant,
+        snapshot.priority,
+        array("q", snapshot.tokens).tobytes(),
+        snapshot.generated,
+        snapshot.stream,
+        snapshot.forks,
+        snapshot.tail,
+    )
+    body = msgspec.msgpack.encode(written)
+    return _HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body)) + body
+
+
+def unpacked(data: bytes, model: bytes) -> Snapshot:
+    """
+    Raises:
+        BadSnapshot: it is damaged, cut short, no snapshot, or of another model.
+    """
+    import msgspec
+
+    if len(data) < _HEADER.size or not data.startswith(MAGIC):
+        raise BadSnapshot(f"These {len(data)} bytes are no snapshot of a sequence; {_ACCEPTED}.")
+    _, version, checksum, length = _HEADER.unpack_from(data)
+    body = data[_HEADER.size :]
+    if version != VERSION:
+        raise BadSnapshot(f"The snapshot has version {version}; accepted: version {VERSION}.")
+    if len(body) != length or zlib.crc32(body) != checksum:
+        raise BadSnapshot(f"The snapshot is damaged: it has {len(body)} of {length} bytes or others; {_ACCEPTED}.")
+    try:
+        of, tenant, priority, ids, generated, stream, forks, tail = msgspec.msgpack.decode(body, type=_Written)
+    except msgspec.DecodeError as error:
+        raise BadSnapshot(f"The snapshot cannot be read ({error}); {_ACCEPTED}.") from None
+    tokens = array("q", ids)
+    if of != model:
+        raise BadSnapshot(f"The snapshot is of another model; {_ACCEPTED}.")
+    if len(generated) != len(tokens) or not 0 <= tail <= len(tokens):
+        raise BadSnapshot(f"The snapshot does not add up; {_ACCEPTED}.")
+    return Snapshot(tenant, priority, tuple(tokens), generated, stream, forks, tail)
+
+
+Bytes = bytes | bytearray | memoryview
+
+IMAGE_MAGIC = b"PonderKV"
+_HEADER_IMAGE = struct.Struct("<8sI16s16sIQ")  # magic, version, layout, digest, CRC-32 of the payload, its bytes
+HEADER_BYTES = _HEADER_IMAGE.size
+
+# What of a configuration changes the keys and values of the same tokens, beside its numerics.
+_TELLING = ("max_model_len", "block_size")
+_SAMPLES = 64  # places of a weight file that are looked at
+_SAMPLE_BYTES = 4096
+
+
+class BadImage(Exception):
+    """The bytes are no image of the block that is wanted; the message says why."""
+
+
+def header(layout: bytes, digest: bytes, payload: Bytes) -> bytes:
+    """What stands before a payload. `layout` and `digest` have 16 bytes."""
+    return _HEADER_IMAGE.pack(IMAGE_MAGIC, VERSION, layout, digest, zlib.crc32(payload), memoryview(payload).nbytes)
+
+
+def payload_of(image: Bytes, layout: bytes, digest: bytes, nbytes: int) -> memoryview:
+    """The payload of an image, of `nbytes` bytes; a view.
+
+    Raises:
+        BadImage: it is cut short, damaged, or of another block, model or layout.
+    """
+    view = memoryview(image).cast("B")
+    if len(view) < HEADER_BYTES:
+        raise BadImage(f"it has {len(view)} bytes, and a header has {HEADER_BYTES}")
+    magic, version, its_layout, its_digest, checksum, length = _HEADER_IMAGE.unpack_from(view)
+    if magic != IMAGE_MAGIC or version != VERSION:
+        raise BadImage(f"it is no image of version {VERSION}")
+    if its_layout != layout:
+        raise BadImage("it is of another model, dtype or block size")
+    if its_digest != digest:
+        raise BadImage("it is of another block")
+    payload = view[HEADER_BYTES:]
+    if length != nbytes or len(payload) != nbytes:
+        raise BadImage(f"it has {len(payload)} of {nbytes} bytes")
+    if zlib.crc32(payload) != checksum:
+        raise BadImage("its checksum is wrong")
+    return payload
+
+
+def layout_of(model: bytes, config: EngineConfig, numerics: Numerics, shape: Sequence[object]) -> bytes:
+    """A fingerprint of how a model's K/V is computed and laid out, 16 bytes. `shape` is what says how a payload is to
+    be read."""
+    told = {each.name: getattr(config, each.name) for each in fields(config) if each.name in _TELLING}
+    telling = (VERSION, sorted(told.items()), sorted(numerics.recorded().items()), *shape)
+    return hashlib.blake2b(repr(telling).encode(), key=model, digest_size=16).digest()
+
+
+def fingerprint(path: Path) -> bytes:
+    """Of a model's files, 16 bytes.
+
+    Weights are told apart by their sizes and by samples of their bytes: a fine-tune of the same shape differs in all of
+    them.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update((path / "config.json").read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}".encode())
+        with file.open("rb") as weights:
+            for at in range(_SAMPLES):
+                weights.seek(size * at // _SAMPLES)
+                digest.update(weights.read(_SAMPLE_BYTES))
+    return digest.digest()

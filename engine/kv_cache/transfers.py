@@ -1,0 +1,170 @@
+"""Copies blocks between the cache and the tiers, beside the engine's thread.
+
+Copies between tiers, as the worker makes them: each says what became of it, whatever happens.
+
+The thread that copies between tiers and reads and writes files, so that no step ever waits for them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.kv_cache.block_pool import Content
+from engine.kv_cache.disk_tier import DiskTier
+from engine.kv_cache.eviction import Tier
+from engine.kv_cache.snapshot import BadImage
+
+log = logging.getLogger(__name__)
+
+
+class BlockStore(Protocol):
+    """The device's side of a copy."""
+
+    def save(self, pairs: list[tuple[int, Tensor]]) -> None:
+        """Copy blocks to rows of host memory: (block, row of bytes) pairs. Called before a step runs."""
+        ...
+
+    def saved(self) -> None:
+        """Wait until what was saved has arrived. Called from the worker."""
+        ...
+
+    def load(self, block: int, payload: Tensor | memoryview) -> None:
+        """Write a block, and wait until that is done. Called from the worker."""
+        ...
+
+    def queued(self) -> Callable[[], None]:
+        """What waits, in any thread, for all that the device has been told by now, `save` included: `at_once` where it
+        does what it is told. Called in the thread that steps.
+        """
+        ...
+
+
+def at_once() -> None:
+    """What there is to wait for where nothing is queued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    content: Content
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A block came up from a tier, or did not."""
+
+    content: Content
+    block: int
+    tier: Tier
+    seconds: float
+    error: Exception | None
+
+
+def write(store: BlockStore, disk: DiskTier, content: Content, row: Tensor) -> Written:
+    """From host memory to a file."""
+    try:
+        store.saved()
+        disk.write(content.digest, content.root, row.numpy().data)
+    except OSError as error:
+        return Written(content, error)
+    except Exception as error:  # whatever it was, the row must not stay busy
+        log.exception("a block could not be written")
+        return Written(content, error)
+    return Written(content, None)
+
+
+def load(
+    store: BlockStore,
+    disk: DiskTier | None,
+    content: Content,
+    block: int,
+    row: Tensor | None,
+    queued: Callable[[], None],
+) -> Loaded:
+    """To a block of the pool, from a row of host memory or, without one, from the disk.
+
+    `queued` waits for whatever may still use the block, or fill the row. It is none of the time that the copy takes.
+    """
+    tier: Tier = "disk" if row is None else "host"
+    began, waited = time.perf_counter(), 0.0
+    error: Exception | None = None
+    try:
+        payload: Tensor | memoryview
+        if row is None:
+            assert disk is not None
+            payload = disk.read(content.digest, content.root, bytearray(disk.file_bytes))
+        else:
+            payload = row
+        waits = time.perf_counter()
+        queued()
+        waited = time.perf_counter() - waits
+        store.load(block, payload)
+    except (BadImage, OSError) as failure:
+        error = failure
+    except Exception as failure:  # whatever it was, nobody may wait for ever
+        log.exception("a block could not be copied from %s", tier)
+        error = failure
+    return Loaded(content, block, tier, time.perf_counter() - began - waited, error)
+
+
+SOON, LATER = 0, 2  # somebody waits for it, or nobody does
+_END = 1
+
+
+class Worker(Protocol):
+    """Who runs jobs in another thread, those that are wanted soon first, else in order."""
+
+    def submit(self, urgency: int, job: Callable[[], None]) -> None: ...
+
+    def close(self) -> None:
+        """Do what somebody waits for, and end. Other jobs may be left undone."""
+        ...
+
+
+class Here:
+    """Runs a job at once, in the thread that asks for it."""
+
+    def submit(self, urgency: int, job: Callable[[], None]) -> None:
+        job()
+
+    def close(self) -> None:
+        pass
+
+
+class ThreadWorker:
+    """One daemon thread."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._thread = threading.Thread(target=self._run, name="kv-tiers", daemon=True)
+        self._thread.start()
+
+    def submit(self, urgency: int, job: Callable[[], None]) -> None:
+        self._jobs.put((urgency, next(self._numbers), job))
+
+    def close(self) -> None:
+        self._jobs.put((_END, next(self._numbers), self._end))
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            _, _, job = self._jobs.get()
+            if job == self._end:
+                return
+            try:
+                job()
+            except Exception:
+                log.exception("a copy between K/V tiers failed")
+
+    def _end(self) -> None:
+        """Never called: a mark."""

@@ -1,0 +1,343 @@
+"""Attention over the paged KV cache: `reference`, slow and obvious, and `paged`, the one that serves.
+
+Both take the same arguments and one test holds them together. They know nothing of layers' weights or of requests. The
+idea of `paged`: rows of like shape are attended to as one dense batch, the grouping is decided once a step
+(`AttentionPlan`) and shared by all layers, so that a layer costs one gather and one fused call per group. Query heads
+that share a K/V head go on the query axis, so K and V are never repeated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.kv_cache.quantized_cache import CodedCache, CodedLayer
+from engine.model.batch import Batch, KVCache
+
+BATCHED_QUERIES = 8  # rows of at most this many query tokens are batched with rows of as many; longer ones go alone
+SMALL_BLOCKS = 4  # rows of so few blocks share a group whatever the ratio of their lengths
+GATHER_BYTES = 1 << 20  # on the CPU, what is gathered at once: about a core's L2 cache
+LONG_RUN = 16  # a decode row of so many neighbouring blocks goes alone: reading in place beats copying together
+
+
+class Scratch:
+    """Reused memory for gathered keys and values: fresh pages cost more than the copy itself."""
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    def take(self, numel: int, like: Tensor) -> Tensor:
+        """An uninitialised flat tensor. Later calls return the same memory: use it up before the next."""
+        if self._buffer is None or self._buffer.numel() < numel or self._buffer.dtype != like.dtype:
+            self._buffer = torch.empty(numel, dtype=like.dtype, device=like.device)
+        return self._buffer[:numel]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row as one window sees it: from its block `first` on, `count` blocks matter."""
+
+    index: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows attended to together: `rows` rows with `queries` query tokens and up to `keys` keys each.
+
+    `tokens` finds the queries in the batch: a slice where they lie together, else (rows * queries,) indices, None for
+    all of them. `mask` is additive; without one, every key counts (or, if `causal`, those at or before the query).
+    Either `gathered` blocks are copied to `buffer`, of which `k` and `v` are views, or, for a lone row of neighbouring
+    blocks, `run` is the first of them and they are read where they are.
+    """
+
+    tokens: slice | Tensor | None
+    rows: int
+    queries: int
+    keys: int
+    mask: Tensor | None
+    causal: bool
+    run: int | None
+    gathered: Tensor | None = None  # (2 * blocks,): of the keys, then of the values
+    buffer: Tensor | None = None  # (2 * blocks, block_size * kv_heads * head_dim)
+    k: Tensor | None = None  # (rows, kv_heads, keys, head_dim); (kv_heads, shared heads, keys, head_dim) for a long row
+    v: Tensor | None = None
+
+
+class AttentionPlan:
+    """How one step's rows are grouped, for every window size that the model's layers use.
+
+    `kv` is where the layers' keys and values are; `group_heads` is query heads per K/V head. `maskless` is False where
+    every group needs an explicit mask (softcapped scores).
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        kv: KVCache | CodedCache,
+        windows: Iterable[int | None],
+        *,
+        group_heads: int,
+        scratch: Scratch | None = None,
+        maskless: bool = True,
+    ) -> None:
+        self.batch = batch
+        self._cache = kv.like
+        self._in_place = kv.in_place and kv.device.type == "cpu"
+        self._block_size = kv.block_size
+        self._scratch = scratch or Scratch()
+        self._group_heads = group_heads
+        self._maskless = maskless
+        self._longest = max(batch.context_lens)
+        self._on_cpu = kv.device.type == "cpu"
+        # asking a device for its block tables would wait for it, so runs of neighbours are looked for on the CPU alone
+        self._tables: list[list[int]] = batch.block_tables.tolist() if self._in_place else []
+        self._groups: dict[int | None, list[_Group]] = {}
+        for window in windows:
+            window = self._effective(window)
+            if window not in self._groups:
+                self._groups[window] = self._plan(window)
+
+    def _effective(self, window: int | None) -> int | None:
+        return None if window is None or window >= self._longest else window
+
+    def groups(self, window: int | None) -> list[_Group]:
+        """The groups for layers of this window."""
+        return self._groups[self._effective(window)]
+
+    def _plan(self, window: int | None) -> list[_Group]:
+        batch, size = self.batch, self._block_size
+        starts = batch.query_starts
+        alone, by_count = list[_Row](), dict[int, list[_Row]]()
+        for index, context in enumerate(batch.context_lens):
+            queries = starts[index + 1] - starts[index]
+            if queries == 0:
+                continue
+            first = 0
+            if window is not None:
+                position = context - 1 if queries == 1 else int(batch.positions[starts[index]])
+                first = max(0, position - window + 1) // size
+            row = _Row(index, first, -(-context // size) - first)
+            if queries > BATCHED_QUERIES or (queries == 1 and row.count >= LONG_RUN and self._run(row) is not None):
+                alone.append(row)
+            else:
+                by_count.setdefault(queries, []).append(row)
+        similar = [rows for counted in by_count.values() for rows in _similar(counted)]
+        groups = [part for rows in similar for part in self._in_cache(rows)] + [[row] for row in alone]
+        return [self._group(rows, window) for rows in groups]
+
+    def _in_cache(self, rows: list[_Row]) -> list[list[_Row]]:
+        """Split rows so that what is gathered for a group is still in the processor's cache when it is attended to."""
+        if not self._on_cpu:
+            return [rows]
+        row_bytes = 2 * self._cache[0, 0].numel() * self._cache.element_size() * max(row.count for row in rows)
+        if row_bytes * len(rows) <= 4 * GATHER_BYTES:  # the next cache holds it, and fewer calls count for more
+            return [rows]
+        fit = max(1, GATHER_BYTES // row_bytes)
+        return [rows[i : i + fit] for i in range(0, len(rows), fit)]
+
+    def _group(self, rows: list[_Row], window: int | None) -> _Group:
+        batch = self.batch
+        queries = batch.query_starts[rows[0].index + 1] - batch.query_starts[rows[0].index]
+        contexts = [batch.context_lens[row.index] for row in rows]
+        keys = max(context - row.first * self._block_size for context, row in zip(contexts, rows, strict=True))
+        long = queries > BATCHED_QUERIES
+        sees_all = queries == 1 and window is None and len(set(contexts)) == 1  # at the end of its context
+        causal = long and queries == contexts[0] and window is None and self._maskless
+        mask = None if causal or (sees_all and self._maskless) else self._mask(rows, queries, keys, window)
+        tokens = None if len(rows) == len(batch.context_lens) else self._tokens(rows, queries)
+        run = self._run(rows[0]) if len(rows) == 1 else None
+        if run is not None:
+            return _Group(tokens, len(rows), queries, keys, mask, causal, run)
+        gathered = self._gathered(rows, max(row.count for row in rows))
+        block_size, kv_heads, width = self._cache.shape[2:]
+        buffer = self._scratch.take(len(gathered) * block_size * kv_heads * width, self._cache)
+        near = buffer.view(2, len(rows), -1, kv_heads, width)[:, :, :keys].transpose(2, 3)
+        if long:
+            near = near.transpose(1, 2).expand(2, kv_heads, self._group_heads, keys, width)
+        return _Group(
+            tokens,
+            len(rows),
+            queries,
+            keys,
+            mask,
+            causal,
+            None,
+            gathered,
+            buffer.view(len(gathered), -1),
+            near[0],
+            near[1],
+        )
+
+    def _tokens(self, rows: list[_Row], queries: int) -> slice | Tensor:
+        starts = [self.batch.query_starts[row.index] for row in rows]
+        if all(b == a + queries for a, b in itertools.pairwise(starts)):
+            return slice(starts[0], starts[0] + len(rows) * queries)
+        indices = [start + i for start in starts for i in range(queries)]
+        return torch.tensor(indices, device=self.batch.positions.device)
+
+    def _run(self, row: _Row) -> int | None:
+        """The first block, where the row's blocks are known to be neighbours in the cache."""
+        if not self._in_place or not self.batch.in_place:
+            return None
+        blocks = self._tables[row.index][row.first : row.first + row.count]
+        return blocks[0] if blocks == list(range(blocks[0], blocks[0] + row.count)) else None
+
+    def _gathered(self, rows: list[_Row], count: int) -> Tensor:
+        tables, total = self.batch.block_tables, self._cache.shape[1]
+        picked = tables if len(rows) == len(tables) else tables[[row.index for row in rows]]
+        if any(row.first for row in rows):
+            firsts = torch.tensor([row.first for row in rows], device=tables.device)
+            columns = firsts[:, None] + torch.arange(count, device=tables.device)
+            blocks = picked.gather(1, columns.clamp_(max=tables.shape[1] - 1)).flatten()
+        else:
+            blocks = picked[:, :count].flatten()
+        return torch.cat([blocks, blocks + total])
+
+    def _mask(self, rows: list[_Row], queries: int, keys: int, window: int | None) -> Tensor:
+        """Additive: (rows, 1, group heads * queries, keys), or (queries, keys) for a long row."""
+        device = self.batch.positions.device
+        query = self.batch.positions[self._tokens(rows, queries)].view(len(rows), queries, 1)
+        key = torch.arange(keys, device=device)
+        if any(row.first for row in rows):
+            offsets = torch.tensor([row.first * self._block_size for row in rows], device=device)
+            key = key + offsets[:, None, None]
+        hidden = key > query
+        if window is not None:
+            hidden |= key <= query - window
+        mask = torch.zeros(hidden.shape, dtype=self._cache.dtype, device=device).masked_fill_(hidden, float("-inf"))
+        if queries > BATCHED_QUERIES:
+            return mask[0]
+        if queries == 1:
+            return mask.unsqueeze(1)
+        return mask.unsqueeze(1).expand(-1, self._group_heads, -1, -1).reshape(len(rows), 1, -1, keys)
+
+
+def _similar(rows: list[_Row]) -> list[list[_Row]]:
+    """Split rows so that within a group no row has under half the blocks of the longest: padding at most doubles."""
+    if max(row.count for row in rows) <= max(SMALL_BLOCKS, 2 * min(row.count for row in rows)):
+        return [rows]
+    groups: list[list[_Row]] = []
+    for row in sorted(rows, key=lambda row: -row.count):
+        if groups and groups[-1][0].count <= max(SMALL_BLOCKS, 2 * row.count):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return [sorted(group, key=lambda row: row.index) for group in groups]
+
+
+def paged(
+    query: Tensor,
+    cache: Tensor | CodedLayer,
+    plan: AttentionPlan,
+    *,
+    window: int | None,
+    scale: float,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention of one layer, fast.
+
+    Args:
+        query: (tokens, heads, head_dim).
+        cache: keys and values of the layer, (2, blocks, block_size, kv_heads, head_dim), of the query's dtype.
+        plan: the step's plan; it must have been made for `window`, and not `maskless` if there is a `softcap`.
+
+    Returns:
+        (tokens, heads, head_dim); how a row comes out does not depend on the other rows, up to rounding.
+    """
+    groups = plan.groups(window)
+    heads, kv_heads, width = query.shape[1], cache.shape[3], cache.shape[4]
+    shared = heads // kv_heads
+    if len(groups) == 1 and groups[0].tokens is None:
+        return _attend_group(query, cache, groups[0], kv_heads, shared, width, scale, softcap)
+    out = torch.empty_like(query)
+    for group in groups:
+        out[group.tokens] = _attend_group(query[group.tokens], cache, group, kv_heads, shared, width, scale, softcap)
+    return out
+
+
+def _attend_group(
+    q: Tensor,
+    cache: Tensor | CodedLayer,
+    group: _Group,
+    kv_heads: int,
+    shared: int,
+    width: int,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """One group's queries (rows * queries, heads, head_dim) -> the same shape."""
+    rows, queries = group.rows, group.queries
+    k, v = _keys_and_values(cache, group, shared)
+    if queries > BATCHED_QUERIES:  # a lone row: K/V heads are the batch, the heads that share one are the heads
+        q = q.view(queries, kv_heads, shared, width).permute(1, 2, 0, 3)
+        attended = _attend(q, k, v, group, scale, softcap).permute(2, 0, 1, 3)
+    elif queries == 1:
+        attended = _attend(q.view(rows, kv_heads, shared, width), k, v, group, scale, softcap)
+    else:
+        q = q.view(rows, queries, kv_heads, shared, width).permute(0, 2, 3, 1, 4)
+        q = q.reshape(rows, kv_heads, shared * queries, width)
+        attended = _attend(q, k, v, group, scale, softcap)
+        attended = attended.view(rows, kv_heads, shared, queries, width).permute(0, 3, 1, 2, 4)
+    return attended.reshape(rows * queries, kv_heads * shared, width)
+
+
+def _keys_and_values(cache: Tensor | CodedLayer, group: _Group, shared: int) -> tuple[Tensor, Tensor]:
+    _, blocks, block_size, kv_heads, width = cache.shape
+    if group.k is not None and group.v is not None and group.buffer is not None and group.gathered is not None:
+        if isinstance(cache, CodedLayer):
+            cache.gather(group.gathered, group.buffer)
+        else:
+            torch.index_select(cache.view(2 * blocks, -1), 0, group.gathered, out=group.buffer)
+        return group.k, group.v
+    assert group.run is not None and not isinstance(cache, CodedLayer)
+    token = kv_heads * width
+    if group.queries > BATCHED_QUERIES:
+        shape, strides = (kv_heads, shared, group.keys, width), (width, 0, token, 1)
+    else:
+        shape, strides = (1, kv_heads, group.keys, width), (0, width, token, 1)
+    start = cache.storage_offset() + group.run * block_size * token
+    k = cache.as_strided(shape, strides, start)
+    return k, cache.as_strided(shape, strides, start + blocks * block_size * token)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, group: _Group, scale: float, softcap: float | None) -> Tensor:
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, is_causal=group.causal, scale=scale)
+    scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
+    if group.mask is not None:
+        scores = scores.add_(group.mask)
+    return torch.matmul(scores.softmax(-1).to(v.dtype), v)
+
+
+def reference(
+    query: Tensor,
+    cache: Tensor,
+    plan: AttentionPlan,
+    *,
+    window: int | None,
+    scale: float,
+    softcap: float | None = None,
+) -> Tensor:
+    """What `paged` computes, one token and one head at a time, in float32; the same arguments and result."""
+    batch, (kv_heads, width) = plan.batch, cache.shape[3:]
+    out = torch.zeros_like(query)
+    shared = query.shape[1] // kv_heads
+    for row in range(len(batch.context_lens)):
+        keys, values = cache[:, batch.block_tables[row]].float().view(2, -1, kv_heads, width)
+        for token in range(batch.query_starts[row], batch.query_starts[row + 1]):
+            position = int(batch.positions[token])
+            first = 0 if window is None else max(0, position - window + 1)
+            for head in range(query.shape[1]):
+                k, v = keys[first : position + 1, head // shared], values[first : position + 1, head // shared]
+                scores = k @ query[token, head].float() * scale
+                if softcap is not None:
+                    scores = torch.tanh(scores / softcap) * softcap
+                out[token, head] = (scores.softmax(0) @ v).to(query.dtype)
+    return out

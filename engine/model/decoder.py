@@ -1,0 +1,316 @@
+"""The one decoder: every dense family is a ModelSpec away.
+
+Knows a batch, a KV cache and its own weights; nothing of requests, sampling or text. The idea: tokens of all rows lie
+end to end as (tokens, hidden), nothing is padded outside attention, and what all layers share (rotations, attention
+plan, cache views) is made once a step. Small models at batch 1 spend their time in calls, not in arithmetic, so the
+layer below is written for few calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config import KernelName, QuantizationName
+from engine.errors import CheckpointError, InvalidParameter
+from engine.families import family_of
+from engine.kernels import quantized
+from engine.kernels.cpu import has_tiles
+from engine.kernels.cpu.binding import TiledWeight
+from engine.kernels.matmul import invariant
+from engine.kv_cache.quantized_cache import CodedCache, CodedLayer
+from engine.model import attention, gpu_layers, native_layers
+from engine.model.attention import AttentionPlan, Scratch
+from engine.model.batch import Batch, KVCache
+from engine.model.batching import Layout
+from engine.model.gpu_batch import DeviceStep, Model, Packed, room_of, works_of
+from engine.model.gpu_limits import limits_for
+from engine.model.layers import ACTIVATIONS, Layer, LayerReader, Rotation, rotate_
+from engine.model.linear import Dense, Packing, pack
+from engine.model.loader import Weights, read_json
+from engine.model.model_spec import ModelSpec, Rope, WeightNames
+
+Attention = Callable[..., Tensor]  # the signature of attention.paged
+
+
+class Decoder:
+    """A dense decoder-only transformer, loaded.
+
+    `spec.max_position_embeddings` is how far positions may go. For longrope (Phi-3's long variants) the frequencies
+    depend on the length that is served: up to the pre-training context the short set is exact, and is the default;
+    asking for more (`max_model_len`) switches to the long set for all lengths, since cached keys cannot change later.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        names: WeightNames,
+        weights: Weights,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int | None = None,
+        attend: Attention = attention.paged,
+        kernels: KernelName = "auto",
+        quantization: QuantizationName = "none",
+        deterministic: bool = False,
+        packing: Packing | None = None,
+    ) -> None:
+        long_context = False
+        if spec.longrope_context is not None:
+            long_context = max_model_len is not None and max_model_len > spec.longrope_context
+            if not long_context:
+                limit = min(spec.max_position_embeddings, spec.longrope_context)
+                spec = replace(spec, max_position_embeddings=limit)
+        self.spec, self.dtype, self.device = spec, dtype, device
+        self._attend = attend
+        self._activation = ACTIVATIONS[spec.activation]
+        self._scratch = Scratch()
+        self._windows = tuple(dict.fromkeys(spec.windows))
+        self._rotations: dict[Rope, Rotation] = {
+            rope: Rotation(rope, spec.head_dim, device, long_context=long_context)
+            for rope in dict.fromkeys(spec.ropes)
+            if rope is not None
+        }
+        on_gpu = attend is attention.paged and gpu_layers.chosen(spec, dtype, device, kernels)
+        tiled = kernels == "auto" and attend is attention.paged and native_layers.suits(spec, dtype, device)
+        tiled = tiled and packing is None
+        packing = packing or _packing(quantization, spec, dtype, device, tiled, on_gpu, deterministic)
+        read = LayerReader(spec, names, weights, dtype, device, packing)
+        self._embedding = read.tensor(f"{names.root}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        # rounded like the embeddings it scales, as the checkpoints were trained
+        self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
+        self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
+        self._norm = read.norm(f"{names.root}norm.weight", spec.hidden_size)
+        head = self._embedding
+        if not spec.tied_embeddings:
+            head = read.tensor(names.lm_head, spec.vocab_size, spec.hidden_size)
+        self._lm_head = (packing.head or packing.plain)(head, None)
+        self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled else None
+        self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
+        limits = limits_for(spec, device, deterministic=deterministic)
+        self.packed_for = Model(self._windows, spec.heads, spec.head_dim, limits)
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the CPU's own kernels run it: a token's bits then depend on its sequence alone."""
+        return self._cpu is not None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the Triton kernels run it, and `forward_step` may be called."""
+        return self._gpu is not None
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
+        """Run one step, writing its K/V to the cache.
+
+        Returns:
+            Logits after the tokens at `batch.logits_at`: (len(logits_at), vocab) float32.
+        """
+        return self.logits(self._run(batch, kv).index_select(0, batch.logits_at))
+
+    @torch.inference_mode()
+    def forward_step(self, step: DeviceStep, kv: KVCache | CodedCache, out: Tensor | None = None) -> Tensor:
+        """`forward`, of a step that is on the device already; the logits are put in `out` if given."""
+        states = self._run_on_gpu(step, kv)
+        wanted = len(step.logits_at) < len(states)  # a decode wants them all, in order
+        return self.logits(states.index_select(0, step.logits_at) if wanted else states, out)
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
+        """Run one step; the final-normed hidden states of all its tokens: (tokens, hidden) in the model's dtype."""
+        return self._norm(self._run(batch, kv))
+
+    def logits(self, states: Tensor, out: Tensor | None = None) -> Tensor:
+        """Logits of last-layer states (n, hidden), before the final norm: (n, vocab) float32, in `out` if given."""
+        spec = self.spec
+        if self._gpu is not None:
+            said = self._gpu.logits(states, self._norm, self._lm_head)
+        elif isinstance(self._lm_head, TiledWeight):
+            said = self._lm_head.logits(states, self._norm.weight, spec.norm_eps)
+        else:
+            said = self._lm_head(self._norm(states))
+        logits = said.float() if out is None else out.copy_(said)
+        if spec.logits_scaling != 1.0:
+            logits.div_(spec.logits_scaling)
+        if spec.logit_softcap is not None:
+            logits.div_(spec.logit_softcap).tanh_().mul_(spec.logit_softcap)
+        return logits
+
+    def _run_on_gpu(self, step: DeviceStep, kv: KVCache | CodedCache) -> Tensor:
+        assert self._gpu is not None, "on_gpu was not asked"
+        x = self._embedded(step.token_ids)
+        rotations = {
+            rope: torch.view_as_real(rotation.at(step.positions)).squeeze(1)
+            for rope, rotation in self._rotations.items()
+        }
+        self._gpu.run(x, step, kv.layers(), rotations)
+        return x
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        x = self._embedding.index_select(0, token_ids)
+        if self._embedding_multiplier != 1.0:
+            x.mul_(self._embedding_multiplier)
+        return x
+
+    def _packed(self, batch: Batch, block_size: int) -> DeviceStep:
+        """A batch that was not made for the kernels, from the device and back: for what runs seldom."""
+        laid = Layout(
+            batch.token_ids.tolist(), batch.positions.cpu().numpy(), batch.slots.cpu().numpy(),
+            list(batch.query_starts), list(batch.context_lens), batch.block_tables.cpu().numpy(),
+            batch.logits_at.tolist(),
+        )  # fmt: skip
+        works = works_of(laid, block_size, self.packed_for)
+        packed = Packed(room_of(laid, works))
+        host = np.zeros(packed.size, dtype=np.int32)
+        packed.fill(laid, works, host)
+        return packed.views(torch.from_numpy(host).to(self.device), self.packed_for)
+
+    def _run(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
+        spec = self.spec
+        if self._gpu is not None:
+            return self._run_on_gpu(self._packed(batch, kv.block_size), kv)
+        x = self._embedded(batch.token_ids)
+        rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
+        if self._cpu is not None:
+            assert isinstance(kv, KVCache), (
+                "the CPU's own kernels read K/V of 16 bits; such a decoder is loaded with kernels='torch'"
+            )
+            self._cpu.run(x, batch, kv, rotations)
+            return x
+        plan = AttentionPlan(
+            batch,
+            kv,
+            self._windows,
+            group_heads=spec.heads // spec.kv_heads,
+            scratch=self._scratch,
+            maskless=spec.attention_softcap is None,
+        )
+        caches: Sequence[Tensor | CodedLayer] = kv.layers()
+        for layer, cache in zip(self._layers, caches, strict=True):
+            self._attention(layer, x, cache, plan, None if layer.rope is None else rotations[layer.rope])
+            self._mlp(layer, x)
+        return x
+
+    def _attention(
+        self, layer: Layer, x: Tensor, cache: Tensor | CodedLayer, plan: AttentionPlan, rotation: Tensor | None
+    ) -> None:
+        """Add the layer's attention to `x` (tokens, hidden), in place."""
+        spec = self.spec
+        heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
+        normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
+        joined = layer.qkv(normed)
+        qkv = joined.view(-1, heads + 2 * kv_heads, width)
+        qk = qkv[:, : heads + kv_heads]
+        if layer.qk_norm is not None:
+            qk.copy_(layer.qk_norm(qk))
+        elif layer.q_norm is not None and layer.k_norm is not None:
+            q, k = joined[:, : heads * width], joined[:, heads * width : (heads + kv_heads) * width]
+            q.copy_(layer.q_norm(q))
+            k.copy_(layer.k_norm(k))
+        if rotation is not None:
+            rotate_(qk, rotation)
+        # keys and values of the new tokens as (2, tokens, kv_heads, head_dim): one view instead of four
+        row, side = joined.shape[1], kv_heads * width
+        new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)
+        if isinstance(cache, CodedLayer):
+            cache.store(plan.batch.slots, new)
+        else:
+            cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)
+        attended = self._attend(
+            qkv[:, :heads],
+            cache,
+            plan,
+            window=layer.window,
+            scale=spec.attention_scale,
+            softcap=spec.attention_softcap,
+        )
+        out = layer.o(attended.flatten(1))
+        if layer.attention_post_norm is not None:
+            out = layer.attention_post_norm(out)
+        x.add_(out, alpha=spec.residual_multiplier)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> None:
+        """Add the layer's gated MLP (Shazeer 2020) to `x`, in place."""
+        normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
+        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+        out = layer.down(self._activation(gate).mul_(up))
+        if layer.mlp_post_norm is not None:
+            out = layer.mlp_post_norm(out)
+        x.add_(out, alpha=self.spec.residual_multiplier)
+
+
+def _packing(
+    quantization: QuantizationName,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    tiled: bool,
+    on_gpu: bool,
+    deterministic: bool,
+) -> Packing:
+    """As the device and its kernels have it. Raises InvalidParameter."""
+    if device.type == "cuda" and quantization != "none":
+        if dtype == torch.float32:
+            message = f"quantization is {quantization}, but dtype is float32; accepted: bfloat16 or float16 on CUDA."
+            raise InvalidParameter("quantization", message)
+        return quantized.packing(quantization, invariant=deterministic)
+    if quantization == "int4" or (quantization != "none" and not (tiled and has_tiles())):
+        raise InvalidParameter("quantization", native_layers.refusal(quantization, spec, dtype, device))
+    if on_gpu:
+        return Packing(invariant, invariant) if deterministic else Packing(Dense, Dense)
+    return native_layers.packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
+
+
+def load_decoder(
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    max_model_len: int | None = None,
+    kernels: KernelName = "auto",
+    quantization: QuantizationName = "none",
+    deterministic: bool = False,
+    packing: Packing | None = None,
+) -> Decoder:
+    """The decoder of a model directory (see `checkpoint.resolve`), with weights in `dtype` on `device`.
+
+    `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`. `kernels` is "torch"
+    or "auto", which takes our own where they run the model. `quantization` rounds weights at load: to int8 with AMX, to
+    int8 or int4 on CUDA; with `deterministic`, every step then computes alike. `packing` lays weights out in another
+    way than these ask for.
+
+    Raises:
+        UnsupportedArchitecture: no family here runs it.
+        InvalidParameter: `quantization` on a CPU where the AMX kernels do not run the model, or in float32 on CUDA.
+        CheckpointError: an option is not supported exactly, or the weights are incomplete or inconsistent.
+    """
+    config = read_json(path / "config.json")
+    family = family_of(config)
+    spec, names = family.spec(config), family.names(config)
+    if max_model_len is not None and max_model_len > spec.max_position_embeddings:
+        raise CheckpointError(
+            f"max_model_len is {max_model_len}, but {path.name} supports at most "
+            f"{spec.max_position_embeddings} positions (max_position_embeddings)."
+        )
+    weights = Weights(path)
+    decoder = Decoder(
+        spec,
+        names,
+        weights,
+        dtype=dtype,
+        device=torch.device(device),
+        max_model_len=max_model_len,
+        kernels=kernels,
+        quantization=quantization,
+        deterministic=deterministic,
+        packing=packing,
+    )
+    weights.check_all_used((*names.ignored, names.lm_head) if spec.tied_embeddings else names.ignored)
+    return decoder

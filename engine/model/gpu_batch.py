@@ -1,0 +1,188 @@
+"""A step as one array of int32 and back: what the host knows reaches the device in a single copy.
+
+The idea: every part has its place in the array, decided by the sizes that it may have at most (`Room`). Where sizes are
+the step's own, that is closely packed; where they are a CUDA graph's, the same views serve every step of that graph.
+The block tables come last, so that a graph's step copies as far as they reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kernels.attention import Pieces
+from engine.kernels.work import COLUMNS, Limits, Rows, Work, cut, grown
+from engine.model.batching import Layout
+
+Ints = NDArray[np.int32]
+_ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads like it
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """What a model reads of one step. All int32: `token_ids`, `positions`, `slots` (tokens,) as in `Batch`,
+    `logits_at` the tokens whose logits are wanted, `pieces` the attention for each window of the model's layers."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    logits_at: Tensor
+    pieces: Mapping[int | None, Pieces]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRoom:
+    """How many of each a window's work may have: pieces of both sizes, listed queries, merged ones, and parts."""
+
+    small: int
+    large: int
+    order: int
+    merged: int
+    parts: int
+
+    def holds(self, work: Work) -> bool:
+        has = (len(work.small), len(work.large), len(work.order), len(work.merged), work.slots)
+        return all(
+            a <= b for a, b in zip(has, (self.small, self.large, self.order, self.merged, self.parts), strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much of each a step may have."""
+
+    tokens: int
+    logits: int
+    work: tuple[WorkRoom, ...]  # of each window
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What packing must know of a model: the windows of its layers, what a part of attention takes, how it is cut."""
+
+    windows: tuple[int | None, ...]
+    heads: int
+    head_dim: int
+    limits: Limits
+
+
+def works_of(laid: Layout, block_size: int, model: Model) -> list[Work]:
+    """The attention of a step, for each window."""
+    rows = Rows(np.asarray(laid.starts), np.asarray(laid.contexts), laid.tables, block_size)
+    return [cut(rows, model.limits, window) for window in model.windows]
+
+
+class Cutter:
+    """The attention of one step after the other. While the same sequences decode, pieces are kept for some steps and
+    only grow: cutting is most of what the host does for a small step."""
+
+    _KEPT = 16  # steps: no piece is then longer by more than a quarter of a tile
+
+    def __init__(self, model: Model, block_size: int) -> None:
+        self._model, self._size = model, block_size
+        self._works: list[Work] = []
+        self._contexts: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._age = 0
+
+    def works(self, laid: Layout) -> list[Work]:
+        """See `works_of`."""
+        contexts = np.asarray(laid.contexts)
+        decodes = len(laid.tokens) == len(contexts) and self._model.limits.fixed_keys is None
+        kept = decodes and laid.follows and self._age < self._KEPT and np.array_equal(contexts, self._contexts + 1)
+        if kept:
+            rows = Rows(np.asarray(laid.starts), contexts, laid.tables, self._size)
+            self._works = [grown(work, rows) for work in self._works]
+            self._age += 1
+        else:
+            self._works = works_of(laid, self._size, self._model)
+            self._age = 0 if decodes else self._KEPT
+        self._contexts = contexts
+        return self._works
+
+
+def room_of(laid: Layout, works: Sequence[Work]) -> Room:
+    """As much as this step needs and no more."""
+    sizes = [
+        WorkRoom(len(work.small), len(work.large), len(work.order), len(work.merged), work.slots) for work in works
+    ]
+    return Room(len(laid.tokens), len(laid.wanted), tuple(sizes), len(works[0].blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Room for attention that is yet to be merged. One layer is done with it before the next begins, so that all
+    layers share it, and all graphs."""
+
+    values: Tensor
+    weights: Tensor
+
+    @classmethod
+    def like(cls, room: Room, model: Model, device: torch.device) -> Parts:
+        most = max(each.parts for each in room.work)
+        values = torch.empty(most, model.heads, model.head_dim, device=device)
+        return cls(values, torch.empty(most, model.heads, device=device))
+
+
+class Packed:
+    """Where each part lies, for one room."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self._places: list[tuple[int, int]] = []
+        at = 0
+        for size in self._sizes():
+            self._places.append((at, size))
+            at += -(-size // _ALIGNED) * _ALIGNED
+        self.size = at
+        self._blocks_at = self._places[-1][0]
+
+    def _sizes(self) -> list[int]:
+        room = self.room
+        sizes = [room.tokens, room.tokens, room.tokens, room.logits]
+        for each in room.work:
+            sizes += [each.small * COLUMNS, each.large * COLUMNS, each.order, each.merged, each.merged + 1, each.parts]
+        return [*sizes, room.blocks]
+
+    def fill(self, laid: Layout, works: Sequence[Work], into: Ints) -> int:
+        """Write a step to `into`, which has `size` entries or more: how many of them the device needs.
+
+        Tokens beyond the step's are token 0 at position 0, written to the null block; pieces beyond have no queries.
+        """
+        parts: list[NDArray[np.int32] | NDArray[np.int64] | list[int]]
+        parts = [laid.tokens, laid.positions, laid.slots, laid.wanted]
+        for work in works:
+            parts += [work.small.ravel(), work.large.ravel(), work.order, work.merged, work.starts, work.parts]
+        for at, ((first, size), part) in enumerate(zip(self._places, [*parts, works[0].blocks], strict=True)):
+            used = len(part)
+            into[first : first + used] = part
+            if used < size and first != self._blocks_at:
+                is_starts = at >= 4 and (at - 4) % 6 == 4  # what is merged beyond the step has no parts
+                into[first + used : first + size] = part[-1] if is_starts else 0
+        return self._blocks_at + len(works[0].blocks)
+
+    def views(self, packed: Tensor, model: Model, parts: Parts | None = None) -> DeviceStep:
+        """The step in `packed`, int32 on the device. `parts` are made if not given."""
+        parts = parts or Parts.like(self.room, model, packed.device)
+        views = [packed[first : first + size] for first, size in self._places]
+        pieces: dict[int | None, Pieces] = {}
+        for nth, (window, room) in enumerate(zip(model.windows, self.room.work, strict=True)):
+            small, large, order, merged, starts, of_token = views[4 + 6 * nth : 10 + 6 * nth]
+            pieces[window] = Pieces(
+                views[-1],
+                small.view(-1, COLUMNS) if room.small else None,
+                large.view(-1, COLUMNS) if room.large else None,
+                order,
+                merged,
+                starts,
+                of_token,
+                parts.values,
+                parts.weights,
+                model.limits.large_tile,
+            )
+        return DeviceStep(views[0], views[1], views[2], views[3], pieces)

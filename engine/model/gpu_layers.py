@@ -1,0 +1,216 @@
+"""Layers of a decoder on the Triton kernels, where matrices are multiplied by whatever packed them.
+
+Knows the order of things in a layer and which kernel does what; `Decoder` runs the same layers on torch otherwise, and
+one test holds the two together. What stands between two matrix products is one kernel, or two.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.config import KernelName
+from engine.errors import InvalidParameter
+from engine.kernels.attention import attend, attend_triton
+from engine.kernels.gated import gated, gated_triton
+from engine.kernels.norm import Norm, add_and_norm, add_and_norm_triton
+from engine.kernels.one import linear_one, linear_one_triton
+from engine.kernels.qkv import place, place_triton
+from engine.kv_cache.quantized_cache import CodedLayer
+from engine.model.gpu_batch import DeviceStep
+from engine.model.layers import Layer, RMSNorm
+from engine.model.linear import Dense, Linear
+from engine.model.model_spec import ModelSpec, Rope
+
+log = logging.getLogger(__name__)
+
+MOST_GROUPED = 64  # rows of attention's tile where heads are wide
+
+
+def chosen(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kernels: KernelName) -> bool:
+    """Whether these layers run the model: by themselves on CUDA, where they can, or because they are asked for.
+
+    Raises:
+        InvalidParameter: they are asked for and cannot.
+    """
+    if kernels == "torch" or (kernels == "auto" and device.type != "cuda"):
+        return False
+    wanting = _wanting(spec, dtype, device)
+    if wanting and kernels == "triton":
+        raise InvalidParameter("kernels", f"kernels is triton, but {wanting}; accepted: auto, torch.")
+    if wanting:
+        log.warning("On torch, without CUDA graphs, as the Triton kernels cannot run this model: %s.", wanting)
+    return not wanting
+
+
+def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
+    """What keeps the kernels from running a model, if anything does."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type != "cuda" and not _interpreted():
+        return f"the device is {device}, and they run on CUDA"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the model is in {str(dtype).removeprefix('torch.')}, and they compute in bfloat16 and float16"
+    if not 16 <= spec.head_dim <= 256 or spec.head_dim % 2:
+        return f"its heads have {spec.head_dim} components, and they take even numbers from 16 to 256"
+    if spec.heads // spec.kv_heads > MOST_GROUPED:
+        return f"{spec.heads // spec.kv_heads} query heads share a K/V head, and they take {MOST_GROUPED}"
+    return "" if _interpreted() else _unlaunchable()
+
+
+def _unlaunchable() -> str:
+    """Why Triton launches nothing here, if it does not: it builds what launches with a C compiler."""
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_target()
+    except Exception as error:  # of whatever kind its driver, the compiler or the linker raise
+        return f"Triton cannot launch a kernel, for which it wants a C compiler and Python's headers ({error})"
+    return ""
+
+
+def _interpreted() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+class GpuLayers:
+    """The layers. With `interpreted` the kernels run on the CPU, in Triton's interpreter."""
+
+    def __init__(self, spec: ModelSpec, layers: Sequence[Layer], *, interpreted: bool = False) -> None:
+        self._spec = spec
+        self._layers = layers
+        self._pre = [_norm(layer.attention_pre_norm) for layer in layers]
+        self._attend = attend_triton if interpreted else attend
+        self._place = place_triton if interpreted else place
+        self._gated = gated_triton if interpreted else gated
+        self._add_and_norm = add_and_norm_triton if interpreted else add_and_norm
+        self._linear_one = linear_one_triton if interpreted else linear_one
+        plain = [_Plain.of(layer) for layer in layers]
+        self._plain = [each for each in plain if each is not None] if None not in plain else None
+
+    def run(
+        self, x: Tensor, step: DeviceStep, caches: Sequence[Tensor | CodedLayer], rotations: Mapping[Rope, Tensor]
+    ) -> None:
+        """Run all layers on `x` (tokens, hidden) in place, writing K/V to the caches. Rotations are (tokens,
+        head_dim / 2, 2) float32, cosine and sine."""
+        spec = self._spec
+        if len(x) == 1 and self._plain is not None:
+            self._run_one(x, step, caches, rotations, self._plain)
+            return
+        normed = self._add_and_norm(x, None, self._pre[0])
+        for index, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
+            joined = layer.qkv(x if normed is None else normed)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                self._norm_projections(joined, layer.q_norm, layer.k_norm)
+            normed = self._add_and_norm(
+                x,
+                layer.o(self._attended(joined, layer, step, cache, rotations)),
+                _norm(layer.mlp_pre_norm),
+                delta_norm=_norm(layer.attention_post_norm),
+                multiplier=spec.residual_multiplier,
+            )
+            opened = self._gated(layer.gate_up(x if normed is None else normed), spec.activation)
+            normed = self._add_and_norm(
+                x,
+                layer.down(opened),
+                self._pre[index + 1] if index + 1 < len(self._layers) else None,
+                delta_norm=_norm(layer.mlp_post_norm),
+                multiplier=spec.residual_multiplier,
+            )
+
+    def logits(self, states: Tensor, norm: RMSNorm, head: Linear) -> Tensor:
+        """Of states (n, hidden) before the final norm: (n, vocab) of their type, or in float32."""
+        if len(states) == 1 and isinstance(head, Dense):
+            return self._linear_one(states, head.weight, head.bias, norm=_norm(norm), dtype=torch.float32)
+        normed = self._add_and_norm(states, None, _norm(norm))
+        assert normed is not None
+        return head(normed)
+
+    def _attended(
+        self,
+        joined: Tensor,
+        layer: Layer,
+        step: DeviceStep,
+        cache: Tensor | CodedLayer,
+        rotations: Mapping[Rope, Tensor],
+    ) -> Tensor:
+        """What a layer's attention makes of its queries, keys and values: (tokens, heads * head_dim)."""
+        spec = self._spec
+        queries = self._place(
+            joined,
+            spec.heads,
+            cache,
+            step.slots,
+            rotation=None if layer.rope is None else rotations[layer.rope],
+            norm=_norm(layer.qk_norm),
+        )
+        return self._attend(
+            queries,
+            cache,
+            step.pieces[layer.window],
+            step.positions,
+            scale=spec.attention_scale,
+            window=layer.window,
+            softcap=spec.attention_softcap,
+            out=torch.empty(queries.shape, dtype=joined.dtype, device=joined.device),
+        ).flatten(1)
+
+    def _run_one(
+        self,
+        x: Tensor,
+        step: DeviceStep,
+        caches: Sequence[Tensor | CodedLayer],
+        rotations: Mapping[Rope, Tensor],
+        plain: Sequence[_Plain],
+    ) -> None:
+        """The layers of one token: norms, gates and sums are made by the products beside them."""
+        times = self._spec.residual_multiplier
+        for layer, each, cache in zip(self._layers, plain, caches, strict=True):
+            joined = self._linear_one(x, each.qkv.weight, each.qkv.bias, norm=_norm(layer.attention_pre_norm))
+            attended = self._attended(joined, layer, step, cache, rotations)
+            self._linear_one(attended, each.o.weight, each.o.bias, add_to=x, multiplier=times)
+            opened = self._linear_one(
+                x,
+                each.gate_up.weight,
+                each.gate_up.bias,
+                norm=_norm(layer.mlp_pre_norm),
+                activation=self._spec.activation,
+            )
+            self._linear_one(opened, each.down.weight, each.down.bias, add_to=x, multiplier=times)
+
+    def _norm_projections(self, joined: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
+        """Normalise all queries of a token at once, and all keys, in place."""
+        spec = self._spec
+        q_end = spec.heads * spec.head_dim
+        k_end = q_end + spec.kv_heads * spec.head_dim
+        for part, norm in ((joined[:, :q_end], q_norm), (joined[:, q_end:k_end], k_norm)):
+            normed = self._add_and_norm(part, None, _norm(norm))
+            assert normed is not None
+            part.copy_(normed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A layer whose weights lie as they are, with no norm but those before attention and MLP."""
+
+    qkv: Dense
+    o: Dense
+    gate_up: Dense
+    down: Dense
+
+    @classmethod
+    def of(cls, layer: Layer) -> _Plain | None:
+        parts = [each for each in (layer.qkv, layer.o, layer.gate_up, layer.down) if isinstance(each, Dense)]
+        others = (layer.attention_post_norm, layer.mlp_post_norm, layer.q_norm, layer.k_norm)
+        return cls(*parts) if len(parts) == 4 and all(norm is None for norm in others) else None
+
+
+def _norm(norm: RMSNorm | None) -> Norm | None:
+    return None if norm is None else Norm(norm.weight, norm.eps)

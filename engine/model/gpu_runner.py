@@ -1,0 +1,214 @@
+"""Runs a step on a GPU: one copy there, one CUDA graph, one copy back.
+
+Runs steps of a decoder on its Triton kernels: decodes from CUDA graphs, all else eagerly.
+
+What a step is made of is packed on the host, copied once, and nothing here waits for the device: the logits that `run`
+returns are being computed.
+
+A computation recorded once and replayed: on CUDA as a graph, so that a step costs one launch and not hundreds.
+
+Knows nothing of models. Whatever the computation reads must lie where it lay when it was recorded, and its result is
+overwritten by the next replay.
+
+Host memory from which steps are copied to a device: one is written while the other travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.core.step import Step
+from engine.kernels.drawn import fill_drawn
+from engine.kernels.work import Work
+from engine.kv_cache.quantized_cache import CodedCache
+from engine.model.batch import KVCache
+from engine.model.batching import Batching, Layout
+from engine.model.decoder import Decoder
+from engine.model.gpu_batch import Cutter, DeviceStep, Packed, Parts, room_of
+from engine.model.gpu_limits import decode_rooms, ladder, of_coded
+
+
+class Pool:
+    """Memory that several graphs share, and a stream on which each is tried first: libraries keep memory for every
+    stream that they have seen."""
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self.memory: Any = torch.cuda.graph_pool_handle() if cuda else None  # Any: torch has no public name for it
+        self.aside: Any = torch.cuda.Stream(device) if cuda else None
+
+
+class Recorded:
+    """`compute`, recorded on `device`; elsewhere than on CUDA it is called again each time.
+
+    It keeps nothing that `compute` reads or writes: whoever records it must. Graphs of one `pool` share the memory of
+    what they make on their way, so only one of them may be replayed at a time.
+    """
+
+    def __init__(self, compute: Callable[[], Tensor], device: torch.device, pool: Pool | None = None) -> None:
+        self._compute: Callable[[], Tensor] | None = compute
+        self._graph: Any = None  # torch.cuda.CUDAGraph, which has no types
+        self._result: Tensor | None = None
+        if device.type != "cuda":
+            return
+        with torch.cuda.device(device):
+            pool = pool or Pool(device)
+            pool.aside.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(pool.aside):  # what is compiled or chosen at a first call cannot be recorded
+                compute()
+            torch.cuda.current_stream(device).wait_stream(pool.aside)
+            self._graph = torch.cuda.CUDAGraph()
+            # other threads, of engines that serve already, may go on allocating and waiting meanwhile
+            with torch.cuda.graph(self._graph, pool=pool.memory, capture_error_mode="thread_local"):
+                self._result = compute()
+        self._compute = None
+
+    def replay(self) -> Tensor:
+        """Run it on the current stream, without waiting. Good until the next replay."""
+        if self._compute is not None:
+            return self._compute()
+        assert self._result is not None
+        self._graph.replay()
+        return self._result
+
+
+_BUFFERS = 2
+
+
+class Staging:
+    """Page-locked on CUDA. Grows to the largest step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._buffers = [torch.empty(0, dtype=torch.int32) for _ in range(_BUFFERS)]
+        self._sent: list[torch.cuda.Event | None] = [None] * _BUFFERS
+        self._turn = 0
+
+    def take(self, size: int) -> NDArray[np.int32]:
+        """Room for `size` numbers. Waits until what was in it before has been copied."""
+        self._turn = (self._turn + 1) % _BUFFERS
+        sent = self._sent[self._turn]
+        if sent is not None:
+            sent.synchronize()
+        if self._buffers[self._turn].numel() < size:
+            self._buffers[self._turn] = torch.empty(2 * size, dtype=torch.int32, pin_memory=self._cuda)
+        return self._buffers[self._turn].numpy()
+
+    def send(self, size: int, into: Tensor) -> None:
+        """Begin to copy the first `size` of what was taken last."""
+        into[:size].copy_(self._buffers[self._turn][:size], non_blocking=True)
+        if self._cuda:
+            event = self._sent[self._turn]
+            if event is None:
+                event = self._sent[self._turn] = torch.cuda.Event()
+            event.record()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    """Decodes of up to so many rows: where they are packed on the device, and their graph."""
+
+    packed: Packed
+    memory: Tensor
+    token_ids: Tensor  # as the step in `memory` has them
+    wanted: Tensor  # rows whose logits are wanted, as it has them
+    recorded: Recorded
+
+
+class GpuRunner:
+    """A decoder and its paged cache. `max_blocks` is how many blocks a sequence may have.
+
+    With `graphs`, decodes of up to `max_rows` rows are recorded at once, from the largest on, so that the smaller ones
+    find their memory made.
+    """
+
+    queues = True
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVCache | CodedCache,
+        device: torch.device,
+        *,
+        max_rows: int,
+        max_blocks: int,
+        graphs: bool = True,
+    ) -> None:
+        assert decoder.on_gpu, "the Triton kernels do not run this decoder"
+        self.vocab_size = decoder.spec.vocab_size
+        self.replayed = 0  # steps that came from a graph
+        self._decoder = decoder
+        self._kv = kv
+        self._device = device
+        self._batching = Batching(kv.block_size)
+        model = decoder.packed_for
+        self._model = replace(model, limits=of_coded(model.limits)) if isinstance(kv, CodedCache) else model
+        self._cutter = Cutter(self._model, kv.block_size)
+        self._staging = Staging(device)
+        self._rungs: list[_Rung] = []
+        pool = Pool(device)
+        # of whichever graph ran last: each would keep its own otherwise
+        self._logits = torch.empty(max_rows if graphs else 0, self.vocab_size, device=device)
+        parts: Parts | None = None
+        for rows in reversed(ladder(max_rows)) if graphs else ():
+            for room in reversed(decode_rooms(rows, model.windows, self._model.limits, max_blocks)):
+                parts = parts or Parts.like(room, self._model, device)
+                self._rungs.append(self._rung(Packed(room), parts, pool))
+        self._rungs.reverse()
+        self._parts = parts  # kept: graphs know it by its address alone
+
+    def run(self, step: Step) -> Tensor:
+        """See `engine.model.runner.Runner`. What is returned is good until the next step."""
+        self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
+        laid = self._batching.lay(step)
+        works = self._cutter.works(laid)
+        rung = self._rung_for(laid, works)
+        if rung is None:
+            sent = self._sent(laid, works)
+            if step.drawn is not None:
+                fill_drawn(sent.token_ids, step.drawn)
+            return self._decoder.forward_step(sent, self._kv)
+        used = rung.packed.fill(laid, works, self._staging.take(rung.packed.size))
+        self._staging.send(used, rung.memory)
+        if step.drawn is not None:
+            fill_drawn(rung.token_ids, step.drawn)
+        self.replayed += 1
+        logits = rung.recorded.replay()
+        if len(laid.wanted) == len(laid.tokens):
+            return logits[: len(laid.wanted)]
+        return logits.index_select(0, rung.wanted[: len(laid.wanted)])
+
+    def _sent(self, laid: Layout, works: list[Work]) -> DeviceStep:
+        packed = Packed(room_of(laid, works))
+        used = packed.fill(laid, works, self._staging.take(packed.size))
+        memory = torch.empty(packed.size, dtype=torch.int32, device=self._device)
+        self._staging.send(used, memory)
+        return packed.views(memory, self._model)
+
+    def _rung_for(self, laid: Layout, works: list[Work]) -> _Rung | None:
+        """The least graph that holds a step; None for what is no decode, or needs more pieces than any has."""
+        rows = len(laid.contexts)
+        if len(laid.tokens) != rows:
+            return None
+        for rung in self._rungs:
+            room = rung.packed.room
+            fits = room.tokens >= rows and len(works[0].blocks) <= room.blocks
+            if fits and all(has.holds(work) for has, work in zip(room.work, works, strict=True)):
+                return rung
+        return None
+
+    def _rung(self, packed: Packed, parts: Parts, pool: Pool) -> _Rung:
+        memory = torch.zeros(packed.size, dtype=torch.int32, device=self._device)
+        step = packed.views(memory, self._model, parts)
+        every = torch.arange(packed.room.tokens, dtype=torch.int32, device=self._device)
+        whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
+        out = self._logits[: packed.room.tokens]
+        recorded = Recorded(lambda: self._decoder.forward_step(whole, self._kv, out), self._device, pool)
+        return _Rung(packed, memory, step.token_ids, step.logits_at, recorded)

@@ -1,0 +1,271 @@
+"""A decoder's layers and their rotary positions.
+
+The parts of a decoder layer, packed for running, and how they are read from a checkpoint.
+
+Knows the names and shapes of weights, nothing of batches or attention. The idea: what belongs together is joined at
+load (queries, keys and values; gate and up), and every rearrangement that the forward pass would repeat is done here
+once.
+
+Rotary position embeddings: the frequencies of every kind, and the rotation itself.
+
+Knows nothing of layers or checkpoints. The idea: pairs that rotate together are made adjacent when the weights are
+loaded (`interleave`), so a rotation is one complex product in place, and a head that rotates only in part is the same
+product with angle zero in its last pairs. Attention scores do not change when queries and keys are permuted alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.errors import CheckpointError
+from engine.model.linear import Linear, Packing
+from engine.model.loader import Weights
+from engine.model.model_spec import Activation, ModelSpec, Rope, WeightNames
+
+
+def inverse_frequencies(rope: Rope, *, long_context: bool = False) -> Tensor:
+    """Radians per position of each rotating pair: (dim / 2,) float32. `long_context` picks longrope's set."""
+    exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
+    base = 1.0 / rope.theta**exponents
+    match rope.kind:
+        case "default":
+            return base
+        case "linear":
+            return base / rope.factor
+        case "llama3":
+            return _llama3(rope, base)
+        case "yarn":
+            return _yarn(rope, base)
+        case "longrope":
+            divisors = rope.long_factors if long_context else rope.short_factors
+            return base / torch.tensor(divisors, dtype=torch.float32)
+
+
+def _llama3(rope: Rope, base: Tensor) -> Tensor:
+    """Llama 3.1: long waves are stretched by `factor`, short ones kept, those between are blended."""
+    turns = rope.original_context * base / (2 * math.pi)  # full turns within the original context
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1.0 - blend) * base / rope.factor + blend * base
+
+
+def _yarn(rope: Rope, base: Tensor) -> Tensor:
+    """YaRN (Peng et al. 2023, section 3.2): interpolate pairs of few turns, keep pairs of many, a ramp between."""
+
+    def pair_of(turns: float) -> float:  # the (fractional) component that makes this many turns
+        return rope.dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    width = (high - low) or 0.001
+    ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    return base / rope.factor * ramp + base * (1.0 - ramp)
+
+
+def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+    """YaRN's correction of the softmax temperature, applied to sine and cosine (section 3.4; DeepSeek's mscales)."""
+
+    def grow(weight: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+    return grow(mscale) / grow(mscale_all_dim) if mscale and mscale_all_dim else grow(1.0)
+
+
+def longrope_attention_factor(factor: float, original_context: int) -> float:
+    """LongRoPE (Ding et al. 2024), as Phi-3 uses it."""
+    return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original_context))
+
+
+class Rotation:
+    """The rotation of one Rope for heads of `head_dim` components; the frequencies live on `device`."""
+
+    def __init__(self, rope: Rope, head_dim: int, device: torch.device, *, long_context: bool) -> None:
+        frequencies = torch.zeros(head_dim // 2)  # the pairs that do not rotate keep angle 0 ...
+        frequencies[: rope.dim // 2] = inverse_frequencies(rope, long_context=long_context)
+        lengths = torch.ones(head_dim // 2)  # ... and length 1
+        lengths[: rope.dim // 2] = rope.attention_factor
+        self._frequencies = frequencies.to(device)
+        self._lengths = lengths.to(device)
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Unit rotations at `positions` (tokens,): (tokens, 1, head_dim / 2) complex64."""
+        angles = torch.outer(positions.float(), self._frequencies)
+        return torch.polar(self._lengths.expand_as(angles), angles).unsqueeze(1)
+
+
+def rotate_(heads: Tensor, rotations: Tensor) -> None:
+    """Rotate `heads` (tokens, heads, head_dim) in place by `rotations` (tokens, 1, head_dim / 2) complex64."""
+    if heads.dtype == torch.float32:
+        heads.view(torch.complex64).mul_(rotations)
+    else:  # the product is made in float32: bfloat16 has no complex twin, and positions need the precision
+        heads.copy_((heads.float().view(torch.complex64) * rotations).view(torch.float32))
+
+
+def interleave(weight: Tensor, head_dim: int, rotary_dim: int) -> Tensor:
+    """Reorder the rows of a query or key projection so that component i and i + rotary_dim/2 become neighbours.
+
+    `weight` is (heads * head_dim, ...): a matrix, a bias, or a norm's weight (head_dim,). Components past `rotary_dim`
+    stay where they are.
+    """
+    half = rotary_dim // 2
+    order = torch.arange(head_dim)
+    order[0:rotary_dim:2] = torch.arange(half)
+    order[1:rotary_dim:2] = torch.arange(half, rotary_dim)
+    return weight.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class RMSNorm:
+    """x / rms(x) * weight over the last dimension (Zhang & Sennrich 2019).
+
+    `weight` is (hidden,), or (heads, head_dim) to give every head of (tokens, heads, head_dim) its own. On the CPU this
+    is made of four calls: in torch 2.13 the fused `F.rms_norm` takes three times as long there.
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        width = weight.shape[-1]
+        self.eps = eps
+        self.weight = weight  # float32
+        # x / sqrt(|x|^2 / n + eps) * w  ==  x / hypot(|x|, sqrt(n * eps)) * (w * sqrt(n))
+        self._scaled = weight.float() * math.sqrt(width)
+        self._floor = torch.tensor(math.sqrt(width * eps), device=weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """A new tensor of x's shape and dtype."""
+        if x.device.type != "cpu":
+            if self.weight.dim() > 1:
+                return F.rms_norm(x.float(), x.shape[-1:], eps=self.eps).mul_(self.weight).to(x.dtype)
+            return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
+        if x.dtype != torch.float32:
+            return self(x.float()).to(x.dtype)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x / torch.hypot(length, self._floor)).mul_(self._scaled)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's weights, ready to run. A norm that the family does not have is None."""
+
+    window: int | None
+    rope: Rope | None
+    qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim
+    o: Linear
+    gate_up: Linear  # hidden -> 2 * intermediate
+    down: Linear
+    attention_pre_norm: RMSNorm | None
+    attention_post_norm: RMSNorm | None
+    mlp_pre_norm: RMSNorm | None
+    mlp_post_norm: RMSNorm | None
+    qk_norm: RMSNorm | None  # per head, over queries and keys at once
+    q_norm: RMSNorm | None  # over the whole projection
+    k_norm: RMSNorm | None
+
+
+class LayerReader:
+    """Reads layers of one model from its weights, cast to `dtype` on `device`."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        names: WeightNames,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        packing: Packing,
+    ) -> None:
+        self._spec, self._names, self._weights = spec, names, weights
+        self._dtype, self._device, self._packing = dtype, device, packing
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """One tensor of the checkpoint. Raises CheckpointError: missing, or of another shape or kind."""
+        return self._weights.take(name, shape).to(self._device, self._dtype)
+
+    def norm(self, name: str, width: int) -> RMSNorm:
+        """A norm over `width`; its weight stays in float32."""
+        return RMSNorm(self._norm_weight(name, width), self._spec.norm_eps)
+
+    def _norm_weight(self, name: str, width: int) -> Tensor:
+        return self._weights.take(name, (width,)).to(self._device, torch.float32) + self._spec.norm_offset
+
+    def layer(self, index: int) -> Layer:
+        """Layer `index`, joined and packed. Raises CheckpointError."""
+        spec, names = self._spec, self._names
+        prefix = f"{names.root}layers.{index}."
+        rope = spec.ropes[index]
+        q_width, kv_width, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden_size
+
+        def norm(wanted: bool, name: str) -> RMSNorm | None:
+            return self.norm(f"{prefix}{name}.weight", hidden) if wanted else None
+
+        qk_norm = q_norm = k_norm = None
+        if spec.qk_norm == "head":
+            q = self._order(self._norm_weight(f"{prefix}self_attn.q_norm.weight", spec.head_dim), rope)
+            k = self._order(self._norm_weight(f"{prefix}self_attn.k_norm.weight", spec.head_dim), rope)
+            both = torch.cat([q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)])
+            qk_norm = RMSNorm(both, spec.norm_eps)
+        elif spec.qk_norm == "projection":
+            q = self._order(self._norm_weight(f"{prefix}self_attn.q_norm.weight", q_width), rope)
+            k = self._order(self._norm_weight(f"{prefix}self_attn.k_norm.weight", kv_width), rope)
+            q_norm, k_norm = RMSNorm(q, spec.norm_eps), RMSNorm(k, spec.norm_eps)
+        return Layer(
+            window=spec.windows[index],
+            rope=rope,
+            qkv=self._qkv(prefix, rope, (q_width, kv_width, kv_width)),
+            o=self._linear(f"{prefix}self_attn.o_proj", hidden, q_width, spec.o_bias),
+            gate_up=self._gate_up(prefix),
+            down=self._linear(f"{prefix}mlp.down_proj", hidden, spec.intermediate_size, spec.mlp_bias),
+            attention_pre_norm=norm(spec.pre_norm, names.attention_pre_norm),
+            attention_post_norm=norm(spec.post_norm, names.attention_post_norm),
+            mlp_pre_norm=norm(spec.pre_norm, names.mlp_pre_norm),
+            mlp_post_norm=norm(spec.post_norm, names.mlp_post_norm),
+            qk_norm=qk_norm,
+            q_norm=q_norm,
+            k_norm=k_norm,
+        )
+
+    def _order(self, weight: Tensor, rope: Rope | None) -> Tensor:
+        return weight if rope is None else interleave(weight, self._spec.head_dim, rope.dim)
+
+    def _linear(self, name: str, rows: int, columns: int, bias: bool) -> Linear:
+        weight = self.tensor(f"{name}.weight", rows, columns)
+        return self._packing.plain(weight, self.tensor(f"{name}.bias", rows) if bias else None)
+
+    def _qkv(self, prefix: str, rope: Rope | None, widths: tuple[int, int, int]) -> Linear:
+        weight = self._joined(prefix, self._names.qkv, widths, "weight")
+        bias = self._joined(prefix, self._names.qkv, widths, "bias") if self._spec.qkv_bias else None
+
+        def ordered(joined: Tensor) -> Tensor:
+            q, k, v = joined.split(widths)
+            return torch.cat([self._order(q, rope), self._order(k, rope), v])
+
+        return self._packing.plain(ordered(weight), None if bias is None else ordered(bias))
+
+    def _gate_up(self, prefix: str) -> Linear:
+        widths = (self._spec.intermediate_size,) * 2
+        bias = self._joined(prefix, self._names.gate_up, widths, "bias") if self._spec.mlp_bias else None
+        return self._packing.gated(self._joined(prefix, self._names.gate_up, widths, "weight"), bias)
+
+    def _joined(self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...], part: str) -> Tensor:
+        """The rows of several projections one below the other, whether the checkpoint joins them or not."""
+        tail = (self._spec.hidden_size,) if part == "weight" else ()
+        if len(names) == 1:
+            return self.tensor(f"{prefix}{names[0]}.{part}", sum(widths), *tail)
+        if len(names) != len(widths):
+            raise CheckpointError(f"{prefix}: {len(names)} names for {len(widths)} projections.")
+        return torch.cat(
+            [self.tensor(f"{prefix}{name}.{part}", width, *tail) for name, width in zip(names, widths, strict=True)]
+        )

@@ -1,0 +1,168 @@
+"""How much memory weights and K/V pools take, and how one device's is divided among the engines that share it.
+
+Everything is told from files and configurations, before any tensor is made. Knows nothing of how the memory is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig, KvDType, QuantizationName
+from engine.errors import InvalidParameter
+from engine.families import family_of
+from engine.kernels.quantized import GROUP
+from engine.model.linear import default_dtype
+from engine.model.loader import read_json, resolve
+from engine.model.model_spec import ModelSpec
+
+LONGEST_BY_DEFAULT = 32_768  # tokens of context
+
+
+def weight_bytes(path: Path, dtype: torch.dtype) -> int:
+    """About how many bytes the weights take in memory: checkpoints are kept in 16 bits as a rule."""
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
+
+
+def loaded_bytes(path: Path, spec: ModelSpec, dtype: torch.dtype, quantization: QuantizationName) -> int:
+    """The same of a model that may be quantised: int8 halves every matrix but the embedding, which is looked up.
+
+    int4 takes 4 bits and a part of a scale for each weight of the layers, and is int8 for the logits.
+    """
+    whole = weight_bytes(path, dtype)
+    if quantization == "none":
+        return whole
+    embedding = spec.vocab_size * spec.hidden_size * dtype.itemsize
+    layers = whole - embedding * (1 if spec.tied_embeddings else 2)
+    inner = layers // 2 if quantization == "int8" else layers * (4 * GROUP + 16) // (16 * GROUP)
+    return inner + embedding // 2 + embedding
+
+
+def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> int:
+    """Bytes of one K/V block, of `block_size` tokens in all layers. In int8 each head of a token has a scale too."""
+    head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else spec.head_dim + torch.float32.itemsize
+    return 2 * spec.layers * spec.kv_heads * head * block_size
+
+
+def useful_blocks(config: EngineConfig, max_model_len: int) -> int:
+    """Blocks of all sequences of a step at their longest: a pool has no use for more."""
+    return config.max_running * -(-max_model_len // config.block_size)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What the device has left, now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 4 << 30  # systems without /proc: assume that 4 GiB are free
+
+
+def find_device(name: str) -> torch.device:
+    """
+    Raises:
+        InvalidParameter: the device is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidParameter(
+            "device", f"device {name!r} cannot be used here ({error}); accepted: auto, cpu, cuda."
+        ) from None
+    return device
+
+
+def find_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of a configuration; `auto` is the device's."""
+    found: torch.dtype = default_dtype(device) if name == "auto" else getattr(torch, name)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one model takes of a device's memory: bytes of its weights and of a K/V block, and useful blocks."""
+
+    weights: int
+    block: int
+    blocks: int
+
+
+def needs_of(config: EngineConfig) -> Needs:
+    """Told from the model's files, which are downloaded first where they are not here.
+
+    Raises:
+        CheckpointError, UnsupportedArchitecture: they cannot be read, or no family here runs the model.
+        InvalidParameter: the device is not there.
+    """
+    device = find_device(config.device)
+    dtype = find_dtype(config.dtype, device)
+    path = resolve(config.model)
+    json = read_json(path / "config.json")
+    spec = family_of(json).spec(json)
+    length = config.max_model_len or min(spec.max_position_embeddings, LONGEST_BY_DEFAULT)
+    return Needs(
+        loaded_bytes(path, spec, dtype, config.quantization),
+        block_bytes(spec, config.block_size, dtype, config.kv_dtype),
+        useful_blocks(config, length),
+    )
+
+
+def divided(configs: Sequence[EngineConfig], needs: Sequence[Needs]) -> list[EngineConfig]:
+    """The configurations of engines that share a device, with one K/V pool's memory divided among them.
+
+    What the first says of the device and of K/V holds for all of them together: `kv_blocks` or `kv_bytes`, or else a
+    quarter of what will be free once all weights are loaded. Every pool gets the same number of blocks, and so the
+    same number of tokens, as the models are asked the same questions; what a pool has no use for is left to the others.
+    The tiers below get the same number of bytes each.
+    One configuration is given back as it is.
+
+    Raises:
+        InvalidParameter: the memory is not enough for one block each.
+    """
+    if len(configs) < 2:
+        return list(configs)
+    first, count = configs[0], len(configs)
+    host, disk = first.kv_host_bytes // count, first.kv_disk_bytes // count
+    sizes = [each.block for each in needs]
+    if first.kv_blocks is not None:
+        _check("kv_blocks", first.kv_blocks, count)
+        blocks = [first.kv_blocks // count] * count
+    elif first.kv_bytes is not None:
+        _check("kv_bytes", first.kv_bytes, sum(sizes))
+        blocks = [first.kv_bytes // sum(sizes)] * count
+    else:
+        free = free_bytes(find_device(first.device)) - sum(each.weights for each in needs)
+        blocks = level(max(0, free) // 4, sizes, [each.blocks for each in needs])
+    return [
+        replace(each, kv_bytes=None, kv_blocks=max(1, n), kv_host_bytes=host, kv_disk_bytes=disk)
+        for each, n in zip(configs, blocks, strict=True)
+    ]
+
+
+def _check(name: str, value: int, least: int) -> None:
+    if value < least:
+        message = f"{name} is {value}; accepted: at least {least}, one block for each of the models."
+        raise InvalidParameter(name, message)
+
+
+def level(total: int, sizes: Sequence[int], most: Sequence[int]) -> list[int]:
+    """`total` bytes as numbers of blocks of `sizes` bytes: as many of each, but for those that want at most `most`."""
+    blocks, left, rest = [0] * len(sizes), total, sum(sizes)
+    order = sorted(range(len(sizes)), key=lambda each: most[each])
+    for done, at in enumerate(order):
+        share = left // rest
+        if share < most[at]:
+            for each in order[done:]:
+                blocks[each] = share
+            break
+        blocks[at] = most[at]
+        left -= most[at] * sizes[at]
+        rest -= sizes[at]
+    return blocks

@@ -1,0 +1,133 @@
+"""Layers of a decoder on the kernels in C++ (`engine.kernels.cpu`): all of them in one call.
+
+Knows which models the kernels run exactly, and hands them pointers; `Decoder` runs the same layers on torch otherwise,
+and one test holds the two together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from engine.config import QuantizationName
+from engine.kernels import cpu as kernels
+from engine.kernels.cpu.binding import LayerStruct, ModelStruct, StepStruct, TiledWeight, pointer
+from engine.model.batch import Batch, KVCache
+from engine.model.layers import Layer, RMSNorm
+from engine.model.linear import Packing
+from engine.model.model_spec import ModelSpec, Rope
+
+EIGHT_BITS_FROM = 65  # tokens: below it a step waits for the weights, and 16 bits cost nothing
+_NEVER = 1 << 62
+_GATED = {"silu": 3, "gelu": 4, "gelu_tanh": 5}  # Output in linear.h
+
+
+def suits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernels run this model, here."""
+    return (
+        _whole(spec)
+        and dtype == torch.bfloat16
+        and device.type == "cpu"
+        and spec.attention_softcap is None
+        and kernels.library() is not None
+    )
+
+
+def refusal(quantization: QuantizationName, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
+    """Why quantised weights are refused on a CPU, and what would be accepted."""
+    if quantization != "int8":
+        why = f"{quantization} weights are for CUDA devices"
+    elif kernels.unavailable():
+        why = kernels.unavailable()
+    elif not kernels.has_tiles():
+        why = "the processor has no AMX"
+    elif dtype != torch.bfloat16 or device.type != "cpu":
+        why = f"the model is {str(dtype).removeprefix('torch.')} on {device.type}"
+    elif spec.attention_softcap is not None or not _whole(spec):
+        why = "the AMX kernels do not run this model: its scores are capped, or a width is no multiple of 32"
+    else:
+        why = "kernels is torch, or K/V is int8"
+    return f"quantization is {quantization}, but {why}; accepted: none, or int8 in bfloat16 on the AMX kernels."
+
+
+def _whole(spec: ModelSpec) -> bool:
+    return all(width % 32 == 0 for width in (spec.hidden_size, spec.head_dim, spec.intermediate_size))
+
+
+def packing(quantization: QuantizationName, *, deterministic: bool = False) -> Packing:
+    """Packs weights for the kernels. A deterministic model rounds activations alike in every step."""
+    library = kernels.library()
+    assert library is not None, "suits() was not asked"
+    from_tokens = None if quantization == "none" else _NEVER if deterministic else EIGHT_BITS_FROM
+
+    def plain(weight: Tensor, bias: Tensor | None) -> TiledWeight:
+        return TiledWeight(library, weight, bias, eight_bits_from=from_tokens)
+
+    def gated(weight: Tensor, bias: Tensor | None) -> TiledWeight:
+        return TiledWeight(library, weight, bias, gated=True, eight_bits_from=from_tokens)
+
+    return Packing(plain, gated)
+
+
+class CpuLayers:
+    """The layers, which were packed with `packing`."""
+
+    def __init__(self, spec: ModelSpec, layers: Sequence[Layer]) -> None:
+        library = kernels.library()
+        assert library is not None, "suits() was not asked"
+        self._library = library
+        self._layers = layers  # they own what the structures point to
+        self._ropes = [rope for rope in dict.fromkeys(spec.ropes) if rope is not None]
+        self._structs = (LayerStruct * len(layers))(*(self._struct(layer) for layer in layers))
+        self._model = ModelStruct(
+            len(layers),
+            spec.hidden_size,
+            spec.heads,
+            spec.kv_heads,
+            spec.head_dim,
+            spec.intermediate_size,
+            _GATED[spec.activation],
+            spec.norm_eps,
+            spec.attention_scale,
+            spec.residual_multiplier,
+            self._structs,
+        )
+
+    def _struct(self, layer: Layer) -> LayerStruct:
+        weights = (cast(TiledWeight, weight).struct for weight in (layer.qkv, layer.o, layer.gate_up, layer.down))
+        norms: tuple[RMSNorm | None, ...] = (
+            *(layer.attention_pre_norm, layer.attention_post_norm, layer.mlp_pre_norm, layer.mlp_post_norm),
+            *(layer.qk_norm, layer.q_norm, layer.k_norm),
+        )
+        pointers = (None if norm is None else pointer(norm.weight) for norm in norms)
+        rotation = -1 if layer.rope is None else self._ropes.index(layer.rope)
+        return LayerStruct(*weights, *pointers, layer.window or 0, rotation)
+
+    def run(self, states: Tensor, batch: Batch, kv: KVCache, rotations: Mapping[Rope, Tensor]) -> None:
+        """Run all layers on `states` (tokens, hidden) in place, writing K/V to the cache."""
+        starts, contexts = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
+        turns = (ctypes.c_void_p * len(self._ropes))(*(rotations[rope].data_ptr() for rope in self._ropes))
+        bytes_of_layer = kv.data.stride(0) * kv.data.element_size()
+        first = kv.data.data_ptr()
+        caches = (ctypes.c_void_p * len(self._layers))(*range(first, first + kv.data.nbytes, bytes_of_layer))
+        step = StepStruct(
+            len(states),
+            len(batch.context_lens),
+            batch.block_tables.stride(0),
+            kv.block_size,
+            torch.get_num_threads(),
+            batch.slots.data_ptr(),
+            starts.data_ptr(),
+            contexts.data_ptr(),
+            batch.block_tables.data_ptr(),
+            ctypes.addressof(turns),
+            states.data_ptr(),
+            ctypes.addressof(caches),
+            kv.data.stride(1),
+        )
+        if self._library.ponder_layers(ctypes.byref(self._model), ctypes.byref(step)):
+            raise MemoryError("No memory for the activations of a step.")

@@ -1,0 +1,202 @@
+"""Runs the model's forward pass over a step.
+
+Runs one step on the device: rows become a ragged batch, the model gives logits. Knows nothing of jobs or text.
+
+`Runner` is the protocol that the core depends on; tests put a fake behind it.
+
+Blocks on their way from a GPU to host memory: gathered by one launch, then copied while the model computes.
+
+A gather runs at the speed of the GPU's memory and in the order of the steps, so that a block may be overwritten right
+after it. What takes long, the way to the host, is on a stream of its own. Knows nothing of tiers.
+
+One sequence and 16 positions at a time: the same arithmetic for a token whatever else is in its step.
+
+For kernels whose sums depend on how many rows they are given, as torch's do: here every call of a model has the shapes
+that its positions alone decide, with tokens that nobody asked for in the gaps. Slow: a step costs as many passes as it
+touches tiles. Knows nothing of what a decoder computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.core.step import Step
+from engine.kernels.blocks import block_nbytes, gather_blocks
+from engine.kv_cache.quantized_cache import CodedCache
+from engine.kv_cache.transfers import at_once
+from engine.model.batch import NULL_BLOCK, Batch, KVCache
+from engine.model.batching import Batching
+
+if TYPE_CHECKING:
+    from engine.model.decoder import Decoder
+
+
+BYTES = 16 << 20  # of each of two buffers on the GPU: one is filled while the other is copied
+
+
+class Saving:
+    """For a cache given as its tensors, see `engine.kernels.blocks`. The buffers come with the first block."""
+
+    def __init__(self, cache: Sequence[Tensor]) -> None:
+        self._cache = cache
+        self._stream = torch.cuda.Stream(cache[0].device)
+        self._saved = torch.cuda.Event()
+        self._rows = max(1, BYTES // block_nbytes(cache))
+        self._halves: Iterator[tuple[Tensor, torch.cuda.Event]] | None = None
+
+    def save(self, pairs: Sequence[tuple[int, Tensor]]) -> None:
+        """Queue copies of blocks to rows of bytes, after what the current stream has been given so far.
+
+        What that stream is given next may overwrite the blocks. The rows are page-locked, unless this may wait.
+        """
+        here = torch.cuda.current_stream(self._cache[0].device)
+        for first in range(0, len(pairs), self._rows):
+            some = pairs[first : first + self._rows]
+            half, copied = self._next_half()
+            here.wait_event(copied)
+            gather_blocks(self._cache, [block for block, _ in some], half[: len(some)])
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                for row, (_, target) in zip(half, some, strict=False):
+                    target.copy_(row, non_blocking=True)
+                copied.record()
+        self._saved.record(self._stream)
+
+    def _next_half(self) -> tuple[Tensor, torch.cuda.Event]:
+        """A buffer, and what tells that its last copies are done."""
+        if self._halves is None:
+            shape = (2, self._rows, block_nbytes(self._cache))
+            halves = torch.empty(shape, dtype=torch.uint8, device=self._cache[0].device)
+            self._halves = cycle([(half, torch.cuda.Event()) for half in halves])
+        return next(self._halves)
+
+    def wait(self) -> None:
+        """Until all that was saved has arrived."""
+        self._saved.synchronize()
+
+    def queued(self) -> Callable[[], None]:
+        """What waits, in any thread, for all that the current stream and this one have been given by now."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._cache[0].device))
+        done = torch.cuda.Event(blocking=True)  # a step may take long, and whoever waits for one need not spin
+        done.record(self._stream)
+        return done.synchronize
+
+
+TILE = 16  # positions; tile t of a sequence holds positions 16 t to 16 t + 15
+
+
+def tilewise(
+    forward: Callable[[Batch, KVCache | CodedCache], Tensor], batch: Batch, kv: KVCache | CodedCache
+) -> Tensor:
+    """What `forward` returns for `batch`, with K/V written alike: (len(logits_at), vocab)."""
+    wanted = set(batch.logits_at.tolist())
+    found: dict[int, Tensor] = {}  # token of the batch -> its logits
+    for row, context in enumerate(batch.context_lens):
+        first, end = batch.query_starts[row], batch.query_starts[row + 1]
+        offset = context - end  # position of token t is t + offset
+        while first < end:
+            tile = (first + offset) // TILE
+            last = min(end, (tile + 1) * TILE - offset)
+            logits = forward(_tile(batch, kv.block_size, row, tile, first, last, offset), kv)
+            found.update((t, logits[t + offset - tile * TILE]) for t in range(first, last) if t in wanted)
+            first = last
+    order = [found[token] for token in batch.logits_at.tolist()]
+    if order:
+        return torch.stack(order)
+    return torch.empty(0, 0, device=batch.positions.device)
+
+
+def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: int, offset: int) -> Batch:
+    """Tokens [first, last) of `row` as part of a whole tile; the others of the tile write to the null block.
+
+    Logits are asked for at every token: the number of the head's rows is a shape too.
+    """
+    device = batch.positions.device
+    start = tile * TILE
+    within = slice(first + offset - start, last + offset - start)
+    positions = torch.arange(start, start + TILE, device=device)
+    tokens = torch.zeros(TILE, dtype=torch.int64, device=device)
+    slots = NULL_BLOCK * block_size + positions % block_size
+    tokens[within], slots[within] = batch.token_ids[first:last], batch.slots[first:last]
+    blocks = -(-(start + TILE) // block_size)
+    table = torch.full((1, blocks), NULL_BLOCK, dtype=torch.int64, device=device)
+    known = min(blocks, batch.block_tables.shape[1])
+    table[0, :known] = batch.block_tables[row, :known]
+    everywhere = torch.arange(TILE, device=device)
+    return Batch(tokens, positions, slots, (0, TILE), (start + TILE,), table, everywhere, in_place=False)
+
+
+class Runner(Protocol):
+    """What the core needs of a device. One that `queues` returns from `run` before the logits are computed."""
+
+    vocab_size: int
+    queues: bool
+
+    def run(self, step: Step) -> Tensor:
+        """Logits, fp32, (wanted positions of all rows in order, vocabulary)."""
+        ...
+
+
+class CacheStore:
+    """The paged cache as tiers below it see it (`engine.kv_cache.transfers.BlockStore`).
+
+    On a GPU, saving is queued before the step (see `Saving`), and loading runs on a stream of the worker's own: what it
+    must come after is waited for (`queued`), and what comes after it begins when it is done.
+    """
+
+    def __init__(self, kv: KVCache | CodedCache, device: torch.device) -> None:
+        self._kv = kv
+        cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if cuda else None
+        self._saving = Saving(kv.tensors) if cuda else None
+
+    def save(self, pairs: list[tuple[int, Tensor]]) -> None:
+        if self._saving is not None:
+            self._saving.save(pairs)
+            return
+        for block, row in pairs:
+            self._kv.read_block(block, row)
+
+    def saved(self) -> None:
+        if self._saving is not None:
+            self._saving.wait()
+
+    def queued(self) -> Callable[[], None]:
+        return at_once if self._saving is None else self._saving.queued()
+
+    @torch.inference_mode()
+    def load(self, block: int, payload: Tensor | memoryview) -> None:
+        row = payload if isinstance(payload, Tensor) else torch.frombuffer(payload, dtype=torch.uint8)
+        if self._stream is None:
+            self._kv.write_block(block, row)
+            return
+        with torch.cuda.stream(self._stream):
+            self._kv.write_block(block, row)
+        self._stream.synchronize()
+
+
+class ModelRunner:
+    """A decoder and its paged cache."""
+
+    queues = False
+
+    def __init__(
+        self, decoder: Decoder, kv: KVCache | CodedCache, device: torch.device, *, deterministic: bool = False
+    ) -> None:
+        self.vocab_size = decoder.spec.vocab_size
+        self._decoder = decoder
+        self._tilewise = deterministic and not decoder.tiled  # the CPU's own kernels treat every token by itself anyway
+        self._kv = kv
+        self._batching = Batching(kv.block_size, device)
+
+    def run(self, step: Step) -> Tensor:
+        self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
+        batch = self._batching.make(step)
+        if self._tilewise:
+            return tilewise(self._decoder.forward, batch, self._kv)
+        return self._decoder.forward(batch, self._kv)

@@ -1,0 +1,130 @@
+"""Token bitmasks of a step, filled beside it and applied to its logits.
+
+The masks of one step: a row of bits for every constrained sequence, filled on threads while the model runs.
+
+`start` begins to fill, `apply` waits and forbids. A row whose mode allows everything takes no part. The bits are packed
+32 to a word because the copy to the device is what costs there. Knows nothing of sequences or of what the bits mean.
+
+Which rows of a step are constrained: their masks are begun before the model runs and applied after it.
+
+Knows rows and jobs on one side and masks on the other; nothing of scheduling or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.core.request import SpanJob
+from engine.core.step import Row
+from engine.kernels.buffers import to_device
+from engine.kernels.mask import forbid
+from engine.structured_output.compiler import Compiler
+from engine.structured_output.matcher import ConstraintFailed, words
+from engine.structured_output.mode_machine import Modes
+
+
+class Masks:
+    """Rows for the sequences of one step at a time: `apply` ends what `start` began. Grows with the largest step."""
+
+    def __init__(self, vocab_size: int, device: torch.device, threads: int = 2) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None  # threads begin with the first constrained step
+        self._bits = torch.zeros(0, words(vocab_size), dtype=torch.int32)
+        self._filling: list[Future[list[Filled]]] = []
+        self._count = 0
+
+    def start(self, modes: Sequence[Modes]) -> None:
+        """Begin to fill row i from `modes[i]`, which must not move before `apply`."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="mask")
+        self.wait()  # a step that failed may have left its threads writing
+        if len(modes) > len(self._bits):
+            pinned = self._device.type == "cuda"
+            self._bits = torch.zeros(len(modes), words(self._vocab_size), dtype=torch.int32, pin_memory=pinned)
+        rows = self._bits.numpy()[: len(modes)]
+        share = -(-len(modes) // self._threads)  # a task a thread: handing one over costs as much as filling a row
+        self._count = len(modes)
+        self._filling = [
+            self._pool.submit(_fill, rows[at : at + share], modes[at : at + share])
+            for at in range(0, len(modes), share)
+        ]
+
+    def apply(self, logits: Tensor, rows: Sequence[int]) -> dict[int, ConstraintFailed]:
+        """Set the logits of forbidden tokens to -inf, in place.
+
+        `logits` is (n, vocabulary); `rows[i]` is the row of `modes[i]` of `start`. Returns what went wrong, by row:
+        such a row is left as it was, and what is drawn from it means nothing.
+        """
+        outcomes = self.wait()
+        failed = {rows[i]: outcome for i, outcome in enumerate(outcomes) if isinstance(outcome, ConstraintFailed)}
+        filled = [i for i, outcome in enumerate(outcomes) if outcome is True]
+        if not filled:
+            return failed
+        if len(filled) < self._count:  # they close up where they are: other memory is not page-locked
+            self._bits[: len(filled)] = self._bits[filled]
+        bits = self._bits[: len(filled)].to(self._device, non_blocking=True)
+        forbid(logits, bits, to_device(torch.tensor([rows[i] for i in filled]), self._device))
+        return failed
+
+    def wait(self) -> list[Filled]:
+        """Until all rows are filled. For each, whether its mode forbids anything; none the second time."""
+        filling, self._filling = self._filling, []
+        return [outcome for share in filling for outcome in share.result()]
+
+
+Filled = bool | ConstraintFailed
+
+
+def _fill(rows: np.ndarray, modes: Sequence[Modes]) -> list[Filled]:
+    """One that fails takes none of its neighbours with it."""
+    filled: list[Filled] = []
+    for row, each in zip(rows, modes, strict=True):
+        try:
+            filled.append(each.fill(row))
+        except ConstraintFailed as failed:
+            filled.append(failed)
+    return filled
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What the core needs for constrained spans."""
+
+    compiler: Compiler
+    masks: Masks
+
+
+class Masking:
+    """The constrained spans of one step at a time. `masks` may be None where no span has a constraint."""
+
+    def __init__(self, masks: Masks | None) -> None:
+        self._masks = masks
+        self._modes: dict[int, Modes] = {}  # by request
+
+    def start(self, rows: Sequence[Row]) -> None:
+        """Begin to fill the masks of the rows that draw in this step."""
+        self._modes = {}
+        for row in rows:
+            job = row.seq.job
+            if isinstance(job, SpanJob) and job.modes is not None and row.end == len(row.seq):
+                self._modes[job.id] = job.modes
+        if self._modes:
+            assert self._masks is not None
+            self._masks.start(list(self._modes.values()))
+
+    def forbid(self, jobs: Sequence[SpanJob], failed: dict[int, ConstraintFailed]) -> Callable[[Tensor], None] | None:
+        """What forbids tokens in logits with a row for each of `jobs`, noting the rows that failed; None if nothing."""
+        if not self._modes:
+            return None
+        assert self._masks is not None
+        masks, at = self._masks, {job.id: i for i, job in enumerate(jobs)}
+        rows = [at[id] for id in self._modes]
+        return lambda logits: failed.update(masks.apply(logits, rows))

@@ -1,0 +1,61 @@
+"""Where in an answer a constrained body stands, told by single control tokens. Plain data.
+
+The mode machine (modes.py) reads it; a dialect of tool calls (engine/dialects) or a response format writes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.structured_output.spec import Constraint
+
+MOST_BREAKS = 2  # skipped tokens in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Token ids that switch modes.
+
+    - No `begin`, not `free`: the body is the whole answer, and the answer ends where the body does.
+    - `begin`, `free`: sections may stand in free text, each from the token `begin` to the token `end`.
+    - `begin`, not `free`: the answer is one section at least, and nothing but sections.
+    - No `begin`, `free`: an answer whose first token is one of `openers` is a body; any other is free text.
+
+    A section without `end` ends the answer with its body. `several` allows more sections after the first. `breaks` are
+    tokens that may stand, at most two in a row, before the first section, around thinking and between sections, and are
+    text of nobody. `think` are the tokens that open and close thinking; `thinking` says that the span begins inside it,
+    `begun` that the answer has a section already, in an earlier span.
+
+    Raises:
+        ValueError: `end`, `several` or `openers` are given where they could not matter.
+    """
+
+    begin: int | None = None
+    end: int | None = None
+    free: bool = False
+    several: bool = False
+    openers: frozenset[int] = frozenset()
+    breaks: frozenset[int] = frozenset()
+    think: tuple[int, int] | None = None
+    thinking: bool = False
+    begun: bool = False
+
+    def __post_init__(self) -> None:
+        if self.end is not None and self.begin is None:
+            raise ValueError("a layout with an end has a beginning")
+        if self.several and self.end is None:
+            raise ValueError("a layout with several sections ends each")
+        if self.openers and not (self.free and self.begin is None):
+            raise ValueError("openers are for bodies in place of free text")
+        if self.thinking and self.think is None:
+            raise ValueError("a span that begins inside thinking needs the tokens of thinking")
+        if self.begun and self.end is None:
+            raise ValueError("an answer that has a section already needs a layout of sections")
+
+
+@dataclass(frozen=True, slots=True)
+class Constrained:
+    """What a span may write: a layout, and what its bodies are held to."""
+
+    body: Constraint
+    layout: Layout = Layout()

@@ -1,0 +1,293 @@
+"""Which mode a span is in, token by token: thinking, free text, inside a constrained body, or between two of them.
+
+Control tokens switch modes, and a backend sees nothing but the body. So a trigger works with every backend, nothing but
+a body's own text can stand in a body, and the end of a thought inside a draft is a token like any other. All of it
+rolls back and forks. Knows nothing of backends, logits or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Self
+
+import numpy as np
+
+from engine.outputs import Kind
+from engine.structured_output.layout import MOST_BREAKS, Layout
+from engine.structured_output.matcher import Compiled, Matcher, Row
+
+
+class Mode(Enum):
+    START = auto()  # nothing of the answer is there yet
+    THINK = auto()
+    FREE = auto()  # text that nothing constrains
+    BODY = auto()
+    BETWEEN = auto()  # after a section: the next one, or the end
+    ENDED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a span is after some token. `kind` is that token's part in the answer, None for one that is no text."""
+
+    mode: Mode
+    kind: Kind | None = None
+    section: int = 0  # markers passed so far
+    breaks: int = 0  # breaks in a row
+    back: Mode = Mode.START  # where thinking leads back to
+    matcher: Matcher | None = None
+    fed: bool = False  # the matcher took the token that led here
+
+
+class Modes:
+    """The state of one span's layout: like a `Matcher`, but where nothing is forbidden `fill` says so."""
+
+    def __init__(
+        self, layout: Layout, body: Compiled, eos: frozenset[int], stops: frozenset[int] = frozenset()
+    ) -> None:
+        """`eos` end the answer; `stops` end the span before they are accepted, and may come wherever it may end."""
+        self._layout = layout
+        self._body = body
+        self._eos = eos
+        self._ends = eos | stops
+        start = Mode.BETWEEN if layout.begun else Mode.START
+        self._places = [_Place(Mode.THINK if layout.thinking else start, back=start)]
+        self._beginning: Matcher | None = None  # a body's, before its first token: for `fill` and `forced` alone
+
+    @property
+    def mode(self) -> Mode:
+        return self._places[-1].mode
+
+    @property
+    def kind(self) -> Kind | None:
+        """What the last accepted token is part of; None for a marker, a break or an end."""
+        return self._places[-1].kind
+
+    @property
+    def section(self) -> int:
+        """Counts up with every marker: text of one section belongs together."""
+        return self._places[-1].section
+
+    @property
+    def free(self) -> bool:
+        """Whether the answer may go on as the model likes, so that its end can be forbidden too."""
+        return self.mode in (Mode.FREE, Mode.THINK) or (self.mode is Mode.START and self._layout.free)
+
+    @property
+    def open(self) -> bool:
+        """Whether any token may come next. As a rule it is so after that one, too: few tokens switch modes."""
+        layout, mode = self._layout, self.mode
+        return layout.free and (mode in (Mode.FREE, Mode.THINK) or (mode is Mode.START and not layout.openers))
+
+    def fill(self, row: Row) -> bool:
+        """Write the tokens that may come next, or return False where any may: the row is left as it was then."""
+        if self.open:
+            return False
+        layout, place = self._layout, self._places[-1]
+        match place.mode:
+            case Mode.THINK:
+                row[:] = -1
+                _clear(row, self._eos)
+            case Mode.START:
+                self._fill_start(row)
+                self._set_markers(row, place)
+            case Mode.BODY:
+                assert place.matcher is not None
+                place.matcher.fill(row)
+                if layout.end is not None:
+                    _clear(row, self._eos)
+                    if place.matcher.can_end():
+                        _set(row, (layout.end,))
+            case Mode.BETWEEN:
+                row[:] = 0
+                if layout.several and layout.begin is not None:
+                    _set(row, (layout.begin,))
+                    self._set_markers(row, place)
+            case Mode.ENDED:
+                row[:] = 0
+        if self.can_end():
+            _set(row, self._ends)
+        return True
+
+    def _fill_start(self, row: Row) -> None:
+        layout = self._layout
+        if layout.begin is not None:
+            row[:] = 0
+            _set(row, (layout.begin,))
+            return
+        self._before_body().fill(row)
+        if layout.free:
+            bodies = row.copy()
+            row[:] = -1
+            _clear(row, layout.openers)
+            row |= bodies
+
+    def _set_markers(self, row: Row, place: _Place) -> None:
+        if self._layout.think is not None:
+            _set(row, self._layout.think[:1])
+        if place.breaks < MOST_BREAKS:
+            _set(row, self._layout.breaks)
+
+    def accept(self, token: int) -> bool:
+        """Take a token; False, and no change, where it may not come."""
+        following = self._after(self._places[-1], token)
+        if following is None:
+            return False
+        self._places.append(following)
+        return True
+
+    def _after(self, place: _Place, token: int) -> _Place | None:
+        layout = self._layout
+        if token in self._eos and place.mode is not Mode.BODY:
+            return _marker(place, Mode.ENDED) if self.can_end() else None
+        match place.mode:
+            case Mode.THINK:
+                assert layout.think is not None
+                if token == layout.think[1]:
+                    return _marker(place, place.back)
+                return replace(place, kind="thought")
+            case Mode.START:
+                return self._after_start(place, token)
+            case Mode.FREE:
+                return self._after_marker(place, token) or replace(place, kind="text")
+            case Mode.BODY:
+                return self._after_body(place, token)
+            case Mode.BETWEEN:
+                if not layout.several:
+                    return None
+                return self._after_break(place, token) or self._after_marker(place, token)
+        return None
+
+    def _after_start(self, place: _Place, token: int) -> _Place | None:
+        layout = self._layout
+        if marked := self._after_marker(place, token):
+            return marked
+        if layout.begin is not None:
+            if layout.free:
+                return replace(place, mode=Mode.FREE, kind="text")
+            return self._after_break(place, token)
+        matcher = self._body.matcher()
+        if matcher.accept(token):
+            return _fed(place, matcher, ended=token in self._eos)
+        if broken := self._after_break(place, token):
+            return broken
+        if layout.free and token not in layout.openers:
+            return replace(place, mode=Mode.FREE, kind="text")
+        return None
+
+    def _after_break(self, place: _Place, token: int) -> _Place | None:
+        if token in self._layout.breaks and place.breaks < MOST_BREAKS:
+            return replace(place, kind=None, breaks=place.breaks + 1)
+        return None
+
+    def _after_marker(self, place: _Place, token: int) -> _Place | None:
+        """Where the beginning of thinking or of a section leads to."""
+        layout = self._layout
+        if layout.think is not None and token == layout.think[0]:
+            return replace(_marker(place, Mode.THINK), back=place.mode)
+        if layout.begin is not None and token == layout.begin:
+            return replace(_marker(place, Mode.BODY), matcher=self._body.matcher())
+        return None
+
+    def _after_body(self, place: _Place, token: int) -> _Place | None:
+        matcher, layout = place.matcher, self._layout
+        assert matcher is not None
+        if layout.end is None:
+            return _fed(place, matcher, ended=token in self._eos) if matcher.accept(token) else None
+        if token in self._eos:
+            return None
+        if matcher.accept(token):
+            return _fed(place, matcher, ended=False)
+        return _marker(place, Mode.BETWEEN) if token == layout.end and matcher.can_end() else None
+
+    def rollback(self, n: int) -> None:
+        """Take back the last `n` accepted tokens."""
+        if not 0 <= n < len(self._places):
+            raise ValueError(f"cannot roll back {n} of {len(self._places) - 1} tokens")
+        for _ in range(n):
+            place = self._places.pop()
+            if place.fed and place.matcher is not None:
+                place.matcher.rollback(1)
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next, as far as no choice and no end comes before them."""
+        layout, place = self._layout, self._places[-1]
+        match place.mode:
+            case Mode.BODY:
+                assert place.matcher is not None
+                if layout.end is not None and place.matcher.must_end():
+                    return [layout.end]
+                return place.matcher.forced()
+            case Mode.START if not layout.free and layout.think is None and not layout.breaks:
+                return [layout.begin] if layout.begin is not None else self._before_body().forced()
+        return []
+
+    def can_end(self) -> bool:
+        """Whether the span's text is complete as it stands."""
+        layout, place = self._layout, self._places[-1]
+        match place.mode:
+            case Mode.BETWEEN:
+                return True
+            case Mode.BODY:
+                assert place.matcher is not None
+                return layout.end is None and place.matcher.can_end()
+            case Mode.ENDED:
+                return False
+        return layout.free
+
+    def must_end(self) -> bool:
+        """Whether nothing but the end may come."""
+        layout, place = self._layout, self._places[-1]
+        match place.mode:
+            case Mode.BETWEEN:
+                return not layout.several
+            case Mode.BODY:
+                assert place.matcher is not None
+                return layout.end is None and place.matcher.must_end()
+        return place.mode is Mode.ENDED
+
+    def fork(self) -> Self:
+        """An independent copy in the same state."""
+        twins: dict[int, Matcher] = {}
+
+        def twin(place: _Place) -> _Place:
+            if place.matcher is None:
+                return place
+            if id(place.matcher) not in twins:
+                twins[id(place.matcher)] = place.matcher.fork()
+            return replace(place, matcher=twins[id(place.matcher)])
+
+        copy = type(self)(self._layout, self._body, self._eos, self._ends)
+        copy._places = list(map(twin, self._places))
+        return copy
+
+    def _before_body(self) -> Matcher:
+        if self._beginning is None:
+            self._beginning = self._body.matcher()
+        return self._beginning
+
+
+def _marker(place: _Place, mode: Mode) -> _Place:
+    return _Place(mode, section=place.section + 1)
+
+
+def _fed(place: _Place, matcher: Matcher, *, ended: bool) -> _Place:
+    """After a token that the body's matcher took."""
+    if ended:
+        return _Place(Mode.ENDED, None, place.section, matcher=matcher, fed=True)
+    return _Place(Mode.BODY, "body", place.section, matcher=matcher, fed=True)
+
+
+def _set(row: Row, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        row[token >> 5] |= _BIT[token & 31]
+
+
+def _clear(row: Row, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        row[token >> 5] &= ~_BIT[token & 31]
+
+
+_BIT = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)

@@ -1,0 +1,43 @@
+"""Tool-call dialects: how each family of models writes calls, as constraints and as incremental parsers.
+
+dialect = choose(tokenizer, tokenizer.chat_template)
+plan = dialect.plan(read_tools(tools_json), "auto")
+bodies = Bodies(plan.parser)          # then bodies.push(section, text) for body text, and bodies.end()
+"""
+
+from engine.tool_parsers.base import Dialect, Tokens, ToolPlan
+from engine.tool_parsers.detect import DIALECTS, choose
+from engine.tool_parsers.streaming import (
+    Bodies,
+    BodyParser,
+    Call,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    CallEvent,
+    Malformed,
+    fold,
+)
+from engine.tool_parsers.tools import Named, Tool, ToolChoice, read_choice, read_tools
+
+__all__ = [
+    "DIALECTS",
+    "Bodies",
+    "BodyParser",
+    "Call",
+    "CallArguments",
+    "CallBegun",
+    "CallEnded",
+    "CallEvent",
+    "Dialect",
+    "Malformed",
+    "Named",
+    "Tokens",
+    "Tool",
+    "ToolChoice",
+    "ToolPlan",
+    "choose",
+    "fold",
+    "read_choice",
+    "read_tools",
+]

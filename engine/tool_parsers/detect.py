@@ -1,0 +1,51 @@
+"""Which dialect a model speaks: told by what its chat template writes, or chosen by name."""
+
+from __future__ import annotations
+
+import re
+
+from engine.errors import CheckpointError, InvalidParameter
+from engine.tool_parsers.base import Dialect, Tokens
+from engine.tool_parsers.json_formats import ARGUMENTS, NEWER_FORM, Hermes, Llama3Json, Mistral
+from engine.tool_parsers.qwen3_coder import Qwen3Coder
+
+# What the source of a template has in it that speaks the dialect; quotes may be escaped there. The first that fits
+# counts: Qwen3-Coder's tags stand between those of Hermes, and others (GLM's) share the tags but not the JSON.
+_KINDS = (
+    (Qwen3Coder, ("<tool_call>", "<function=", "<parameter=")),
+    (Hermes, ("<tool_call>", r'\\?"arguments\\?":')),
+    (Mistral, (r"\[TOOL_CALLS\]",)),
+    (Llama3Json, (r"<\|start_header_id\|>", r'\{\\?"name\\?":', r'\\?"parameters\\?":')),
+)
+DIALECTS = tuple(kind.name for kind, _ in _KINDS)
+
+
+def choose(tokens: Tokens, chat_template: str | None, name: str = "auto") -> Dialect | None:
+    """The dialect of that name, or with "auto" the one whose marks are in the source of the chat template.
+
+    None where "auto" finds no dialect, or one whose tokens the tokenizer lacks: then the model cannot call tools.
+
+    Raises:
+        InvalidParameter: there is no dialect of that name.
+        CheckpointError: the tokenizer lacks a token of the dialect that was asked for.
+    """
+    if name == "auto":
+        for kind, marks in _KINDS:
+            if chat_template is not None and all(re.search(mark, chat_template) for mark in marks):
+                return None if missing(tokens, kind.tokens) else kind(tokens)
+        return None
+    for kind, _ in _KINDS:
+        if kind.name == name:
+            if lacking := missing(tokens, kind.tokens):
+                raise CheckpointError(
+                    f"the tool-call dialect {name!r} needs the token {lacking[0]}, which this model's tokenizer "
+                    f"does not have; accepted: a dialect that fits the model, or auto."
+                )
+            if kind is Mistral and not missing(tokens, (ARGUMENTS,)):
+                raise CheckpointError(f"the tool-call dialect {name!r}: {NEWER_FORM}.")
+            return kind(tokens)
+    raise InvalidParameter("tool_dialect", f"tool_dialect is {name!r}; accepted: auto, {', '.join(DIALECTS)}.")
+
+
+def missing(tokens: Tokens, texts: tuple[str, ...]) -> list[str]:
+    return [text for text in texts if tokens.token_id(text) is None]

@@ -1,0 +1,230 @@
+"""Parses calls while they are streamed.
+
+The text of one body, read as it arrives: characters go in, events of calls come out.
+
+What a body means is a *reading*: a generator that is sent one character at a time and reports to its `Body`, so it is
+written like a recursive-descent parser and can stop anywhere. The body keeps what no call has taken yet: should the
+reading fail, that text is handed on as malformed, and nothing is lost. Knows nothing of tokens or formats.
+
+Tool calls as they arrive: a name, then fragments of the arguments' JSON text, then the end. Plain data.
+
+`fold` makes whole calls of events. However the text behind them was split, the folded result is the same. Knows nothing
+of how any model writes a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from engine.tool_parsers.json_text import SPACE
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A call of `name`, which no list of tools was asked about."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the newest call's arguments. A complete call's fragments join to one JSON object."""
+
+    fragment: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The newest call is over; complete, or as far as it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Text that stood where a call should, and is none. It never comes between a call's beginning and its end."""
+
+    text: str
+
+
+CallEvent = CallBegun | CallArguments | CallEnded | Malformed
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`arguments` is JSON text: one object, or the beginning of one where the answer was cut off."""
+
+    name: str
+    arguments: str
+
+
+def fold(events: Iterable[CallEvent]) -> tuple[list[Call], str]:
+    """The calls of a stream of events, and the text in it that was no call."""
+    calls: list[Call] = []
+    name, fragments, text = "", [""], ""
+    for event in events:
+        match event:
+            case CallBegun():
+                name, fragments = event.name, []
+            case CallArguments(fragment):
+                fragments.append(fragment)
+            case CallEnded():
+                calls.append(Call(name, "".join(fragments)))
+            case Malformed(more):
+                text += more
+    return calls, text
+
+
+T = TypeVar("T")
+Reading = Generator[None, str, T]
+
+
+class NotACall(Exception):
+    """Raised by a reading: no call goes on like this, and where the next could begin is unknown."""
+
+
+class BodyParser(Protocol):
+    """Reads one body. Its events do not depend on how the text was split, but for the cuts between fragments."""
+
+    def push(self, text: str) -> list[CallEvent]:
+        """What this much more text tells."""
+        ...
+
+    def end(self) -> list[CallEvent]:
+        """The body is over: complete, or cut off."""
+        ...
+
+
+class Body:
+    """A `BodyParser`, made of a reading.
+
+    - A call that is cut off keeps the arguments that came.
+    - Where the reading fails inside a call, the call ends with what came, and the rest of the body is malformed.
+    - Where it fails outside of one, the text since the last call's end is malformed, and so is the rest.
+    - White space and punctuation before and after calls are dropped, but not around what is no call.
+    """
+
+    def __init__(self, reading: Callable[[Body], Reading[None]]) -> None:
+        self._events: list[CallEvent] = []
+        self._fragments: list[str] = []  # arguments that are not yet an event
+        self._held: list[str] = []  # characters that no call and no event has taken
+        self._inside = False  # a candidate has begun and not ended
+        self._open = False  # a call has begun and not ended
+        self._after_call = False  # the last candidate was a call
+        self._failed = False
+        self._reading = reading(self)
+        next(self._reading)
+
+    def push(self, text: str) -> list[CallEvent]:
+        if self._failed:
+            return [Malformed(text)] if text else []
+        for at, character in enumerate(text):
+            self._held.append(character)
+            try:
+                self._reading.send(character)
+            except NotACall:
+                self._failed = True
+                self.cut()
+                self._emit(Malformed("".join(self._held) + text[at + 1 :]))
+                self._held.clear()
+                break
+        return self._taken()
+
+    def end(self) -> list[CallEvent]:
+        text = "".join(self._held)
+        if self._open:
+            self.cut()
+        elif (self._inside or not self._after_call) and text.strip(SPACE):
+            self._emit(Malformed(text))
+        self._held.clear()
+        return self._taken()
+
+    # What a reading reports. The character it was sent last is already held.
+
+    def candidate(self) -> None:
+        """What may be a call began with this character."""
+        self._inside = True
+
+    def begin(self, name: str) -> None:
+        self._emit(CallBegun(name))
+        self._open = True
+        self._held.clear()
+
+    def give(self, arguments: str) -> None:
+        """More of the begun call's arguments; what is held was read as these."""
+        self._fragments.append(arguments)
+        self._held.clear()
+
+    def cut(self) -> None:
+        """The begun call, if one is, has come as far as it will. What is held stays."""
+        if self._open:
+            self._emit(CallEnded())
+            self._open = False
+
+    def finish(self) -> None:
+        """The begun call is complete."""
+        self.cut()
+        self._held.clear()
+        self._inside, self._after_call = False, True
+
+    def reject(self) -> None:
+        """The candidate was no call, or ended before its text did."""
+        self._emit(Malformed("".join(self._held)))
+        self._held.clear()
+        self._inside, self._after_call = False, False
+
+    def _emit(self, event: CallEvent) -> None:
+        if self._fragments:
+            self._events.append(CallArguments("".join(self._fragments)))
+            self._fragments.clear()
+        self._events.append(event)
+
+    def _taken(self) -> list[CallEvent]:
+        if self._fragments:
+            self._events.append(CallArguments("".join(self._fragments)))
+            self._fragments.clear()
+        events, self._events = self._events, []
+        return events
+
+
+class Bodies:
+    """All the bodies of an answer, each told by the number of the section it stands in."""
+
+    def __init__(self, parser: Callable[[], BodyParser]) -> None:
+        self._new = parser
+        self._section: int | None = None
+        self._parser: BodyParser | None = None
+
+    def push(self, section: int, text: str) -> list[CallEvent]:
+        """What more text of a section's body tells; a new section ends the one before."""
+        events: Sequence[CallEvent] = ()
+        if section != self._section or self._parser is None:
+            events = self.end()
+            self._section, self._parser = section, self._new()
+        return [*events, *self._parser.push(text)]
+
+    def end(self) -> list[CallEvent]:
+        """The answer is over, or free text goes on."""
+        parser, self._parser = self._parser, None
+        return [] if parser is None else parser.end()
+
+
+def nonspace() -> Reading[str]:
+    """The next character that is no white space."""
+    while (character := (yield)) in SPACE:
+        pass
+    return character
+
+
+def exactly(text: str) -> Reading[None]:
+    """This text, now."""
+    for expected in text:
+        if (yield) != expected:
+            raise NotACall
+
+
+def only_space() -> Reading[None]:
+    """No more calls."""
+    while True:
+        if (yield) not in SPACE:
+            raise NotACall
