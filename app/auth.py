@@ -1,30 +1,141 @@
-"""Authenticates requests to a server that asks for keys: by a valid key, or a session that one has opened.
+"""Authentication: keys, sessions, scopes, and the login throttle.
+
+Authenticates requests to a server that asks for keys: by a valid key, or a session that one has opened.
 
 It stands before all routes, so that one that is added is closed too. Open are the page's own files, `/health`, and
 `/api/session`, where one signs in. Knows nothing of what a user may do.
+
+Limits how often an address may show an unknown key: five times at once, then after waits that double.
+
+A key accepted a short time ago is never held up: where many people come from one address, one of them with a wrong
+key does not lock the others out. Knows nothing of keys, which it is given as hashes.
+
+Credentials of a request: a key in `Authorization: Bearer`, or else the cookie of a session.
+
+Knows nothing of whether they are good.
+
+Scopes of keys: each route is in at most one, and some routes count towards limits.
+
+A path that is in no scope is for keys of every scope. A test holds the table to the routes that there are.
+Knows nothing of keys.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import math
+import re
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.attempts import Attempts
 from app.config import LOCAL_USER
-from app.credentials import bearer, session_token
-from app.data.accounts import NO_QUOTA, Account, Accounts, ApiKey, KeyState, Role, hashed
-from app.data.quotas import Quota, Used
+from app.db.accounts import NO_QUOTA, Account, Accounts, ApiKey, KeyState, Role, hashed
+from app.db.quotas import Quota, Used
 from app.errors import ApiError, note
 from app.page import is_pages
-from app.scopes import scope_of
+
+FREE = 5
+LONGEST_S = 300.0
+_FORGOTTEN_S = 900.0
+_ADDRESSES, _ACCEPTED = 4096, 4096  # remembered at once
+
+
+class Attempts:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._failed = OrderedDict[str, tuple[int, float]]()  # by address: how often, and when last
+        self._accepted = OrderedDict[str, None]()
+
+    def wait_s(self, address: str, shown: str) -> float:
+        """Returns the seconds that this address has to wait before what it shows is looked at; 0 for not at all."""
+        if shown in self._accepted:
+            return 0.0
+        times, last = self._failed.get(_network(address), (0, 0.0))
+        if times < FREE or self._now() - last > _FORGOTTEN_S:
+            return 0.0
+        return max(0.0, last + min(LONGEST_S, 2.0 ** (times - FREE)) - self._now())
+
+    def failed(self, address: str) -> None:
+        network = _network(address)
+        times, last = self._failed.pop(network, (0, 0.0))
+        self._failed[network] = (1 if self._now() - last > _FORGOTTEN_S else times + 1, self._now())
+        if len(self._failed) > _ADDRESSES:
+            self._failed.popitem(last=False)
+
+    def accepted(self, shown: str) -> None:
+        self._accepted[shown] = None
+        self._accepted.move_to_end(shown)
+        if len(self._accepted) > _ACCEPTED:
+            self._accepted.popitem(last=False)
+
+
+def _network(address: str) -> str:
+    """An IPv6 client has a whole network of addresses: 64 bits of it count."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else address
+
+
+COOKIE = "ponder_session"
+
+
+def bearer(headers: Headers) -> str | None:
+    """The key. Other schemes are for others, such as a proxy in front, and count as nothing."""
+    scheme, _, text = headers.get("authorization", "").strip().partition(" ")
+    return text.strip() if scheme.lower() == "bearer" and text.strip() else None
+
+
+def session_token(headers: Headers) -> str | None:
+    """The token of the cookie, where no key says it already."""
+    if bearer(headers) is not None or (sent := headers.get("cookie")) is None:
+        return None
+    return cookie_parser(sent).get(COOKIE) or None
+
+
+KeyScope = Literal["chat", "v1", "sequences", "documents", "tools", "metrics", "operator"]
+
+SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
+
+# The first that fits, by how a path begins.
+_BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
+    ("/v1", "v1"),
+    ("/api/operator", "operator"),
+    ("/api/sequences", "sequences"),
+    ("/api/(documents|collections|invitations|jobs|search)", "documents"),
+    ("/api/(notes|permissions|tools)", "tools"),
+    ("/api/chats/[^/]+/permissions", "tools"),
+    ("/mcp", "tools"),
+    ("/api/(chats|folders|runs|server|strategies)", "chat"),
+    ("/metrics", "metrics"),
+)
+_TABLE = tuple((re.compile(rf"{pattern}(/|$)"), scope) for pattern, scope in _BEGINNINGS)
+
+_METERED = re.compile(
+    r"/v1/(chat/completions|completions|responses|embeddings)/?"
+    r"|/api/(chats/[^/]+/runs|search|sequences|sequences/[^/]+/(generate|score))/?"
+)
+
+
+def scope_of(path: str) -> KeyScope | None:
+    return next((scope for pattern, scope in _TABLE if pattern.match(path)), None)
+
+
+def is_metered(method: str, path: str) -> bool:
+    """Tells whether a request makes a model work, and so counts towards limits."""
+    return method == "POST" and _METERED.fullmatch(path) is not None
+
 
 T = TypeVar("T")
 log = logging.getLogger("ponder")

@@ -14,11 +14,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from app.api import accounts, chats, collections, folders, permissions, runs, search, session, tools
-from app.data.exchange import Export
-from app.openai.embeddings import EmbeddingRequest
+from app.api import accounts, chats, collections, permissions, runs, search, tools
+from app.api import accounts as session
+from app.api import chats as folders
+from app.db.chat_exchange import Export
+from app.openai.request_models import ChatRequest, CompletionRequest
 from app.openai.responses_request import ResponseRequest
-from app.openai.schemas import ChatRequest, CompletionRequest
+from app.openai.routes import EmbeddingRequest
 from app.sequences.requests import (
     AppendRequest,
     ForkRequest,

@@ -16,43 +16,42 @@ from fastapi.responses import JSONResponse
 
 from app import errors, openai, openapi
 from app.admission import Admission, AdmissionGate
-from app.api import (
-    accounts,
-    chats,
-    collections,
-    documents,
-    exchange,
-    folders,
-    jobs,
-    operator,
-    pages,
-    permissions,
-    runs,
-    search,
-    sequences,
-    session,
-    strategies,
-    tools,
-)
-from app.around import surround
+from app.answering.model_registry import Models
+from app.answering.reasoning_config import Manners
+from app.answering.served_model import Served
+from app.answering.tool_service import Toolshed
+from app.api import chats
+from app.api.accounts import router as accounts_router
+from app.api.accounts import session_router as session_router
+from app.api.chats import exchange_router as exchange_router
+from app.api.chats import folders_router as folders_router
+from app.api.chats import router as chats_router
+from app.api.collections import router as collections_router
+from app.api.documents import jobs_router as jobs_router
+from app.api.documents import pages_router as pages_router
+from app.api.documents import router as documents_router
+from app.api.mcp_endpoint import McpEndpoint
+from app.api.operator import router as operator_router
+from app.api.permissions import router as permissions_router
+from app.api.runs import router as runs_router
+from app.api.search import router as search_router
+from app.api.sequences import router as sequences_router
+from app.api.tools import router as tools_router
+from app.api.tools import strategies_router as strategies_router
 from app.auth import Auth, RequireUser
 from app.config import BadSetting, Settings
-from app.data.accounts import Accounts
-from app.drain import Drain, Draining
-from app.library import open_library
-from app.manner import Manners
-from app.mcp import McpEndpoint
-from app.metrics import Goals, Meter
-from app.models import Models
+from app.connections import Drain, Draining
+from app.db.accounts import Accounts
+from app.db.store import Store
+from app.documents import open_library
+from app.middleware import surround
+from app.observability import Goals, Meter
 from app.openai import responses
 from app.page import mount_page
-from app.runs.live import Runs
-from app.sequences import kept
+from app.runs.live_runs import Runs
+from app.sequences import persistence
 from app.sequences.sequences import Sequences
-from app.served import Served
 from app.state import State
-from app.store import Store
-from app.toolshed import Toolshed
 from engine.errors import EngineRestarting, EngineStopped
 from reasoning.agent import Limits
 
@@ -111,7 +110,7 @@ def create_app(
             await runs.recover()
             closing.callback(asyncio.create_task(opened.deleted.purge_when_due()).cancel)
             state.sequences = closing.enter_context(Sequences.of_settings(settings))
-            await kept.take_up(state.sequences, models, kept.file_of(settings.resolved_data_dir))
+            await persistence.take_up(state.sequences, models, persistence.file_of(settings.resolved_data_dir))
             state.opened(opened, runs, shelf, toolshed)
             closing.push_async_callback(mcp.close)
             yield
@@ -122,12 +121,25 @@ def create_app(
     app.include_router(openai.router)
     app.include_router(responses.router)
     # Before chats: their addresses would be those of a chat's id.
-    parts = (
-        exchange, chats, runs, folders, documents, pages, jobs, collections, search, tools, permissions, sequences,
-        strategies, session, operator, accounts,
-    )  # fmt: skip
-    for part in parts:
-        app.include_router(part.router)
+    for router in (
+        exchange_router,
+        chats_router,
+        runs_router,
+        folders_router,
+        documents_router,
+        pages_router,
+        jobs_router,
+        collections_router,
+        search_router,
+        tools_router,
+        permissions_router,
+        sequences_router,
+        strategies_router,
+        session_router,
+        operator_router,
+        accounts_router,
+    ):
+        app.include_router(router)
     app.router.routes.append(mcp.route())
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, Self
 from fastapi import FastAPI, Request
 
 from app.admission import Admission
+from app.answering.model_registry import Models
+from app.answering.reasoning_config import Manners
+from app.answering.served_model import Served
+from app.answering.thinking_summary import Summariser, Thoughts
 from app.config import Settings
-from app.drain import Drain
-from app.manner import Manners
-from app.metrics import Counting, Meter
-from app.models import Models
-from app.served import Served
-from app.thoughts import Summariser, Thoughts
+from app.connections import Drain
+from app.observability import Counting, Meter
 
 if TYPE_CHECKING:
+    from app.answering.tool_service import Toolshed
     from app.auth import Auth
-    from app.runs.live import Runs
+    from app.db.store import Store
+    from app.runs.live_runs import Runs
     from app.sequences.sequences import Sequences
-    from app.store import Store
-    from app.toolshed import Toolshed
-    from app.workers.home import Workers
+    from app.workers.primary import Workers
     from retrieval import Library
 
 

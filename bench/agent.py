@@ -23,10 +23,10 @@ from typing import Any
 import httpx
 import uvicorn
 
+from app.answering.reasoning_config import plan_of
+from app.answering.served_model import Served
 from app.cli.serve import bind
 from app.config import load_settings
-from app.plans import plan_of
-from app.served import Served
 from app.server import create_app
 from bench import hardware
 from engine import GREEDY, Engine, EngineConfig, Span

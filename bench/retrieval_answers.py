@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from app.answering.served_model import Served
 from app.runs.events import CitationRef
-from app.runs.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
-from app.served import Served
+from app.runs.rag import REFUSAL, CheckedAnswer, Grounds, grounds
 from bench.retrieval_quality import USER, Asked
 from engine import GREEDY, Engine, Span
 from reasoning.thinking import think_and_answer

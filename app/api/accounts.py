@@ -1,4 +1,11 @@
-"""The operator's routes of users and their keys. A key is told once, when it is made; later only how it begins."""
+"""Routes of accounts, keys and sign-in.
+
+The operator's routes of users and their keys. A key is told once, when it is made; later only how it begins.
+
+Signing in and out: a key once, and then a cookie that no script can read.
+
+Everybody may ask who they are, also nobody: the page does, before it shows anything. Knows nothing of keys.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +16,18 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 
-from app.api.query import parameters, texts
-from app.body import json_object
-from app.data.accounts import MAX_EXPIRES_S, USER_ID, Account, Accounts, ApiKey, Role
-from app.data.errors import NameTaken, NotThere
-from app.data.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, USER_QUOTAS, Quota, Used
+from app.api.query_params import parameters, texts
+from app.auth import COOKIE, LOCAL, SCOPES, SESSION_PATH, KeyScope, Who, address_of, session_token
+from app.current_user import Operator
+from app.db.accounts import MAX_EXPIRES_S, SESSION_S, USER_ID, Account, Accounts, ApiKey, Role
+from app.db.database import NameTaken, NotThere
+from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, USER_QUOTAS, Quota, Used
 from app.errors import ApiError, invalid
-from app.openai.fields import parse
-from app.scopes import SCOPES, Scope
+from app.openai.request_fields import parse
+from app.request_body import json_object
 from app.state import State
-from app.users import Operator
 
 router = APIRouter(prefix="/api/operator", tags=["Operator"])
 
@@ -88,7 +96,7 @@ class KeyRequest(BaseModel):
     expires_s: float | None = Field(
         None, gt=0, le=MAX_EXPIRES_S, description=f"seconds that it is valid, above 0 and up to {MAX_EXPIRES_S}"
     )
-    scopes: list[Scope] | None = Field(None, min_length=1, description=_SCOPES)
+    scopes: list[KeyScope] | None = Field(None, min_length=1, description=_SCOPES)
     quota: QuotaFields | None = Field(None, description=_QUOTA)
 
 
@@ -98,7 +106,7 @@ class KeyChange(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     name: str = Field("", max_length=100, description="a line of at most 100 characters: what it is for")
-    scopes: list[Scope] | None = Field(None, min_length=1, description=_SCOPES)
+    scopes: list[KeyScope] | None = Field(None, min_length=1, description=_SCOPES)
     quota: QuotaFields | None = Field(None, description=_QUOTA)
 
 
@@ -213,7 +221,7 @@ def _shown(account: Account) -> dict[str, Any]:
     return account.told()
 
 
-def _ordered(scopes: Sequence[Scope] | None) -> list[Scope] | None:
+def _ordered(scopes: Sequence[KeyScope] | None) -> list[KeyScope] | None:
     """Each once, in one order."""
     return None if scopes is None else [each for each in SCOPES if each in scopes]
 
@@ -222,3 +230,64 @@ def _line(field: str, text: str, *, empty: bool = False) -> str:
     if not text.isprintable() or not (empty or text.strip()):
         raise invalid(field, f"{field} is {text!r:.60}; accepted: {_NAME}, without line breaks or control characters.")
     return text.strip()
+
+
+session_router = APIRouter(tags=["Session"])
+
+
+class SessionRequest(BaseModel):
+    """The body of `POST /api/session`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    key: str = Field(min_length=1, max_length=200, description="an API key, as `ponder keys create` shows it")
+
+
+@session_router.get(SESSION_PATH)
+async def session(request: Request) -> dict[str, Any]:
+    parameters(request)
+    state = State.of(request)
+    if state.settings.auth == "off":
+        return _session_shown("off", LOCAL)
+    return _session_shown("keys", await state.auth.who(Headers(scope=request.scope), address_of(request.scope)))
+
+
+@session_router.post(SESSION_PATH)
+async def sign_in(request: Request) -> Response:
+    parameters(request)
+    auth = _asked(request).auth
+    key = parse(await json_object(request), SessionRequest, no_effect=frozenset()).key.strip()
+    who, token = await auth.sign_in(key, address_of(request.scope))
+    response = JSONResponse(_session_shown("keys", who))
+    response.set_cookie(
+        COOKIE, token, max_age=int(SESSION_S), secure=request.url.scheme == "https", httponly=True, samesite="strict"
+    )
+    return response
+
+
+@session_router.delete(SESSION_PATH)
+async def sign_out(request: Request) -> Response:
+    parameters(request)
+    auth = _asked(request).auth
+    if (token := session_token(request.headers)) is not None:
+        await auth.sign_out(token)
+    response = Response(status_code=204)
+    response.delete_cookie(COOKIE, secure=request.url.scheme == "https", httponly=True, samesite="strict")
+    return response
+
+
+def _asked(request: Request) -> State:
+    """
+    Raises:
+        ApiError: 409, nobody is asked who they are.
+    """
+    state = State.of(request)
+    if state.settings.auth == "off":
+        message = "There is nothing to sign in to: this server asks nobody for a key (the setting auth is off)."
+        raise ApiError(409, message, code="auth_off")
+    return state
+
+
+def _session_shown(auth: str, who: Who | None) -> dict[str, Any]:
+    user = None if who is None else {"id": who.id, "name": who.name, "role": who.role}
+    return {"auth": auth, "user": user, "expires_at": None if who is None else who.session_ends_at}

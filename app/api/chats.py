@@ -1,27 +1,37 @@
-"""The routes of `/api` for chats: listing, searching, reading and changing them, and what the page learns of its host.
+"""Routes of chats, their folders, export and import.
+
+The routes of `/api` for chats: listing, searching, reading and changing them, and what the page learns of its host.
 
 A chat's messages are a tree; what is shown is its current branch, unless all of it is asked for. Knows nothing of how
 answers are made.
+
+The routes of folders, which chats may be put under.
+
+The routes that give chats as a file and take such a file back.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
+import re
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.query import bounded, parameters, texts
-from app.body import json_object
-from app.data.chats import BadCursor
-from app.data.exchange import MAX_TITLE
-from app.data.tree import Tree
+from app.api.chat_export import POLICY, Told, markdown, page, told
+from app.api.query_params import bounded, parameters, texts
+from app.current_user import User
+from app.db.chat_exchange import MAX_FOLDER, MAX_TITLE, BadChats, Export
+from app.db.chats import BadCursor, Tree
 from app.errors import invalid
-from app.openai.fields import parse
+from app.openai.request_fields import checked, parse
+from app.request_body import json_object
 from app.state import State
-from app.users import User
 
 router = APIRouter(prefix="/api", tags=["Chats"])
 
@@ -178,3 +188,114 @@ async def restore_chat(request: Request, user: User, chat_id: str) -> dict[str, 
     store = State.of(request).store
     await store.deleted.restore("chat", user, chat_id)
     return await store.chats.get(user, chat_id)
+
+
+folders_router = APIRouter(prefix="/api", tags=["Folders"])
+
+
+class FolderRequest(BaseModel):
+    """The body of `POST /api/folders` and `PATCH /api/folders/{id}`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str = Field(min_length=1, max_length=MAX_FOLDER, description=f"a text of 1 to {MAX_FOLDER} characters")
+
+
+@folders_router.get("/folders")
+async def folders(request: Request, user: User) -> dict[str, Any]:
+    parameters(request)
+    return {"folders": await State.of(request).store.folders.of(user)}
+
+
+@folders_router.post("/folders")
+async def create_folder(request: Request, user: User) -> Response:
+    name = await _name(request)
+    return JSONResponse(await State.of(request).store.folders.create(user, name), 201)
+
+
+@folders_router.patch("/folders/{folder_id}")
+async def rename_folder(request: Request, user: User, folder_id: str) -> dict[str, Any]:
+    name = await _name(request)
+    return await State.of(request).store.folders.rename(user, folder_id, name)
+
+
+@folders_router.delete("/folders/{folder_id}")
+async def delete_folder(request: Request, user: User, folder_id: str) -> dict[str, Any]:
+    parameters(request)
+    until = await State.of(request).store.deleted.delete("folder", user, folder_id)
+    return {"id": folder_id, "restorable_until": until}
+
+
+@folders_router.post("/folders/{folder_id}/restore")
+async def restore_folder(request: Request, user: User, folder_id: str) -> dict[str, Any]:
+    parameters(request)
+    store = State.of(request).store
+    await store.deleted.restore("folder", user, folder_id)
+    return await store.folders.get(user, folder_id)
+
+
+async def _name(request: Request) -> str:
+    parameters(request)
+    name = parse(await json_object(request), FolderRequest, no_effect=frozenset()).name
+    if name != name.strip():
+        raise invalid("name", f"name is {name!r:.60}; accepted: a text without white space around it.")
+    return name
+
+
+exchange_router = APIRouter(prefix="/api", tags=["Chats"])
+
+MAX_IMPORT_BYTES = 32 << 20
+MAX_IMPORT_NAMES = 100_000  # those of about 7,000 messages
+_NAME_CHARACTERS = 80
+_FORMS: dict[str, tuple[Callable[[Told], str], str, str]] = {  # for reading: how, the media type, and the name's end
+    "html": (page, "text/html", "html"),
+    "markdown": (markdown, "text/markdown", "md"),
+}
+
+
+@exchange_router.get("/chats/export")
+async def export_all(request: Request, user: User) -> Response:
+    parameters(request)
+    return _json(await State.of(request).store.exchange.export(user), "ponder-chats")
+
+
+@exchange_router.get("/chats/{chat_id}/export")
+async def export_one(request: Request, user: User, chat_id: str) -> Response:
+    form = texts(request, "format").get("format", "json")
+    store = State.of(request).store
+    if form == "json":
+        return _json(await store.exchange.export(user, chat_id), "ponder-chat")
+    if form not in _FORMS:
+        raise invalid("format", f"format is {form!r:.60}; accepted: json, {', '.join(_FORMS)}.")
+    write, media_type, end = _FORMS[form]
+    chat = await told(store, user, chat_id)
+    text = await asyncio.to_thread(write, chat)
+    # Should a browser show it all the same, it is no page of this server's.
+    headers = {**_attached(_export_name(chat.title), end), "Content-Security-Policy": f"sandbox; {POLICY}"}
+    return Response(text, media_type=media_type, headers={**headers, "X-Content-Type-Options": "nosniff"})
+
+
+@exchange_router.post("/chats/import")
+async def import_chats(request: Request, user: User) -> Response:
+    parameters(request)
+    body = await json_object(request, MAX_IMPORT_BYTES, names=MAX_IMPORT_NAMES)
+    try:
+        made = await State.of(request).store.exchange.add(user, await checked(body, Export, no_effect=frozenset()))
+    except BadChats as error:
+        raise invalid(error.path, str(error)) from None
+    return JSONResponse({"chat_ids": made}, 201)
+
+
+def _json(export: dict[str, Any], name: str) -> Response:
+    return JSONResponse(export, headers=_attached(name, "json"))
+
+
+def _export_name(title: str) -> str:
+    """A file's name that every system takes."""
+    words = re.sub(r"[^\w\- ]+", " ", title[:_NAME_CHARACTERS])
+    return " ".join(words.split()) or "chat"
+
+
+def _attached(name: str, end: str) -> dict[str, str]:
+    plain = name if name.isascii() else "chat"
+    return {"Content-Disposition": f"attachment; filename=\"{plain}.{end}\"; filename*=UTF-8''{quote(name)}.{end}"}

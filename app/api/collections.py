@@ -12,13 +12,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.query import number_in_path
-from app.api.shown import CollectionShown, InvitationShown, MemberShown
-from app.body import json_object
+from app.api.query_params import number_in_path
+from app.api.response_models import CollectionShown, InvitationShown, MemberShown
+from app.current_user import User
 from app.errors import ApiError, invalid
-from app.openai.fields import parse
+from app.openai.request_fields import parse
+from app.request_body import json_object
 from app.state import State
-from app.users import User
 from retrieval import NameTaken, TooManyInvited
 
 router = APIRouter(prefix="/api", tags=["Collections"])

@@ -1,7 +1,16 @@
-"""The routes of documents: files come in and are read, one by one they can be listed, quoted, opened and deleted.
+"""Routes of documents, their ingestion jobs and pictures of pages.
+
+The routes of documents: files come in and are read, one by one they can be listed, quoted, opened and deleted.
 
 An upload goes to disk as it comes and becomes a job; its answer waits a little for the job's end. No file is ever
 served for a browser to show: a document may be made to harm whoever opens it here.
+
+The routes of ingest jobs: how far they have come, file by file, and their end.
+
+The routes of a PDF's pages: their sizes and what text they have, and a page as a picture.
+
+A picture is drawn in a process of its own and is nothing but pixels, so whatever the file holds runs nowhere. Knows
+nothing of passages: their boxes are a document's.
 """
 
 from __future__ import annotations
@@ -22,13 +31,13 @@ from fastapi.responses import FileResponse, JSONResponse
 from pebble import ProcessFuture
 
 from app.api.multipart import BadForm, Form, plain_path
-from app.api.query import number_in_path, parameters, whole_number
-from app.api.shown import DocumentShown, Ingested, JobShown
-from app.body import json_value, pieces
-from app.disconnect import while_connected
+from app.api.query_params import bounded, number_in_path, parameters, texts, whole_number
+from app.api.response_models import DocumentShown, Ingested, JobShown, JobSummary
+from app.connections import while_connected
+from app.current_user import User
 from app.errors import ApiError, invalid
+from app.request_body import json_value, pieces
 from app.state import State
-from app.users import User
 from retrieval import Document, Given, Job, Library, NotFound
 from retrieval.parsing.parsed import Unreadable
 from retrieval.parsing.sniff import PDF
@@ -334,3 +343,93 @@ def gone(found: Document) -> ApiError:
     """The refusal where a document's file is needed and is not there."""
     message = f"The file that {found.source} was read from is not there any more, or not as it was."
     return ApiError(404, message, code="file_gone")
+
+
+jobs_router = APIRouter(prefix="/api", tags=["Documents"])
+
+MOST_JOBS = 100  # in the list
+
+
+@jobs_router.get("/jobs")
+async def jobs(request: Request, user: User) -> dict[str, list[JobSummary]]:
+    parameters(request)
+    library = State.of(request).library
+
+    def newest() -> list[JobSummary]:
+        return [job_shown(library, user, job).summary() for job in library.ingest.jobs.of(user)[:MOST_JOBS]]
+
+    return {"jobs": await asyncio.to_thread(newest)}
+
+
+@jobs_router.get("/jobs/{job_id}")
+async def job(request: Request, user: User, job_id: str) -> JobShown:
+    return await asyncio.to_thread(job_shown, State.of(request).library, user, job_id)
+
+
+@jobs_router.post("/jobs/{job_id}/cancel")
+async def cancel(request: Request, user: User, job_id: str) -> JSONResponse:
+    await asyncio.to_thread(State.of(request).library.ingest.cancel, user, job_id)
+    return JSONResponse({"id": job_id}, 202)
+
+
+pages_router = APIRouter(prefix="/api", tags=["Documents"])
+
+WIDTH, MOST_WIDTH = 1200, 3000  # pixels
+_HEADERS = {
+    "Cache-Control": "private, no-cache",  # asked for each time: whoever lost the right to it sees it no more
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'",
+}
+
+
+@pages_router.get("/documents/{document_id}/pages")
+async def pages(request: Request, user: User, document_id: str) -> dict[str, Any]:
+    parameters(request)
+    found = await document_of(request, user, document_id)
+    library = State.of(request).library
+
+    try:
+        stored = await asyncio.to_thread(library.store.pages, user, found.id)
+        sizes = list[tuple[float | None, float | None]]([(None, None)] * len(stored))
+        if found.media_type == PDF:
+            sizes = [*await viewed(request, user, library.sizes, found.id)]
+        if len(sizes) != len(stored):
+            raise Unreadable("The PDF is not the one that was read.")
+    except (Unreadable, NotFound):
+        raise gone(found) from None
+    shown = [
+        {"number": page.number, "start": page.start, "end": page.end, "width": width, "height": height}
+        for page, (width, height) in zip(stored, sizes, strict=True)
+    ]
+    return {"document": found.id, "pages": shown}
+
+
+@pages_router.get("/documents/{document_id}/pages/{page}")
+async def picture(request: Request, user: User, document_id: str, page: str) -> Response:
+    width = bounded("width", texts(request, "width").get("width"), WIDTH, MOST_WIDTH)
+    found = await document_of(request, user, document_id)
+    number = _page(found, page)
+    headers = {**_HEADERS, "ETag": f'"{found.version}-{number}-{width}"'}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    library = State.of(request).library
+    try:
+        content = await viewed(request, user, library.draw, found.id, number, width)
+    except NotFound:
+        raise gone(found) from None
+    except Unreadable as error:
+        raise ApiError(422, str(error), code="unreadable_page") from None
+    return Response(content, media_type="image/png", headers=headers)
+
+
+def _page(found: Document, text: str) -> int:
+    """
+    Raises:
+        ApiError: 404, there is no such page to be drawn.
+    """
+    if found.media_type != PDF:
+        raise ApiError(404, f"{found.source} is no PDF: it has no pages to show.", code="no_pages")
+    number = number_in_path(text, "page")
+    if not 1 <= number <= found.pages:
+        raise ApiError(404, f"There is no page {number}; {found.source} has pages 1 to {found.pages}.", code="no_pages")
+    return number

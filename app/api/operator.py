@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 
 from app.api.chats import version
-from app.api.query import bounded, parameters, texts
+from app.api.query_params import bounded, parameters, texts
 from app.api.tools import tool_list
 from app.config import changed_settings
-from app.data.accounts import Accounts
+from app.current_user import Operator
+from app.db.accounts import Accounts
 from app.state import State
-from app.users import Operator
 from tools.options import PERMISSIONS
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.query import parameters
-from app.body import json_object
+from app.api.query_params import parameters
+from app.current_user import User
 from app.errors import ApiError
-from app.openai.fields import parse
+from app.openai.request_fields import parse
+from app.request_body import json_object
 from app.state import State
-from app.users import User
 from tools.grants import Grant
 from tools.options import PERMISSIONS, Permission
 from tools.policy import Policy

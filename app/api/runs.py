@@ -17,26 +17,24 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from app.admission.ticket import DEADLINE, PRIORITY, enter, narrow, output_limit, with_room
-from app.api.query import parameters, texts
-from app.body import MAX_BODY_BYTES, is_large, json_object
-from app.checkers import CHECKER
+from app.admission.request_budget import DEADLINE, PRIORITY, enter, narrow, output_limit, with_room
+from app.answering.checkers import CHECKER
+from app.answering.reasoning_config import EFFORTS, THINKING, Asked, BudgetFields, Effort
+from app.answering.served_model import Served
+from app.answering.tool_service import UnknownTool
+from app.api.query_params import parameters, texts
 from app.config import AUTO_NAME, DEFAULT_NAME
-from app.data.quotas import MAX_DEADLINE_S, MAX_PRIORITY
-from app.data.run_keys import RunKey
-from app.data.run_rows import LoggedEvent, Place
-from app.efforts import EFFORTS, THINKING, BudgetFields, Effort
+from app.current_user import Asker, User, check_checker_scope, check_scope
+from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
+from app.db.runs import LoggedEvent, Place, RunKey
 from app.errors import ApiError, invalid
-from app.manner import Asked
-from app.openai.fields import explain, parse
-from app.openai.stream import PING_S, STREAM_HEADERS
-from app.runs.live import ChatBusy
+from app.openai.event_stream import PING_S, STREAM_HEADERS
+from app.openai.request_fields import explain, parse
+from app.request_body import MAX_BODY_BYTES, is_large, json_object
+from app.runs.live_runs import ChatBusy
 from app.runs.run import Ask
 from app.runs.trace import lines
-from app.served import Served
 from app.state import State
-from app.toolshed import UnknownTool
-from app.users import Asker, User, check_checker_scope, check_scope
 
 router = APIRouter(prefix="/api", tags=["Runs"])
 

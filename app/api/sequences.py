@@ -12,14 +12,17 @@ from typing import Any, ParamSpec, TypeVar
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.admission.ticket import enter, narrow
-from app.api.query import parameters
-from app.body import MAX_BODY_BYTES, json_object
-from app.disconnect import while_connected
+from app.admission.request_budget import enter, narrow
+from app.answering.served_model import Served
+from app.api.query_params import parameters
+from app.connections import while_connected
+from app.current_user import User
 from app.errors import ApiError, from_exception, invalid
-from app.openai.fields import checked, parse
-from app.openai.schemas import ChatRequest
-from app.openai.stream import EventStream
+from app.openai.event_stream import EventStream
+from app.openai.request_fields import checked, parse
+from app.openai.request_models import ChatRequest
+from app.request_body import MAX_BODY_BYTES, json_object
+from app.sequences.generation import finite, written
 from app.sequences.leased import LeasedSequence
 from app.sequences.requests import (
     AppendRequest,
@@ -30,10 +33,7 @@ from app.sequences.requests import (
     generate_request,
 )
 from app.sequences.sequences import Sequences
-from app.sequences.writing import finite, written
-from app.served import Served
 from app.state import State
-from app.users import User
 from engine.errors import EngineError
 
 router = APIRouter(prefix="/api/sequences", tags=["Sequences"])

@@ -1,4 +1,9 @@
-"""The routes of tools: what there is, what could not be loaded, and what a person decides while a run waits."""
+"""Routes of tools, notes, approvals and strategies.
+
+The routes of tools: what there is, what could not be loaded, and what a person decides while a run waits.
+
+The route of strategies: which there are, what they take, and what an effort of thinking stands for.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.body import json_object
+from app.answering.tool_service import Toolshed
+from app.api.query_params import parameters
+from app.current_user import User
 from app.errors import ApiError
-from app.openai.fields import parse
-from app.runs.tools import RunTools
+from app.openai.request_fields import parse
+from app.request_body import json_object
+from app.runs.run_tools import RunTools
 from app.state import State
-from app.toolshed import Toolshed
-from app.users import User
 from tools.builtin.notebook import NoteError
 
 router = APIRouter(prefix="/api", tags=["Tools"])
@@ -110,3 +116,28 @@ async def _tools_of(request: Request, user: str, run_id: str) -> RunTools:
     if found is None:
         raise ApiError(404, f"There is no run {run_id!r:.60} that waits for anybody.", code="not_waiting")
     return found
+
+
+strategies_router = APIRouter(prefix="/api", tags=["Strategies"])
+
+
+@strategies_router.get("/strategies")
+async def strategies(request: Request, user: User) -> dict[str, Any]:
+    parameters(request)
+    state = State.of(request)
+    manners = state.manners
+    return {
+        "strategies": [
+            {
+                "name": each.name, "about": each.about, "options": each.options.model_json_schema(),
+                "origin": each.origin,
+            }
+            for each in manners.strategies
+        ],
+        "faults": [{"origin": origin, "error": why} for origin, why in manners.strategies.faults.items()],
+        "efforts": {name: budget.model_dump() for name, budget in manners.efforts.items()},
+        "limits": {
+            "branches": manners.quota.branches, "nodes": manners.quota.nodes, "seconds": manners.seconds,
+        },
+        "thinking_text": state.settings.thinking_text,
+    }  # fmt: skip

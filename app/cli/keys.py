@@ -16,11 +16,11 @@ from datetime import datetime
 from rich.console import Console
 from rich.table import Table
 
+from app.auth import SCOPES
 from app.config import BadSetting, Settings
-from app.data.accounts import MAX_EXPIRES_S, USER_ID, Accounts, ApiKey, Role, RoleDiffers
-from app.data.errors import NotThere
-from app.data.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, Quota
-from app.scopes import SCOPES
+from app.db.accounts import MAX_EXPIRES_S, USER_ID, Accounts, ApiKey, Role, RoleDiffers
+from app.db.database import NotThere
+from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, Quota
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _NAME_CHARACTERS = 100

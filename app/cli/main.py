@@ -16,11 +16,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from app.cli.backup_commands import backup
-from app.cli.explained import DataDir, fail, or_explain, settings_of
-from app.cli.keys_commands import keys
+from app.cli.commands import backup, keys, tools
+from app.cli.errors import DataDir, fail, or_explain, settings_of
 from app.cli.serve_command import serve
-from app.cli.tools_commands import tools
 
 cli = typer.Typer(
     name="ponder",
@@ -90,9 +88,9 @@ def index(
 ) -> None:
     """Index documents, so that chats and searches find them. Again: only what changed is read."""
     settings = settings_of(None, data_dir=data_dir)
-    from app.cli import library
+    from app.cli import documents
 
-    raise typer.Exit(or_explain(library.index, paths, collection, settings))
+    raise typer.Exit(or_explain(documents.index, paths, collection, settings))
 
 
 @cli.command()
@@ -108,9 +106,9 @@ def search(
 ) -> None:  # fmt: skip
     """Search the documents that were indexed or uploaded."""
     settings = settings_of(None, data_dir=data_dir)
-    from app.cli import library
+    from app.cli import documents
 
-    or_explain(library.search, query, limit, collection, rerank, as_json, settings)
+    or_explain(documents.search, query, limit, collection, rerank, as_json, settings)
 
 
 @cli.command()
@@ -158,9 +156,10 @@ def eval_retrieval(
 ) -> None:  # fmt: skip
     """Index a judged set and search for its queries: nDCG@10, MRR@10, recall and latency."""
     settings = settings_of(None)
-    from app.cli.evaluation import evaluate
 
-    or_explain(evaluate, beir, split, rerank, as_json, settings)
+    from app.cli.evaluation import evaluate_retrieval
+
+    or_explain(evaluate_retrieval, beir, split, rerank, as_json, settings)
 
 
 @evaluations.command("reasoning")
@@ -200,9 +199,9 @@ def eval_reasoning(
 ) -> None:  # fmt: skip
     """Accuracy against tokens spent, for strategies and budgets, on tasks of your own."""
     settings = settings_of(None, model=model)
-    from app.cli.reasoning import evaluate
+    from app.cli.evaluation import evaluate_reasoning
 
-    or_explain(evaluate, tasks, strategy or [], effort or [], n, max_tokens, as_json, plot, settings)
+    or_explain(evaluate_reasoning, tasks, strategy or [], effort or [], n, max_tokens, as_json, plot, settings)
 
 
 for group in (tools, keys, backup):

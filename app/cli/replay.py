@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from app.answering.reasoning_config import Manners
+from app.answering.served_model import Served
 from app.config import BadSetting, Settings
-from app.manner import Manners
 from app.runs.trace import BadTrace, Replayed, Trace, doubts, replay
-from app.served import Served
 from engine import Engine
 
 

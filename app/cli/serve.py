@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
-from app import logs, tracing
 from app.config import BadSetting, Settings, server_file
-from app.data.accounts import Accounts
-from app.data.damage import refuse_damage
-from app.loopback import is_loopback
-from app.store import Store
+from app.db.accounts import Accounts
+from app.db.database import refuse_damage
+from app.db.store import Store
+from app.middleware import is_loopback
+from app.observability import logs, tracing
 from app.wire.server import BACKLOG, Server, server_config
 
 if TYPE_CHECKING:
-    from app.models import Models
+    from app.answering.model_registry import Models
     from retrieval import Library
 
 T = TypeVar("T")
@@ -129,9 +129,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         with _progress() as tell:
             models = await _or_leave(_start_models(settings, tell), stop)
         closing.push_async_callback(models.stop)
-        from app.sequences import kept
+        from app.sequences import persistence
         from app.server import create_app
-        from app.workers.home import Workers
+        from app.workers.primary import Workers
         from engine.core.loop import calm_collector
 
         app = create_app(models, settings, store=store, library=library)
@@ -159,7 +159,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             state.ending.set()
 
         async def keep_sequences() -> None:
-            await kept.keep(state.sequences, kept.file_of(settings.resolved_data_dir))
+            await persistence.keep(state.sequences, persistence.file_of(settings.resolved_data_dir))
 
         end_work = [drain, state.runs.stop, workers.stop, keep_sequences, models.stop]
         await _until(server, listener, stop, end_work)
@@ -167,7 +167,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
 async def _open_library(settings: Settings) -> Library:
     """The documents of the data directory, opened early: that another process has them is told at once."""
-    from app.library import open_library  # indexes come with it: not before the port is ours
+    from app.documents import open_library  # indexes come with it: not before the port is ours
     from retrieval import InUse
 
     try:
@@ -177,7 +177,7 @@ async def _open_library(settings: Settings) -> Library:
 
 
 async def _start_models(settings: Settings, tell: Callable[[str], None]) -> Models:
-    from app.models import Models  # torch comes with it: not before port and data directory are ours
+    from app.answering.model_registry import Models  # torch comes with it: not before port and data directory are ours
 
     count = 1 + len(settings.models)
     numbers = itertools.count(1)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.explained import or_explain, settings_of
+from app.cli.errors import or_explain, settings_of
 
 
 def _option(help: str, metavar: str, panel: str, *names: str) -> Any:  # Any: typer's OptionInfo, untyped there too

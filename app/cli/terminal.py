@@ -19,7 +19,7 @@ from rich.console import Console
 from app.config import BadSetting, Settings
 
 if TYPE_CHECKING:
-    from app.served import Served
+    from app.answering.served_model import Served
     from reasoning.thinking import Part
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -99,7 +99,7 @@ class LocalPartner:
         Raises:
             EngineError: the model cannot be loaded.
         """
-        from app.served import Served
+        from app.answering.served_model import Served
         from engine import Engine
 
         return cls(Served(await Engine.start(settings.engine_config()), settings.model))

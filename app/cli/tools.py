@@ -18,9 +18,9 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+from app.answering.tool_service import BUILT_IN, Toolshed
 from app.config import LOCAL_USER, BadSetting, Settings
-from app.library import open_library
-from app.toolshed import BUILT_IN, Toolshed
+from app.documents import open_library
 from retrieval import InUse
 from tools.builtin import documents
 from tools.context import Question

@@ -1,25 +1,80 @@
-"""All settings as one object, and the places that follow from them."""
+"""The settings, and the file that they are read from.
+
+All settings as one object, and the places that follow from them.
+
+The configuration file as a source of settings, the weakest of them.
+
+Words that stand for themselves throughout the server, and what is raised for a setting that cannot be used.
+"""
 
 from __future__ import annotations
 
 import os
+import tomllib
+from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from app.config.access import AccessSettings
-from app.config.answering import AnswerSettings
-from app.config.engine import EngineSettings
-from app.config.file import FileSource
-from app.config.limits import LimitSettings
 from app.config.models import ModelSettings
-from app.config.names import ENV_PREFIX
-from app.config.observing import ObservingSettings
+from app.config.sections import AccessSettings, AnswerSettings, EngineSettings, LimitSettings, ObservingSettings
 
 if TYPE_CHECKING:
     from engine import EngineConfig
+
+
+ENV_PREFIX = "PONDER_"
+CONFIG_VARIABLE = "PONDER_CONFIG"
+KEY_VARIABLE = "PONDER_API_KEY"  # of our clients on the command line
+DEFAULT_FILE = "ponder.toml"
+BUNDLED_MODEL = "models/pebble"
+DEFAULT_NAME = "default"  # what clients may call the first of the models
+AUTO_NAME = "auto"  # what they ask for where the server is to choose among several
+LOCAL_USER = "local"  # whose everything is, where nobody has to say who they are
+
+# Given as one text, its parts between commas, or as a list.
+CommaSeparated = Annotated[tuple[str, ...], NoDecode]
+
+
+class BadSetting(Exception):
+    """A setting cannot be used; the message says which, where it came from and what is accepted."""
+
+
+_NO_FILE: Mapping[str, Any] = MappingProxyType({})
+file_values: ContextVar[Mapping[str, Any]] = ContextVar("file_values", default=_NO_FILE)
+
+
+class FileSource(PydanticBaseSettingsSource):
+    """The configuration file, read already, as the weakest of the sources."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # the base class's signature
+        return file_values.get().get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return dict(file_values.get())
+
+
+def read_file(config: Path | None) -> tuple[dict[str, Any], Path | None]:
+    """The values of the configuration file, and where it is; nothing, where none is named and none is there.
+
+    Raises:
+        BadSetting: it cannot be read.
+    """
+    named = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
+    path = named or Path(DEFAULT_FILE)
+    if named is None and not path.is_file():
+        return {}, None
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadSetting(f"The configuration file {path} cannot be read: {error.strerror or error}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadSetting(f"The configuration file {path} is not valid TOML: {error}.") from None
+    return {name.replace("-", "_"): value for name, value in values.items()}, path
 
 
 class Settings(

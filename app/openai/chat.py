@@ -14,22 +14,27 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from app.admission.ticket import enter, narrow, rungs, with_room
-from app.auto import Prompted
+from app.admission.request_budget import enter, narrow, rungs, with_room
+from app.answering.answer_generation import (
+    Answering,
+    CheckedGeneration,
+    Generation,
+    chat_logprobs,
+    not_routed,
+    room_for,
+)
+from app.answering.model_cascade import Prompted
+from app.answering.reasoning_config import Manner, prompted
+from app.answering.served_model import Served
+from app.answering.thinking_summary import Thoughts
 from app.config import AUTO_NAME
 from app.errors import invalid
-from app.manner import Manner, prompted
-from app.openai.checked import CheckedGeneration, not_routed
-from app.openai.constraints import Calling, constrain_text
-from app.openai.fields import CHAT_REFUSED, checked
-from app.openai.generation import Answering, Generation, room_for
-from app.openai.logprobs import chat_logprobs
-from app.openai.routed import Routing
-from app.openai.schemas import ChatRequest
-from app.openai.stream import event, text_json
-from app.served import Served
+from app.openai.event_stream import event, text_json
+from app.openai.request_fields import CHAT_REFUSED, checked
+from app.openai.request_models import ChatRequest
+from app.openai.routing import Routing
+from app.openai.text_constraints import Calling, constrain_text
 from app.state import Serving
-from app.thoughts import Thoughts
 from engine.outputs import TokenLogprob
 from engine.params import Span
 from reasoning.thinking import Tally

@@ -14,19 +14,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.admission.ticket import enter, narrow
+from app.admission.request_budget import enter, narrow
+from app.answering.answer_generation import Answering, CheckedGeneration, CompletionLogprobs, Generation, room_for
+from app.answering.model_registry import Models
+from app.answering.served_model import Served
 from app.errors import invalid
-from app.metrics import Counting
-from app.models import Models
+from app.observability import Counting
 from app.openai.chat import usage_json
-from app.openai.checked import CheckedGeneration
-from app.openai.constraints import constrain_text
-from app.openai.fields import COMPLETION_REFUSED, checked
-from app.openai.generation import Answering, Generation, room_for
-from app.openai.logprobs import CompletionLogprobs
-from app.openai.schemas import CompletionRequest
-from app.openai.stream import event
-from app.served import Served
+from app.openai.event_stream import event
+from app.openai.request_fields import COMPLETION_REFUSED, checked
+from app.openai.request_models import CompletionRequest
+from app.openai.text_constraints import constrain_text
 from engine.outputs import TokenLogprob
 from reasoning.thinking import Piece
 

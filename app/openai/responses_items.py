@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.body import json_value
 from app.errors import invalid
+from app.request_body import json_value
 from engine.tool_parsers.tools import NAME
 from tools.result import frame
 

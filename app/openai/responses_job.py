@@ -1,7 +1,14 @@
-"""One response being made: the model's answer, or its loop with the server's tools, as numbered events.
+"""Answers one request of the Responses API, tools included.
+
+One response being made: the model's answer, or its loop with the server's tools, as numbered events.
 
 The whole reply is what the last event carries, so a stream and a whole reply are the same work. A response is stored
 before it is said to be complete: whoever reads that can build on it. Knows nothing of HTTP.
+
+The server's own tools in a response, beside the client's functions, in one loop of the model's.
+
+A call of the server's tools is run here; one of the client's ends the loop, as its result comes with a later request.
+Nobody can be asked meanwhile, so what needs a person's approval fails. Knows nothing of events or items.
 """
 
 from __future__ import annotations
@@ -10,30 +17,35 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from app.admission.ticket import enter, narrow, output_limit, rungs, scheduling, with_room
-from app.auto import Prompted
-from app.body import is_large
+from app.admission.request_budget import enter, narrow, output_limit, rungs, scheduling, with_room
+from app.answering.answer_generation import (
+    Answering,
+    CheckedGeneration,
+    Generation,
+    chat_logprobs,
+    not_routed,
+    room_for,
+)
+from app.answering.model_cascade import Prompted
+from app.answering.reasoning_config import Manner, Writer, prompted
+from app.answering.served_model import Served
+from app.answering.thinking_summary import Thoughts
+from app.answering.tool_service import UnknownTool
 from app.config import AUTO_NAME
 from app.errors import ApiError, from_exception, invalid
-from app.manner import Manner, Writer, prompted
-from app.openai.checked import CheckedGeneration, not_routed
-from app.openai.constraints import Calling, constrain_text
-from app.openai.generation import Answering, Generation, room_for
-from app.openai.logprobs import chat_logprobs
+from app.observability import tracing
+from app.openai.responses import StoredResponses, with_ids
 from app.openai.responses_items import Json, Placed, conversation
 from app.openai.responses_output import Output, Status
 from app.openai.responses_request import Offer, ResponseRequest
-from app.openai.responses_store import StoredResponses, with_ids
-from app.openai.responses_tools import HandedOver, ServedTools
-from app.openai.routed import Routing
-from app.served import Served
-from app.thoughts import Thoughts
-from app.toolshed import UnknownTool
+from app.openai.routing import Routing
+from app.openai.text_constraints import Calling, constrain_text
+from app.request_body import is_large
 from engine.outputs import TokenLogprob
 from engine.params import Span
 from reasoning.agent import Agent, Happened, Limits, Returned, Style, Wrote
@@ -41,9 +53,50 @@ from reasoning.dialogue import after_calls
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import Tally
 from reasoning.turn import Turn
+from tools.outcome import Call, Outcome
+from tools.session import Session
 
 if TYPE_CHECKING:
     from app.state import State
+    from tools.executor import Executor
+    from tools.tool import Tool
+
+
+class HandedOver(Exception):
+    """A turn called a function of the client's: it is the client's turn now."""
+
+
+class ServedTools:
+    """Runner of the calls of a model's loop. `outcomes` are those of the server's calls, by call id."""
+
+    def __init__(
+        self, executor: Executor, offered: Sequence[Tool], *, response: str, user: str, read_from: Collection[str],
+        alone: bool,
+    ) -> None:  # fmt: skip
+        """`read_from`: tools whose results the conversation has already. `alone`: the client has no functions."""
+        self.outcomes: dict[str, Outcome] = {}
+        self._executor = executor
+        self._offered = {tool.name: tool for tool in offered}
+        self._session = Session(user, response, tainted_by=set(read_from), offered=tuple(offered))
+        self._alone = alone
+
+    def only_reads(self, call: Call) -> bool:
+        # Beside the client's functions no call begins early: the loop may end with this turn, and would end it too.
+        tool = self._offered.get(call.name)
+        return self._alone and tool is not None and not tool.has_effects and tool.permission in ("none", "read")
+
+    async def run(self, calls: Sequence[Call]) -> list[str]:
+        """
+        Raises:
+            HandedOver: some of the calls are the client's; the others were run.
+        """
+        wanted = [call for call in calls if call.name in self._offered]
+        outcomes = await self._executor.run(wanted, self._session, tracing.calls(lambda _: None))
+        self.outcomes |= {outcome.call_id: outcome for outcome in outcomes}
+        if len(wanted) < len(calls):
+            raise HandedOver
+        return [outcome.text for outcome in outcomes]
+
 
 _FIRST = ("response.created", "response.in_progress")
 

@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from app.admission.ticket import DEADLINE, PRIORITY
-from app.checkers import CHECKER
-from app.data.quotas import MAX_DEADLINE_S, MAX_PRIORITY
-from app.efforts import EFFORTS, THINKING
+from app.admission.request_budget import DEADLINE, PRIORITY
+from app.answering.checkers import CHECKER
+from app.answering.reasoning_config import EFFORTS, THINKING
+from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.errors import ApiError, invalid
-from app.openai.fields import NO_EFFECT, Refusal, parse
+from app.openai.request_fields import NO_EFFECT, Refusal, parse
+from app.openai.request_models import MAX_TOP_LOGPROBS, ChatRequest
 from app.openai.responses_items import SERVER_LABEL, Json
-from app.openai.schemas import MAX_TOP_LOGPROBS, ChatRequest
 
 LOGPROBS = "message.output_text.logprobs"
 

@@ -13,15 +13,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from app import tracing
-from app.admission.ticket import rungs, scheduling
-from app.auto import Auto, Prompted, Speaks
+from app.admission.request_budget import rungs, scheduling
+from app.answering.model_cascade import Auto, Prompted, Speaks
+from app.answering.reasoning_config import Manner, Writer, prompted
+from app.answering.served_model import Served, Usage
+from app.answering.thinking_summary import Thoughts
 from app.config import AUTO_NAME, LOCAL_USER
-from app.data.run_rows import Answer, Place
+from app.db.runs import Answer, Place
 from app.errors import from_exception
-from app.manner import Manner, Writer, prompted
-from app.metrics import Watch
-from app.runs.acting import agent_of
+from app.observability import Watch, tracing
+from app.runs.event_log import Deltas, RunLog, StepRecorder
+from app.runs.event_mapping import told, without_text
 from app.runs.events import (
     AnswerDone,
     CitationRef,
@@ -37,16 +39,9 @@ from app.runs.events import (
     ThinkingProgress,
     ThinkingStarted,
 )
-from app.runs.grounded import REFUSAL, CheckedAnswer, Grounds, grounds
-from app.runs.history import DOCUMENTS, History
-from app.runs.log import Deltas, RunLog
-from app.runs.prepared import Prepared, prepare
-from app.runs.recorder import StepRecorder
-from app.runs.told import told, without_text
+from app.runs.prompt_builder import DOCUMENTS, History, Prepared, agent_of, prepare
+from app.runs.rag import REFUSAL, CheckedAnswer, Grounds, grounds
 from app.runs.trace import Trace, recorded_sampling
-from app.served import Served
-from app.thoughts import Thoughts
-from app.usage import Usage
 from engine.outputs import Prefill
 from reasoning.agent import Agent, Called, Limited, Returned, Wrote
 from reasoning.strategy import Event, Spent
@@ -56,7 +51,7 @@ from retrieval.citations import is_refusal
 from retrieval.records import among_of
 
 if TYPE_CHECKING:
-    from app.runs.tools import RunTools
+    from app.runs.run_tools import RunTools
     from engine import Sequence as EngineSequence
     from retrieval import Library
 

@@ -14,16 +14,16 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.manner import Manners, Writer, restored
-from app.runs.acting import agent_of
+from app.answering.reasoning_config import Manners, Writer, restored
+from app.runs.prompt_builder import agent_of
 from engine.model.numerics import Numerics
 from engine.params import Sampling, Span
 from reasoning.agent import Agent, Limit, Limits
 from tools.outcome import Call
 
 if TYPE_CHECKING:
-    from app.served import Served
-    from app.store import LoggedEvent
+    from app.answering.served_model import Served
+    from app.db.store import LoggedEvent
 
 FORMAT = 1
 
@@ -37,8 +37,8 @@ class Trace:
     """The recipe. `tokens` is the whole sequence at the end, the first `prompt_tokens` of which were given.
 
     `results`: the texts of each step's calls, as the model read them. `limit`: which ended the calling, after how many
-    steps. `manner`: how the answer came about, see `app.manner`. `fingerprint` is of the model's files, in hex;
-    `numerics` are None in traces of old. Any: JSON.
+    steps. `manner`: how the answer came about, see `app.answering.reasoning_config`. `fingerprint` is of the model's
+    files, in hex; `numerics` are None in traces of old. Any: JSON.
     """
 
     model: str

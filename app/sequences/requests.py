@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from app.admission.ticket import PRIORITY
-from app.data.quotas import MAX_PRIORITY
+from app.admission.request_budget import PRIORITY
+from app.db.quotas import MAX_PRIORITY
 from app.errors import invalid
-from app.openai.fields import parse
-from app.openai.schemas import MAX_N, MAX_TOP_LOGPROBS, SamplingRequest, are_ids
+from app.openai.request_fields import parse
+from app.openai.request_models import MAX_N, MAX_TOP_LOGPROBS, SamplingRequest, are_ids
 
 MAX_CANDIDATES = 256
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from app.admission.ticket import priority
+from app.admission.request_budget import priority
 from app.errors import ApiError, invalid
 from app.sequences.leased import LeasedSequence
 
 if TYPE_CHECKING:
+    from app.answering.served_model import Served
     from app.config import Settings
-    from app.served import Served
     from engine import Sequence
 
 DEFAULT_LEASE_S = 60.0

@@ -1,9 +1,15 @@
-"""uvicorn's HTTP/1.1 connection, for clients that take their time on purpose.
+"""An HTTP connection: parsing, patience with slow clients, headers.
+
+uvicorn's HTTP/1.1 connection, for clients that take their time on purpose.
 
 A request's head has to come within a time from its first byte, and a connection's first within the same; a body has to
 come at a least rate while the server reads it, and in chunks that are not all tiny, as each costs time that all share;
 an answer has to be read at a least rate. When there are too many connections, the one that has been idle for longest
 makes room, so who asks for something is served. Knows nothing of what is asked.
+
+Headers of every answer, whoever makes it: its request's id, and what a browser must not do with it.
+
+Knows nothing of what it carries.
 """
 
 from __future__ import annotations
@@ -15,9 +21,45 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import h11
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from app.wire.headers import SECURITY
+from app.observability.logs import HEADER, begin_request
+
+# An answer that says otherwise is right: the page's own files do.
+SECURITY = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class AnswerHeaders:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        id = begin_request(Headers(scope=scope).get(HEADER))
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault(HEADER, id)
+                for name, value in SECURITY.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self.app(scope, receive, told)
+
 
 HEAD_BYTES = 32 << 10  # of a request's line and headers
 FREE_CHUNKS = 1024  # of a body, however small

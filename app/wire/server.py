@@ -1,6 +1,10 @@
-"""uvicorn as this server runs it: awake only for those who ask, with signals and log that are ours.
+"""The HTTP server, and how many connections it may hold.
+
+uvicorn as this server runs it: awake only for those who ask, with signals and log that are ours.
 
 Knows nothing of what is served.
+
+Limits of the files and sockets that the process may have open.
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
@@ -16,11 +21,36 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.wire.connection import HEAD_BYTES, Connection, Patience, protocol_of
-from app.wire.files import connections_allowed, raise_file_limit
 from app.wire.handover import adopted
 
 if TYPE_CHECKING:
     from app.config import Settings
+
+
+_OTHERS = 512  # files that are no connections: the database, documents, tools, models
+_MOST = 20_000  # connections, unless told
+
+
+def raise_file_limit() -> int:
+    """Let the process open as many files as the system allows it; how many that is."""
+    if sys.platform == "win32":
+        return _MOST
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    if soft not in (resource.RLIM_INFINITY, wanted):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):  # macOS says no to more than it says it allows
+            return soft
+    return wanted
+
+
+def connections_allowed(asked: int | None, files: int) -> int:
+    """Returns how many connections there may be, of those `asked` for and where so many `files` may be open."""
+    return max(16, min(_MOST if asked is None else asked, files - _OTHERS))
+
 
 BACKLOG = 2048  # connections that wait to be accepted
 _ACCEPT = 4  # at once, where other processes accept from the same socket

@@ -1,31 +1,66 @@
-"""An API worker's process: `python -m app.workers.worker`, started by `home.py` and by nobody else.
+"""An API worker: a process that accepts from the shared socket and answers its own routes.
+
+An API worker's process: `python -m app.workers.worker`, started by `home.py` and by nobody else.
 
 It reads its start from stdin and then watches it: when that closes, its home is gone, and it ends. Signals that a
 terminal or a service manager sends to a whole group are for the home, which says when to end.
+
+The application of a worker: the routes of `/v1` that need only the engines, behind what the home decides.
+
+Requests that a worker answers itself: those that need the engines, and nothing that is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import sys
 import threading
 
 import msgspec
+from fastapi import FastAPI
 
-from app import logs, tracing
+from app import errors, openai
+from app.answering.model_registry import Models
+from app.answering.reasoning_config import Manners
 from app.config import Settings
-from app.models import Models
+from app.connections import Drain, Draining
+from app.middleware import surround
+from app.observability import Goals, logs, tracing
 from app.state import Serving
 from app.wire import Giver, OwnOrOthers
 from app.wire.server import Server, server_config
-from app.workers.answering import create_worker_app
-from app.workers.link import HomeLink
-from app.workers.own import is_own
-from app.workers.talk import LENGTH, Hello, Ready, Start
+from app.workers.primary_client import AskHome, HomeLink
+from app.workers.protocol import LENGTH, Hello, Ready, Start
+from app.workers.worker_metrics import Telling
 from engine.core.loop import calm_collector
 from engine.ipc.core_process import end_with_parent
+
+
+def create_worker_app(models: Models, settings: Settings, home: HomeLink) -> FastAPI:
+    """The application of one worker, which talks to its home over `home`."""
+    telling = Telling(Goals.of_settings(settings), home.say)
+    if models.auto is not None:
+        models.auto.hear = lambda model, given: telling.at_once().routed.append((model, given))
+    app = FastAPI(title="Ponder", openapi_url=None, docs_url=None, redoc_url=None)
+    serving = Serving(settings, models, telling, Manners.of_settings(settings), Drain())
+    serving.attach(app)
+    errors.install(app, lambda error: telling.at_once().errors.append(error.code or str(error.status)))
+    app.include_router(openai.router)
+    app.add_middleware(AskHome, settings=settings, telling=telling, ask=home.ask)
+    app.add_middleware(Draining, drain=serving.drain)
+    surround(app, settings)
+    return app
+
+
+_OWN = re.compile(rb"(POST /v1/(chat/)?completions|GET /v1/models(/[^ ?]+)?)(\?[^ ]*)? HTTP/1\.1\r?\n")
+
+
+def is_own(data: bytes) -> bool:
+    """Tells whether a request that begins with these bytes is a worker's: its whole first line must be there."""
+    return _OWN.match(data) is not None
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.curves import Curve, Point, draw
+from app.cli.accuracy_curves import Curve, Point, draw
 from bench.reasoning import cascading, sampling
 from bench.reasoning.asked import Row
 

@@ -22,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 import zmq
@@ -60,11 +59,9 @@ class Deaths:
         return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 4 ** (len(self._at) - 1))
 
 
-def environment_of(package: ModuleType) -> Mapping[str, str]:
-    """For a child that is to find this package where this process has found it."""
-    assert package.__file__ is not None
-    beside = str(Path(package.__file__).parent.parent)
-    paths = [beside, *filter(None, [os.environ.get("PYTHONPATH")])]
+def child_environment() -> Mapping[str, str]:
+    """Returns the environment of a child that finds our packages where this process found them."""
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 

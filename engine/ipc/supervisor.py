@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-import engine
 from engine.config import EngineConfig
 from engine.core import messages as m
 from engine.errors import EngineError, EngineRestarting, EngineStopped
 from engine.ipc.client import Listener, State
-from engine.ipc.core_process import WITHIN_S, Deaths, Line, Start, environment_of
+from engine.ipc.core_process import WITHIN_S, Deaths, Line, Start, child_environment
 from engine.ipc.journal import Journal
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class Spawned:
 
 def _popen(start: Start) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine.ipc.child"], stdin=subprocess.PIPE, env=environment_of(engine)
+        [sys.executable, "-m", "engine.ipc.child"], stdin=subprocess.PIPE, env=child_environment()
     )
     data = msgspec.msgpack.encode(start)
     assert process.stdin is not None

@@ -1,9 +1,4 @@
-"""The limits of a step on a GPU, and the memory left for K/V.
-
-How attention is cut for a device, and the sizes of step that CUDA graphs are kept for.
-
-How much of a GPU is left for K/V: what is free once the largest step has been run.
-"""
+"""Limits of a step on a GPU: how attention is cut for a device, and the sizes of step that CUDA graphs are kept for."""
 
 from __future__ import annotations
 
@@ -13,8 +8,6 @@ from dataclasses import replace
 import torch
 
 from engine.kernels.work import Limits
-from engine.model.batch import NULL_BLOCK, Batch, KVCache
-from engine.model.decoder import Decoder
 from engine.model.gpu_batch import Room, WorkRoom
 from engine.model.model_spec import ModelSpec
 
@@ -61,29 +54,3 @@ def decode_rooms(rows: int, windows: Sequence[int | None], limits: Limits, max_b
             large, parts = limits.pieces + rows // 2, 8 * rows + 2 * limits.pieces
             works.append(WorkRoom(rows + limits.pieces, large, 4 * rows, rows, parts))
     return [Room(rows, rows, (work,) * len(windows), rows * max_blocks) for work in works]
-
-
-USED_SHARE = 0.92  # of what is free: the rest is for graphs, and for what the driver takes as it goes
-
-
-def left_for_kv(decoder: Decoder, device: torch.device, *, batch_tokens: int, rows: int, longest: int) -> int:
-    """Bytes, after a prefill of `batch_tokens` and the logits of `rows` rows have shown what a step takes besides.
-
-    `longest` is how far a context may go: attention that is cut alike in every batch has parts for all of it.
-    """
-    spec, fixed = decoder.spec, decoder.packed_for.limits.fixed_keys
-    parts = 0 if fixed is None else 4 * batch_tokens * -(-longest // fixed) * spec.heads * (spec.head_dim + 1)
-    block_size = 16
-    kv = KVCache(spec.layers, 1, block_size, spec.kv_heads, spec.head_dim, decoder.dtype, device)
-    order = torch.arange(batch_tokens, device=device)
-    table = torch.full((1, -(-batch_tokens // block_size)), NULL_BLOCK, device=device)
-    wanted = torch.arange(min(rows, batch_tokens), device=device)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    slots = order % block_size
-    decoder.forward(Batch(order * 0, order, slots, (0, batch_tokens), (batch_tokens,), table, wanted), kv)
-    torch.cuda.synchronize(device)
-    step = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    return max(0, int(torch.cuda.mem_get_info(device)[0] * USED_SHARE) - 2 * step - parts)

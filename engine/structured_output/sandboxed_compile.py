@@ -104,7 +104,7 @@ class Probe:
         return self._control
 
     def _begin(self) -> None:
-        script = Path(__file__).with_name("probe_process.py")
+        script = Path(__file__).with_name("compile_process.py")
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

@@ -20,11 +20,11 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 
+from app.answering.model_registry import Models
 from app.cli.serve import bind
 from app.config import LOCAL_USER, Settings
-from app.models import Models
+from app.current_user import user_of
 from app.server import create_app
-from app.users import user_of
 from app.wire import Patience, protocol_of
 from engine import Engine, EngineConfig, Stats
 from retrieval import Library

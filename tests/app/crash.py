@@ -207,9 +207,9 @@ def trial(folder: Path, kills: int, seed: int) -> dict[str, Any]:
 
 
 async def _replayed(files: list[Path]) -> dict[str, int]:
-    from app.manner import Manners
+    from app.answering.reasoning_config import Manners
+    from app.answering.served_model import Served
     from app.runs.trace import Trace, replay
-    from app.served import Served
     from engine import Engine
 
     counts = collections.Counter[str]()

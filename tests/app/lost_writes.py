@@ -115,8 +115,8 @@ class Disk:
     def lose_power(self, losing: Losing, random: Random) -> None:
         """Only what was synced is left, and none, all or some of the rest."""
         for folder, changes in list(self._changes.items()):
-            kept = {"everything": 0, "nothing": len(changes), "some": random.randint(0, len(changes))}[losing]
-            self._settle(folder, kept)
+            persistence = {"everything": 0, "nothing": len(changes), "some": random.randint(0, len(changes))}[losing]
+            self._settle(folder, persistence)
         for file in self._files.values():
             for record in file.pending:
                 if losing == "nothing" or (losing == "some" and random.random() < 0.5):
@@ -165,8 +165,8 @@ def left_over(log: Path, count: int, root: str, folder: Path, losing: Losing, ra
 def main(model: Path, data: Path) -> None:
     import httpx
 
-    from app.data.accounts import Accounts
-    from app.sequences import kept
+    from app.db.accounts import Accounts
+    from app.sequences import persistence
     from tests.app.conftest import serving
     from tests.app.gate import GatedEmbedder
     from tests.app.library import DAM, upload
@@ -220,7 +220,7 @@ def main(model: Path, data: Path) -> None:
         told(kind="grant", tool=f"tool{number}")
         journal.begin("run", f"call{number}", "print")
         told(kind="call", id=f"call{number}")
-        kept._write(kept.file_of(data), f"sequences {number}".encode())
+        persistence._write(persistence.file_of(data), f"sequences {number}".encode())
         told(kind="sequences", text=f"sequences {number}")
         accounts.revoke(key.id)
         told(kind="revoked", id=key.id)

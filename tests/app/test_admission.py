@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from limits.storage import memory
 
 from app.admission.admission import Admission
-from app.admission.backlog import Backlog, Work
-from app.admission.pace import Pace
-from app.admission.rates import KeyLimits, Rates, Window
+from app.admission.queue_estimate import Backlog, Pace, Work
+from app.admission.rate_limits import KeyLimits, Rates, Window
 from app.auth import Who
 from app.config import BadSetting, Settings, load_settings
 from app.errors import ApiError
@@ -198,7 +197,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr(memory.time, "time", clock.time)
-    monkeypatch.setattr("app.admission.rates.monotonic", clock.time)
+    monkeypatch.setattr("app.admission.rate_limits.monotonic", clock.time)
     yield clock
 
 

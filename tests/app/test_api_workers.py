@@ -20,8 +20,8 @@ import httpx
 import psutil
 import pytest
 
-from app.data.accounts import Accounts
-from app.data.quotas import Quota
+from app.db.accounts import Accounts
+from app.db.quotas import Quota
 from tests.app.test_cli import FOREVER, ROOT, clean_environment, ponder, serving
 from tests.app.test_stopping import LONG, Reader, engine_of
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from app.auto import CONFIDENCE, ENTROPY, Auto, Prompted, Speaks, gate_of
+from app.answering.model_cascade import CONFIDENCE, ENTROPY, Auto, Prompted, Speaks, gate_of
+from app.answering.model_registry import Models
+from app.answering.served_model import Served
 from app.errors import ApiError, invalid
-from app.models import Models
-from app.served import Served
 from engine import GREEDY, InvalidParameter, Span
 from reasoning.route import Confident, Decided, Gate, Routed, Tried, Whole
 from reasoning.strategy import Event, Spent

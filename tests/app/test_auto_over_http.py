@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.auto import Auto
+from app.answering.model_cascade import Auto
 from reasoning.route import Confident, Gate
 from tests.app.chatting import begin, log_of, new_chat, read
 from tests.app.conftest import Server

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from app.answering.served_model import Served
 from app.errors import ApiError
-from app.openai.constraints import MOST_PLANS, Calling
-from app.openai.fields import CHAT_REFUSED, parse
-from app.openai.schemas import ChatRequest
-from app.served import Served
+from app.openai.request_fields import CHAT_REFUSED, parse
+from app.openai.request_models import ChatRequest
+from app.openai.text_constraints import MOST_PLANS, Calling
 from tests.app.conftest import Server
 from tests.app.toolbox import TOOLS
 

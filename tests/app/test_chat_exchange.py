@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.body import MAX_BODY_BYTES, json_value
+from app.request_body import MAX_BODY_BYTES, json_value
 from tests.app.chatting import Json, ask, begin, change, file, imported, log_of, message, new_chat, read
 from tests.app.conftest import Server
 from tests.app.library import error

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from app.config import LOCAL_USER
-from app.data.run_rows import LoggedEvent, Place
-from app.runs.history import IMPORTED, History
-from app.runs.remains import remains
-from app.store import Store
+from app.db.runs import LoggedEvent, Place
+from app.db.store import Store
+from app.runs.live_runs import remains
+from app.runs.prompt_builder import IMPORTED, History
 from tests.app.chatting import Json, begin, file, imported, log_of, message, new_chat, read
 from tests.app.conftest import Server, serving
 from tests.app.test_runs import BusyEngine, events

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.checkers import Checkers
+from app.answering.checkers import Checkers
 from app.errors import ApiError
 from engine.errors import InvalidParameter
 from reasoning.verify import run_check

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from app.admission.rates import KeyLimits, Rates
-from app.attempts import Attempts
-from app.data.database import insert
-from app.data.errors import NotThere
-from app.data.run_keys import RunKey, remember
-from app.sequences.lease import Lease
-from app.store import Store
+from app.admission.rate_limits import KeyLimits, Rates
+from app.auth import Attempts
+from app.db.database import NotThere, insert
+from app.db.runs import RunKey, remember
+from app.db.store import Store
+from app.sequences.leased import Lease
 
 DAY_S = 86_400.0
 Jump = Callable[[float], None]

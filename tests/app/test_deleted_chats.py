@@ -11,10 +11,9 @@ import httpx
 import pytest
 
 from app.config import LOCAL_USER
-from app.data.deleted import KEPT_S
-from app.data.errors import NotThere
-from app.data.run_rows import Place
-from app.store import Store
+from app.db.database import NotThere
+from app.db.runs import Place
+from app.db.store import KEPT_S, Store
 from tests.app.chatting import Json, ask, begin, change, log_of, new_chat, read
 from tests.app.library import error
 

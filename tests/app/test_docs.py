@@ -10,29 +10,19 @@ from fastapi.routing import APIRoute
 from pydantic import ByteSize, TypeAdapter
 
 from app import openai
-from app.api import (
-    accounts,
-    chats,
-    collections,
-    documents,
-    exchange,
-    folders,
-    jobs,
-    operator,
-    permissions,
-    runs,
-    search,
-    session,
-    strategies,
-    tools,
-)
+from app.api import accounts, chats, collections, documents, operator, permissions, runs, search, tools
+from app.api import accounts as session
+from app.api import chats as exchange
+from app.api import chats as folders
+from app.api import documents as jobs
+from app.api import tools as strategies
 from app.api.documents import FIELDS
 from app.api.search import SearchRequest
 from app.config import Settings
-from app.openai.embeddings import NO_EFFECT as EMBEDDING_NO_EFFECT
-from app.openai.embeddings import EmbeddingRequest
-from app.openai.fields import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
-from app.openai.schemas import ChatRequest, CompletionRequest, SamplingRequest
+from app.openai.request_fields import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
+from app.openai.request_models import ChatRequest, CompletionRequest, SamplingRequest
+from app.openai.routes import NO_EFFECT as EMBEDDING_NO_EFFECT
+from app.openai.routes import EmbeddingRequest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -85,16 +75,16 @@ def test_every_route_of_the_api_is_listed() -> None:
         chats.router,
         collections.router,
         documents.router,
-        exchange.router,
-        folders.router,
+        exchange.exchange_router,
+        folders.folders_router,
         accounts.router,
-        jobs.router,
+        jobs.jobs_router,
         operator.router,
-        session.router,
+        session.session_router,
         permissions.router,
         runs.router,
         search.router,
-        strategies.router,
+        strategies.strategies_router,
         tools.router,
         openai.router,
     ):

@@ -14,9 +14,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from app import curves
+from app.cli import accuracy_curves
+from app.cli.evaluation import grid, ways_of
 from app.cli.main import cli
-from app.cli.reasoning import grid, ways_of
 from app.cli.task_file import read_tasks
 from reasoning.evaluate.judging import COMPARISONS
 
@@ -135,7 +135,9 @@ def test_a_plot_without_matplotlib_says_what_to_install(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        curves.importlib.util, "find_spec", lambda name, *more: None if name == "matplotlib" else find(name, *more)
+        accuracy_curves.importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "matplotlib" else find(name, *more),
     )
     shown = ponder(write(tmp_path / "sums.jsonl", *TASKS[:1]), "--plot", "p.png")
     assert shown.exit_code == 1 and "pip install matplotlib" in shown.stderr

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from app.runs.grounded import REFUSAL, CheckedAnswer, Grounds
+from app.runs.rag import REFUSAL, CheckedAnswer, Grounds
 from retrieval import Source
 from tests.app.test_runs import events
 

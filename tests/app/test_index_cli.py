@@ -15,10 +15,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from app import library
+from app import documents
 from app.cli import evaluation
+from app.cli.document_source import LibraryShelf
 from app.cli.main import cli
-from app.cli.shelves import LibraryShelf
 from retrieval import Library
 from tests.app.conftest import Server, serving
 from tests.app.gate import HELD, GatedEmbedder
@@ -33,7 +33,7 @@ Ponder = Callable[..., Result]
 def ponder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedder: GatedEmbedder) -> Ponder:
     """Run a command on the data directory `data`, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    for module in (library, evaluation):
+    for module in (documents, evaluation):
         monkeypatch.setattr(module, "SentenceEmbedder", lambda model: embedder)
     without: dict[str, str | None] = {name: None for name in os.environ if name.startswith("PONDER_")}
 

@@ -15,11 +15,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from app.cli.document_source import ServerShelf
 from app.cli.main import cli
-from app.cli.shelves import ServerShelf
 from app.config import Settings
-from app.data.accounts import Accounts
-from app.data.errors import NameTaken, NotThere
+from app.db.accounts import Accounts
+from app.db.database import NameTaken, NotThere
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, client_of
 from tests.app.library import search
@@ -95,7 +95,7 @@ def test_what_is_not_accepted_makes_no_key(tmp_path: Path, arguments: list[str],
 
 def test_use_is_noted_at_most_once_a_minute(accounts: Accounts, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000_000.0]
-    monkeypatch.setattr("app.data.accounts.time.time", lambda: now[0])
+    monkeypatch.setattr("app.db.accounts.time.time", lambda: now[0])
     key, text = accounts.create_key("local")
 
     def used() -> float | None:

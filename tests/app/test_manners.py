@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.answering.reasoning_config import Manners
 from app.config import BadSetting, Settings
-from app.manner import Manners
 from app.server import create_app
 from reasoning.strategies import Strategies
 from reasoning.strategy import Context, Event, Options, strategy
@@ -350,8 +350,8 @@ def test_a_summary_by_a_model_that_is_not_served_is_refused_at_the_start(server:
 
 
 def test_a_run_with_a_strategy_replays_to_the_same_tokens(pebble: Server, pebble_http: httpx.Client) -> None:
+    from app.answering.served_model import Served
     from app.runs.trace import Trace, replay
-    from app.served import Served
 
     for fields in (
         {"thinking": {"waits": 1, "max_tokens": 60}},

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from app.config import LOCAL_USER
-from app.data.migrations import STEPS, migrate
-from app.data.run_rows import Place
-from app.data.tree import Tree
-from app.store import Store
+from app.db.chats import Tree
+from app.db.migrations import STEPS, migrate
+from app.db.runs import Place
+from app.db.store import Store
 
 BEFORE_BRANCHES = 3
 

@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
+from app.answering.model_registry import Models
 from app.config import BadSetting, Settings, load_settings
 from app.errors import ApiError
-from app.models import Models
 from app.server import create_app
 from engine import Engine, EngineConfig
 from reasoning.route import Confident, Decided, Whole

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from app import tracing
-from app.logs import JsonLines, begin_request, configure
+from app.observability import tracing
+from app.observability.logs import JsonLines, begin_request, configure
 from tests.app.chatting import begin, log_of, new_chat
 from tests.app.conftest import Server, serving
 

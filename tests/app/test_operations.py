@@ -15,13 +15,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config import LOCAL_USER, Settings
-from app.data.run_rows import Place
-from app.guard import Guard
-from app.loopback import is_loopback
-from app.openai import stream
-from app.openai.stream import EventStream
+from app.db.runs import Place
+from app.db.store import Store
+from app.middleware import Guard, is_loopback
+from app.openai import event_stream
+from app.openai.event_stream import EventStream
 from app.server import create_app
-from app.store import Store
 from engine import Engine, EngineConfig, Span
 from retrieval import Library
 from tests.app.conftest import Server
@@ -101,7 +100,7 @@ def test_a_stream_is_not_buffered_on_its_way(http: httpx.Client) -> None:
 
 
 async def test_pauses_are_bridged_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "PING_S", 0.01)
+    monkeypatch.setattr(event_stream, "PING_S", 0.01)
     pinged = asyncio.Event()
     sent: list[dict[str, Any]] = []
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from app.config import Settings, changed_settings
-from app.windows import BIN_S, BINS, SAMPLE, Sample, Windows, percentiles
+from app.observability.time_windows import BIN_S, BINS, SAMPLE, Sample, Windows, percentiles
 from engine import Stats
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.data.accounts import Accounts
-from app.sequences import kept
+from app.db.accounts import Accounts
+from app.sequences import persistence
 from retrieval import Library, Query
 from tests.app import lost_writes
 from tests.app.conftest import serving
@@ -94,7 +94,7 @@ def _missing(folder: Path, told: list[dict[str, Any]]) -> Iterator[str]:
     refused = {grant.tool for grant in grants.of_user("ana")}
     grants.close()
     journal = SqliteJournal(folder / "calls.db")
-    sequences = kept.file_of(folder).read_text() if kept.file_of(folder).exists() else ""
+    sequences = persistence.file_of(folder).read_text() if persistence.file_of(folder).exists() else ""
     last_sequences = [each["text"] for each in told if each["kind"] == "sequences"]
     for each in told:
         match each["kind"]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.data.accounts import Accounts
-from app.store import Store
+from app.db.accounts import Accounts
+from app.db.store import Store
 from retrieval import Library, Text
 from tests.app.library import DAM, add
 from tests.app.test_cli import ponder, serving

@@ -12,9 +12,9 @@ from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from app.errors import ApiError
+from app.openai.request_models import turns
 from app.openai.responses_items import conversation
 from app.openai.responses_output import Output
-from app.openai.turns import turns
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning
 from tests.app.folding import output_of
 from tools.outcome import Call, Outcome, failed

@@ -11,10 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.openai.responses_job import ResponseJob
+from app.openai.responses import StoredResponses
+from app.openai.responses_job import HandedOver, ResponseJob, ServedTools
 from app.openai.responses_request import Offer, ResponseRequest
-from app.openai.responses_store import StoredResponses
-from app.openai.responses_tools import HandedOver, ServedTools
 from ponder import tool
 from reasoning.agent import Call, Happened, Wrote
 from reasoning.thinking import Piece

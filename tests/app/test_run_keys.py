@@ -10,10 +10,9 @@ import httpx
 import pytest
 
 from app.config import LOCAL_USER
-from app.data.errors import KeyReused
-from app.data.run_keys import KEPT_S, RunKey
-from app.data.run_rows import Place
-from app.store import Store
+from app.db.database import KeyReused
+from app.db.runs import KEPT_S, Place, RunKey
+from app.db.store import Store
 from tests.app.chatting import log_of, new_chat, read
 from tests.app.conftest import Server
 from tests.app.library import error

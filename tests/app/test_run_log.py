@@ -14,15 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.answering.served_model import Usage
 from app.config import LOCAL_USER, BadSetting
-from app.data.migrations import STEPS
-from app.data.run_rows import RESTART_GAP, Place
+from app.db.migrations import STEPS
+from app.db.runs import RESTART_GAP, Place
+from app.db.store import LoggedEvent, Store
+from app.runs.event_log import Deltas, RunLog
 from app.runs.events import AnswerDelta, RunCancelled, RunQueued
-from app.runs.live import RESTARTED
-from app.runs.log import Deltas, RunLog
-from app.runs.remains import remains
-from app.store import LoggedEvent, Store
-from app.usage import Usage
+from app.runs.live_runs import RESTARTED, remains
 
 NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, reasoning_tokens=0, cached_tokens=0)
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.runs.grounded import INSTRUCTION, Grounds
+from app.runs.rag import INSTRUCTION, Grounds
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
 

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.admission.ticket import Terms, Ticket
-from app.data.accounts import Accounts
-from app.data.quotas import Quota
+from app.admission.request_budget import Terms, Ticket
+from app.db.accounts import Accounts
+from app.db.quotas import Quota
 from tests.app.chatting import begin, log_of, new_chat
 from tests.app.conftest import Server, serving
 

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.data.accounts import Accounts
-from app.data.quotas import Quota, Used, exhausted
-from app.scopes import SCOPES, Scope, is_metered, scope_of
+from app.auth import SCOPES, KeyScope, is_metered, scope_of
+from app.db.accounts import Accounts
+from app.db.quotas import Quota, Used, exhausted
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, beside, client_of, key_of
@@ -38,7 +38,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield server
 
 
-def of(server: Server, user: str, *scopes: Scope, **quota: int) -> httpx.Client:
+def of(server: Server, user: str, *scopes: KeyScope, **quota: int) -> httpx.Client:
     """A client with a new key."""
     key_of(server, user, "operator" if user == "root" else None)
     wanted = list(scopes) or None
@@ -49,7 +49,7 @@ def test_each_route_is_in_one_scope(server: Server) -> None:
     found = routes(server.app.routes)
     assert len(found) > 60
     without = {route.split()[1] for route in found if scope_of(route.split()[1]) is None}
-    assert without <= NO_SCOPE, "these need a line in app/scopes.py"
+    assert without <= NO_SCOPE, "these need a line in app/auth.py"
     assert {scope_of(route.split()[1]) for route in found} - {None} | {"tools"} == set(SCOPES)
     assert scope_of("/mcp") == "tools" and scope_of("/v1beta") is None and scope_of("/metrics") == "metrics"
 
@@ -61,7 +61,7 @@ def test_what_costs_is_metered_and_nothing_else(server: Server) -> None:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_key_is_for_its_scope_alone(server: Server, scope: Scope) -> None:
+def test_a_key_is_for_its_scope_alone(server: Server, scope: KeyScope) -> None:
     with of(server, "root", scope) as client:
         for route in sorted(routes(server.app.routes)):
             method, path = route.split()
@@ -148,7 +148,7 @@ def test_days_and_months_end_when_they_do() -> None:
 
 def test_use_is_counted_by_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [datetime(2027, 1, 31, 12, tzinfo=UTC).timestamp()]
-    monkeypatch.setattr("app.data.accounts.time.time", lambda: now[0])
+    monkeypatch.setattr("app.db.accounts.time.time", lambda: now[0])
     accounts = Accounts.open(tmp_path)
     key, _ = accounts.create_key("local")
     for tokens in (5, 7):

@@ -14,9 +14,8 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from app.attempts import FREE, LONGEST_S, Attempts
-from app.credentials import COOKIE
-from app.data.accounts import Accounts
+from app.auth import COOKIE, FREE, LONGEST_S, Attempts
+from app.db.accounts import Accounts
 from tests.app.chatting import ask, begin, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, beside, client_of, key_of

@@ -11,11 +11,9 @@ import httpx
 import pytest
 from markdown_it import MarkdownIt
 
-from app.data.steps import Step, StepCall, StepResult
+from app.api.chat_export import Told, Turn, markdown, page
+from app.db.steps import Step, StepCall, StepResult
 from app.runs.events import SourceShown
-from app.share.markdown import markdown
-from app.share.page import page
-from app.share.told import Told, Turn
 from tests.app.chatting import ask, change, file, imported, message, new_chat
 from tests.app.library import error
 

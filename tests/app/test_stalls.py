@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.body import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, SMALL_BODY_BYTES
-from app.data.accounts import Accounts
+from app.db.accounts import Accounts
 from app.openapi import BODIES
+from app.request_body import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, SMALL_BODY_BYTES
 from tests.app.conftest import PEBBLE
 from tests.app.probed import PATH
 from tests.retrieval.test_bad_files import HARMFUL

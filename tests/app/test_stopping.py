@@ -16,9 +16,9 @@ import msgspec
 import psutil
 import pytest
 
-from app.models import Models
-from app.sequences import kept
-from app.sequences.kept import Kept, file_of, take_up
+from app.answering.model_registry import Models
+from app.sequences import persistence
+from app.sequences.persistence import Kept, file_of, take_up
 from app.sequences.sequences import Sequences
 from tests.app.test_cli import FOREVER, serving
 
@@ -203,17 +203,17 @@ class Stuck:
 async def test_a_stopping_server_is_held_up_neither_by_an_engine_nor_by_a_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "KEEPING_S", 0.1)
+    monkeypatch.setattr(persistence, "KEEPING_S", 0.1)
     served: Any = SimpleNamespace(name="tiny")
     handles: list[Any] = [Stuck(True), Stuck(False)]
     with Sequences(most=5, most_tokens=50, longest_lease_s=60.0) as held:
         for number, handle in enumerate(handles):
             held.take_up(f"seq-{number}", "ana", served, handle, 60.0, 1.0, None)
-        assert await kept.keep(held, file_of(tmp_path)) == 1
+        assert await persistence.keep(held, file_of(tmp_path)) == 1
         assert "1 sequences are kept, and there was no time for the rest" in caplog.text
         (one,) = msgspec.msgpack.decode(file_of(tmp_path).read_bytes(), type=list[Kept])
         assert (one.id, one.user, one.snapshot) == ("seq-0", "ana", b"a snapshot")
-        assert await kept.keep(held, tmp_path / "missing" / "file") == 0
+        assert await persistence.keep(held, tmp_path / "missing" / "file") == 0
         assert "cannot be written" in caplog.text
     file_of(tmp_path).unlink()
     file_of(tmp_path).mkdir()  # what cannot be read

@@ -13,8 +13,8 @@ import pytest
 from fastapi import Request
 
 from app.config import LOCAL_USER
-from app.runs.tools import RunTools
-from app.users import user_of
+from app.current_user import user_of
+from app.runs.run_tools import RunTools
 from reasoning.agent import Limits
 from tests.app.conftest import Server
 from tests.app.library import error
@@ -195,7 +195,7 @@ async def test_a_question_that_nobody_answers_in_time_is_told_to_the_model(pebbl
 
 async def test_the_time_that_a_person_takes_is_not_the_runs(pebble: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("app.runs.tools.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("app.runs.run_tools.time.monotonic", lambda: now[0])
     shed = pebble.app.state.ponder.toolshed
     log: Any = []  # all that is needed of a run's log is that it takes events
     tools = RunTools(shed.executor, [], log, run="r", chat="c", user="local", limits=Limits())

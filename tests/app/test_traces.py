@@ -11,10 +11,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from app.answering.reasoning_config import Manners, Writer, restored
+from app.answering.served_model import Served
 from app.cli.main import cli
-from app.manner import Manners, Writer, restored
 from app.runs.trace import BadTrace, Doubts, Replayed, Trace, doubts, lines, recorded_sampling, replay
-from app.served import Served
 from engine import Engine, EngineConfig, Sampling, Span
 from tests.app.conftest import PEBBLE, Server
 from tests.app.library import error

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.openai.turns import turns
+from app.openai.request_models import turns
 from tests.app.conftest import Server
 from tests.app.toolbox import refusal
 

@@ -19,7 +19,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from app.efforts import BUDGETS
+from app.answering.reasoning_config import BUDGETS
+from app.answering.served_model import Usage
 from app.page import mount_page
 from app.runs.events import (
     TERMINAL,
@@ -40,7 +41,6 @@ from app.runs.events import (
     ToolCall,
     ToolResult,
 )
-from app.usage import Usage
 from tests.e2e.fake_documents import Shelved, documents_of, usual
 
 ABOUT = "A small model for tests. It answers what the script says and nothing else."

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import app.api.runs
-import app.runs.tools
 from app.cli.main import main
+from app.runs import run_tools
 from engine.core.engine_core import EngineCore
 
 
@@ -37,7 +37,7 @@ class Knobs:
 def install(knobs: Knobs) -> None:
     step = EngineCore.step
     handle = EngineCore.handle
-    init = app.runs.tools.RunTools.__init__
+    init = run_tools.RunTools.__init__
     sent = app.api.runs._sent
 
     def paced(core: EngineCore) -> None:
@@ -58,8 +58,8 @@ def install(knobs: Knobs) -> None:
             with Path(path).open("a") as file:
                 file.write(f"{time.time()}\n")
 
-    def patient(self: app.runs.tools.RunTools, *args: Any, **options: Any) -> None:
-        init(self, *args, **{"wait_s": knobs.get("approval_s", app.runs.tools.WAIT_S), **options})
+    def patient(self: run_tools.RunTools, *args: Any, **options: Any) -> None:
+        init(self, *args, **{"wait_s": knobs.get("approval_s", run_tools.WAIT_S), **options})
 
     async def noted(events: Any) -> AsyncGenerator[Any, None]:
         async for event in sent(events):
@@ -70,7 +70,7 @@ def install(knobs: Knobs) -> None:
 
     setattr(EngineCore, "step", paced)  # noqa: B010  # methods, to mypy
     setattr(EngineCore, "handle", heard)  # noqa: B010
-    setattr(app.runs.tools.RunTools, "__init__", patient)  # noqa: B010
+    setattr(run_tools.RunTools, "__init__", patient)  # noqa: B010
     app.api.runs._sent = noted
 
 

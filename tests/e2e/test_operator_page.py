@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.data.accounts import Accounts
+from app.db.accounts import Accounts
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.real_server import RealServer, running
 from tests.e2e.scripted_model import write_scripted

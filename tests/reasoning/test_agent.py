@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.served import Served
+from app.answering.served_model import Served
 from engine import GREEDY, Engine, EngineConfig, Span
 from engine.tool_parsers import read_tools
 from reasoning.agent import LIMIT_NOTES, Agent, Called, Happened, Limited, Limits, Returned, Style, Wrote

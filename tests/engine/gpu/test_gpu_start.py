@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.builder import left_for_kv
 from engine.errors import InvalidParameter
 from engine.model import gpu_layers
 from engine.model.decoder import Decoder, load_decoder
-from engine.model.gpu_limits import left_for_kv
 from tests.engine.models import tiny
 from tests.pretended import Machine
 

@@ -1,0 +1,275 @@
+"""One request's leave to be answered: what it may still cost, and what of it was cut because many wait.
+
+There is one from the moment that a request is let in until all that answers it has ended. It is found by `current`
+wherever the answer is made, for a run also after the request. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypedDict
+
+from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
+from app.errors import ApiError, invalid
+from reasoning.budget import ThinkingBudget
+
+if TYPE_CHECKING:
+    from app.admission.admission import Deciding
+    from app.admission.rate_limits import KeyLimits
+    from app.answering.model_cascade import Prompted
+    from app.answering.reasoning_config import Manner
+    from app.answering.served_model import Served
+
+PRIORITY = f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}: lower runs first; 0 unless the key says otherwise"
+DEADLINE = f"seconds above 0, up to {MAX_DEADLINE_S}, after which the answer ends as it is"
+
+_SPENT_AT_ONCE = 64  # tokens that are counted together
+
+_current: ContextVar[Ticket | None] = ContextVar("_current", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A request's scheduling class (lower runs first), the seconds that its answer may take, and the tokens of it."""
+
+    priority: int = 0
+    deadline_s: float | None = None
+    max_output_tokens: int | None = None
+    priority_is_a_limit: bool = False  # of the key: no request of it has a better one
+
+
+class Ticket:
+    """Of the key `key`, or of everybody where there are none; `strict`: its client would rather be refused than get
+    less. `tokens` were read and written so far."""
+
+    def __init__(
+        self,
+        admission: Deciding,
+        key: str,
+        limits: KeyLimits,
+        terms: Terms | None = None,
+        *,
+        counted: bool = False,
+        strict: bool = False,
+    ) -> None:
+        """`terms` are the best that its key may have. `counted`: what it uses is noted for the key."""
+        self.key = key
+        self.counted = counted
+        self.strict = strict
+        self.terms = terms or Terms()
+        self.tokens = 0
+        self.began = time.monotonic()
+        self._limits = limits
+        self._admission = admission
+        self._holders = 1
+        self._spent = 0
+        self._thinking: dict[str, int] = {}  # what is left of it, by model
+        self._models: list[str] = []  # that `auto` may ask, where that is not all
+
+    @staticmethod
+    def current() -> Ticket | None:
+        """That of the request being answered here; None of work that nobody asked for just now."""
+        return _current.get()
+
+    def use(self) -> None:
+        """Make it the current one."""
+        _current.set(self)
+
+    # -- how long it lasts
+
+    def hold(self) -> None:
+        """Something more answers it."""
+        self._holders += 1
+
+    def leave(self) -> None:
+        """Something that answers it has ended; with the last of them, so has the request."""
+        self._holders -= 1
+        if not self._holders:
+            self.spend(0)
+            self._admission.left(self)
+
+    # -- its class, its deadline and its length
+
+    def narrow(self, priority: int | None, deadline_s: float | None) -> None:
+        """Give the request the class and deadline that it names.
+
+        Raises:
+            ApiError: 400: they are better than its key may have, or the server's policy knows no classes.
+        """
+        self._admission.check_priority(priority)
+        mine = self.terms
+        if priority is not None and priority < mine.priority and mine.priority_is_a_limit:
+            raise invalid(
+                "priority", f"priority is {priority}; accepted: {mine.priority} (the best class of this key) to "
+                f"{MAX_PRIORITY}; lower runs first.",
+            )  # fmt: skip
+        if deadline_s is not None and mine.deadline_s is not None and deadline_s > mine.deadline_s:
+            message = f"deadline_s is {deadline_s:g}; accepted: at most {mine.deadline_s:g} seconds for this request."
+            raise invalid("deadline_s", message)
+        self.terms = replace(
+            mine, priority=mine.priority if priority is None else priority,
+            deadline_s=mine.deadline_s if deadline_s is None else deadline_s,
+        )  # fmt: skip
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until its deadline, counted from its arrival.
+
+        Raises:
+            ApiError: 408: it has passed.
+        """
+        if self.terms.deadline_s is None:
+            return None
+        left = self.terms.deadline_s - (time.monotonic() - self.began)
+        if left <= 0:
+            raise too_late(self.terms.deadline_s)
+        return left
+
+    # -- what it may cost
+
+    def enter(self, *among: Served) -> None:
+        """One of these models is to answer.
+
+        Raises:
+            ApiError: 429: all of them have too much to do.
+        """
+        self._admission.check(among)
+
+    def charge(self, tokens: int) -> None:
+        """A prompt of so many tokens is to be read.
+
+        Raises:
+            ApiError: 429: the key has too few left for now.
+        """
+        if self._limits.tokens is not None:
+            self._admission.charge(self.key, self._limits.tokens, tokens)
+        self.tokens += tokens
+
+    def spend(self, tokens: int) -> None:
+        """So many tokens were written."""
+        self.tokens += tokens
+        if self._limits.tokens is None:
+            return
+        self._spent += tokens
+        if self._spent >= _SPENT_AT_ONCE or (self._spent and not self._holders):
+            self._admission.spend(self.key, self._spent)
+            self._spent = 0
+
+    # -- what is made less
+
+    @property
+    def cut(self) -> dict[str, str]:
+        """The reduced parts of the request, and what is left of each."""
+        thinking = {"thinking": str(min(self._thinking.values()))} if self._thinking else {}
+        return {**thinking, "models": " ".join(self._models)} if self._models else thinking
+
+    def manner(self, manner: Manner, served: Served) -> Manner:
+        """`manner`, with less thinking where many wait for the model."""
+        most = self._admission.thinking_left(served)
+        if self.strict or most is None or served.markers is None or manner.strategy is not None:
+            return manner
+        if manner.unthinking or manner.thinks is False:
+            return manner
+        budget = manner.budget
+        if budget is not None and budget.max_tokens is not None and budget.max_tokens <= most:
+            return manner
+        kept = budget or ThinkingBudget()
+        less = replace(kept, max_tokens=most, min_tokens=min(kept.min_tokens, most), waits=0)
+        self._thinking[served.name] = most
+        return replace(manner, budget=less, thinks=manner.thinks if budget is None else True, reduced=True)
+
+    def rungs(self, asked: Sequence[Prompted]) -> list[Prompted]:
+        """Of the models that `auto` would ask, in order, those before the first that many wait for; one at least."""
+        kept = list(asked)
+        if self.strict:
+            return kept
+        busy = [at for at, each in enumerate(kept) if at and self._admission.thinking_left(each.served) is not None]
+        if busy:
+            kept = kept[: busy[0]]
+            self._models = [each.served.name for each in kept]
+            self._thinking = {name: most for name, most in self._thinking.items() if name in self._models}
+        return kept
+
+
+def too_late(deadline_s: float) -> ApiError:
+    message = f"The answer was not begun within {deadline_s:g} s, the request's deadline."
+    return ApiError(408, message, code="deadline_exceeded", kind="server_error")
+
+
+def narrow(priority: int | None, deadline_s: float | None) -> None:
+    """Give the current request the class and deadline that it names.
+
+    Raises:
+        ApiError: 400: its key may not have them.
+    """
+    if (ticket := Ticket.current()) is not None:
+        ticket.narrow(priority, deadline_s)
+
+
+class Scheduling(TypedDict):
+    """Arguments of `Engine.open`."""
+
+    priority: int
+    deadline_s: float | None
+
+
+def scheduling() -> Scheduling:
+    """The current request's class, and the seconds that are left of its deadline.
+
+    Raises:
+        ApiError: 408: none are.
+    """
+    if (ticket := Ticket.current()) is None:
+        return {"priority": 0, "deadline_s": None}
+    return {"priority": ticket.terms.priority, "deadline_s": ticket.left_s}
+
+
+def priority() -> int:
+    """The current request's class."""
+    return 0 if (ticket := Ticket.current()) is None else ticket.terms.priority
+
+
+def output_limit(asked: int | None, param: str = "max_tokens") -> int | None:
+    """The most tokens that an answer to the current request may have; None: as many as the context has.
+
+    Raises:
+        ApiError: 400: more are asked for.
+    """
+    most = None if (ticket := Ticket.current()) is None else ticket.terms.max_output_tokens
+    if most is not None and asked is not None and asked > most:
+        message = f"{param} is {asked}; accepted: at most {most}, the longest answer of this key or server."
+        raise invalid(param, message)
+    return most
+
+
+def enter(*among: Served) -> None:
+    """One of these models is to answer the current request.
+
+    Raises:
+        ApiError: 429: all of them have too much to do.
+    """
+    if (ticket := Ticket.current()) is not None:
+        ticket.enter(*among)
+
+
+def charge(tokens: int) -> None:
+    """The current request makes a model read so many tokens.
+
+    Raises:
+        ApiError: 429: its key has too few left for now.
+    """
+    if (ticket := Ticket.current()) is not None:
+        ticket.charge(tokens)
+
+
+def with_room(manner: Manner, served: Served) -> Manner:
+    """`manner`, as much of it as the current request is given."""
+    return manner if (ticket := Ticket.current()) is None else ticket.manner(manner, served)
+
+
+def rungs(asked: Sequence[Prompted]) -> list[Prompted]:
+    """The models that the current request may ask, of those that `auto` would."""
+    return list(asked) if (ticket := Ticket.current()) is None else ticket.rungs(asked)

@@ -1,0 +1,171 @@
+"""The models that one server serves, by name. The first is the default.
+
+Each has an engine of its own, in this process. Knows nothing of requests, nor of how an answer is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import TracebackType
+from typing import Self
+
+from app.answering.model_cascade import Auto, gate_of
+from app.answering.served_model import Served
+from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting, Settings
+from app.errors import ApiError
+from engine import Engine
+from engine.errors import EngineError
+
+
+class Models:
+    """At least one model. Each is found by its name and its path, and the first also as `default`.
+
+    `auto` chooses among several; there is none where one model alone is served.
+    """
+
+    def __init__(self, served: Sequence[Served], auto: Auto | None = None) -> None:
+        """
+        Raises:
+            BadSetting: two have one name.
+        """
+        self.auto = auto
+        self._served = tuple(served)
+        self._by_name: dict[str, Served] = {}
+        for each in self._served:
+            if each.name in self._by_name:
+                raise BadSetting(f"Two models are called {each.name!r}; accepted: a name for each of its own.")
+            self._by_name[each.name] = each
+        for each in self._served:  # the first one's names have `default` too
+            for name in each.names:
+                self._by_name.setdefault(name, each)
+
+    @classmethod
+    def of(cls, engines: Mapping[str, Engine], settings: Settings) -> Models:
+        """Engines that run already, by the names of `settings`: the first model's, and its further `models`.
+
+        Raises:
+            CheckpointError: a file beside a model's weights cannot be read.
+            BadSetting: two have one name.
+        """
+        served = []
+        for name, engine in engines.items():
+            first = name == settings.model_name
+            path = settings.model if first else settings.models[name]
+            served.append(Served(engine, path, name, settings.tool_dialect if first else "auto"))
+        if len(served) < 2:
+            return cls(served)
+        by_name = {each.name: each for each in served}
+        rungs = [by_name[name] for name in settings.router] or sorted(served, key=lambda each: each.parameters)
+        return cls(served, Auto(rungs, gate_of(settings.router_gate, settings.router_bar)))
+
+    @classmethod
+    async def start(cls, settings: Settings, begin: Callable[[str], None] = lambda model: None) -> Models:
+        """Load them one after another; `begin` hears each one's path first.
+
+        The engines share the device. The K/V memory that the settings give, or else find, is all of theirs together
+        and divided by `engine.model.memory.divided`: each pool holds the same number of tokens. All other limits are
+        each one's own. CPU threads are those that each model would have alone, and the system shares the cores among
+        them.
+
+        Raises:
+            BadSetting: the settings do not go together, or one of several models cannot be loaded; the message says
+                which. No engine is left running.
+            EngineError: the only one cannot be loaded, or the memory is not enough for all.
+        """
+        from engine.model.memory import (
+            divided,
+            needs_of,  # torch comes with it, and who joins needs none
+        )
+
+        settings.check_models()
+        paths = {settings.model_name: settings.model, **settings.models}
+        configs = [settings.engine_config(path) for path in paths.values()]
+        engines: dict[str, Engine] = {}
+        try:
+            if len(configs) > 1:
+                needs = []
+                for name, config in zip(paths, configs, strict=True):
+                    with _named(name):
+                        needs.append(await asyncio.to_thread(needs_of, config))
+                configs = divided(configs, needs)
+            for (name, path), config in zip(paths.items(), configs, strict=True):
+                begin(path)
+                with _named(name) if len(configs) > 1 else nullcontext():
+                    engines[name] = await Engine.start(config)
+            return cls.of(engines, settings)
+        except BaseException:
+            for engine in engines.values():
+                await engine.stop()
+            raise
+
+    @classmethod
+    async def join(cls, settings: Settings, client: int, places: Callable[[str], AsyncIterator[str | None]]) -> Models:
+        """The same models in another process than that which has started them: see `Engine.join`. `places` gives those
+        of the model of a name.
+
+        Raises:
+            What `Engine.join` and `of` raise.
+        """
+        paths = {settings.model_name: settings.model, **settings.models}
+        engines = {
+            name: await Engine.join(settings.engine_config(path), client, places(name)) for name, path in paths.items()
+        }
+        return cls.of(engines, settings)
+
+    async def stop(self) -> None:
+        """Stop every engine. Idempotent."""
+        await asyncio.gather(*(each.engine.stop() for each in self._served))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._served)
+
+    def __len__(self) -> int:
+        return len(self._served)
+
+    @property
+    def default(self) -> Served:
+        return self._served[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that clients may ask for, paths left out: each model's own name, `default`, and `auto` where it is."""
+        auto = () if self.auto is None else (AUTO_NAME,)
+        return tuple(dict.fromkeys((*(each.name for each in self._served), DEFAULT_NAME, *auto)))
+
+    def get(self, name: str) -> Served:
+        """
+        Raises:
+            ApiError: 404 `model_not_found`. So is `auto`, which is no model: who can take it asks for `auto` before.
+        """
+        if (found := self._by_name.get(name)) is not None:
+            return found
+        if name == AUTO_NAME and self.auto is not None:
+            named = _listed([each for each in self.names if each != AUTO_NAME])
+            message = f"The model 'auto' chooses among models, and one must be named here; accepted: {named}."
+        else:
+            message = f"The model {name!r:.200} is not served here; accepted: {_listed(self.names)}."
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+@contextmanager
+def _named(model: str) -> Iterator[None]:
+    """Of several models, says which one cannot be loaded."""
+    try:
+        yield
+    except EngineError as error:
+        raise BadSetting(f"The model {model!r} cannot be loaded: {error}") from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} or {last}" if others else last

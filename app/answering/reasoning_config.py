@@ -1,0 +1,405 @@
+"""Resolves how a request reasons: model or cascade, strategy, thinking budget.
+
+The manner of an answer: how much thinking, or which strategy. Turns a request's fields into a `Writer`.
+
+One meaning of `reasoning_effort`, `thinking`, `strategy` and `strategy_options` for every API of this server. Knows
+nothing of HTTP, nor of how an answer is shown.
+
+Holds a model to its tools' schemas: a plan of the calls, compiled, or a refusal by the keyword's name.
+
+Budgets of thinking, as requests and the configuration say them. Plain data, without the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.answering.checkers import Checkers
+from app.answering.model_cascade import Prompted
+from app.answering.served_model import Served
+from app.config import Settings
+from app.errors import ApiError, invalid
+from engine.errors import InvalidParameter
+from engine.params import Span
+from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
+from engine.tool_parsers import Named, Tool, ToolChoice, ToolPlan
+from reasoning.budget import BudgetForcing, ThinkingBudget
+from reasoning.strategies import TIMEOUT_S, Strategies, run_strategy
+from reasoning.strategy import Check, Context, Event, Options, Quota, Strategy, Yields
+from reasoning.thinking import Markers, Piece, empty_thinking, think_and_answer
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Thinking = Literal["minimal", "low", "medium", "high", "xhigh"]  # the efforts that think
+EFFORTS = '"none", "minimal", "low", "medium", "high" or "xhigh"'
+THINKING = '{"min_tokens": 0 or more, "max_tokens": 2 or more, "waits": 0 to 64, "wait_text": "Wait"}, each optional'
+MOST_WAITS = 64
+
+
+class BudgetFields(BaseModel):
+    """`thinking` of a request, and what an effort stands for in the configuration: see `ThinkingBudget`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    min_tokens: int = Field(default=0, ge=0)
+    max_tokens: int | None = Field(default=None, ge=2)
+    waits: int = Field(default=0, ge=0, le=MOST_WAITS)
+    wait_text: str = Field(default="Wait", min_length=1, max_length=200)
+
+
+BUDGETS: Mapping[Thinking, BudgetFields] = MappingProxyType(
+    {
+        "minimal": BudgetFields(max_tokens=128),
+        "low": BudgetFields(max_tokens=512),
+        "medium": BudgetFields(max_tokens=2048),
+        "high": BudgetFields(max_tokens=8192),
+        "xhigh": BudgetFields(max_tokens=32_768),
+    }
+)
+"""What the efforts stand for where the configuration does not say otherwise; `none` is no thinking at all."""
+
+
+log = logging.getLogger("ponder")
+
+
+@dataclass(frozen=True, slots=True)
+class Waited(Event):
+    """The thinking was made to go on for the `number`th time, of `of` at most."""
+
+    number: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request's fields on its manner, each None where it says nothing. Any: JSON."""
+
+    effort: Effort | None = None
+    thinking: BudgetFields | None = None
+    strategy: str | None = None
+    strategy_options: Mapping[str, Any] | None = None
+    thinks: bool | None = None  # whether there is to be thinking, as the chat template's `enable_thinking`
+    checker: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """The server's side of thinking: the budgets that efforts stand for, the strategies, and their limits."""
+
+    strategies: Strategies = field(default_factory=Strategies)
+    efforts: Mapping[Thinking, BudgetFields] = field(default_factory=lambda: BUDGETS)
+    quota: Quota = field(default_factory=Quota)
+    seconds: float = TIMEOUT_S  # of a strategy
+    checkers: Checkers = field(default_factory=Checkers)
+
+    def of(self, asked: Asked, served: Served, user: str) -> Manner:
+        """Checks what `user` asks for.
+
+        Raises:
+            ApiError, InvalidParameter: something is out of range, contradicts something else, or asks for thinking of a
+                model that does not think.
+        """
+        if asked.strategy is None and asked.strategy_options is not None:
+            known = ", ".join(sorted(each.name for each in self.strategies))
+            message = f"strategy_options are given without a strategy; accepted: strategy, one of {known}."
+            raise invalid("strategy_options", message)
+        if asked.effort is not None and asked.thinking is not None:
+            raise invalid("thinking", "thinking and reasoning_effort are both given; accepted: one of them.")
+        budget = None if asked.thinking is None else ThinkingBudget(**dict(asked.thinking))
+        said = "thinking" if budget is not None else "reasoning_effort"
+        if asked.effort is not None and asked.effort != "none":
+            budget = ThinkingBudget(**dict(self.efforts[asked.effort]))
+        if asked.thinks is False and budget is not None:
+            message = f"{said} asks for thinking, and enable_thinking is false; accepted: one of them."
+            raise invalid(said, message)
+        if asked.thinks and asked.effort == "none":
+            message = 'reasoning_effort is "none", and thinking is asked for elsewhere; accepted: one of them.'
+            raise invalid("reasoning_effort", message)
+        chosen: Strategy[Any] | None = None
+        options: Options | None = None
+        if asked.strategy is not None:
+            chosen, options = self._chosen(asked, budget is not None)
+            if chosen.name == "budget":
+                budget, said = ThinkingBudget(**dict(options)), "strategy"
+                chosen = options = None
+        if budget is not None:
+            if served.markers is None:
+                message = f"{said} asks for thinking, and the model {served.name!r} does not think; accepted: "
+                raise invalid(said, message + ('"none".' if said == "reasoning_effort" else f"no {said}."))
+            BudgetForcing(budget, served.engine.tokenizer)  # refuses what cannot be kept to
+        unthinking = asked.effort == "none"
+        thinks = False if unthinking else asked.thinks
+        checker = None if asked.checker is None else self._checker(asked.checker, chosen, options, user)
+        return Manner(
+            chosen, options, budget, unthinking, thinks, quota=self.quota, seconds=self.seconds, checker=checker,
+            checker_fields=asked.checker,
+        )  # fmt: skip
+
+    @classmethod
+    def of_settings(cls, settings: Settings) -> Manners:
+        """With the strategies of installed packages; those that cannot be loaded are told in the log."""
+        strategies = Strategies()
+        strategies.load_entry_points()
+        for origin, why in strategies.faults.items():
+            log.warning("The strategies of %s were not loaded: %s", origin, why)
+        quota = Quota(settings.strategy_branches, settings.strategy_nodes)
+        return cls(strategies, {**BUDGETS, **settings.efforts}, quota, settings.strategy_seconds)
+
+    def _checker(
+        self, fields: Mapping[str, Any], chosen: Strategy[Any] | None, options: Options | None, user: str
+    ) -> Check:
+        if chosen is None or not chosen.takes_checker(options):
+            what = "there is no strategy to ask it"
+            if chosen is not None:
+                what = f"the strategy {chosen.name!r} with these options does not ask it"
+            message = (
+                f"checker is given, and {what}; accepted: strategy 'best_of_n' without another verifier, 'tree', or "
+                "'self_consistency' with weight 'checker'."
+            )
+            raise invalid("checker", message)
+        return self.checkers.make(fields, user)
+
+    def _chosen(self, asked: Asked, budgeted: bool) -> tuple[Strategy[Any], Options]:
+        assert asked.strategy is not None
+        chosen = self.strategies.get(asked.strategy)
+        options = self.strategies.options(asked.strategy, asked.strategy_options or {})
+        if budgeted:
+            message = (
+                f"a budget of thinking and the strategy {chosen.name!r} are both given; accepted: one of them, or the "
+                "strategy 'budget' with its options."
+            )
+            raise invalid("strategy", message)
+        if chosen.name == "budget" and (asked.effort == "none" or asked.thinks is False):
+            message = "the strategy 'budget' needs thinking, which is turned off; accepted: one of them."
+            raise invalid("strategy", message)
+        return chosen, options
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """A request's checked manner. `unthinking`: there must be no thinking, whatever the chat template makes of it."""
+
+    strategy: Strategy[Any] | None = None  # Any: each has its own options
+    options: Options | None = None
+    budget: ThinkingBudget | None = None
+    unthinking: bool = False
+    thinks: bool | None = None  # what the chat template is told, None: nothing
+    reduced: bool = False  # the budget is not what was asked for, and does not say whether to think
+    quota: Quota = field(default_factory=Quota)
+    seconds: float = TIMEOUT_S
+    checker: Check | None = None
+    checker_fields: Mapping[str, Any] | None = None  # as the request has it
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        thinks = True if self.budget is not None and not self.reduced else self.thinks
+        return {} if thinks is None else {"enable_thinking": thinks}
+
+    def prompt(self, tokens: list[int], served: Served) -> list[int]:
+        """A chat's prompt, with its thinking closed where there must be none and the template has not done so."""
+        if not self.unthinking or served.markers is None or served.closes_thinking(tokens):
+            return tokens
+        opened = served.opens_thinking(tokens)
+        return [*tokens, *empty_thinking(served.engine.tokenizer, served.markers, opened=opened)]
+
+    def check(self, *, answers: int = 1) -> None:
+        """
+        Raises:
+            ApiError: several answers are asked for of a strategy that makes several itself.
+        """
+        if self.strategy is not None and answers > 1:
+            message = f"n is {answers}; accepted: 1 together with the strategy {self.strategy.name!r}."
+            raise invalid("n", message)
+
+    def check_routed(self) -> None:
+        """
+        Raises:
+            ApiError: a strategy is asked for of several models together.
+        """
+        if self.strategy is not None:
+            message = (
+                f"the strategy {self.strategy.name!r} is asked for of 'auto'; accepted: the name of one model, or the "
+                "strategy 'budget'."
+            )
+            raise invalid("strategy", message)
+
+    def recorded(self) -> dict[str, Any]:
+        """As JSON, for `restored`."""
+        if self.strategy is not None and self.options is not None:
+            checker = {} if self.checker_fields is None else {"checker": dict(self.checker_fields)}
+            return {
+                "strategy": self.strategy.name, "strategy_options": self.options.model_dump(mode="json"), **checker,
+            }  # fmt: skip
+        if self.budget is not None:
+            return {"strategy": "budget", "strategy_options": asdict(self.budget)}
+        return {"reasoning_effort": "none"} if self.unthinking else {}
+
+
+def restored(recorded: Mapping[str, Any], served: Served, manners: Manners) -> Manner:
+    """
+    Raises:
+        ApiError, InvalidParameter: it cannot be had on this server.
+    """
+    asked = Asked(
+        recorded.get("reasoning_effort"), None, recorded.get("strategy"), recorded.get("strategy_options"),
+        checker=recorded.get("checker"),
+    )  # fmt: skip
+    return manners.of(asked, served, "replay")
+
+
+class Writer:
+    """Writes an answer's turns in a manner; stands in for `think_and_answer`. One for each answer: a budget covers all
+    its turns.
+
+    `on_event` hears what a strategy tells, in order with the pieces.
+    """
+
+    def __init__(
+        self,
+        manner: Manner,
+        served: Served,
+        variables: Mapping[str, Any],  # Any: a model's authors name them
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self._manner = manner
+        self._served = served
+        self._variables = variables
+        self._on_event = on_event
+        budget = manner.budget
+        self.forcing = None if budget is None else BudgetForcing(budget, served.engine.tokenizer)
+
+    async def __call__(
+        self,
+        seq: EngineSequence,
+        span: Span,
+        markers: Markers | None,
+        *,
+        opened: bool,
+        closed: bool = False,
+        calls: bool = False,
+    ) -> AsyncGenerator[Piece, None]:
+        """
+        Raises:
+            StrategyError: a strategy of a plugin fails.
+            What `generate` raises.
+        """
+        if self.forcing is not None:
+            happening: Yields | AsyncGenerator[Piece, None] = self._forced(
+                self.forcing, seq, span, markers, opened=opened, closed=closed, calls=calls
+            )
+        elif (chosen := self._manner.strategy) is not None:
+            happening = self._by(chosen, seq, span, markers, opened=opened, closed=closed, calls=calls)
+        else:
+            happening = think_and_answer(seq, span, markers, opened=opened, closed=closed, calls=calls)
+        async with aclosing(happening) as each_happening:
+            async for each in each_happening:
+                if isinstance(each, Event):
+                    self._on_event(each)
+                else:
+                    yield each
+
+    async def _forced(
+        self, forcing: BudgetForcing, seq: EngineSequence, span: Span, markers: Markers | None, **prompt: bool
+    ) -> Yields:
+        """Within the budget; each Wait is told just before its piece."""
+        waits = forcing.waits
+        async with aclosing(forcing.answer(seq, span, markers, **prompt)) as pieces:
+            async for piece in pieces:
+                if forcing.waits > waits:
+                    waits = forcing.waits
+                    yield Waited(waits, forcing.budget.waits)
+                yield piece
+
+    async def _by(
+        self, chosen: Strategy[Any], seq: EngineSequence, span: Span, markers: Markers | None, **prompt: bool
+    ) -> Yields:
+        """By the strategy."""
+        manner, tokenizer = self._manner, self._served.engine.tokenizer
+        context = Context(
+            tokenizer, span, markers, opened=prompt["opened"], closed=prompt["closed"], calls=prompt["calls"],
+            checker=manner.checker, variables=self._variables, quota=manner.quota,
+        )  # fmt: skip
+        running = run_strategy(chosen, seq, context, manner.options, timeout_s=manner.seconds)
+        try:
+            async with aclosing(running) as happening:
+                async for each in happening:
+                    yield each
+        except InvalidParameter as error:
+            raise _reworded(error, chosen, prompt["calls"]) from error
+
+
+def _reworded(error: InvalidParameter, chosen: Strategy[Any], calls: bool) -> InvalidParameter:
+    """A strategy's refusal in the words of a request."""
+    if error.name == "constraint":
+        what = "tools" if calls else "response_format"
+        message = f"{what}: the strategy {chosen.name!r} cannot hold an answer to a form; accepted: no {what}."
+        return InvalidParameter(what, message)
+    if error.name in chosen.options.model_fields:
+        return InvalidParameter(f"strategy_options.{error.name}", f"strategy_options.{error}")
+    return error
+
+
+def prompted(
+    served: Served,
+    prompt: list[int],
+    span: Span,
+    manner: Manner,
+    variables: Mapping[str, Any],  # Any: a model's authors name them
+    *,
+    calls: bool = False,
+) -> Prompted:
+    """A request as one model reads it. A budget writes the answer itself, so a gate then measures the answer alone."""
+    write = None if manner.budget is None else Writer(manner, served, variables)
+    return Prompted(served, prompt, span, calls, write)
+
+
+async def plan_of(
+    served: Served, tools: Sequence[Tool], chosen: ToolChoice, parallel: bool, user: str = ""
+) -> ToolPlan:
+    """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object; one that
+    takes too long to compile is refused, as what an answer is held to must not depend on what else the server does."""
+    assert served.dialect is not None
+    try:
+        plan = served.dialect.plan(tools, chosen, parallel)
+        await served.engine.compile(plan.body, tenant=user)
+        return plan
+    except CompileTimeout as late:
+        raise refused("tools", late) from None
+    except ConstraintRefused as refusal:
+        whole = refusal
+    loose = set()
+    for at, tool in enumerate(tools):
+        if isinstance(chosen, Named) and tool.name != chosen.name:
+            continue
+        try:
+            await served.engine.compile(served.dialect.plan([tool], Named(tool.name)).body, tenant=user)
+        except ConstraintRefused as refusal:
+            if tool.strict or isinstance(refusal, CompileTimeout):
+                raise refused(f"tools[{at}].function.parameters", refusal) from None
+            loose.add(tool.name)
+    if not loose:
+        raise refused("tools", whole) from None
+    plan = served.dialect.plan(tools, chosen, parallel, frozenset(loose))
+    try:
+        await served.engine.compile(plan.body, tenant=user)
+    except ConstraintRefused as refusal:
+        raise refused("tools", refusal) from None
+    return plan
+
+
+def refused(field: str, refusal: ConstraintRefused, *, loosely: bool = False) -> ApiError:
+    """A constraint that cannot be held, as a 400 that names the field. `loosely`: a superset could be."""
+    accepted = "something simpler" if isinstance(refusal, CompileTimeout) else "what docs/constraints.md lists"
+    accepted += ', or "strict": false' if loosely and not isinstance(refusal, CompileTimeout) else ""
+    return invalid(field, f"{field} cannot be held exactly: {refusal}; accepted: {accepted}.", refusal.code)

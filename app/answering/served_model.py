@@ -1,0 +1,173 @@
+"""A served model, its names and defaults, and the usage that its answers count.
+
+The model being served: its engine, the names it answers to, and how its authors want it sampled.
+
+What a request leaves open comes from the model's own `generation_config.json`; what a page says about it comes from
+its `ponder.json`. Both are read once. Knows nothing of requests.
+
+Token usage of an answer: in the last event of its log, and beside its message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from app.config import DEFAULT_NAME as DEFAULT_NAME
+from app.errors import invalid
+from engine.errors import ContextLengthExceeded
+from engine.model.loader import Weights
+from engine.params import Sampling
+from engine.tool_parsers import ToolPlan, choose
+from engine.tool_parsers.base import line_breaks
+from reasoning.thinking import Markers
+
+if TYPE_CHECKING:
+    from engine import Engine
+    from reasoning.thinking import Tally
+
+
+_STARTERS = (
+    "What can you do?",
+    "Explain step by step how to add 27 and 58.",
+    "Write a short poem about the sea.",
+)
+_LONG_TEXT = 4_000  # characters; encoding more than this would be felt by the other streams
+_MANY = 100  # messages; the same
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Text of the page's first screen."""
+
+    text: str
+    starters: tuple[str, ...]
+
+
+class Served:
+    """An engine and what the outside needs to know about its model."""
+
+    def __init__(self, engine: Engine, model: str, name: str | None = None, tool_dialect: str = "auto") -> None:
+        """
+        Raises:
+            CheckpointError: the model's tokenizer lacks a token of the dialect, or a file of the model's is damaged.
+        """
+        directory = Path(engine.model_path)
+        self.engine = engine
+        self.name = name or engine.model_name
+        self.names = frozenset({self.name, model, str(directory), DEFAULT_NAME})
+        self.created = int(time.time())
+        self.markers = Markers.of(engine.tokenizer)
+        self.dialect = choose(engine.tokenizer, engine.tokenizer.tool_template, tool_dialect)
+        self.line_breaks = line_breaks(engine.tokenizer)
+        self.plans: dict[bytes, ToolPlan] = {}  # by user and the request's tools; the oldest first
+        self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
+        self.about = _about(_read_json(directory / "ponder.json"))
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of weights in the model."""
+        return Weights(self.engine.model_path).parameters()
+
+    async def chat_tokens(
+        self, messages: list[dict[str, Any]], variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """The prompt of a chat, ready for the assistant's turn.
+
+        Raises:
+            ApiError: 400 `context_length_exceeded`, with the numbers.
+        """
+
+        def made() -> list[int]:
+            shown = [dict(tool) for tool in tools] or None
+            tokenizer, most = self.engine.tokenizer, self.engine.max_tokens
+            return tokenizer.encode_chat(messages, shown, variables, max_tokens=most)
+
+        long = tools or len(messages) > _MANY or sum(map(_length, messages)) > _LONG_TEXT
+        with _blaming("messages"):
+            return await asyncio.to_thread(made) if long else made()
+
+    async def text_tokens(
+        self, text: str, field: str = "prompt", *, special: bool = True, bos: bool = True
+    ) -> list[int]:
+        """The prompt of a plain completion, which came in `field`; with `special`, special tokens spelt out in it count
+        as such.
+
+        Raises:
+            ApiError: 400 `context_length_exceeded`, with the numbers.
+        """
+
+        def made() -> list[int]:
+            encode, most = self.engine.tokenizer.encode, self.engine.max_tokens
+            return encode(text, special=special, bos=bos, max_tokens=most)
+
+        with _blaming(field):
+            return await asyncio.to_thread(made) if len(text) > _LONG_TEXT else made()
+
+    def opens_thinking(self, prompt: list[int]) -> bool:
+        return self.markers is not None and self.markers.left_open(prompt, self.engine.tokenizer)
+
+    def closes_thinking(self, prompt: list[int]) -> bool:
+        return self.markers is not None and self.markers.left_closed(prompt, self.engine.tokenizer)
+
+
+def _length(message: Mapping[str, Any]) -> int:
+    """Characters of a message, calls not counted in full: there are few, or many messages."""
+    texts = (message.get("content"), message.get("reasoning_content"))
+    return sum(len(text) for text in texts if text) + (_LONG_TEXT if message.get("tool_calls") else 0)
+
+
+@contextlib.contextmanager
+def _blaming(field: str) -> Iterator[None]:
+    """Say of a text that is too long in which field it came."""
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        raise invalid(field, str(error), error.code) from None
+
+
+def default_sampling(config: Mapping[str, Any]) -> Sampling:
+    """`generation_config.json` as sampling defaults; what it leaves out is the engine's default."""
+    if config.get("do_sample") is False:
+        return Sampling(temperature=0.0)
+    fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return Sampling(**{name: config[name] for name in fields if config.get(name) is not None})
+
+
+def _about(config: Mapping[str, Any]) -> About:
+    starters = tuple(str(s) for s in config.get("starters") or _STARTERS)
+    return About(str(config.get("about", "")), starters)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        from engine.errors import CheckpointError
+
+        raise CheckpointError(f"{path} cannot be read: {error}.") from None
+    return value if isinstance(value, dict) else {}
+
+
+class Usage(BaseModel):
+    """Token counts of one run. `cached_tokens` of the prompt needed no computing."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    cached_tokens: int
+
+    @classmethod
+    def of(cls, tally: Tally) -> Usage:
+        return cls(**asdict(tally))

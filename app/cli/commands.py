@@ -1,0 +1,238 @@
+"""The commands of `ponder keys`, `ponder tools` and `ponder backup`.
+
+The words of `ponder keys`.
+
+The words of `ponder tools`.
+
+The words of `ponder backup`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.errors import Config, DataDir, or_explain, settings_of
+
+Scopes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SCOPE", help=r"What it is for, repeatable: chat, v1, sequences, documents, tools, metrics, operator. "
+        r"\[all]", show_default=False,
+    ),
+]  # fmt: skip
+Quotas = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=N", help="What it may cost, repeatable: requests_per_minute, tokens_per_minute, "
+        "concurrent_requests, requests_per_day, tokens_per_day, tokens_per_month, priority, deadline_s, "
+        "max_output_tokens.", show_default=False,
+    ),
+]  # fmt: skip
+
+keys = typer.Typer(name="keys", help="API keys, which a server with --auth keys asks for: make, list, revoke.")
+
+
+@keys.command("create")
+def keys_create(
+    user: Annotated[str, typer.Option(metavar="ID", help="Whose; made if need be. `local` is whose all is so far.")],
+    role: Annotated[
+        str | None, typer.Option(metavar="ROLE", help=r"A new user's: operator or user. \[user]", show_default=False)
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help=r"Until when, such as 30d or 12h. \[ever]", show_default=False)
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="TEXT", help="What it is for, such as laptop.", show_default=False)] = "",
+    scope: Scopes = None,
+    quota: Quotas = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as POST /api/operator/keys answers.")] = False,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Make a key and print it. It is not shown again."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.create, user, role, expires, name, scope, quota, as_json, settings)
+
+
+@keys.command("list")
+def keys_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as GET /api/operator/keys answers.")] = False,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """List the keys: whose they are, how they begin, until when they are valid, when they were last used."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.list_keys, as_json, settings)
+
+
+@keys.command("revoke")
+def keys_revoke(
+    id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, or how it begins, as `keys list` has them.")],
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """End a key, and the sessions that it opened. It holds at once, also for a server that runs."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.revoke, id, settings)
+
+
+@keys.command("change")
+def keys_change(
+    id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, or how it begins, as `keys list` has them.")],
+    scope: Scopes = None,
+    quota: Quotas = None,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Change what a key is for (--scope all: everything) and what it may cost (--quota NAME=none: no limit)."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.change, id, scope, quota, settings)
+
+
+@keys.command("disable")
+def keys_disable(
+    user: Annotated[str, typer.Argument(metavar="USER", help="Whose keys are to be valid no more.")],
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Let a user in no more, and end their sessions. What is theirs stays."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.disable, user, True, settings)
+
+
+@keys.command("enable")
+def keys_enable(
+    user: Annotated[str, typer.Argument(metavar="USER", help="Whose keys are to be valid again.")],
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Let a user in again who was disabled."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import keys as work
+
+    or_explain(work.disable, user, False, settings)
+
+
+tools = typer.Typer(name="tools", help="The tools that models may call: list them, run one, write one.")
+
+
+@tools.command("list")
+def tools_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as GET /api/tools answers.")] = False,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """List the tools there are: name, permission, origin, description."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import tools as work
+
+    or_explain(work.list_tools, as_json, settings)
+
+
+@tools.command("call")
+def tools_call(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool.")],
+    arguments: Annotated[str, typer.Argument(metavar="JSON", help="Its arguments, as a JSON object.")] = "{}",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Approve the call, and ask nothing.")] = False,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Run one tool and print its result. What writes or executes asks first."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import tools as work
+
+    raise typer.Exit(or_explain(work.call_tool, name, arguments, yes, settings))
+
+
+@tools.command("new")
+def tools_new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool's name, as of a Python function.")],
+    folder: Annotated[
+        Path | None, typer.Option("--dir", metavar="DIR", help=r"Where. \[the plugins' folder]", show_default=False)
+    ] = None,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Write a plugin and a test of it, to begin with."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import tools as work
+
+    for file in or_explain(work.new_plugin, name, folder, settings):
+        typer.echo(file)
+
+
+@tools.command("mcp")
+def tools_mcp(data_dir: DataDir = None, config: Config = None) -> None:
+    """Serve the tools over MCP, on standard input and output."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import tools as work
+
+    or_explain(work.serve_mcp, settings)
+
+
+backup = typer.Typer(
+    name="backup", help="Copies of the data directory, made while a server runs: make, verify, put back.",
+    no_args_is_help=True,
+)  # fmt: skip
+
+
+@backup.command("create")
+def backup_create(
+    to: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PATH", help=r"A file ending in .tar.gz, or a new folder. \[DATA-DIR/backups/ponder-DATE.tar.gz]",
+            show_default=False,
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:  # fmt: skip
+    """Copy all that can't be made again: databases, uploaded files, plugins. It holds secrets: only you may read it."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import backup as work
+
+    or_explain(work.create, to, settings)
+
+
+@backup.command("verify")
+def backup_verify(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A backup: the file or the folder.")],
+) -> None:
+    """Compare every file of a backup with its digest."""
+    from app.cli import backup as work
+
+    or_explain(work.verify, path)
+
+
+@backup.command("restore")
+def backup_restore(
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="PATH", help=r"A backup. \[the newest in DATA-DIR/backups]", show_default=False),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=r"Put back this alone, such as ponder.db or documents. Repeatable. \[all]",
+                     show_default=False),
+    ] = None,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:  # fmt: skip
+    """Put a backup in the place of what is there, which is kept beside it. The server must be stopped."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import backup as work
+
+    or_explain(work.restore, path, only, settings)

@@ -1,0 +1,65 @@
+"""The user of a request. Routes learn it here and nowhere else, and which of them are the operator's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from app.auth import LOCAL, WHO, KeyScope, Who, out_of_scope, unauthorised
+from app.errors import ApiError
+from app.state import Serving
+
+
+async def who_of(request: Request) -> Who:
+    """
+    Raises:
+        ApiError: 401, of a server that asks for keys, where nobody has been found by one.
+    """
+    found: Who | None = request.scope.get(WHO)
+    if found is None and Serving.of(request).settings.auth != "off":
+        raise unauthorised("This needs an API key, or a session.")
+    return found or LOCAL
+
+
+def check_scope(who: Who, scope: KeyScope) -> None:
+    """That what is asked for besides the route's own scope is within the key's.
+
+    Raises:
+        ApiError: 403.
+    """
+    if not who.may(scope):
+        raise out_of_scope(who, scope)
+
+
+def check_checker_scope(body: Mapping[str, Any], who: Who) -> None:
+    """That a key may run what a request's checker runs. `body` is the request, any JSON.
+
+    Raises:
+        ApiError: 403.
+    """
+    checker = body.get("checker")
+    if isinstance(checker, dict) and checker.get("type") in ("python", "tool"):
+        check_scope(who, "tools")
+
+
+async def user_of(who: Annotated[Who, Depends(who_of)]) -> str:
+    """The id of the user that a request comes from."""
+    return who.id
+
+
+async def operator_of(who: Annotated[Who, Depends(who_of)]) -> Who:
+    """
+    Raises:
+        ApiError: 403, the user is no operator.
+    """
+    if who.role != "operator":
+        message = f"This is for operators, and {who.id!r} is a user; an operator can change that."
+        raise ApiError(403, message, code="operator_required", kind="permission_error")
+    return who
+
+
+Asker = Annotated[Who, Depends(who_of)]  # a route's parameter
+User = Annotated[str, Depends(user_of)]
+Operator = Annotated[Who, Depends(operator_of)]

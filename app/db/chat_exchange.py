@@ -1,0 +1,189 @@
+"""Chats as a file: all that is kept of them but runs' events, and back again, to the same but for new ids.
+
+A file may come from anywhere, so all of it is checked before anything is kept, and an imported chat is remembered as
+such: its words, and the results in it, may be by others. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field
+
+from app.db.chats import add_folder, chat_of, messages_of
+from app.db.database import Database, Row, insert, new_id, row, rows
+from app.db.steps import Step, check_steps, dump_steps
+
+FORMAT, VERSION = "ponder.chats", 1
+MAX_TITLE = 200
+MAX_FOLDER = 100
+
+Moment = Annotated[float, Field(ge=0, le=1e11)]  # seconds since the epoch
+Measure = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class BadChats(ValueError):
+    """A file of chats is not sound; `path` names the place."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path} {message}")
+        self.path = path
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class ExportedUsage(_Part):
+    prompt_tokens: Count
+    completion_tokens: Count
+    reasoning_tokens: Count
+    cached_tokens: Count
+
+
+class ExportedMessage(_Part):
+    """`id` and `parent_id` count in their chat alone; a parent stands before its children."""
+
+    id: str = Field(min_length=1, max_length=200)
+    parent_id: str | None
+    role: Literal["user", "assistant"]
+    content: str
+    thinking: str = ""
+    thinking_s: Measure | None = None
+    ttft_s: Measure | None = None
+    tokens_per_s: Measure | None = None
+    usage: ExportedUsage | None = None
+    steps: Annotated[list[Step], Field(max_length=1000)] = []
+    status: Literal["completed", "failed", "cancelled"] = "completed"
+    error: str | None = None
+    created_at: Moment
+
+
+class ExportedChat(_Part):
+    title: str = Field(max_length=MAX_TITLE)
+    created_at: Moment
+    updated_at: Moment
+    pinned: bool = False
+    folder: str | None = Field(None, min_length=1, max_length=MAX_FOLDER)
+    leaf_id: str | None
+    messages: Annotated[list[ExportedMessage], FailFast()]
+
+
+class Export(_Part):
+    """The file."""
+
+    format: Literal["ponder.chats"] = Field(description='"ponder.chats"')
+    version: Literal[1] = Field(description="1")
+    chats: Annotated[list[ExportedChat], FailFast()] = Field(
+        description="a list of chats as GET /api/chats/export gives them"
+    )
+
+
+class Exchange:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def export(self, user: str, chat_id: str | None = None) -> Row:
+        """One chat or all of them, as JSON values; the oldest first.
+
+        Raises:
+            NotThere: the user has no such chat.
+        """
+
+        def read(db: sqlite3.Connection) -> list[Row]:
+            if chat_id is not None:
+                chat_of(db, user, chat_id)
+            wanted = "chats.user = ?1 AND (?2 IS NULL OR chats.id = ?2)"
+            chats = rows(
+                db, "SELECT chats.*, folders.name AS folder FROM chats "
+                "LEFT JOIN folders ON folders.id = folder_id AND folders.deleted_at IS NULL "
+                f"WHERE {wanted} AND chats.deleted_at IS NULL ORDER BY chats.created_at, chats.rowid", user, chat_id,
+            )  # fmt: skip
+            return [_exported(chat, messages_of(db, chat["id"])) for chat in chats]
+
+        return {"format": FORMAT, "version": VERSION, "chats": await self._database.read(read)}
+
+    async def add(self, user: str, export: Export) -> list[str]:
+        """The new chats' ids. All chats are kept, or none.
+
+        Raises:
+            BadChats: the messages of a chat are no tree, or their steps do not fit together.
+        """
+        await asyncio.to_thread(_check_all, export)
+        return await self._database.read(lambda db: [_add(db, user, chat) for chat in export.chats])
+
+
+def _exported(chat: Row, messages: list[Row]) -> Row:
+    kept = {name: chat[name] for name in ExportedChat.model_fields if name != "messages"}
+    return {**kept, "pinned": bool(chat["pinned"]), "messages": [_exported_message(each) for each in messages]}
+
+
+def _exported_message(message: Row) -> Row:
+    made = {name: message[name] for name in ExportedMessage.model_fields}
+    made["steps"] = [step.model_dump() for step in message["steps"]]
+    if message["status"] == "running":  # in a file it will never go on
+        made["status"] = "cancelled"
+    return made
+
+
+def _check_all(export: Export) -> None:
+    for at, chat in enumerate(export.chats):
+        _check(chat, f"chats[{at}]")
+
+
+def _check(chat: ExportedChat, path: str) -> None:
+    known: dict[str, str] = {}  # id -> role
+    parents = set[str | None]()
+    for at, message in enumerate(chat.messages):
+        where = f"{path}.messages[{at}]"
+        if message.id in known:
+            raise BadChats(f"{where}.id", f"is {message.id!r:.60}, as before; accepted: an id of its own.")
+        if message.parent_id is not None and message.parent_id not in known:
+            accepted = "null, or the id of a message before it"
+            raise BadChats(f"{where}.parent_id", f"is {message.parent_id!r:.60}; accepted: {accepted}.")
+        follows = None if message.parent_id is None else known[message.parent_id]
+        if (message.role == "user") == (follows == "user"):
+            after = "at a beginning" if follows is None else f"after a message of role {follows!r}"
+            raise BadChats(f"{where}.role", f"is {message.role!r} {after}; accepted: questions and answers in turn.")
+        if message.role == "user" and (message.steps or not message.content.strip()):
+            raise BadChats(where, "is a question with steps or without content; accepted: content alone.")
+        try:
+            check_steps(message.steps)
+        except ValueError as error:
+            raise BadChats(f"{where}.steps", f"do not fit together; accepted: {error}.") from None
+        known[message.id] = message.role
+        parents.add(message.parent_id)
+    if chat.leaf_id is None and not known:
+        return
+    if chat.leaf_id not in known or chat.leaf_id in parents:
+        accepted = "the id of a message that none follows" if known else "null, as there are no messages"
+        raise BadChats(f"{path}.leaf_id", f"is {chat.leaf_id!r:.60}; accepted: {accepted}.")
+
+
+def _add(db: sqlite3.Connection, user: str, chat: ExportedChat) -> str:
+    chat_id = new_id("chat")
+    ids: dict[str | None, str | None] = {message.id: new_id("msg") for message in chat.messages}
+    ids[None] = None
+    insert(
+        db, "chats",
+        {
+            "id": chat_id, "user": user, "title": chat.title, "created_at": chat.created_at,
+            "updated_at": chat.updated_at, "pinned": chat.pinned, "imported": True, "leaf_id": ids[chat.leaf_id],
+            "folder_id": None if chat.folder is None else _folder(db, user, chat.folder),
+        },
+    )  # fmt: skip
+    for position, message in enumerate(chat.messages, 1):
+        values: dict[str, Any] = message.model_dump(exclude={"steps", "usage"})  # Any: columns
+        values |= {"id": ids[message.id], "parent_id": ids[message.parent_id]}
+        values |= {"chat_id": chat_id, "position": position, "steps": dump_steps(message.steps)}
+        values["usage"] = None if message.usage is None else message.usage.model_dump_json()
+        insert(db, "messages", values)
+    return chat_id
+
+
+def _folder(db: sqlite3.Connection, user: str, name: str) -> str:
+    found = row(db, "SELECT id FROM folders WHERE user = ? AND name = ? AND deleted_at IS NULL", user, name)
+    return str((found or add_folder(db, user, name))["id"])

@@ -1,0 +1,287 @@
+"""The SQLite database, its errors, and the check for damage.
+
+One SQLite file, the one thread that has it open, and the lock that keeps other processes out.
+
+Calls reach the thread in the order they were made: so a read sees every write asked for before it, and `write` need not
+be awaited. Tokens never wait for the disk. Knows nothing of what is kept.
+
+Errors of the data layer: something is not there, or cannot be so.
+
+Seconds since the epoch that do not jump: the wall clock as it was at the start, and the time that has passed since.
+
+For what waits or is kept for a while: setting the machine's clock neither ends such a time nor prolongs it. What stands
+for a date (a key's expiry, the day of a quota, a message's time) follows the wall clock.
+
+Are the databases of a data directory whole? Asked before a server writes to any, so that nothing is made worse.
+
+They are read, never written: a damaged file stays as it is until its operator says what becomes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import math
+import os
+import sqlite3
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any, TypeVar
+from urllib.parse import quote
+
+from app.config import BadSetting
+from app.db.migrations import NewerDatabase, migrate
+
+log = logging.getLogger("ponder")
+T = TypeVar("T")
+
+OTHERS = 0o077  # rights of group and others
+
+Row = dict[str, Any]  # a row of SQLite: its columns are in app/db/migrations.py
+
+
+class Database:
+    """The database of one data directory, which one process at a time may have open."""
+
+    def __init__(self, db: sqlite3.Connection, lock: IO[str], thread: ThreadPoolExecutor) -> None:
+        self._db = db
+        self._lock = lock
+        self._thread = thread
+
+    @classmethod
+    async def open(cls, data_dir: Path) -> Database:
+        """
+        Raises:
+            BadSetting: the directory cannot be used; the message says why.
+        """
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        loop = asyncio.get_running_loop()
+        try:
+            lock = await loop.run_in_executor(thread, _lock, data_dir)
+            db = await loop.run_in_executor(thread, _connect, data_dir / "ponder.db")
+        except (OSError, sqlite3.Error, NewerDatabase) as error:
+            thread.shutdown(wait=False)
+            raise BadSetting(f"The data directory {data_dir} cannot be used: {error}.") from None
+        return cls(db, lock, thread)
+
+    async def close(self) -> None:
+        """Finish every write, then let go of the directory. Idempotent."""
+        if self._lock.closed:
+            return
+        await asyncio.wrap_future(self._thread.submit(self._db.close))
+        self._thread.shutdown()
+        fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: a starting child may have a copy
+        self._lock.close()
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Returns the result of `work`, run in the database's thread, in one transaction: all is kept, or nothing."""
+        return await asyncio.wrap_future(self._thread.submit(self._transaction, work))
+
+    async def rows(self, sql: str, *parameters: object) -> list[Row]:
+        return await self.read(lambda db: rows(db, sql, *parameters))
+
+    def write(self, work: Callable[[sqlite3.Connection], None]) -> Future[None]:
+        """Do `work` some time soon, in one transaction; an error goes to the log. Done when it stands or has failed."""
+        try:
+            done = self._thread.submit(self._transaction, work)
+        except RuntimeError:  # closed already: the next start ends what this leaves open
+            log.warning("a write to the database came after it was closed")
+            done = Future()
+            done.set_result(None)
+        else:
+            done.add_done_callback(_report)
+        return done
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._db:
+            return work(self._db)
+
+
+def rows(db: sqlite3.Connection, sql: str, *parameters: object) -> list[Row]:
+    """In the database's thread."""
+    cursor = db.execute(sql, parameters)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def row(db: sqlite3.Connection, sql: str, *parameters: object) -> Row | None:
+    """The first of the rows, in the database's thread."""
+    found = rows(db, sql, *parameters)
+    return found[0] if found else None
+
+
+def insert(db: sqlite3.Connection, table: str, values: Row) -> None:
+    """In the database's thread."""
+    columns, marks = ", ".join(values), ", ".join("?" * len(values))
+    db.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", list(values.values()))
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex}"
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, check_same_thread=False)
+    db.execute("PRAGMA busy_timeout = 5000")
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")  # with WAL, NORMAL loses commits that were acknowledged before a power cut
+    migrate(db)
+    return db
+
+
+def make_data_dir(path: Path) -> None:
+    """Make the data directory where there is none, so that it is there after a loss of power too."""
+    if not path.is_dir():
+        from retrieval.durable import make_folder  # the indexes come with it: at a first start alone
+
+        make_folder(path)
+
+
+def _lock(data_dir: Path) -> IO[str]:
+    """Hold the directory for this process: two servers would each take the other's running answers for dead."""
+    make_data_dir(data_dir)
+    lock = (data_dir / "lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise OSError(
+            f"another Ponder (process {holder}) is using it; stop that one, or give another --data-dir"
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    make_private(data_dir)
+    return lock
+
+
+def make_private(data_dir: Path) -> None:
+    """Take from group and others every right to a data directory and what is in it; links are not followed.
+
+    SQLite gives its `-wal` and `-shm` files the rights of the database, so these stay private from here on.
+    """
+    left = list[str]()
+
+    def close(path: str) -> None:
+        try:
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISLNK(mode) and stat.S_IMODE(mode) & OTHERS:
+                os.chmod(path, stat.S_IMODE(mode) & ~OTHERS)
+        except FileNotFoundError:  # it was there for a moment
+            pass
+        except OSError as error:
+            left.append(f"{path}: {error.strerror}")
+
+    close(str(data_dir))
+    for folder, folders, files in os.walk(data_dir, onerror=lambda error: left.append(str(error))):
+        for name in (*folders, *files):
+            close(os.path.join(folder, name))
+    if left:
+        log.warning("%d files in %s stay open to others, the first: %s", len(left), data_dir, left[0])
+
+
+def _report(done: Future[None]) -> None:
+    if error := done.exception():
+        log.error("a write to the database failed: %s", error)
+
+
+class NotThere(LookupError):
+    """The user has no such thing; another may. `what`: chat, folder, message or run."""
+
+    def __init__(self, what: str, id: str) -> None:
+        super().__init__(f"There is no {what} {id!r:.60}.")
+        self.what = what
+
+
+class NameTaken(ValueError):
+    """The user has a folder of this name."""
+
+
+class WrongPlace(ValueError):
+    """A message cannot stand there. `field`: what was given, as the request names it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class KeyReused(ValueError):
+    """The key was given with another request."""
+
+
+_STARTED = time.time() - time.monotonic()
+
+
+def steady() -> float:
+    """Now, in seconds since the epoch by the clock that the process started with."""
+    return _STARTED + time.monotonic()
+
+
+DATABASES = ("ponder.db", "users.db", "permissions.db", "calls.db", "notes.db", "documents/documents.db")
+RESTORING = "restore-unfinished"  # a file that is there while a backup is put in place
+LOOKED_AT_S = 5.0  # for all of them at a server's start; `ponder backup` looks at everything
+_STEPS = 10_000  # of SQLite's machine, between two looks at the clock
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection that can't change the file, nor move its write-ahead log into it."""
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=30)
+
+
+def damage_of(path: Path, within_s: float | None = None) -> str | None:
+    """Why a database can't be used, in SQLite's words; None where nothing was found within that time."""
+    try:
+        if not path.is_file():
+            return "it is not a file" if path.exists() else None
+        if not path.stat().st_size:
+            return "it is empty"
+        until = time.monotonic() + (math.inf if within_s is None else within_s)
+        with closing(open_for_reading(path)) as db:
+            db.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+            found = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
+    except sqlite3.OperationalError as error:
+        # No time is left, or it can't be looked at now: who opens it to write is told why.
+        return None if str(error).startswith(("interrupted", "unable to open", "database is locked")) else str(error)
+    except (sqlite3.Error, OSError) as error:
+        return str(error)
+    return None if found == ["ok"] else "; ".join(" ".join(each.split()) for each in found)[:500]
+
+
+def damaged(data_dir: Path, within_s: float | None = None) -> Iterator[tuple[Path, str]]:
+    """The damaged databases of a data directory, and what is wrong with each."""
+    until = None if within_s is None else time.monotonic() + within_s
+    whole = [name for name in DATABASES if (data_dir / name).is_file() and (data_dir / name).stat().st_size]
+    for name in DATABASES:
+        left_s = None if until is None else max(0.1, until - time.monotonic())
+        reason = damage_of(data_dir / name, left_s)
+        if reason == "it is empty" and not whole:
+            continue  # a first start that was cut short
+        if reason is not None:
+            yield data_dir / name, reason
+
+
+def refuse_damage(data_dir: Path) -> None:
+    """
+    Raises:
+        BadSetting: a database is damaged, or a backup is half in place. Nothing was changed.
+    """
+    if (data_dir / RESTORING).exists():
+        raise BadSetting(
+            f"A backup was being put in place in {data_dir} and did not come to its end. "
+            "Run `ponder backup restore` again; what was there before is kept beside it."
+        )
+    for path, reason in damaged(data_dir, LOOKED_AT_S):
+        raise BadSetting(
+            f"The database {path} is damaged: {reason}. Nothing was changed. `ponder backup restore` puts the newest "
+            f"backup in its place and keeps the damaged file beside it; or move {path.name} away, with its -wal and "
+            "-shm, to start without what it held."
+        )

@@ -1,0 +1,302 @@
+"""Runs and their events, and the idempotency keys that find them.
+
+Runs and their events: how an answer begins in a chat's tree, and how it ends there.
+
+What a run's log hears is appended here some time later. Knows nothing of how answers are made.
+
+Keys by which a client begins a run at most once, however often it asks: kept a day, each with what was asked.
+
+Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from app.answering.served_model import Usage
+from app.db.chats import Tree, add_message, chat_of, messages_of
+from app.db.database import Database, KeyReused, NotThere, Row, WrongPlace, insert, new_id, row, rows, steady
+from app.db.steps import Step, dump_steps
+
+KEPT_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunKey:
+    """A client's key; `body` is a digest of all that was asked with it."""
+
+    key: str
+    body: str
+
+
+class Started(NamedTuple):
+    """A run that was begun: its answer's message, and the question's."""
+
+    run_id: str
+    message_id: str
+    question_id: str
+
+
+class RunKeys:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def run_of(self, user: str, key: RunKey) -> Started | None:
+        """The run that was begun with this key; None where there is none.
+
+        Raises:
+            KeyReused: it was begun with another body.
+        """
+        found = await self._database.read(
+            lambda db: row(
+                db, "SELECT body, run_keys.run_id, run_keys.message_id, parent_id FROM run_keys "
+                "JOIN messages ON messages.id = run_keys.message_id "
+                "JOIN chats ON chats.id = chat_id AND chats.deleted_at IS NULL "
+                "WHERE run_keys.user = ? AND key = ? AND run_keys.created_at > ?",
+                user, key.key, steady() - KEPT_S,
+            )
+        )  # fmt: skip
+        if found is None:
+            return None
+        if found["body"] != key.body:
+            raise KeyReused(
+                f"The Idempotency-Key {key.key!r:.60} was used within a day with another chat or body; accepted: the "
+                "very same request, or another key."
+            )
+        return Started(found["run_id"], found["message_id"], found["parent_id"])
+
+
+def remember(db: sqlite3.Connection, user: str, key: RunKey, run_id: str, message_id: str) -> None:
+    """In the database's thread, where the run begins. What is older than a day is forgotten."""
+    now = steady()
+    db.execute("DELETE FROM run_keys WHERE created_at <= ?", [now - KEPT_S])
+    kept = {"user": user, "key": key.key, "body": key.body, "run_id": run_id, "message_id": message_id}
+    insert(db, "run_keys", {**kept, "created_at": now})
+
+
+RESTART_GAP = 1000  # where the disk failed before a crash, readers saw numbers it has not: they are not used again
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """One line of a run's log; `data` is the event as JSON."""
+
+    seq: int
+    type: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of an answer: below a new question with `content`, or below the question `regenerate`.
+
+    The new question follows `parent_id`, None for a new beginning; with `at_leaf`, the end of the current branch.
+    """
+
+    content: str | None
+    parent_id: str | None = None
+    at_leaf: bool = False
+    regenerate: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The answer's message, and the branch that it ends: all down to the question. `imported`: the chat was.
+
+    `grounded`: one of its answers was made from documents.
+    """
+
+    message_id: str
+    branch: list[Row]
+    imported: bool
+    grounded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The final state of an assistant's message."""
+
+    status: str
+    content: str
+    thinking: str
+    thinking_s: float | None = None
+    ttft_s: float | None = None
+    tokens_per_s: float | None = None
+    usage: Usage | None = None
+    error: str | None = None
+    steps: Sequence[Step] = ()
+    error_code: str | None = None  # not kept with the message: the log has it
+
+
+class RunRows:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def begin(
+        self, user: str, chat_id: str, run_id: str, place: Place, params: Mapping[str, Any], key: RunKey | None = None
+    ) -> Begun:
+        """Add an answer-to-be, with its question where that is new, and make it the chat's current branch.
+
+        Raises:
+            NotThere: there is no such chat, or no such message in it.
+            WrongPlace: a question follows an answer, and an answer a question.
+        """
+        return await self._database.read(lambda db: _begin(db, user, chat_id, run_id, place, params, key))
+
+    async def get(self, user: str, run_id: str) -> Row:
+        """
+        Raises:
+            NotThere: the user has no such run.
+        """
+        found = await self._database.rows(
+            "SELECT runs.* FROM runs JOIN chats ON chats.id = runs.chat_id "
+            "WHERE runs.id = ? AND chats.user = ? AND chats.deleted_at IS NULL", run_id, user,
+        )  # fmt: skip
+        if not found:
+            raise NotThere("run", run_id)
+        return found[0]
+
+    async def events(self, run_id: str) -> list[LoggedEvent]:
+        return await self._database.read(lambda db: _events(db, run_id))
+
+    def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> Future[None]:
+        """Append to a run's log, in one transaction; done when a crash of this process cannot take them."""
+        made = [(run_id, e.seq, e.type, e.data) for e in events]
+        return self._database.write(lambda db: _append(db, made))
+
+    def end(self, run_id: str, answer: Answer) -> None:
+        """Record how a run ended, some time soon."""
+        self._database.write(lambda db: _end(db, run_id, answer))
+
+    def write_trace(self, run_id: str, trace: str) -> None:
+        """Keep how a run can be made again, some time soon."""
+        add = "INSERT INTO traces (run_id, data) SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM runs WHERE id = ?1)"
+        self._database.write(lambda db: _do(db, add, run_id, trace))
+
+    async def trace(self, run_id: str) -> str | None:
+        found = await self._database.rows("SELECT data FROM traces WHERE run_id = ?", run_id)
+        return str(found[0]["data"]) if found else None
+
+    async def fail_unfinished(self, terminal: LoggedEvent, remains: Callable[[Sequence[LoggedEvent]], Answer]) -> int:
+        """End the runs that a stopped or crashed server left running: of their answers, `remains` is kept.
+
+        `terminal.seq` is ignored: the event goes after each log's end.
+        """
+
+        def fail(db: sqlite3.Connection) -> int:
+            unfinished = [run_id for (run_id,) in db.execute("SELECT id FROM runs WHERE status = 'running'")]
+            for run_id in unfinished:
+                events = _events(db, run_id)
+                last = events[-1].seq if events else 0
+                _append(db, [(run_id, last + RESTART_GAP, terminal.type, terminal.data)])
+                _end(db, run_id, remains(events))
+            return len(unfinished)
+
+        return await self._database.read(fail)
+
+
+def _begin(
+    db: sqlite3.Connection, user: str, chat_id: str, run_id: str, place: Place, params: Mapping[str, Any],
+    key: RunKey | None,
+) -> Begun:  # fmt: skip
+    chat, now = chat_of(db, user, chat_id), time.time()
+    tree = Tree(messages_of(db, chat_id))
+    if place.content is None:
+        question = _question(tree, place.regenerate or "")
+    else:
+        parent = _answer(tree, chat["leaf_id"], at_leaf=True) if place.at_leaf else _answer(tree, place.parent_id)
+        question = new_id("msg")
+        asked = {"role": "user", "content": place.content, "status": "completed", "created_at": now}
+        add_message(db, chat_id, {"id": question, "parent_id": parent, **asked})
+        tree = Tree(messages_of(db, chat_id))
+    answer = new_id("msg")
+    awaited = {"role": "assistant", "content": "", "status": "running", "created_at": now, "run_id": run_id}
+    add_message(db, chat_id, {"id": answer, "parent_id": question, **awaited})
+    branch = tree.branch(question)
+    insert(
+        db, "runs",
+        {
+            "id": run_id, "chat_id": chat_id, "message_id": answer, "status": "running", "params": json.dumps(params),
+            "created_at": now,
+        },
+    )  # fmt: skip
+    db.execute(
+        "UPDATE chats SET updated_at = ?, leaf_id = ?, title = CASE title WHEN '' THEN ? ELSE title END WHERE id = ?",
+        [now, answer, _title(branch[-1]["content"]), chat_id],
+    )
+    if key is not None:
+        remember(db, user, key, run_id, answer)
+    return Begun(answer, branch, bool(chat["imported"]), _grounded(db, branch))
+
+
+def _grounded(db: sqlite3.Connection, branch: Sequence[Row]) -> bool:
+    made = [message["run_id"] for message in branch if message["run_id"] is not None]
+    read = "SELECT 1 FROM events WHERE type = 'citation.sources' AND run_id = ? LIMIT 1"
+    return any(db.execute(read, [run_id]).fetchone() for run_id in made)
+
+
+def _question(tree: Tree, id: str) -> str:
+    if id not in tree:
+        raise NotThere("message", id)
+    if tree.messages[id]["role"] != "user":
+        raise WrongPlace("regenerate", f"regenerate is {id!r:.60}, an answer; accepted: the id of a question.")
+    return id
+
+
+def _answer(tree: Tree, id: str | None, *, at_leaf: bool = False) -> str | None:
+    if id is not None and id not in tree:
+        raise NotThere("message", id)
+    if id is not None and tree.messages[id]["role"] != "assistant":
+        what = "absent, and the chat ends with" if at_leaf else f"{id!r:.60},"
+        accepted = "accepted: the id of an answer, or null for a new beginning"
+        raise WrongPlace("parent_id", f"parent_id is {what} a question; {accepted}. regenerate answers a question.")
+    return id
+
+
+_TITLE_CHARACTERS = 60
+
+
+def _title(content: str) -> str:
+    """A chat's name: the start of its first question, cut between words."""
+    text = " ".join(content.split())
+    if len(text) <= _TITLE_CHARACTERS:
+        return text
+    cut = text[:_TITLE_CHARACTERS]
+    return f"{cut.rpartition(' ')[0] or cut}…"
+
+
+def _events(db: sqlite3.Connection, run_id: str) -> list[LoggedEvent]:
+    found = rows(db, "SELECT seq, type, data FROM events WHERE run_id = ? ORDER BY seq", run_id)
+    return [LoggedEvent(**each) for each in found]
+
+
+def _append(db: sqlite3.Connection, made: Iterable[tuple[str, int, str, str]]) -> None:
+    # A chat may have been deleted under its run: then there is nothing to append to.
+    db.executemany(
+        "INSERT INTO events (run_id, seq, type, data) SELECT ?1, ?2, ?3, ?4 WHERE EXISTS "
+        "(SELECT 1 FROM runs WHERE id = ?1)",
+        made,
+    )
+
+
+def _end(db: sqlite3.Connection, run_id: str, answer: Answer) -> None:
+    usage = answer.usage.model_dump_json() if answer.usage else None
+    db.execute("UPDATE runs SET status = ?, ended_at = ? WHERE id = ?", [answer.status, time.time(), run_id])
+    db.execute(
+        "UPDATE messages SET status = ?, content = ?, thinking = ?, thinking_s = ?, ttft_s = ?, tokens_per_s = ?, "
+        "usage = ?, error = ?, steps = ? WHERE run_id = ?",
+        [
+            answer.status, answer.content, answer.thinking, answer.thinking_s, answer.ttft_s, answer.tokens_per_s,
+            usage, answer.error, dump_steps(answer.steps), run_id,
+        ],
+    )  # fmt: skip
+
+
+def _do(db: sqlite3.Connection, sql: str, *parameters: object) -> None:
+    db.execute(sql, parameters)

@@ -1,0 +1,156 @@
+"""The engines' own counters as metrics, with what is waited for and what it costs. Knows nothing of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from app.admission.queue_estimate import Backlog
+    from app.answering.model_cascade import Auto
+    from app.answering.model_registry import Models
+    from app.answering.served_model import Served
+    from app.observability.time_windows import Windows
+    from engine.outputs import Stats
+
+_GAUGES = {
+    "requests_running": ("Sequences in the engine's batch.", "running"),
+    "requests_waiting": ("Sequences waiting for the engine.", "waiting"),
+    "sequences_open": ("Open sequence handles, idle ones included.", "sequences"),
+}
+_BLOCKS = {"used": "blocks_used", "cached": "blocks_cached", "free": "blocks_free"}
+_COUNTERS = {
+    "prompt_tokens": ("Prompt tokens computed (prefix cache hits excluded).", "prompt_tokens"),
+    "generation_tokens": ("Tokens generated.", "generated_tokens"),
+    "recomputed_tokens": ("Tokens computed again after a preemption.", "recomputed_tokens"),
+    "prefix_cache_query_tokens": ("Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
+    "prefix_cache_hit_tokens": ("Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+    "preemptions": ("Sequences that lost their KV to others.", "preemptions"),
+    "engine_steps": ("Steps of the engine.", "steps"),
+    "engine_step_tokens": ("Tokens through the model, all steps together.", "step_tokens"),
+    "engine_step_seconds": ("Seconds spent in steps.", "step_seconds"),
+    "sequences_resumed": ("Sequences that went on after a wait for a tool or the like.", "resumed"),
+    "sequences_resumed_late": ("Of those, after their lease was over.", "resumed_late"),
+    "resumed_tokens": ("Tokens that had K/V when such a wait began.", "resumed_tokens"),
+    "resumed_reused_tokens": ("Of those, tokens that needed no computing again.", "resumed_reused_tokens"),
+}
+_TIERS = ("host", "disk")
+_TIER_COUNTERS = {
+    "kv_tier_saved_blocks": ("Blocks copied from the pool to host memory.", "saved_blocks"),
+    "kv_tier_written_blocks": ("Blocks written to disk.", "written_blocks"),
+    "kv_tier_passed_over_blocks": ("Blocks that were there, but were faster to compute again.", "passed_over_blocks"),
+    "kv_tier_lost_blocks": ("Blocks given up with no copy left.", "lost_blocks"),
+    "kv_tier_bad_blocks": ("Files of blocks that were damaged or cut short.", "bad_blocks"),
+    "kv_tier_failed_writes": ("Writes to disk that failed.", "failed_writes"),
+}
+_COST_WINDOW_S = 300.0
+
+
+class EngineCounters(Collector):
+    """The engines' newest statistics as metrics, labelled by model where there are several."""
+
+    def __init__(
+        self, models: Models, backlogs: Mapping[str, Backlog], windows: Windows, price_per_hour: float | None
+    ) -> None:
+        self.stats: dict[str, Stats] = {}  # by model
+        self._block_bytes = {served.name: block_bytes_of(served) for served in models}
+        self._backlogs = backlogs
+        self._windows = windows
+        self._price = price_per_hour
+        self._auto = models.auto
+        self._labels = ["model"] if len(models) > 1 else []
+
+    def collect(self) -> Iterator[Metric]:
+        if not self.stats:
+            return
+        told = [([model] if self._labels else [], stats) for model, stats in self.stats.items()]
+        for name, (text, field) in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"ponder_{name}", text, labels=self._labels)
+            for model, stats in told:
+                gauge.add_metric(model, getattr(stats, field))
+            yield gauge
+        blocks = GaugeMetricFamily("ponder_kv_blocks", "KV blocks by state.", labels=[*self._labels, "state"])
+        for model, stats in told:
+            for state, field in _BLOCKS.items():
+                blocks.add_metric([*model, state], getattr(stats, field))
+        yield blocks
+        memory = GaugeMetricFamily("ponder_kv_bytes", "Bytes of the KV pool by state.", labels=[*self._labels, "state"])
+        for model, stats in told:
+            size = self._block_bytes[model[0] if model else next(iter(self.stats))]
+            for state, field in _BLOCKS.items():
+                memory.add_metric([*model, state], getattr(stats, field) * size)
+        yield memory
+        for name, (text, field) in _COUNTERS.items():
+            counter = CounterMetricFamily(f"ponder_{name}", text, labels=self._labels)
+            for model, stats in told:
+                counter.add_metric(model, getattr(stats, field))
+            yield counter
+        yield from self._tiers(told)
+        yield from self._waits()
+        if (cost := self._cost()) is not None:
+            yield cost
+        if self._auto is not None:
+            yield self._answers(self._auto)
+
+    def _tiers(self, told: Sequence[tuple[list[str], Stats]]) -> Iterator[Metric]:
+        """Yields metrics of the KV tiers below the pools."""
+        labels = [*self._labels, "tier"]
+        used = GaugeMetricFamily("ponder_kv_tier_bytes", "Bytes in use below the KV pool.", labels=labels)
+        room = GaugeMetricFamily("ponder_kv_tier_limit_bytes", "Bytes there may be below the KV pool.", labels=labels)
+        hits = CounterMetricFamily("ponder_kv_tier_hit_blocks", "Blocks that came back to the pool.", labels=labels)
+        for model, stats in told:
+            for tier in _TIERS:
+                used.add_metric([*model, tier], getattr(stats.tiers, f"{tier}_bytes"))
+                room.add_metric([*model, tier], getattr(stats.tiers, f"{tier}_bytes_total"))
+                hits.add_metric([*model, tier], getattr(stats.tiers, f"{tier}_hit_blocks"))
+        yield from (used, room, hits)
+        for name, (text, field) in _TIER_COUNTERS.items():
+            counter = CounterMetricFamily(f"ponder_{name}", text, labels=self._labels)
+            for model, stats in told:
+                counter.add_metric(model, getattr(stats.tiers, field))
+            yield counter
+
+    def _waits(self) -> Iterator[Metric]:
+        """Yields metrics of requests that were let in and are not done."""
+        answers = GaugeMetricFamily("ponder_backlog_answers", "Answers let in and not ended.", labels=self._labels)
+        tokens = GaugeMetricFamily("ponder_backlog_tokens", "Tokens they are likely to take yet.", labels=self._labels)
+        wait = GaugeMetricFamily(
+            "ponder_expected_wait_seconds", "How long a request that comes now is likely to wait.", labels=self._labels
+        )
+        for name, backlog in self._backlogs.items():
+            model = [name] if self._labels else []
+            answers.add_metric(model, len(backlog))
+            tokens.add_metric(model, backlog.tokens)
+            wait.add_metric(model, backlog.wait_s())
+        yield from (answers, tokens, wait)
+
+    def _cost(self) -> Metric | None:
+        """By the tokens of the last five minutes; none where there were none, or no price is known."""
+        window = self._windows.window(_COST_WINDOW_S)
+        per_s = window["prompt_tokens_per_s"] + window["generated_tokens_per_s"]
+        if self._price is None or not per_s:
+            return None
+        return GaugeMetricFamily(
+            "ponder_cost_per_million_tokens", "Of the price per hour, by the tokens read and written in five minutes.",
+            value=self._price / 3600 / per_s * 1e6,
+        )  # fmt: skip
+
+    def _answers(self, auto: Auto) -> Metric:
+        answers = CounterMetricFamily(
+            "ponder_auto_answers", "Answers written for the model `auto`: given, or escalated to the next model.",
+            labels=["model", "outcome"],
+        )  # fmt: skip
+        for served in auto.rungs:
+            for outcome, passed in (("given", True), ("escalated", False)):
+                answers.add_metric([served.name, outcome], auto.counts[served.name, passed])
+        return answers
+
+
+def block_bytes_of(served: Served) -> int:
+    """Bytes of one block of the model's KV pool."""
+    from engine.model.memory import needs_of  # torch comes with it, and a worker asks for no such thing
+
+    return needs_of(served.engine.config).block

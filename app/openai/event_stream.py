@@ -1,0 +1,82 @@
+"""Server-sent events for `/v1`: bytes encoded once, errors with a status while that is still possible.
+
+The response starts with its first event, so whatever goes wrong before the first token (a full queue, a bad span) is
+still a proper HTTP error. A slow start, or a pause, is bridged by comment pings. Knows nothing of what it sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.connections import disconnected, finish
+from app.errors import ApiError, from_exception, note
+
+PING_S = 15.0
+DONE = b"data: [DONE]\n\n"
+STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+
+
+def text_json(text: str) -> bytes:
+    """A JSON string, in UTF-8."""
+    return json.dumps(text, ensure_ascii=False).encode()
+
+
+def event(payload: object) -> bytes:
+    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """A response made of events. The generator is closed as soon as the client leaves or the stream ends."""
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], *, explain: Callable[[BaseException], ApiError] = from_exception
+    ) -> None:
+        super().__init__(status_code=200, headers=STREAM_HEADERS, media_type="text/event-stream")
+        self.raw_headers = [(k, v) for k, v in self.raw_headers if k != b"content-length"]
+        self._events = events
+        self._explain = explain
+        self._started = False
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._run(scope, receive, send))
+        gone = asyncio.create_task(disconnected(receive))
+        ping = asyncio.create_task(self._ping(send))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await finish(work, gone, ping)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self._events) as events:
+                async for data in events:
+                    await self._write(send, data)
+        except Exception as error:
+            refusal = note(scope, self._explain(error))
+            if not self._started:
+                async with self._lock:
+                    self._started = True
+                    await refusal.response()(scope, receive, send)
+                return
+            await self._write(send, event(refusal.body()))
+        await self._write(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        async with self._lock:
+            if not self._started:
+                self._started = True
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _ping(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            await self._write(send, b": ping\n\n")

@@ -1,0 +1,439 @@
+"""Request bodies of chat and completions, and their messages as turns.
+
+The requests of `/v1` as typed objects. A field's description says what is accepted; errors and docs quote it.
+
+Validation is strict: "5" is no number and 1 is no boolean, so a client's mistake is told, not guessed around.
+Knows nothing of HTTP or of the engine's state; `span` makes the engine's parameters from a request.
+
+The messages of a chat request, checked by hand: their errors are the ones that people meet most.
+
+A conversation with tools must hang together: each result answers a call before it, and each call is answered before the
+next turn, as the templates of most models take for granted. Knows nothing of templates.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
+
+from app.admission.request_budget import DEADLINE, PRIORITY
+from app.answering.checkers import CHECKER
+from app.answering.reasoning_config import EFFORTS, THINKING, Asked, BudgetFields, Effort
+from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
+from app.errors import invalid
+from app.request_body import json_value
+from engine.params import Sampling, Span
+from engine.tool_parsers.tools import NAME
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def turns(items: list[Any]) -> list[dict[str, Any]]:
+    """The messages with joined text, and with calls as chat templates take them. Any: they are a client's JSON.
+
+    Raises:
+        ApiError: 400, naming the place.
+    """
+    made: list[dict[str, Any]] = []
+    open_calls: dict[str, str] = {}  # calls that wait for their result: id -> name
+    for index, item in enumerate(items):
+        where = f"messages[{index}]"
+        message = _message(item, where)
+        if message["role"] == "tool":
+            message["name"] = _answers(item, where, open_calls)
+            message["tool_call_id"] = item["tool_call_id"]
+        elif open_calls:
+            missing = ", ".join(open_calls)
+            raise invalid(where, f"{where} comes before the result of {missing}; accepted: a message of role 'tool'.")
+        for call in message.get("tool_calls", ()):
+            if call["id"] in open_calls:
+                raise invalid(f"{where}.tool_calls", f"{where}.tool_calls has the id {call['id']!r} twice.")
+            open_calls[call["id"]] = call["function"]["name"]
+        made.append(message)
+    if open_calls:
+        missing = ", ".join(open_calls)
+        raise invalid("messages", f"messages ends before the result of {missing}; accepted: a message of role 'tool'.")
+    return made
+
+
+def _message(item: Any, where: str) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise invalid(where, f"{where} is {item!r:.60}; accepted: an object with role and content.")
+    role = item.get("role")
+    if role == "function":
+        raise invalid(f"{where}.role", f"{where}.role is 'function'; accepted: 'tool', with a tool_call_id.")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise invalid(f"{where}.role", f"{where}.role is {role!r:.60}; accepted: {', '.join(_ROLES)}.")
+    for name in ("function_call", "audio"):
+        if item.get(name):
+            raise invalid(f"{where}.{name}", f"{where}.{name} is not supported; accepted: content, tool_calls.")
+    calls = item.get("tool_calls")
+    if calls and role != "assistant":
+        raise invalid(f"{where}.tool_calls", f"{where}.tool_calls belongs to an assistant's message.")
+    message: dict[str, Any] = {"role": _ROLES[role], "content": _content(item.get("content"), where, needed=not calls)}
+    if calls:
+        message["tool_calls"] = _calls(calls, f"{where}.tool_calls")
+    reasoning = item.get("reasoning_content")
+    if role == "assistant" and reasoning is not None:
+        if not isinstance(reasoning, str):
+            field = f"{where}.reasoning_content"
+            raise invalid(field, f"{field} is {reasoning!r:.60}; accepted: a string.")
+        message["reasoning_content"] = reasoning
+    return message
+
+
+def _content(content: Any, where: str, *, needed: bool) -> str:
+    if isinstance(content, list):
+        content = "".join(_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    if content is None and not needed:
+        return ""
+    if not isinstance(content, str):
+        accepted = 'a string, or a list of {"type": "text", "text": "..."}'
+        raise invalid(f"{where}.content", f"{where}.content is {content!r:.60}; accepted: {accepted}.")
+    return content
+
+
+def _answers(item: dict[str, Any], where: str, open_calls: dict[str, str]) -> str:
+    """The name of the tool whose call this message answers."""
+    id = item.get("tool_call_id")
+    waiting = ", ".join(repr(known) for known in open_calls) or "none, as no call waits for its result"
+    if not isinstance(id, str) or id not in open_calls:
+        raise invalid(
+            f"{where}.tool_call_id", f"{where}.tool_call_id is {id!r:.60}; accepted: the id of a call: {waiting}."
+        )
+    return open_calls.pop(id)
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise invalid(where, f"{where} is {calls!r:.60}; accepted: a list of calls.")
+    return [_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    match call:
+        case {"id": str(id), "function": {"name": str(name), "arguments": str(arguments)}} if id:
+            pass
+        case _:
+            accepted = '{"id": "…", "type": "function", "function": {"name": "…", "arguments": "{…}"}}'
+            raise invalid(where, f"{where} is {call!r:.60}; accepted: {accepted}.")
+    if call.get("type", "function") != "function":
+        raise invalid(f"{where}.type", f"{where}.type is {call['type']!r:.60}; accepted: 'function'.")
+    if not NAME.fullmatch(name):
+        field = f"{where}.function.name"
+        raise invalid(field, f"{field} is {name!r:.60}; accepted: 1 to 64 letters, digits, dots, _ and -.")
+    try:
+        given = json_value(arguments or "{}")
+        wrong = "" if isinstance(given, dict) else ", which is no object"
+    except ValueError as error:
+        given, wrong = None, f": {error}"
+    if wrong:
+        field = f"{where}.function.arguments"
+        raise invalid(field, f"{field} is {arguments!r:.60}{wrong}; accepted: the JSON text of an object.")
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": given}}
+
+
+def _part_text(part: Any, where: str) -> str:
+    accepted = 'accepted: {"type": "text", "text": "..."}'
+    if not isinstance(part, dict):
+        raise invalid(where, f"{where} is {part!r:.60}; {accepted}.")
+    kind, text = part.get("type"), part.get("text")
+    if kind != "text":
+        raise invalid(f"{where}.type", f"{where}.type is {kind!r:.60}: this model reads text alone; {accepted}.")
+    if not isinstance(text, str):
+        raise invalid(f"{where}.text", f"{where}.text is {text!r:.60}; {accepted}.")
+    return text
+
+
+MAX_N = 128
+MAX_STOPS = 4
+MAX_TOP_LOGPROBS = 20
+
+_LONGEST_PATTERN = 10_000
+
+_Token = Annotated[int, Field(ge=0)]
+_Choice = Annotated[str, Field(min_length=1, max_length=10_000)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # hides lengths of chunks on OpenAI's network; without effect here
+
+
+class SamplingRequest(BaseModel):
+    """Fields that chat and plain completions share."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    model: str = Field(description='the served model\'s name or "default"; GET /v1/models lists them')
+    max_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
+    temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
+    top_p: float | None = Field(None, gt=0, le=1, description="a number greater than 0, at most 1")
+    top_k: int | None = Field(None, ge=-1, description="an integer: 0 or -1 (off), or 1 and more")
+    min_p: float | None = Field(None, ge=0, lt=1, description="a number from 0 (off) to less than 1")
+    presence_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=100, description="a number greater than 0, at most 100; 1 is off"
+    )
+    logit_bias: dict[str, float] = Field(
+        default_factory=dict, max_length=1024,
+        description='an object of at most 1024 token ids and biases, such as {"42": -100}; biases from -100 to 100',
+    )  # fmt: skip
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)
+    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S, description=DEADLINE)
+    n: int = Field(1, ge=1, le=MAX_N, description=f"an integer from 1 to {MAX_N}")
+    stop: str | list[str] = Field(
+        default_factory=list, max_length=1000,
+        description=f"a non-empty string of at most 1000 characters, or a list of at most {MAX_STOPS} of them",
+    )  # fmt: skip
+    stop_token_ids: list[_Token] = Field(
+        default_factory=list, max_length=64, description="a list of at most 64 token ids"
+    )
+    min_tokens: int = Field(0, ge=0, description="an integer of 0 or more, at most max_tokens")
+    ignore_eos: bool = Field(False, description="true or false")
+    response_format: Any = Field(  # checked where its constraint is made (constraints.py)
+        None, description='{"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {…}}'
+    )
+    guided_json: Any = Field(None, description="a JSON Schema, as an object or as JSON text")
+    guided_regex: str | None = Field(
+        None, min_length=1, max_length=_LONGEST_PATTERN,
+        description=f"a regular expression of at most {_LONGEST_PATTERN} characters, without look-around or references",
+    )  # fmt: skip
+    guided_choice: list[_Choice] | None = Field(
+        None, min_length=1, max_length=4096, description="a list of 1 to 4096 non-empty strings"
+    )
+    guided_grammar: str | None = Field(
+        None, min_length=1, max_length=100_000, description="a grammar in Lark's notation, of at most 100000 characters"
+    )
+    stream: bool = Field(False, description="true or false")
+    stream_options: StreamOptions | None = Field(
+        None, description='an object such as {"include_usage": true}, and only with stream'
+    )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _few_stops(cls, value: Any) -> Any:  # any JSON
+        if isinstance(value, list) and len(value) > MAX_STOPS:
+            raise ValueError("stop")
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _stops(cls, value: str | list[str]) -> list[str]:
+        stops = [value] if isinstance(value, str) else value
+        if len(stops) > MAX_STOPS or not all(0 < len(s) <= 1000 for s in stops):
+            raise ValueError("stop")
+        return stops
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _biases(cls, value: dict[str, float]) -> dict[str, float]:
+        for token, bias in value.items():
+            if not (token.isascii() and token.isdigit() and len(token) < 10) or not -100 <= bias <= 100:
+                raise ValueError("logit_bias")
+        return value
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> SamplingRequest:
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "stream_options is only accepted together with stream: true.")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    def sampling(self, defaults: Sampling) -> Sampling:
+        """Returns the sampling that was asked for; the model's own defaults where nothing was."""
+
+        def choose(value: float | None, default: float) -> float:
+            return default if value is None else value
+
+        return Sampling(
+            temperature=choose(self.temperature, defaults.temperature),
+            top_k=max(0, int(choose(self.top_k, defaults.top_k))),
+            top_p=choose(self.top_p, defaults.top_p),
+            min_p=choose(self.min_p, defaults.min_p),
+            repetition_penalty=choose(self.repetition_penalty, defaults.repetition_penalty),
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
+            seed=self.seed,
+        )
+
+    def span(self, defaults: Sampling, *, room: int, vocab_size: int, default_limit: int | None) -> Span:
+        """The engine's parameters. `room` is what the context leaves after the prompt.
+
+        Raises:
+            ApiError: a token id is not in the vocabulary, or `min_tokens` does not fit.
+        """
+        for field, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", map(int, self.logit_bias))):
+            if (worst := max(ids, default=0)) >= vocab_size:
+                raise invalid(field, f"{field} names token {worst}; accepted: token ids from 0 to {vocab_size - 1}.")
+        limit = self.token_limit or min(default_limit or room, room)
+        if self.min_tokens > limit:
+            raise invalid("min_tokens", f"min_tokens is {self.min_tokens}; accepted: 0 to max_tokens ({limit}).")
+        return Span(
+            sampling=self.sampling(defaults),
+            max_tokens=limit,
+            min_tokens=self.min_tokens,
+            stop=tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One turn. `content` is joined text once checked."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: str
+    content: str
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None  # as templates take them: arguments are objects
+    tool_call_id: str | None = None
+
+
+class ChatRequest(SamplingRequest):
+    messages: list[Message] = Field(
+        min_length=1, max_length=10_000,
+        description="a non-empty list of {role: system, developer, user, assistant or tool, content: text}",
+    )  # fmt: skip
+    tools: list[Any] | None = Field(  # checked by engine.tool_parsers
+        None, description='a list of {"type": "function", "function": {"name", "description", "parameters", "strict"}}'
+    )
+    tool_choice: Any = Field(
+        None, description='"auto", "none", "required" or {"type": "function", "function": {"name": "…"}}'
+    )
+    parallel_tool_calls: bool | None = Field(None, description="true or false")
+    max_completion_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
+    logprobs: bool = Field(False, description="true or false")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description=f"an integer from 0 to {MAX_TOP_LOGPROBS}, with logprobs: true"
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description='an object of template variables, such as {"enable_thinking": false}'
+    )
+    reasoning_effort: Effort | None = Field(None, description=EFFORTS)
+    thinking: BudgetFields | None = Field(None, description=THINKING)
+    strategy: str | None = Field(None, description="the name of a strategy, such as best_of_n; GET /api/strategies")
+    strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
+    checker: dict[str, Any] | None = Field(None, description=CHECKER)
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _messages(cls, value: Any) -> Any:  # any JSON: this is where it gets its type
+        return turns(value) if isinstance(value, list) else value
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _template_variables(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := _RESERVED_VARIABLES & value.keys():
+            name = sorted(taken)[0]
+            raise invalid(
+                "chat_template_kwargs", f"chat_template_kwargs may not set {name}: the server sets it itself."
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "top_logprobs is only accepted together with logprobs: true.")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; accepted: one of them.")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def engine_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def asked(self) -> Asked:
+        """Manner that the request asks for."""
+        thinks = self.chat_template_kwargs.get("enable_thinking")
+        return Asked(
+            self.reasoning_effort, self.thinking, self.strategy, self.strategy_options,
+            thinks if isinstance(thinks, bool) else None, self.checker,
+        )  # fmt: skip
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The messages as a chat template takes them."""
+        return [message.model_dump(exclude_none=True) for message in self.messages]
+
+
+class CompletionRequest(SamplingRequest):
+    prompt: str | list[str] | list[_Token] | list[list[_Token]] = Field(
+        description="a string, a list of strings, a list of token ids, or a list of such lists; none of them empty"
+    )
+    max_tokens: int | None = Field(None, ge=0, description="an integer of 1 or more; 0 only with echo: true")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description=f"an integer from 0 to {MAX_TOP_LOGPROBS}"
+    )
+    echo: bool = Field(False, description="true or false")
+    best_of: int | None = Field(None, description="the value of n; there is no ranking of candidates")
+
+    @field_validator("prompt", mode="wrap")
+    @classmethod
+    def _texts_or_ids(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:  # any JSON
+        """By hand: half a million token ids are tried as each of the kinds otherwise, and each found wrong."""
+        if not isinstance(value, list):
+            return handler(value)
+        if _all(value, str) or are_ids(value) or (_all(value, list) and all(map(are_ids, value))):
+            return value
+        raise ValueError("prompt")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens", "max_tokens is 0; accepted: an integer of 1 or more (0 only with echo: true).")
+        if self.best_of is not None and self.best_of != self.n:
+            raise invalid(
+                "best_of", f"best_of is {self.best_of}; accepted: the value of n ({self.n}), as nothing is ranked.",
+                "unsupported_parameter",
+            )  # fmt: skip
+        if len(self.prompts) * self.n > MAX_N:
+            raise invalid("prompt", f"{len(self.prompts)} prompts times n={self.n}; accepted: at most {MAX_N} answers.")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one by one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [item for item in self.prompt if isinstance(item, int)]
+        return [ids] if ids else [item for item in self.prompt if not isinstance(item, int)]
+
+
+def _all(values: list[Any], kind: type) -> bool:
+    return all(type(each) is kind for each in values)
+
+
+def are_ids(values: list[Any]) -> bool:
+    """Tells of token ids what a validator would, which has half a million errors to say otherwise."""
+    return _all(values, int) and min(values, default=0) >= 0
+
+
+_RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "self"})

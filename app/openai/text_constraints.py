@@ -1,0 +1,265 @@
+"""Constraints that a request puts on its answer: JSON, a schema, an expression, a choice, a grammar, or calls of tools.
+
+Everything is compiled before the answer begins, so a refusal is a 400 that names the field and the keyword, never the
+end of a stream. Knows nothing of prompts or replies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from app.answering.reasoning_config import plan_of, refused
+from app.answering.served_model import Served
+from app.errors import invalid
+from app.request_body import is_large, json_value
+from engine.errors import InvalidParameter
+from engine.params import Sampling
+from engine.structured_output.layout import Constrained, Layout
+from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
+from engine.structured_output.schema_rewrite import schemas, supersets, unknown_formats
+from engine.structured_output.spec import JSON_OBJECT, Constraint, Grammar, JsonSchema, Regex, choice
+from engine.tool_parsers import Tool, ToolPlan, read_choice, read_tools
+from engine.tool_parsers.schemas import check_schema
+
+if TYPE_CHECKING:
+    from app.openai.request_models import ChatRequest, SamplingRequest
+
+_FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"name", "schema"}}'
+_SCHEMA = "accepted: a JSON Schema, which is an object"
+MOST_TOOLS = 512
+MOST_PLANS = 64
+MAX_PARTS = 25_000  # values of all tools together, or of a form
+
+
+def text_constraint(request: SamplingRequest) -> tuple[str, Constraint] | None:
+    """Returns the field that constrains the whole answer, and its constraint; None without one.
+
+    Raises:
+        ApiError: a field is not as accepted, or two of them ask for different things.
+    """
+    asked = [
+        (field, made)
+        for field, made in (
+            ("response_format", _response_format(request.response_format)),
+            ("guided_json", _guided_json(request.guided_json)),
+            ("guided_regex", None if request.guided_regex is None else Regex(request.guided_regex)),
+            ("guided_choice", None if request.guided_choice is None else choice(request.guided_choice)),
+            ("guided_grammar", None if request.guided_grammar is None else Grammar(request.guided_grammar)),
+        )
+        if made is not None
+    ]
+    if len(asked) > 1:
+        names = " and ".join(field for field, _ in asked[:2])
+        raise invalid(asked[1][0], f"{names} are both given; accepted: one of them, as an answer has one form.")
+    return asked[0] if asked else None
+
+
+def _response_format(value: Any) -> Constraint | None:  # any JSON: this is where it gets its type
+    match value:
+        case None:
+            return None
+        case {"type": "text", **more} if not more:
+            return None
+        case {"type": "json_object", **more} if not more:
+            return JSON_OBJECT
+        case {"type": "json_schema", "json_schema": Mapping() as inner, **more} if not more:
+            return _named_schema(inner, "response_format.json_schema")
+        case {"type": "json_schema", **more} if not more:
+            field = "response_format.json_schema"
+            raise invalid(field, f'{field} is missing; accepted: {{"name": "…", "schema": {{…}}, "strict": true}}.')
+    raise invalid("response_format", f"response_format is {value!r:.60}; accepted: {_FORMATS}.")
+
+
+def _named_schema(value: Mapping[str, Any], field: str) -> JsonSchema:
+    """The name and the description are for the client; `strict` says what is done where it cannot be held exactly."""
+    for key, kind, accepted in (
+        ("name", str, "a string"), ("description", str, "a string"), ("strict", bool, "true or false")
+    ):  # fmt: skip
+        if value.get(key) is not None and not isinstance(value[key], kind):
+            raise invalid(f"{field}.{key}", f"{field}.{key} is {value[key]!r:.60}; accepted: {accepted}.")
+    if unknown := sorted(value.keys() - {"name", "description", "strict", "schema"}):
+        raise invalid(
+            f"{field}.{unknown[0]}",
+            f"{field}.{unknown[0]} is not known; accepted: name, description, schema, strict.",
+        )
+    if value.get("schema") is None:
+        raise invalid(f"{field}.schema", f"{field}.schema is missing; {_SCHEMA}.")
+    return _schema(value["schema"], f"{field}.schema")
+
+
+def _guided_json(value: Any) -> Constraint | None:  # any JSON
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            value = json_value(value)
+        except ValueError as error:
+            raise invalid("guided_json", f"guided_json is not JSON text: {error}; {_SCHEMA}.") from None
+    return _schema(value, "guided_json")
+
+
+def _schema(value: Any, field: str) -> JsonSchema:  # any JSON
+    if not isinstance(value, Mapping):
+        raise invalid(field, f"{field} is {value!r:.60}; {_SCHEMA}.")
+    check_schema(value, field)
+    return JsonSchema.of(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TextConstraint:
+    """The constraint of a whole answer. `warnings` name what of the request it does not hold; where it is a superset,
+    `check` is the schema (JSON text) that the answer has to be valid against."""
+
+    constrained: Constrained
+    warnings: tuple[str, ...] = ()
+    check: str | None = None
+
+
+async def constrain_text(request: SamplingRequest, served: Served, user: str) -> TextConstraint | None:
+    """The compiled constraint of a whole answer. One with `"strict": false` that cannot be held is held as the nearest
+    superset that can.
+
+    Raises:
+        ApiError: it cannot be held exactly, or not compiled in time; the message names the keyword.
+    """
+    form = (request.response_format, request.guided_json, request.guided_choice)
+    _check_parts("guided_json" if request.response_format is None else "response_format", form)
+    asked = await asyncio.to_thread(text_constraint, request) if is_large([*form]) else text_constraint(request)
+    if asked is None:
+        return None
+    field, body = asked
+    if request.ignore_eos:
+        raise invalid("ignore_eos", f"ignore_eos is true; accepted: false together with {field}, which has an end.")
+    warnings = format_warnings(field, json.loads(body.source)) if isinstance(body, JsonSchema) else ()
+    layout = Layout(breaks=served.line_breaks)
+    try:
+        await served.engine.compile(body, tenant=user)
+        return TextConstraint(Constrained(body, layout), warnings)
+    except ConstraintRefused as refusal:
+        if isinstance(refusal, CompileTimeout) or not isinstance(body, JsonSchema) or not _lenient(request):
+            loosely = field == "response_format" and isinstance(body, JsonSchema)
+            raise refused(field, refusal, loosely=loosely) from None
+        why = refusal
+    schema = json.loads(body.source)
+    if any(isinstance(part.get("$ref"), str) and not part["$ref"].startswith("#") for part in schemas(schema)):
+        raise refused(field, why)
+    for wider in supersets(schema):
+        held = JsonSchema.of(wider)
+        try:
+            await served.engine.compile(held, tenant=user)
+        except CompileTimeout as late:
+            raise refused(field, late) from None
+        except ConstraintRefused:
+            continue
+        warning = f"{field} is not held exactly: {why}. The whole answer is checked against it instead."
+        return TextConstraint(Constrained(held, layout), (*warnings, warning), body.source)
+    raise refused(field, why)
+
+
+def _lenient(request: SamplingRequest) -> bool:
+    match request.response_format:
+        case {"type": "json_schema", "json_schema": {"strict": False}}:
+            return True
+    return False
+
+
+def format_warnings(field: str, schema: Any) -> tuple[str, ...]:  # any JSON
+    """One warning for each format that is only an annotation."""
+    return tuple(f"{field}: the format {name!r:.60} is not held" for name in unknown_formats(schema))
+
+
+def _check_parts(field: str, value: Any) -> None:  # any JSON
+    """
+    Raises:
+        ApiError: it has so many parts that to write it down would be felt by others.
+    """
+    if is_large([value], MAX_PARTS, long=None):
+        raise invalid(field, f"{field} has more than {MAX_PARTS:,} values; accepted: at most that many.")
+
+
+class Calling:
+    """The tools of a chat request, and how its answer may call them; `plan` is None where it may not."""
+
+    def __init__(
+        self, tools: Sequence[Mapping[str, Any]] = (), plan: ToolPlan | None = None, avoided: int | None = None
+    ) -> None:
+        self.shown = tools  # to the model, by its template
+        self.plan = plan
+        self.warnings = tuple(
+            warning
+            for at, tool in enumerate(tools if plan is not None else ())
+            for warning in format_warnings(
+                f"tools[{at}].function.parameters", (tool.get("function") or {}).get("parameters")
+            )
+        )
+        self._avoided = avoided  # the token that begins a call, where none is wanted
+
+    def without_calls(self, sampling: Sampling) -> Sampling:
+        """The sampling, with calls as unlikely as a bias makes them where tools are given and none may be called."""
+        if self._avoided is None:
+            return sampling
+        return replace(sampling, logit_bias={**sampling.logit_bias, self._avoided: -100.0})
+
+    @classmethod
+    async def of(cls, request: ChatRequest, served: Served, user: str) -> Calling:
+        """
+        Raises:
+            ApiError, InvalidParameter: the tools are not as accepted, or cannot be offered to this model.
+        """
+        shown, parallel = request.tools or [], request.parallel_tool_calls is not False
+        if len(shown) > MOST_TOOLS:
+            raise invalid("tools", f"tools has {len(shown)} entries; accepted: at most {MOST_TOOLS}.")
+        _check_parts("tools", shown)
+        large = is_large([shown, request.tool_choice])
+
+        def digest() -> bytes:
+            return hashlib.blake2b(json.dumps([user, shown, request.tool_choice, parallel]).encode()).digest()
+
+        key = await asyncio.to_thread(digest) if large else digest()
+        if (known := served.plans.get(key)) is not None:
+            _check_beside_tools(request, served)
+            return cls(shown, known)
+        tools = await asyncio.to_thread(read_tools, shown) if large else read_tools(shown)
+        chosen = read_choice(request.tool_choice, tools)
+        if not tools or chosen == "none":
+            return cls(avoided=_beginning(served) if tools else None)
+        if served.dialect is None:
+            raise invalid(
+                "tools", "tools are given, but this model's chat template has no form of tool call that Ponder knows; "
+                "accepted: a model that calls tools, or the server's option --tool-dialect.",
+                "unsupported_parameter",
+            )  # fmt: skip
+        _check_beside_tools(request, served)
+        plan = await plan_of(served, tools, chosen, parallel, user)
+        served.plans[key] = plan  # an agent sends the same tools with every turn
+        if len(served.plans) > MOST_PLANS:
+            del served.plans[next(iter(served.plans))]
+        return cls(shown, plan)
+
+
+def _check_beside_tools(request: ChatRequest, served: Served) -> None:
+    """Refuse what cannot go with tools. Raises ApiError."""
+    for field in ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+        value = getattr(request, field)
+        if value is not None and value != {"type": "text"}:
+            raise invalid(field, f"{field} and tools are both given; accepted: one of them, or tool_choice 'none'.")
+    if request.ignore_eos:
+        raise invalid("ignore_eos", "ignore_eos is true; accepted: false together with tools.")
+    if text := set(request.stop_token_ids) - served.engine.tokenizer.control_ids:
+        raise invalid(
+            "stop_token_ids", f"stop_token_ids has {min(text)}, a token of text, which would cut calls off; "
+            "accepted: control tokens together with tools, or stop, which leaves calls whole.",
+        )  # fmt: skip
+
+
+def _beginning(served: Served) -> int | None:
+    """The token that begins a call, where there is one. The tools themselves, which nobody may call, don't matter."""
+    try:
+        return None if served.dialect is None else served.dialect.plan([Tool("any")], "auto").layout.begin
+    except InvalidParameter:  # the model writes calls in a form that cannot be held
+        return None

@@ -1,0 +1,204 @@
+"""The event log of a run, and the steps recorded from it.
+
+The append-only event log of one run, on disk before anybody reads it, and in memory while it grows.
+
+Writers append; any number of readers follow by sequence number, each at its own pace, so a reload or a second tab
+reads the very same log. Knows nothing of how answers are made.
+
+The steps of an answer as it is made: what the model wrote, the calls that followed and what they gave.
+
+A call that never returned is no step, as nobody read its result. Knows nothing of how calls run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import BaseModel
+
+from app.db.runs import LoggedEvent
+from app.db.steps import RESULT_CHARACTERS, Step, StepCall, StepResult
+from app.runs.events import TERMINAL, AnswerDelta, ThinkingDelta
+from tools.outcome import Call
+from tools.result import shorten
+
+if TYPE_CHECKING:
+    from reasoning.thinking import Part
+
+
+COALESCE_S = 0.025
+
+
+class EventStore(Protocol):
+    """The part of a store that a log needs."""
+
+    def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> Future[None]:
+        """Append to a run's log, in the order of the calls; done when a crash of this process cannot take them."""
+        ...
+
+
+class RunLog:
+    """Events numbered from 1. It has ended when its last event is terminal; nothing is appended after that.
+
+    What is appended goes to the disk at once, and readers get it when it is there: after a crash the log has all that
+    anybody saw. While a write is under way more gathers for the next, so a slow disk makes larger pieces, not a queue.
+    """
+
+    def __init__(self, run_id: str, store: EventStore, events: Iterable[LoggedEvent] = ()) -> None:
+        self.run_id = run_id
+        self.events = list(events)  # on disk
+        self._coming: list[LoggedEvent] = []  # not yet
+        self._unwritten = 0  # of those, at the end, that were not handed to the store
+        self._writing = 0
+        self._store = store
+        self._grown = asyncio.Event()
+        self._last = self.events[-1] if self.events else None
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing comes any more; its readers may not have read that yet."""
+        return self._last is not None and self._last.type in TERMINAL
+
+    @property
+    def status(self) -> str:
+        """ "running" until readers can have the end, then how it ended."""
+        last = self.events[-1].type if self.events else ""
+        return last.removeprefix("run.") if last in TERMINAL else "running"
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last event that readers can have."""
+        return self.events[-1].seq if self.events else 0
+
+    def append(self, event: BaseModel) -> None:
+        """Add one event. Ignored once the log has ended."""
+        if self.ended:
+            return
+        kind: str = getattr(event, "type")  # noqa: B009  # every event of app/runs/events.py has one, BaseModel has not
+        self._last = LoggedEvent(1 if self._last is None else self._last.seq + 1, kind, event.model_dump_json())
+        self._coming.append(self._last)
+        self._unwritten += 1
+        if not self._writing or self.ended:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what is new to the store, before whatever it is given after this."""
+        if self._unwritten:
+            events, self._unwritten = self._coming[-self._unwritten :], 0
+            self._writing += 1
+            loop = asyncio.get_running_loop()
+            written = self._store.write_events(self.run_id, events)
+            written.add_done_callback(lambda _: _call_soon(loop, self._written, len(events)))
+
+    def _written(self, count: int) -> None:
+        """Shows events to readers, also those that could not be written (the store says why in its own log)."""
+        self._writing -= 1
+        self.events += self._coming[:count]
+        del self._coming[:count]
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+        if not self._writing:
+            self.flush()
+
+    async def follow(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
+        """Events with a number above `after`, waiting for new ones until the log ends."""
+        at = self._first(after)
+        while True:
+            while at < len(self.events):
+                at += 1
+                yield self.events[at - 1]
+            if self.ended and not self._coming:
+                return
+            await self._grown.wait()
+
+    async def there(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
+        """Events with a number above `after` that are there now."""
+        for event in self.events[self._first(after) :]:
+            yield event
+
+    def _first(self, after: int) -> int:
+        return next((i for i, e in enumerate(self.events) if e.seq > after), len(self.events))
+
+    async def settled(self) -> None:
+        """Wait until readers can have all that was appended."""
+        while self._coming:
+            await self._grown.wait()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[[int], None], count: int) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: there are no readers any more
+        loop.call_soon_threadsafe(work, count)
+
+
+class Deltas:
+    """Text on its way into a log, gathered for some 25 ms: the first piece goes at once, the rest in small batches."""
+
+    def __init__(self, log: RunLog) -> None:
+        self._log = log
+        self._part: Part = "answer"
+        self._texts: list[str] = []
+        self._sent_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, part: Part, text: str) -> None:
+        if not text:
+            return
+        self.flush_unless(part)
+        self._part = part
+        self._texts.append(text)
+        loop = asyncio.get_running_loop()
+        wait_s = self._sent_at + COALESCE_S - loop.time()
+        if wait_s <= 0:
+            self.flush()
+        elif self._timer is None:
+            self._timer = loop.call_later(wait_s, self.flush)
+
+    def flush_unless(self, part: Part) -> None:
+        """Flush if what waits is of another part."""
+        if part != self._part:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._texts:
+            return
+        text = "".join(self._texts)
+        self._texts.clear()
+        self._sent_at = asyncio.get_running_loop().time()
+        self._log.append(ThinkingDelta(text=text) if self._part == "thinking" else AnswerDelta(text=text))
+
+
+class StepRecorder:
+    def __init__(self) -> None:
+        self._closed: list[Step] = []
+        self._text: list[str] = []
+        self._calls: list[StepCall] = []
+        self._results: list[StepResult] = []
+
+    def wrote(self, text: str) -> None:
+        self.next()
+        self._text.append(text)
+
+    def returned(self, call: Call, text: str, *, untrusted: bool) -> None:
+        """A call's result as the model reads it."""
+        self._calls.append(StepCall(id=call.id, name=call.name, arguments=str(call.arguments)))
+        kept, _ = shorten(text, RESULT_CHARACTERS)
+        self._results.append(StepResult(call_id=call.id, text=kept, untrusted=untrusted))
+
+    def next(self) -> None:
+        """Closes a step that has results: the text and calls to come were made after them."""
+        if self._results:
+            self._closed.append(Step(content="".join(self._text), calls=self._calls, results=self._results))
+            self._text, self._calls, self._results = [], [], []
+
+    def steps(self) -> list[Step]:
+        """All steps, the answer's own as the last; none where nothing was called."""
+        self.next()
+        return [*self._closed, Step(content="".join(self._text))] if self._closed else []

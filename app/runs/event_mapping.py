@@ -1,0 +1,70 @@
+"""Turns events of strategies into events of a run. Knows nothing of how a run is made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import BaseModel
+
+from app.answering.model_cascade import Speaks
+from app.answering.reasoning_config import Waited
+from app.runs import events
+from reasoning.candidate import CandidateChosen, CandidateDone
+from reasoning.route import Routed, Tried
+from reasoning.strategy import Event, Spent
+from reasoning.tree import NodeAdded, NodeChosen, NodeMerged, NodePruned, NodeScored, SearchEnded
+
+_KINDS: dict[type[Event], type[BaseModel]] = {
+    Waited: events.ThinkingWait,
+    NodeAdded: events.SearchNode,
+    NodeMerged: events.SearchMerge,
+    NodeScored: events.SearchScore,
+    NodePruned: events.SearchPrune,
+    NodeChosen: events.SearchSelect,
+    CandidateDone: events.CandidateDone,
+    CandidateChosen: events.CandidateChosen,
+}
+LONGEST = 10_000  # characters of what a plugin tells at once
+
+
+def without_text(event: BaseModel) -> BaseModel:
+    """The same, where thinking is not shown: a step of a search may be thinking, and a plugin's event tell of it."""
+    match event:
+        case events.SearchNode() | events.SearchMerge():
+            return event.model_copy(update={"text": ""})
+        case events.StrategyEvent():
+            return event.model_copy(update={"fields": {}})
+    return event
+
+
+def told(event: Event) -> BaseModel | None:
+    """The run's event; None for what usage or other events tell. A plugin's fields are left out where they are too long
+    or no JSON.
+    """
+    if isinstance(event, Spent | Routed):
+        return None
+    if isinstance(event, Speaks):
+        return events.RouteAnswering(model=event.asked.served.name)
+    if isinstance(event, Tried):
+        return events.RouteTried(
+            model=event.model, passed=event.passed, why=event.why, tokens=event.tokens, cost=event.cost,
+            seconds=event.seconds,
+        )  # fmt: skip
+    if isinstance(event, SearchEnded):
+        fields = asdict(event)
+        del fields["answer"]
+        return events.SearchDone(**fields)
+    if (kind := _KINDS.get(type(event))) is not None:
+        return kind(**asdict(event))
+    return events.StrategyEvent(name=type(event).__name__, fields=_short_json(event))
+
+
+def _short_json(event: Event) -> dict[str, Any]:
+    """A plugin's fields; none where they are too long or no JSON."""
+    try:
+        fields = asdict(event)
+        return fields if len(json.dumps(fields, allow_nan=False)) <= LONGEST else {}
+    except (ValueError, TypeError):  # what a plugin puts there may be anything, also what cannot be copied
+        return {}

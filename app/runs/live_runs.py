@@ -1,0 +1,214 @@
+"""Runs in progress, and the recovery of runs that a crash cut off.
+
+All runs of one server: those being made, in memory; those that ended, in the store.
+
+A run belongs to the server, not to a connection: closing the page does not stop it, `cancel` does. A chat has one at
+a time. Knows nothing of HTTP, nor of how an answer is made.
+
+Rebuilds an answer that nobody finished from a run's log: the server crashed, or was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from app.answering.served_model import Served
+from app.answering.thinking_summary import Thoughts
+from app.db.database import NotThere
+from app.db.runs import Answer, Begun, LoggedEvent, RunKey, Started
+from app.db.store import Store
+from app.observability import Meter
+from app.runs.event_log import RunLog, StepRecorder
+from app.runs.events import RunFailed, RunQueued
+from app.runs.prompt_builder import History
+from app.runs.run import Ask, Run
+from app.runs.run_tools import RunTools
+from engine.errors import EngineStopped
+from tools.outcome import Call
+from tools.result import frame
+
+if TYPE_CHECKING:
+    from app.answering.tool_service import Toolshed
+    from reasoning.agent import Limits
+    from retrieval import Library
+
+
+def remains(events: Sequence[LoggedEvent], error: str) -> Answer:
+    """The answer as far as it was logged, as failed with `error`."""
+    content, thinking, recorder = list[str](), list[str](), StepRecorder()
+    calls: dict[str, Call] = {}
+    for event in events:
+        match event.type, json.loads(event.data):
+            case "answer.delta", {"text": text}:
+                content.append(text)
+                recorder.wrote(text)
+            case "thinking.delta", {"text": text}:
+                thinking.append(text)
+            case "tool.call", {"call_id": id, "name": name, "arguments": arguments}:
+                recorder.next()
+                calls[id] = Call(id, name, arguments)
+            case "tool.result", {"call_id": id, "name": name, "text": text, "untrusted": untrusted} if id in calls:
+                recorder.returned(calls.pop(id), frame(text, name) if untrusted else text, untrusted=untrusted)
+            case "tool.error", {"call_id": id, "name": name, "message": text} if id in calls:
+                # Whether these were the tool's own words is not logged.
+                recorder.returned(calls.pop(id), f"The call failed: {frame(text, name)}", untrusted=True)
+    return Answer("failed", "".join(content), "".join(thinking), error=error, steps=recorder.steps())
+
+
+STOPPING = RunFailed(
+    code="server_stopping", message="The server was stopped before the answer was done.", retryable=True
+)
+RESTARTED = RunFailed(
+    code="server_restarted", message="The server restarted before the answer was done.", retryable=True
+)
+
+
+class ChatBusy(Exception):
+    """The chat's last answer is still being made."""
+
+
+class Runs:
+    """Starts runs, finds them, and ends them with the server."""
+
+    def __init__(
+        self,
+        served: Served,
+        thoughts: Callable[[str], Thoughts],
+        meter: Meter,
+        store: Store,
+        library: Library,
+        toolshed: Toolshed,
+        limits: Limits,
+    ) -> None:
+        """`served` is the default model; `thoughts` says what is seen of an answer's thinking."""
+        self._served = served
+        self._thoughts = thoughts
+        self._toolshed = toolshed
+        self._limits = limits
+        self._library = library
+        self._meter = meter
+        self._store = store
+        self._live: dict[str, Run] = {}
+        self._busy_chats: dict[str, str] = {}  # chat id -> run id
+        self._keyed = asyncio.Lock()
+        self._closing = False
+
+    async def recover(self) -> int:
+        """End the runs that an earlier server left unfinished; how many there were."""
+        terminal = LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json())
+        return await self._store.runs.fail_unfinished(terminal, lambda events: remains(events, RESTARTED.message))
+
+    async def start(self, chat_id: str, ask: Ask, key: RunKey | None = None) -> Started:
+        """Begin an answer. With a key it begins once, however often it is asked for.
+
+        Raises:
+            NotThere: there is no such chat or message.
+            WrongPlace: nothing can be answered there.
+            KeyReused: the key was given with another request.
+            ChatBusy: the chat has an unfinished run.
+            EngineStopped: the server is stopping.
+            UnknownTool: a tool is wanted that there is not.
+            NotFound: a collection is wanted that the user may not read.
+        """
+        if key is None:
+            return await self._start(chat_id, ask, None)
+        async with self._keyed:  # the second of two waits until the first has begun, and finds its key
+            return await self._store.run_keys.run_of(ask.user, key) or await self._start(chat_id, ask, key)
+
+    async def _start(self, chat_id: str, ask: Ask, key: RunKey | None) -> Started:
+        offered = [] if ask.tools is None else self._toolshed.offered(ask.tools)
+        if isinstance(ask.collections, list):
+            await asyncio.to_thread(self._library.rights.readable, ask.user, ask.collections)
+        await self._store.chats.get(ask.user, chat_id)  # another's chat is not even busy
+        if self._closing:
+            raise EngineStopped("The server is stopping.")
+        if chat_id in self._busy_chats:
+            raise ChatBusy
+        run_id = f"run_{uuid.uuid4().hex}"
+        ahead = sum(not other.started for other in self._live.values())
+        run = Run(
+            run_id, chat_id, ask.user, ask.served or self._served, self._thoughts(ask.user), self._library,
+            RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
+        )  # fmt: skip
+        # Known before the store knows it: whoever finds its id there finds it here.
+        self._live[run_id], self._busy_chats[chat_id] = run, run_id
+        begun: Begun | None = None
+        try:
+            begun = await self._store.runs.begin(ask.user, chat_id, run_id, ask.place, ask.params(), key)
+        finally:
+            if begun is None:
+                del self._live[run_id], self._busy_chats[chat_id]
+                run.watch.end("refused")
+        run.log.append(RunQueued(position=ahead))
+        history = History.of(begun.branch, system=ask.system, imported=begun.imported, grounded=begun.grounded)
+        tools = RunTools(
+            self._toolshed.executor, offered, run.log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits,
+            tainted_by=history.read_from,
+        )  # fmt: skip
+        run.begin(history, ask, tools if offered else None)
+        return Started(run_id, begun.message_id, begun.branch[-1]["id"])
+
+    @property
+    def live(self) -> Mapping[str, Run]:
+        """The runs that are being made, as they come and go."""
+        return self._live
+
+    def tools_of(self, run_id: str) -> RunTools | None:
+        """The tools of a run that is being made."""
+        run = self._live.get(run_id)
+        return None if run is None else run.tools
+
+    def active_in(self, chat_id: str) -> str | None:
+        """The chat's unfinished run."""
+        return self._busy_chats.get(chat_id)
+
+    async def log(self, user: str, run_id: str) -> RunLog:
+        """A run's log, live or from the store.
+
+        Raises:
+            NotThere: the user has no such run.
+        """
+        if run := self._running(user, run_id):
+            return run.log
+        await self._store.runs.get(user, run_id)
+        log = RunLog(run_id, self._store.runs, await self._store.runs.events(run_id))
+        log.append(RESTARTED)  # if a failing disk left it without its end: its readers would wait for ever
+        return log
+
+    async def cancel(self, user: str, run_id: str) -> None:
+        """End a run and wait until it has; one that has ended stays as it is.
+
+        Raises:
+            NotThere: the user has no such run.
+        """
+        if run := self._running(user, run_id):
+            await run.cancel()
+        else:
+            await self._store.runs.get(user, run_id)
+
+    def _running(self, user: str, run_id: str) -> Run | None:
+        run = self._live.get(run_id)
+        if run is not None and run.user != user:
+            raise NotThere("run", run_id)
+        return run
+
+    async def stop(self) -> None:
+        """End every run because the server stops, and let no more begin."""
+        self._closing = True
+        await asyncio.gather(*(run.cancel(STOPPING) for run in self._live.values()))
+
+    def _ended(self, run: Run, answer: Answer) -> None:
+        # All of it before the readers hear of the end: the next question must find the chat free, and the store
+        # takes its writes in order, so whoever reads the chat then finds the answer.
+        run.log.flush()
+        self._store.runs.end(run.id, answer)
+        if run.trace is not None:
+            self._store.runs.write_trace(run.id, run.trace.dumps())
+        self._busy_chats.pop(run.chat_id, None)
+        if answer.error_code is not None:
+            self._meter.windows.error(answer.error_code)
+        asyncio.get_running_loop().call_soon(self._live.pop, run.id, None)

@@ -1,0 +1,210 @@
+"""Builds a run's prompt: history, retrieved context, and the agent's tools.
+
+A question as one model reads it: the conversation's tokens, how the answer is drawn, and how long it may get.
+
+Knows nothing of how answers are written or told.
+
+A branch of a chat as its template takes it: questions, answers, and what answers called on their way.
+
+With the calls and results that stand in an earlier answer's sequence, the next prompt begins with that sequence, so its
+K/V is used again. Knows nothing of templates: `plain` is for one that takes no calls.
+
+The agent's loop for the model being served: its calls held to the tools' schemas, in its own format.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from app.admission.request_budget import output_limit
+from app.answering.reasoning_config import plan_of
+from app.answering.served_model import Served
+from app.db.database import Row
+from app.db.steps import Step
+from app.errors import ApiError, invalid
+from engine.errors import ChatTemplateError
+from engine.params import Span
+from engine.tool_parsers import read_tools
+from reasoning.agent import Agent, Limits, Style, Tools
+from reasoning.dialogue import after_calls
+from reasoning.thinking import Answers, think_and_answer
+
+if TYPE_CHECKING:
+    from app.answering.reasoning_config import Manner
+    from app.runs.rag import Grounds
+
+
+Messages = list[dict[str, Any]]  # as chat templates take them: role and content, and a call's JSON
+IMPORTED = "an imported chat"  # whose words may be anybody's
+DOCUMENTS = "documents"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The conversation down to the question, with calls and without. `read_from`: whose untrusted text it rests on."""
+
+    messages: Messages
+    plain: Messages
+    question: str
+    read_from: frozenset[str]
+
+    @classmethod
+    def of(
+        cls, branch: Sequence[Row], *, system: str | None = None, imported: bool = False, grounded: bool = False
+    ) -> History:
+        """`branch` ends with the question, and `system` stands before it all. A turn without an answer (it failed, or
+        was stopped at once) is left out.
+        """
+        *turns, question = branch
+        first = Messages() if system is None else [{"role": "system", "content": system}]
+        messages, plain = [*first], [*first]
+        read_from = {name for name, read in ((IMPORTED, imported), (DOCUMENTS, grounded)) if read}
+        for asked, answer in zip(turns[::2], turns[1::2], strict=True):
+            if not answer["content"]:
+                continue
+            said = [{"role": "user", "content": asked["content"]}]
+            spoken = [{"role": "assistant", "content": answer["content"]}]
+            messages += said + (_acted(answer["steps"]) or spoken)
+            plain += said + spoken
+            read_from |= _untrusted(answer["steps"])
+        last = {"role": "user", "content": question["content"]}
+        return cls([*messages, last], [*plain, last], question["content"], frozenset(read_from))
+
+
+def _acted(steps: Sequence[Step]) -> Messages:
+    """An answer's calls, results and last words; nothing where they cannot be shown as a whole."""
+    made = Messages()
+    if not steps or not steps[-1].content:
+        return made
+    for step in steps[:-1]:
+        calls = list[dict[str, Any]]()  # Any: JSON
+        for call in step.calls:
+            given = _object(call.arguments)
+            if given is None:
+                return []
+            calls.append({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": given}})
+        made.append({"role": "assistant", "content": step.content, "tool_calls": calls})
+        made += [
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
+            for call, result in zip(step.calls, step.results, strict=True)
+        ]
+    return [*made, {"role": "assistant", "content": steps[-1].content}]
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _untrusted(steps: Sequence[Step]) -> set[str]:
+    return {
+        call.name for step in steps for call, result in zip(step.calls, step.results, strict=True) if result.untrusted
+    }
+
+
+LEAST_ROOM = 256  # tokens for an answer; with fewer, what earlier answers called is left out of the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`room`: tokens that the context leaves after the prompt; `span` has the limit of what is written."""
+
+    served: Served
+    prompt: list[int]
+    span: Span
+    room: int
+    variables: dict[str, Any]  # Any: a model's authors name them
+
+    @property
+    def limit(self) -> int:
+        assert self.span.max_tokens is not None
+        return self.span.max_tokens
+
+
+async def prepare(
+    served: Served,
+    manner: Manner,
+    history: History,
+    found: Grounds | None,
+    specs: Sequence[dict[str, Any]],  # Any: JSON, as OpenAI's `tools` has it
+    *,
+    sampling: Mapping[str, Any],
+    max_tokens: int | None,
+) -> Prepared:
+    """`sampling` has what is to be other than the model's authors chose it.
+
+    Raises:
+        ApiError: the conversation leaves no room for an answer.
+        ChatTemplateError: the model's template does not take the conversation.
+    """
+    variables = manner.variables
+
+    async def tokens(messages: Messages) -> list[int]:
+        shown = messages if found is None else found.messages(messages)
+        return manner.prompt(await served.chat_tokens(shown, variables, specs), served)
+
+    prompt: list[int] | None = None
+    if history.messages != history.plain:
+        with suppress(ChatTemplateError, ApiError):  # not every template takes calls and results; or it is too long
+            whole = await tokens(history.messages)
+            prompt = whole if served.engine.max_tokens - len(whole) >= LEAST_ROOM else None
+    if prompt is None:
+        try:
+            prompt = await tokens(history.plain)
+        except ApiError as error:
+            raise invalid(
+                "content", f"{error.message} Start a new chat, or ask a shorter question.", error.code or "",
+            ) from None  # fmt: skip
+    room = served.engine.max_tokens - len(prompt)
+    longest = output_limit(max_tokens)
+    if room < 1:
+        raise invalid(
+            "content", f"This conversation has {len(prompt)} tokens and the model's context "
+            f"{served.engine.max_tokens}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
+        )  # fmt: skip
+    drawn = replace(served.sampling, **sampling)
+    if drawn.seed is None:
+        drawn = replace(drawn, seed=secrets.randbits(53))  # so that it can be made again
+    return Prepared(
+        served, prompt, Span(sampling=drawn, max_tokens=min(max_tokens or longest or room, room)), room, variables
+    )
+
+
+async def agent_of(
+    served: Served,
+    specs: Sequence[Mapping[str, Any]],  # Any: JSON, as OpenAI's `tools` has it
+    tools: Tools,
+    span: Span,
+    limits: Limits,
+    variables: Mapping[str, Any],  # Any: a model's authors name their template's variables
+    answers: Answers = think_and_answer,
+    clock: Callable[[], float] = time.monotonic,
+    user: str = "",
+) -> Agent:
+    """`answers` writes its turns. `clock` gives the seconds that `limits` are held to.
+
+    Raises:
+        ApiError, InvalidParameter: the tools cannot be offered to this model.
+    """
+    if served.dialect is None:
+        raise invalid(
+            "tools", "This model's chat template has no form of tool call that Ponder knows; accepted: a model that "
+            "calls tools, or the server's option --tool-dialect.", "unsupported_parameter",
+        )  # fmt: skip
+    style = Style(
+        await plan_of(served, read_tools(specs), "auto", True, user),
+        served.markers,
+        lambda calls, texts: after_calls(served.engine.tokenizer, calls, texts, variables),
+        served.opens_thinking,
+        served.closes_thinking,
+    )
+    return Agent(style, tools, span, limits, answers=answers, clock=clock)

@@ -1,0 +1,131 @@
+"""Answers from a user's documents: what is found for a question, how it is put to the model, and what of the answer
+is shown.
+
+Sources come first in the prompt and in a fixed order, so that the K/V of an earlier question on them is used again. If
+what was found does not seem to answer, the model is not asked. Every sentence is held to its source before it is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from app.runs.events import CitationRef, CitationSources, SourceShown
+from retrieval import Query, layout, sources
+from retrieval.citations import Checked, CitationChecker, as_text
+from retrieval.context import Source
+from retrieval.evidence import Evidence, Verdict, weigh
+from retrieval.investigate import investigate
+from retrieval.records import Among
+
+if TYPE_CHECKING:
+    from app.answering.served_model import Served
+    from retrieval import Hit, Library
+
+INSTRUCTION = (
+    "Answer from the sources. Quote the sentence that answers and name its source. "
+    "If the sources do not say, say that you do not know."
+)
+REFUSAL = "I don't know. The sources do not say."
+MOST_SOURCES = 6
+SHARE = 1 / 3  # of the model's context that sources may take
+PARENTS_FROM = 1500  # tokens of sources from which on their surroundings are given too
+MOST_TOKENS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """Sources found for a question, and whether they seem to answer."""
+
+    sources: tuple[Source, ...]
+    verdict: Verdict
+    score: float
+    questions: tuple[str, ...] = field(default=())
+
+    def messages(self, turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A chat with its sources before the first question, in one message with the instructions it begins with."""
+        given = [turn["content"] for turn in turns[:1] if turn["role"] == "system"]
+        text = "\n\n".join([*given, INSTRUCTION, layout(self.sources)])
+        return [{"role": "system", "content": text}, *turns[len(given) :]]
+
+    def event(self) -> CitationSources:
+        return CitationSources(
+            verdict=self.verdict,
+            score=round(self.score, 3),
+            questions=list(self.questions),
+            sources=[
+                SourceShown(
+                    label=source.label, document=source.document, title=source.title, page=source.page(source.start),
+                    start=source.start, end=source.end, text=source.text, score=round(source.score, 3),
+                )
+                for source in self.sources
+            ],
+        )  # fmt: skip
+
+
+async def grounds(library: Library, served: Served, user: str, question: str, collections: Among) -> Grounds:
+    """Search the user's documents for what answers a question.
+
+    Raises:
+        BadQuery: the question is too long to be searched for.
+        NotFound: there is no such collection.
+    """
+    return await asyncio.to_thread(_grounds, library, served, user, question, collections)
+
+
+def _grounds(library: Library, served: Served, user: str, question: str, collections: Among) -> Grounds:
+    last = Evidence(0.0, "none")
+    rarity = library.rarity(user, collections)
+
+    def covered(asked: str, hits: Sequence[Hit]) -> float:
+        nonlocal last
+        last = weigh(asked, hits, library.embedder, rarity)
+        return last.score
+
+    found = investigate(
+        lambda text: library.search(Query(user, text, MOST_SOURCES, collections)), covered, question, limit=MOST_SOURCES
+    )
+    budget = min(MOST_TOKENS, int(SHARE * served.engine.max_tokens))
+    shown = sources(
+        library.store, user, found.hits, budget, lambda text: len(served.engine.tokenizer.encode(text)),
+        parents=budget >= PARENTS_FROM,
+    )  # fmt: skip
+    verdict: Verdict = last.verdict if shown else "none"
+    return Grounds(tuple(shown), verdict, last.score, found.questions)
+
+
+class CheckedAnswer:
+    """An answer as it grows, let through sentence by sentence."""
+
+    def __init__(self, found: Grounds) -> None:
+        self._checker = CitationChecker(found.sources)
+        self._written = 0  # characters let through
+        self._number = 0
+
+    def feed(self, text: str) -> Iterable[tuple[str, CitationRef]]:
+        """More of the answer; what may be shown by now, each part with what supports it."""
+        yield from map(self._shown, self._checker.feed(text))
+
+    def skip(self, characters: int) -> None:
+        """So many characters were shown that are no part of what is checked."""
+        self._written += characters
+
+    def finish(self) -> Iterable[tuple[str, CitationRef]]:
+        yield from map(self._shown, self._checker.finish())
+
+    def _shown(self, checked: Checked) -> tuple[str, CitationRef]:
+        text = as_text(checked)
+        start, self._written = self._written, self._written + len(text)
+        self._number += 1
+        return text, CitationRef(
+            sentence=self._number, start=start, end=start + len(text.rstrip()), support=checked.support,
+            citations=[
+                SourceShown(
+                    label=one.label, document=one.document, title=one.title, page=one.page, start=one.start,
+                    end=one.end, text=one.snippet, score=one.score,
+                )
+                for one in checked.citations
+            ],
+        )  # fmt: skip

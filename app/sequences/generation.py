@@ -1,0 +1,100 @@
+"""One span on a leased sequence, as events: pieces as they come, and how it ended.
+
+Whoever stops reading stops the span; the sequence stays, with the tokens that were read from the engine by then. Knows
+nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+from app.answering.answer_generation import room_for
+from app.answering.served_model import Served
+from app.errors import from_exception
+from app.observability import Counting
+from app.openai.chat import usage_json
+from app.openai.completions import DEFAULT_MAX_TOKENS
+from app.openai.event_stream import event
+from app.openai.text_constraints import constrain_text
+from app.sequences.leased import LeasedSequence
+from app.sequences.requests import GenerateRequest
+from app.sequences.sequences import Sequences
+from engine.outputs import SpanOutput, TokenLogprob
+from engine.params import Span
+from engine.structured_output.layout import Layout
+from reasoning.thinking import Tally
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+async def written(
+    leased: LeasedSequence, request: GenerateRequest, sequences: Sequences, counting: Counting
+) -> AsyncGenerator[bytes, None]:
+    """The events of `POST /api/sequences/{id}/generate`, `[DONE]` excepted.
+
+    Raises:
+        ApiError: what is asked for cannot be had, now or at all.
+        EngineError: see `engine.Sequence.generate`.
+    """
+    served = leased.served
+    watch, tally, outcome = counting.watch("sequences"), Tally(), "cancelled"
+    end: dict[str, Any] = {}
+    try:
+        with leased.call() as seq:
+            span, warnings = await _span(leased, request, served)
+            watch.admit([served], leased.user, len(seq), span.max_tokens or 0)
+            sequences.check(leased.user, 0, span.max_tokens or 0)
+            with leased.growing(span.max_tokens or 0), seq.generate(span) as outputs:
+                async for out in outputs:
+                    tally.prompt_tokens += out.prompt_tokens
+                    tally.cached_tokens += out.cached_tokens
+                    tally.completion_tokens += len(out.token_ids)
+                    watch.tokens(0, len(out.token_ids), tally.cached_tokens)
+                    if out.token_ids or out.text:
+                        yield event(_piece(out, served, request))
+                    if out.finish_reason is not None:
+                        end = {"finish_reason": out.finish_reason, "stop_reason": out.stop_reason, "length": len(seq)}
+        # Whoever reads this may call again at once: the call is over.
+        more = {"warnings": list(warnings)} if warnings else {}
+        yield event({"type": "end", **end, "usage": usage_json(tally), **more})
+        outcome = "completed"
+    except Exception as error:
+        outcome = "refused" if from_exception(error).status < 500 else "failed"
+        raise
+    finally:
+        watch.end(outcome)
+
+
+async def _span(leased: LeasedSequence, request: GenerateRequest, served: Served) -> tuple[Span, tuple[str, ...]]:
+    held = await constrain_text(request, served, leased.user)
+    constraint = None if held is None else held.constrained
+    if constraint is not None:
+        # The line breaks that models like to put before an answer would be tokens here that no piece has as text.
+        constraint = replace(constraint, layout=Layout())
+    room = room_for(served, range(len(leased)), request.max_tokens, "max_tokens")
+    span = request.span(
+        served.sampling, room=room, vocab_size=served.engine.vocab_size, default_limit=DEFAULT_MAX_TOKENS
+    )
+    span = replace(span, logprobs=request.logprobs, keep_stop_token=request.keep_stop_token, constraint=constraint)
+    return span, () if held is None else held.warnings
+
+
+def _piece(out: SpanOutput, served: Served, request: GenerateRequest) -> dict[str, Any]:
+    piece: dict[str, Any] = {"type": "piece", "text": out.text, "tokens": list(out.token_ids)}
+    if request.logprobs is not None:
+        piece["logprobs"] = [_logprob(entry, served) for entry in out.logprobs]
+    return piece
+
+
+def _logprob(entry: TokenLogprob, served: Served) -> dict[str, Any]:
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": token, "text": served.engine.tokenizer.token_text(token), "logprob": finite(logprob)}
+
+    return {**one(entry.token_id, entry.logprob), "top": [one(token, value) for token, value in entry.top]}
+
+
+def finite(logprob: float) -> float:
+    """The log-probability as JSON can hold it."""
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB

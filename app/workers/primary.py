@@ -1,0 +1,213 @@
+"""The home's side of its workers: starts them, hears them, and starts them again.
+
+A worker that dies takes with it the answers that it was writing, and nothing else: connections that it had not accepted
+wait for the others. Knows nothing of what is decided or counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.wire import Taker
+from app.workers.protocol import Draining, End, Ended, FromHome, Hello, Moved, Ready, Start, framed, from_worker, heard
+from app.workers.worker_session import Life
+from engine.ipc.core_process import MOST_DEATHS, WITHIN_S, Deaths, child_environment
+
+if TYPE_CHECKING:
+    from app.state import State
+    from engine.errors import EngineError
+
+_STOP_S = 5.0  # from being told to end to being killed
+_START_S = 120.0
+
+log = logging.getLogger("ponder")
+
+
+class _Place:
+    """A slot for one worker after another."""
+
+    def __init__(self) -> None:
+        self.tried = asyncio.Event()  # whether the first accepts connections, or could not
+        self.process: asyncio.subprocess.Process | None = None
+        self.life: Life | None = None  # of a worker that accepts connections
+        self.deaths = Deaths()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+
+
+class Workers(Collector):
+    """`count` workers beside this process, which accept from `listener` too; `adopt` gets the connections that they
+    hand over."""
+
+    def __init__(
+        self, state: State, listener: socket.socket, count: int, adopt: Callable[[socket.socket, bytes], None]
+    ) -> None:
+        self._state = state
+        self._listener = listener
+        self._places = [_Place() for _ in range(count)]
+        self._by_client: dict[int, _Place] = {}
+        self._clients = itertools.count(1)
+        self._lives: set[Life] = set()
+        self._adopt = adopt
+        self._where: dict[str, Moved | Ended] = {}  # the engines, by model
+        self._keeping: list[asyncio.Task[None]] = []
+        self._ending = False
+        self.restarts = 0
+
+    async def start(self) -> None:
+        """Returns when each accepts connections, or has failed to: then it is tried again, and the others do."""
+        if not self._places:
+            return
+        self._directory = tempfile.mkdtemp(prefix="ponder-")  # entered by this user alone
+        self._taker = Taker(f"{self._directory}/connections.sock", self._adopt)
+        for served in self._state.models:
+            self._share(served.name)
+        self._server = await asyncio.start_unix_server(self._hear, f"{self._directory}/home.sock")
+        self._keeping = [asyncio.create_task(self._keep(place), name="API worker") for place in self._places]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_START_S):
+                for place in self._places:
+                    await place.tried.wait()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that there are now."""
+        return [place.process.pid for place in self._places if place.process is not None]
+
+    @property
+    def ready(self) -> int:
+        """Workers that accept connections."""
+        return sum(place.life is not None for place in self._places)
+
+    def __len__(self) -> int:
+        """Requests that they answer."""
+        return sum(len(life) for life in self._lives)
+
+    def collect(self) -> Iterator[Metric]:
+        """As a collector of `prometheus_client`."""
+        yield GaugeMetricFamily("ponder_api_workers", "Processes that accept connections.", value=1 + self.ready)
+        yield CounterMetricFamily(
+            "ponder_api_worker_restarts", "Such processes that died and were started again.", value=self.restarts
+        )
+
+    def drain(self) -> None:
+        """They are to take on nothing new."""
+        self._tell(Draining())
+
+    async def stop(self) -> None:
+        """End them, and what they answer. Idempotent."""
+        if self._ending or not self._keeping:
+            return
+        self._ending = True
+        self._tell(End())
+        _, left = await asyncio.wait(self._keeping, timeout=_STOP_S)
+        for place in self._places:
+            place.kill()
+        if left:
+            await asyncio.wait(left)
+        self._server.close()
+        self._taker.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # -- processes
+
+    async def _keep(self, place: _Place) -> None:
+        """One worker after another, until they die too often."""
+        while not self._ending:
+            code = await self._live(place)
+            place.tried.set()
+            if self._ending:
+                return
+            log.error("an API worker ended with exit code %s", code)
+            if (pause_s := place.deaths.pause_s()) is None:
+                log.error("it did so more than %d times in %g s, and is not started again", MOST_DEATHS, WITHIN_S)
+                return
+            self.restarts += 1
+            await asyncio.sleep(pause_s)
+
+    async def _live(self, place: _Place) -> int:
+        """From a worker's start to its end; its exit code."""
+        client = next(self._clients)
+        file = self._listener.fileno()
+        start = Start(self._state.settings.model_dump_json(), client, self._directory, file)
+        try:
+            place.process = process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "app.workers.worker", stdin=asyncio.subprocess.PIPE, pass_fds=[file],
+                env=child_environment(),
+            )  # fmt: skip
+        except OSError as error:
+            log.error("an API worker cannot be started: %s", error)
+            return -1
+        self._by_client[client] = place
+        assert process.stdin is not None
+        process.stdin.write(framed(start))  # and it stays open: a worker ends with its home
+        try:
+            return await process.wait()
+        finally:
+            process.stdin.close()
+            place.process = None
+            del self._by_client[client]
+
+    # -- what is said
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One worker, from its first word to its last."""
+        first = await heard(reader, from_worker)
+        place = self._by_client.get(first.client) if isinstance(first, Hello) else None
+        if not isinstance(first, Hello) or place is None:
+            writer.close()
+            return
+        life = Life(self._state, lambda message: writer.write(framed(message)))
+        self._lives.add(life)
+        for where in self._where.values():
+            life.send(where)
+        try:
+            while (message := await heard(reader, from_worker)) is not None:
+                if isinstance(message, Ready):
+                    place.life = life
+                    place.tried.set()
+                else:
+                    life.hear(message)
+        except Exception:
+            log.exception("an API worker said what cannot be understood")
+            place.kill()
+        finally:
+            self._lives.discard(life)
+            if place.life is life:
+                place.life = None
+            life.end()
+            for served in self._state.models:
+                served.engine.forget_client(first.client)
+            writer.close()
+
+    def _tell(self, message: FromHome) -> None:
+        for life in self._lives:
+            life.send(message)
+
+    def _share(self, model: str) -> None:
+        """Tell where the model's engine is, now and later."""
+
+        def told(where: Moved | Ended) -> None:
+            self._where[model] = where
+            self._tell(where)
+
+        def ended(error: EngineError) -> None:
+            told(Ended(model, str(error)))
+
+        engine = self._state.models.get(model).engine
+        told(Moved(model, engine.share(lambda directory: told(Moved(model, directory)), ended)))

@@ -1,0 +1,200 @@
+"""A worker's client of the primary process: asks for admission, reports metrics.
+
+A worker's line to its home: questions and their answers, what is told, and where the engines are.
+
+Knows nothing of requests.
+
+Admission as a worker knows it: it asks the home once for each request, and goes by what it was told then.
+
+It does not see what other workers do for the same key in the meantime: a key may pass its tokens by what one request
+of each other worker takes. Requests, requests at once and quotas are counted at home, and exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.admission.admission import Deciding, answered, is_strict
+from app.admission.rate_limits import Counts, KeyLimits, Rates, Window
+from app.admission.request_budget import Terms, Ticket
+from app.auth import WHO, Who, address_of
+from app.errors import note
+from app.workers.protocol import (
+    Admitted,
+    Ask,
+    Denied,
+    Draining,
+    End,
+    Ended,
+    FromHome,
+    FromWorker,
+    Moved,
+    framed,
+    from_home,
+    heard,
+)
+from engine.errors import EngineStopped
+
+if TYPE_CHECKING:
+    from app.config import Settings
+    from app.workers.worker_metrics import Telling
+
+
+class HomeLink:
+    """`ended` is done when the home says so, or is gone."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._asked: dict[int, asyncio.Future[Admitted | Denied]] = {}
+        self._places: defaultdict[str, asyncio.Queue[Moved | Ended]] = defaultdict(asyncio.Queue)
+        self.on_draining: Callable[[], None] = lambda: None
+        self.ended = asyncio.create_task(self._listen(), name="home")
+
+    @classmethod
+    async def open(cls, path: str) -> HomeLink:
+        return cls(*await asyncio.open_unix_connection(path))
+
+    def say(self, message: FromWorker) -> None:
+        self._writer.write(framed(message))
+
+    async def ask(self, question: Ask) -> Admitted | Denied:
+        self._asked[question.number] = future = asyncio.get_running_loop().create_future()
+        self.say(question)
+        try:
+            return await future
+        finally:
+            del self._asked[question.number]
+
+    async def places(self, model: str) -> AsyncIterator[str | None]:
+        """Yields where the model's engine is, now and later.
+
+        Raises:
+            EngineStopped: it is gone for good.
+        """
+        while True:
+            told = await self._places[model].get()
+            if isinstance(told, Ended):
+                raise EngineStopped(told.message)
+            yield told.directory
+
+    async def _listen(self) -> None:
+        while (message := await heard(self._reader, from_home)) is not None and not isinstance(message, End):
+            self._hear(message)
+
+    def _hear(self, message: FromHome) -> None:
+        match message:
+            case Admitted(number=number) | Denied(number=number):
+                if (future := self._asked.get(number)) is not None and not future.done():
+                    future.set_result(message)
+            case Moved(model=model) | Ended(model=model):
+                self._places[model].put_nowait(message)
+            case Draining():
+                self.on_draining()
+
+
+_ASKED = frozenset({b"authorization", b"cookie", b"prefer"})  # headers that the home decides by
+
+Question = Callable[[Ask], Awaitable[Admitted | Denied]]
+
+
+class AskHome:
+    """ASGI middleware: what the home denies is denied here; the rest is answered with the ticket it gave."""
+
+    def __init__(self, app: ASGIApp, *, settings: Settings, telling: Telling, ask: Question) -> None:
+        self.app = app
+        self._settings = settings
+        self._telling = telling
+        self._ask = ask
+        self._numbers = itertools.count()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        wanted = Ask(
+            next(self._numbers), scope["method"], scope["path"],
+            [(name, value) for name, value in scope["headers"] if name in _ASKED], address_of(scope),
+        )  # fmt: skip
+        try:
+            told = await self._ask(wanted)
+        except asyncio.CancelledError:  # it may have been let in by now
+            self._telling.at_once().left.append((wanted.number, 0))
+            raise
+        if isinstance(told, Denied):
+            await note(scope, told.error()).response()(scope, receive, send)
+            return
+        scope = {**scope, WHO: Who(told.id, told.name, told.role, told.key_id)}  # type: ignore[arg-type]  # of a Who
+        if not told.metered:
+            await self.app(scope, receive, send)
+            return
+        admission = ToldAdmission(self._settings, told, self._telling)
+        ticket = Ticket(
+            admission, told.key, KeyLimits(*told.limits), Terms(*told.terms), strict=is_strict(Headers(scope=scope))
+        )
+        await answered(self.app, ticket, admission.windows, scope, receive, send)
+
+
+class ToldAdmission(Deciding):
+    """Of one request that the home let in."""
+
+    def __init__(self, settings: Settings, told: Admitted, telling: Telling) -> None:
+        backlogs = {model: ToldWait(*wait) for model, wait in told.waits.items()}
+        self._told_rates = ToldRates(told.counts or (0, 0.0, 0, 0.0), lambda tokens: self._spent(tokens))
+        super().__init__(settings, backlogs, self._told_rates, lambda reason: telling.at_once().refused.append(reason))
+        self._windows = [Window(what, *rest) for what, *rest in told.windows]  # type: ignore[arg-type]  # of a Window
+        self._number = told.number
+        self._telling = telling
+
+    def left(self, ticket: Ticket) -> None:
+        self._telling.at_once().left.append((self._number, ticket.tokens))
+
+    def windows(self) -> list[Window]:
+        """Returns the state of the key's limits, as far as is known here."""
+        spent = self._told_rates.spent
+        return [
+            replace(each, remaining=max(0, each.remaining - spent)) if each.what == "tokens" else each
+            for each in self._windows
+        ]
+
+    def _spent(self, tokens: int) -> None:
+        self._telling.at_once().spent.append((self._number, tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class ToldWait:
+    """The work that a model had when the request was let in."""
+
+    seconds: float
+    answers: int
+
+    def wait_s(self) -> float:
+        return self.seconds
+
+    def __len__(self) -> int:
+        return self.answers
+
+
+class ToldRates(Rates):
+    """The tokens of one key as they stood, and what was spent since."""
+
+    def __init__(self, counts: Counts, tell: Callable[[int], None]) -> None:
+        self._told = counts
+        self._tell = tell
+        self.spent = 0
+
+    def counts(self, key: str) -> Counts:
+        before, before_s, now, now_s = self._told
+        return before, before_s, now + self.spent, now_s
+
+    def spend(self, key: str, tokens: int) -> None:
+        self.spent += tokens
+        self._tell(tokens)

@@ -1,0 +1,151 @@
+"""Messages between the home and a worker, over a socket of this machine.
+
+MessagePack with the length in front, each message checked against its type. Knows nothing of what follows from one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+
+from app.admission.rate_limits import Counts
+from app.errors import ApiError
+
+LENGTH = 4  # bytes
+
+M = TypeVar("M")
+
+
+class Start(msgspec.Struct):
+    """The first message to a worker's process, on its stdin. `client` is its number at the engines, `listener` a
+    socket's file; the home's own sockets lie in `directory`."""
+
+    settings: str  # as JSON
+    client: int
+    directory: str
+    listener: int
+
+
+# -- from a worker
+
+
+class Hello(msgspec.Struct, tag=True):
+    """Of the worker with this number. The home says where the engines are."""
+
+    client: int
+
+
+class Ready(msgspec.Struct, tag=True):
+    """It accepts connections."""
+
+
+class Ask(msgspec.Struct, tag=True):
+    """May whoever sends these headers have this? An `Admitted` or a `Denied` of the same number follows."""
+
+    number: int
+    method: str
+    path: str
+    headers: list[tuple[bytes, bytes]]
+    address: str
+
+
+class Told(msgspec.Struct, tag=True, omit_defaults=True):
+    """Events since the last such message, in order within each list."""
+
+    came: list[str] = []  # endpoints
+    worked: list[tuple[int, str, str, int, int, int]] = []  # its number; what `Counting.admit` is told
+    first: list[tuple[str, float]] = []
+    gaps: list[tuple[str, float]] = []
+    got: list[tuple[int, int, int]] = []  # of a work: tokens, and cached ones
+    done: list[tuple[int, bool]] = []  # of a work: whether whole
+    ended: list[tuple[str, str, float, bool | None]] = []
+    spent: list[tuple[int, int]] = []  # by number of the `Ask`
+    left: list[tuple[int, int]] = []  # with the tokens that all of it took
+    refused: list[str] = []  # reasons
+    errors: list[str] = []  # codes
+    routed: list[tuple[str, bool]] = []  # answers for `auto`, by model, and whether each was given
+
+
+# -- from the home
+
+
+class Admitted(msgspec.Struct, tag=True, omit_defaults=True):
+    """`waits` is what each model has to do: seconds of waiting, and answers."""
+
+    number: int
+    id: str
+    name: str
+    role: str
+    key_id: str | None
+    metered: bool = False
+    key: str = ""
+    limits: tuple[int | None, int | None, int | None] = (None, None, None)
+    counts: Counts | None = None  # of the key's tokens, where they are limited
+    terms: tuple[int, float | None, int | None, bool] = (0, None, None, False)
+    windows: list[tuple[str, int, int, float]] = []
+    waits: dict[str, tuple[float, int]] = {}
+
+
+class Denied(msgspec.Struct, tag=True):
+    number: int
+    status: int
+    message: str
+    param: str | None
+    code: str | None
+    kind: str
+    headers: dict[str, str]
+
+    @classmethod
+    def of(cls, number: int, error: ApiError) -> Denied:
+        return cls(number, error.status, error.message, error.param, error.code, error.kind, error.headers)
+
+    def error(self) -> ApiError:
+        return ApiError(
+            self.status, self.message, param=self.param, code=self.code, kind=self.kind, headers=self.headers
+        )
+
+
+class Moved(msgspec.Struct, tag=True):
+    """A model's engine is there now, or (None) gone for a moment."""
+
+    model: str
+    directory: str | None
+
+
+class Ended(msgspec.Struct, tag=True):
+    """A model's engine is gone for good."""
+
+    model: str
+    message: str
+
+
+class Draining(msgspec.Struct, tag=True):
+    """Take on nothing new."""
+
+
+class End(msgspec.Struct, tag=True):
+    """End what is open and go."""
+
+
+FromWorker = Hello | Ready | Ask | Told
+FromHome = Admitted | Denied | Moved | Ended | Draining | End
+
+_encoder = msgspec.msgpack.Encoder()
+from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+from_home: msgspec.msgpack.Decoder[FromHome] = msgspec.msgpack.Decoder(FromHome)
+
+
+def framed(message: FromWorker | FromHome | Start) -> bytes:
+    data = _encoder.encode(message)
+    return len(data).to_bytes(LENGTH, "big") + data
+
+
+async def heard(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[M]) -> M | None:
+    """The next message; None when the other side is gone."""
+    try:
+        length = int.from_bytes(await reader.readexactly(LENGTH), "big")
+        return decoder.decode(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

@@ -1,0 +1,91 @@
+"""Counts of a worker, told to the home in few and small messages.
+
+Counts that decide about others (who came, who left, what waits) go at once, with all that was gathered; the times
+between tokens wait for a moment. Knows nothing of sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from app.observability import Goals, Watch
+from app.workers.protocol import Told
+
+GATHER_S = 0.05
+
+
+class Telling:
+    """`app.observability.Counting`, and the rest of what the home hears of requests. `send` gets what is to be told."""
+
+    def __init__(self, goals: Goals, send: Callable[[Told], None]) -> None:
+        self.goals = goals
+        self._send = send
+        self._works = itertools.count()
+        self._told = Told()
+        self._due: asyncio.Handle | None = None
+        self._soon = False
+
+    def watch(self, endpoint: str) -> Watch:
+        return Watch(self, endpoint)
+
+    def came(self, endpoint: str) -> None:
+        self.at_once().came.append(endpoint)
+
+    def admit(self, model: str, tenant: str, prompt: int, limit: int, answers: int) -> ToldWork:
+        number = next(self._works)
+        self.at_once().worked.append((number, model, tenant, prompt, limit, answers))
+        return ToldWork(self, number)
+
+    def first(self, endpoint: str, seconds: float) -> None:
+        self.at_once().first.append((endpoint, seconds))
+
+    def gap(self, endpoint: str, seconds: float) -> None:
+        self.gathered().gaps.append((endpoint, seconds))
+
+    def left(self, endpoint: str, outcome: str, seconds: float, met: bool | None) -> None:
+        self.at_once().ended.append((endpoint, outcome, seconds, met))
+
+    def gathered(self) -> Told:
+        """To be filled with what can wait."""
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(GATHER_S, self._tell)
+        return self._told
+
+    def at_once(self) -> Told:
+        """To be filled with what should be known now."""
+        if not self._soon:
+            self._soon = True
+            if self._due is not None:
+                self._due.cancel()
+            self._due = asyncio.get_running_loop().call_soon(self._tell)
+        return self._told
+
+    def _tell(self) -> None:
+        told, self._told = self._told, Told()
+        self._due, self._soon = None, False
+        self._send(told)
+
+
+class ToldWork:
+    """Waiting and done work of one request, as the home is told: its first tokens, and at the end how many more."""
+
+    def __init__(self, telling: Telling, number: int) -> None:
+        self._telling = telling
+        self._number = number
+        self._first = True
+        self._more = 0
+
+    def got(self, tokens: int, cached: int) -> None:
+        if self._first and tokens:
+            self._first = False
+            self._telling.at_once().got.append((self._number, tokens, cached))
+        else:
+            self._more += tokens
+
+    def end(self, *, whole: bool) -> None:
+        told = self._telling.at_once()
+        if self._more:
+            told.got.append((self._number, self._more, 0))
+        told.done.append((self._number, whole))

@@ -1,0 +1,130 @@
+"""One worker's requests as the home sees them: who is let in, what they take, and what is left of them when it dies.
+
+Knows nothing of processes or sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+
+from app.admission.admission import is_strict
+from app.auth import LOCAL, is_metered, is_open
+from app.errors import from_exception
+from app.workers.protocol import Admitted, Ask, Denied, FromHome, Hello, Ready, Told
+
+if TYPE_CHECKING:
+    from app.admission import Ticket, Work
+    from app.state import State
+
+
+class Life:
+    """From a worker's first word to its last. `send` says something to it."""
+
+    def __init__(self, state: State, send: Callable[[FromHome], None]) -> None:
+        self.send = send
+        self._state = state
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._works: dict[int, Work] = {}
+        self._open = defaultdict[str, deque[float]](deque)  # answers under way, by endpoint: since when, about
+
+    def __len__(self) -> int:
+        """Requests that it answers."""
+        return len(self._asking) + len(self._tickets)
+
+    def hear(self, message: Hello | Ready | Ask | Told) -> None:
+        match message:
+            case Ask(number):
+                task = asyncio.create_task(self._answer(message), name="may it")
+                self._asking[number] = task
+                task.add_done_callback(lambda _: self._asking.pop(number, None))
+            case Told():
+                self._count(message)
+
+    def end(self) -> None:
+        """The worker is gone: what it answered has failed."""
+        for task in list(self._asking.values()):
+            task.cancel()
+        for work in self._works.values():
+            work.end(whole=False)
+        for endpoint, since in self._open.items():
+            for began in since:
+                self._state.meter.left(endpoint, "failed", time.monotonic() - began, False)
+        for ticket in self._tickets.values():
+            ticket.leave()
+        self._works.clear()
+        self._open.clear()
+        self._tickets.clear()
+
+    async def _answer(self, asked: Ask) -> None:
+        try:
+            self.send(await self._decided(asked))
+        except Exception as error:  # whatever it is, somebody waits
+            self.send(Denied.of(asked.number, from_exception(error)))
+
+    async def _decided(self, asked: Ask) -> Admitted:
+        """
+        Raises:
+            ApiError: 401, 403 or 429.
+        """
+        state, headers, who = self._state, Headers(raw=asked.headers), LOCAL
+        if state.settings.auth == "keys" and not is_open(asked.method, asked.path):
+            who = await state.auth.required(asked.path, headers, asked.address)
+        told = Admitted(asked.number, who.id, who.name, who.role, who.key_id)
+        if not is_metered(asked.method, asked.path):
+            return told
+        ticket = state.admission.begin(who, strict=is_strict(headers))
+        self._tickets[asked.number] = ticket
+        told.metered, told.key = True, ticket.key
+        limits = state.admission.limits_of(who)
+        told.limits = limits.requests, limits.tokens, limits.concurrent
+        terms = ticket.terms
+        told.terms = terms.priority, terms.deadline_s, terms.max_output_tokens, terms.priority_is_a_limit
+        if limits.tokens is not None:
+            told.counts = state.admission.counts(ticket.key)
+        told.windows = [(each.what, each.limit, each.remaining, each.reset_s) for each in state.admission.windows(who)]
+        told.waits = {model: (log.wait_s(), len(log)) for model, log in state.meter.backlogs.items()}
+        return told
+
+    def _count(self, told: Told) -> None:
+        meter = self._state.meter
+        for endpoint in told.came:
+            self._open[endpoint].append(time.monotonic())
+            meter.came(endpoint)
+        for number, model, tenant, prompt, limit, answers in told.worked:
+            self._works[number] = meter.admit(model, tenant, prompt, limit, answers)
+        for endpoint, seconds in told.first:
+            meter.first(endpoint, seconds)
+        for endpoint, seconds in told.gaps:
+            meter.gap(endpoint, seconds)
+        for number, tokens, cached in told.got:
+            self._works[number].got(tokens, cached)
+        for number, whole in told.done:
+            self._works.pop(number).end(whole=whole)
+        for endpoint, outcome, seconds, met in told.ended:
+            self._open[endpoint].popleft()
+            meter.left(endpoint, outcome, seconds, met)
+        for number, tokens in told.spent:
+            self._tickets[number].spend(tokens)
+        for number, tokens in told.left:
+            self._left(number, tokens)
+        for reason in told.refused:
+            meter.refusal(reason)
+        for code in told.errors:
+            meter.windows.error(code)
+        if (auto := self._state.models.auto) is not None:
+            for model, given in told.routed:
+                auto.counts[model, given] += 1
+
+    def _left(self, number: int, tokens: int) -> None:
+        if (asking := self._asking.get(number)) is not None:  # its client left before it was let in
+            asking.cancel()
+        if (ticket := self._tickets.pop(number, None)) is not None:
+            ticket.spend(max(0, tokens - ticket.tokens))
+            ticket.leave()
