@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from app.db.store import Store
     from app.runs.live_runs import Runs
     from app.sequences.sequences import Sequences
-    from app.workers.primary import Workers
     from retrieval import Library
 
 
@@ -93,7 +92,6 @@ class State(Serving):
     sequences: Sequences = field(init=False)  # while the app's lifespan lasts
     auth: Auth = field(init=False)  # the same
     views: Turns = field(default_factory=Turns)  # of PDFs, in the processes that read them
-    workers: Workers | None = None  # beside this process
     _store: Store | None = None  # open while the app's lifespan lasts
     _runs: Runs | None = None
     _library: Library | None = None

@@ -7,20 +7,16 @@ wherever the answer is made, for a run also after the request. Knows nothing of 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.errors import ApiError, invalid
-from reasoning.budget import ThinkingBudget
 
 if TYPE_CHECKING:
-    from app.admission.admission import Deciding
     from app.admission.rate_limits import KeyLimits
-    from app.answering.model_cascade import Prompted
-    from app.answering.reasoning_config import Manner
     from app.answering.served_model import Served
 
 PRIORITY = f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}: lower runs first; 0 unless the key says otherwise"
@@ -41,13 +37,29 @@ class Terms:
     priority_is_a_limit: bool = False  # of the key: no request of it has a better one
 
 
+class Admitter(Protocol):
+    """Decides what an admitted request may still ask: admission here, or a worker's client of it."""
+
+    def left(self, ticket: Ticket) -> None: ...
+
+    def check(self, among: Iterable[Served]) -> None: ...
+
+    def check_priority(self, priority: int | None) -> None: ...
+
+    def charge(self, key: str, most: int, tokens: int) -> None: ...
+
+    def spend(self, key: str, tokens: int) -> None: ...
+
+    def thinking_left(self, served: Served) -> int | None: ...
+
+
 class Ticket:
     """Of the key `key`, or of everybody where there are none; `strict`: its client would rather be refused than get
     less. `tokens` were read and written so far."""
 
     def __init__(
         self,
-        admission: Deciding,
+        admission: Admitter,
         key: str,
         limits: KeyLimits,
         terms: Terms | None = None,
@@ -166,32 +178,18 @@ class Ticket:
         thinking = {"thinking": str(min(self._thinking.values()))} if self._thinking else {}
         return {**thinking, "models": " ".join(self._models)} if self._models else thinking
 
-    def manner(self, manner: Manner, served: Served) -> Manner:
-        """`manner`, with less thinking where many wait for the model."""
-        most = self._admission.thinking_left(served)
-        if self.strict or most is None or served.markers is None or manner.strategy is not None:
-            return manner
-        if manner.unthinking or manner.thinks is False:
-            return manner
-        budget = manner.budget
-        if budget is not None and budget.max_tokens is not None and budget.max_tokens <= most:
-            return manner
-        kept = budget or ThinkingBudget()
-        less = replace(kept, max_tokens=most, min_tokens=min(kept.min_tokens, most), waits=0)
-        self._thinking[served.name] = most
-        return replace(manner, budget=less, thinks=manner.thinks if budget is None else True, reduced=True)
+    def thinking_limit(self, served: Served) -> int | None:
+        """The most tokens that an answer may think while many wait for the model; None: no limit."""
+        return None if self.strict else self._admission.thinking_left(served)
 
-    def rungs(self, asked: Sequence[Prompted]) -> list[Prompted]:
-        """Of the models that `auto` would ask, in order, those before the first that many wait for; one at least."""
-        kept = list(asked)
-        if self.strict:
-            return kept
-        busy = [at for at, each in enumerate(kept) if at and self._admission.thinking_left(each.served) is not None]
-        if busy:
-            kept = kept[: busy[0]]
-            self._models = [each.served.name for each in kept]
-            self._thinking = {name: most for name, most in self._thinking.items() if name in self._models}
-        return kept
+    def reduce_thinking(self, model: str, max_tokens: int) -> None:
+        """Records that the model's thinking was cut to so many tokens."""
+        self._thinking[model] = max_tokens
+
+    def reduce_models(self, models: Sequence[str]) -> None:
+        """Records that only these models of a cascade may be asked."""
+        self._models = list(models)
+        self._thinking = {name: most for name, most in self._thinking.items() if name in self._models}
 
 
 def too_late(deadline_s: float) -> ApiError:
@@ -263,13 +261,3 @@ def charge(tokens: int) -> None:
     """
     if (ticket := Ticket.current()) is not None:
         ticket.charge(tokens)
-
-
-def with_room(manner: Manner, served: Served) -> Manner:
-    """`manner`, as much of it as the current request is given."""
-    return manner if (ticket := Ticket.current()) is None else ticket.manner(manner, served)
-
-
-def rungs(asked: Sequence[Prompted]) -> list[Prompted]:
-    """The models that the current request may ask, of those that `auto` would."""
-    return list(asked) if (ticket := Ticket.current()) is None else ticket.rungs(asked)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from app.admission.request_budget import scheduling
+from app.admission.request_budget import Ticket, scheduling
 from app.answering.served_model import Served
 from app.connections import finish
 from app.errors import from_exception
@@ -138,6 +138,19 @@ class Auto:
                     tell(Speaks(asked[len(read) - 1]))
                     for piece in item.pieces:
                         tell(piece)
+
+
+def rungs(asked: Sequence[Prompted]) -> list[Prompted]:
+    """Returns the models that the current request may ask, in order: those before the first that many wait for; one at
+    least."""
+    kept = list(asked)
+    if (ticket := Ticket.current()) is None:
+        return kept
+    busy = [at for at, each in enumerate(kept) if at and ticket.thinking_limit(each.served) is not None]
+    if busy:
+        kept = kept[: busy[0]]
+        ticket.reduce_models([each.served.name for each in kept])
+    return kept
 
 
 async def _written(one: Prompted, tenant: str, measured: bool, hear: Callable[[Piece], None]) -> Candidate:

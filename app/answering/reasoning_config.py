@@ -6,8 +6,6 @@ One meaning of `reasoning_effort`, `thinking`, `strategy` and `strategy_options`
 nothing of HTTP, nor of how an answer is shown.
 
 Holds a model to its tools' schemas: a plan of the calls, compiled, or a refusal by the keyword's name.
-
-Budgets of thinking, as requests and the configuration say them. Plain data, without the engine.
 """
 
 from __future__ import annotations
@@ -15,16 +13,15 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from app.admission.request_budget import Ticket
 from app.answering.checkers import Checkers
 from app.answering.model_cascade import Prompted
 from app.answering.served_model import Served
 from app.config import Settings
+from app.config.efforts import BUDGETS, BudgetFields, Effort, Thinking
 from app.errors import ApiError, invalid
 from engine.errors import InvalidParameter
 from engine.params import Span
@@ -37,37 +34,6 @@ from reasoning.thinking import Markers, Piece, empty_thinking, think_and_answer
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
-
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-Thinking = Literal["minimal", "low", "medium", "high", "xhigh"]  # the efforts that think
-EFFORTS = '"none", "minimal", "low", "medium", "high" or "xhigh"'
-THINKING = '{"min_tokens": 0 or more, "max_tokens": 2 or more, "waits": 0 to 64, "wait_text": "Wait"}, each optional'
-MOST_WAITS = 64
-
-
-class BudgetFields(BaseModel):
-    """`thinking` of a request, and what an effort stands for in the configuration: see `ThinkingBudget`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    min_tokens: int = Field(default=0, ge=0)
-    max_tokens: int | None = Field(default=None, ge=2)
-    waits: int = Field(default=0, ge=0, le=MOST_WAITS)
-    wait_text: str = Field(default="Wait", min_length=1, max_length=200)
-
-
-BUDGETS: Mapping[Thinking, BudgetFields] = MappingProxyType(
-    {
-        "minimal": BudgetFields(max_tokens=128),
-        "low": BudgetFields(max_tokens=512),
-        "medium": BudgetFields(max_tokens=2048),
-        "high": BudgetFields(max_tokens=8192),
-        "xhigh": BudgetFields(max_tokens=32_768),
-    }
-)
-"""What the efforts stand for where the configuration does not say otherwise; `none` is no thinking at all."""
-
 
 log = logging.getLogger("ponder")
 
@@ -244,6 +210,23 @@ class Manner:
         if self.budget is not None:
             return {"strategy": "budget", "strategy_options": asdict(self.budget)}
         return {"reasoning_effort": "none"} if self.unthinking else {}
+
+
+def with_room(manner: Manner, served: Served) -> Manner:
+    """Returns `manner`, with less thinking where many wait for the model."""
+    ticket = Ticket.current()
+    most = None if ticket is None else ticket.thinking_limit(served)
+    if ticket is None or most is None or served.markers is None or manner.strategy is not None:
+        return manner
+    if manner.unthinking or manner.thinks is False:
+        return manner
+    budget = manner.budget
+    if budget is not None and budget.max_tokens is not None and budget.max_tokens <= most:
+        return manner
+    kept = budget or ThinkingBudget()
+    less = replace(kept, max_tokens=most, min_tokens=min(kept.min_tokens, most), waits=0)
+    ticket.reduce_thinking(served.name, most)
+    return replace(manner, budget=less, thinks=manner.thinks if budget is None else True, reduced=True)
 
 
 def restored(recorded: Mapping[str, Any], served: Served, manners: Manners) -> Manner:

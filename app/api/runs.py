@@ -17,13 +17,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from app.admission.request_budget import DEADLINE, PRIORITY, enter, narrow, output_limit, with_room
+from app.admission.request_budget import DEADLINE, PRIORITY, enter, narrow, output_limit
 from app.answering.checkers import CHECKER
-from app.answering.reasoning_config import EFFORTS, THINKING, Asked, BudgetFields, Effort
+from app.answering.reasoning_config import Asked, with_room
 from app.answering.served_model import Served
 from app.answering.tool_service import UnknownTool
 from app.api.query_params import parameters, texts
 from app.config import AUTO_NAME, DEFAULT_NAME
+from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.current_user import Asker, User, check_checker_scope, check_scope
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.db.runs import LoggedEvent, Place, RunKey

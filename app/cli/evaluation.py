@@ -33,10 +33,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from app.answering.reasoning_config import BUDGETS
 from app.cli.accuracy_curves import Curve, Point, can_draw, draw
 from app.cli.task_file import TaskFile, read_tasks
 from app.config import BadSetting, Settings
+from app.config.efforts import BUDGETS
 from engine import GREEDY, Engine, Span
 from reasoning.evaluate import BadWay, Row, Way, measure
 from reasoning.strategies import Strategies

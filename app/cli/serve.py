@@ -146,7 +146,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         except OSError as error:
             raise _explain_bind(error, settings.host, port) from None
         state = app.state.ponder
-        workers = state.workers = Workers(state, listener, settings.api_workers - 1, server.adopt)
+        workers = Workers(state, listener, settings.api_workers - 1, server.adopt)
         state.meter.registry.register(workers)
         closing.push_async_callback(workers.stop)
         await _or_leave(workers.start(), stop)

@@ -7,7 +7,7 @@ environment: the engine gets an `EngineConfig` made from this. Knows nothing of 
 
 from app.config.loading import load_settings, unknown_variables
 from app.config.models import find_model
-from app.config.settings import (
+from app.config.names import (
     AUTO_NAME,
     BUNDLED_MODEL,
     CONFIG_VARIABLE,
@@ -17,11 +17,8 @@ from app.config.settings import (
     KEY_VARIABLE,
     LOCAL_USER,
     BadSetting,
-    Settings,
-    changed_settings,
-    default_data_dir,
-    server_file,
 )
+from app.config.settings import Settings, changed_settings, default_data_dir, server_file
 
 __all__ = [
     "AUTO_NAME", "BUNDLED_MODEL", "CONFIG_VARIABLE", "DEFAULT_FILE", "DEFAULT_NAME", "ENV_PREFIX", "KEY_VARIABLE",

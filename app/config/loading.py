@@ -11,7 +11,8 @@ from typing import Any, get_origin
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from app.config.settings import CONFIG_VARIABLE, ENV_PREFIX, KEY_VARIABLE, BadSetting, Settings, file_values, read_file
+from app.config.names import CONFIG_VARIABLE, ENV_PREFIX, KEY_VARIABLE, BadSetting
+from app.config.settings import Settings, file_values, read_file
 
 # Settings of several values, which are given one by one on the command line.
 _FLAGS = {"cors_origins": "--cors-origin", "allowed_hosts": "--allowed-host", "models": "--also"}

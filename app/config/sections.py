@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ByteSize, Field, field_validator
 
-from app.answering.reasoning_config import BudgetFields, Thinking
+from app.config.efforts import BudgetFields, Thinking
 from app.config.models import find_model
-from app.config.settings import BadSetting, CommaSeparated
+from app.config.names import BadSetting, CommaSeparated
 from tools.mcp.config import McpSettings
 
 if TYPE_CHECKING:

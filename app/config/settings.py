@@ -3,8 +3,6 @@
 All settings as one object, and the places that follow from them.
 
 The configuration file as a source of settings, the weakest of them.
-
-Words that stand for themselves throughout the server, and what is raised for a setting that cannot be used.
 """
 
 from __future__ import annotations
@@ -15,33 +13,17 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.config.models import ModelSettings
+from app.config.names import CONFIG_VARIABLE, DEFAULT_FILE, ENV_PREFIX, BadSetting
 from app.config.sections import AccessSettings, AnswerSettings, EngineSettings, LimitSettings, ObservingSettings
 
 if TYPE_CHECKING:
     from engine import EngineConfig
-
-
-ENV_PREFIX = "PONDER_"
-CONFIG_VARIABLE = "PONDER_CONFIG"
-KEY_VARIABLE = "PONDER_API_KEY"  # of our clients on the command line
-DEFAULT_FILE = "ponder.toml"
-BUNDLED_MODEL = "models/pebble"
-DEFAULT_NAME = "default"  # what clients may call the first of the models
-AUTO_NAME = "auto"  # what they ask for where the server is to choose among several
-LOCAL_USER = "local"  # whose everything is, where nobody has to say who they are
-
-# Given as one text, its parts between commas, or as a list.
-CommaSeparated = Annotated[tuple[str, ...], NoDecode]
-
-
-class BadSetting(Exception):
-    """A setting cannot be used; the message says which, where it came from and what is accepted."""
 
 
 _NO_FILE: Mapping[str, Any] = MappingProxyType({})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from app.admission.request_budget import enter, narrow, rungs, with_room
+from app.admission.request_budget import enter, narrow
 from app.answering.answer_generation import (
     Answering,
     CheckedGeneration,
@@ -23,8 +23,8 @@ from app.answering.answer_generation import (
     not_routed,
     room_for,
 )
-from app.answering.model_cascade import Prompted
-from app.answering.reasoning_config import Manner, prompted
+from app.answering.model_cascade import Prompted, rungs
+from app.answering.reasoning_config import Manner, prompted, with_room
 from app.answering.served_model import Served
 from app.answering.thinking_summary import Thoughts
 from app.config import AUTO_NAME

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler,
 
 from app.admission.request_budget import DEADLINE, PRIORITY
 from app.answering.checkers import CHECKER
-from app.answering.reasoning_config import EFFORTS, THINKING, Asked, BudgetFields, Effort
+from app.answering.reasoning_config import Asked
+from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.errors import invalid
 from app.request_body import json_value

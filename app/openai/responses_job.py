@@ -22,7 +22,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from app.admission.request_budget import enter, narrow, output_limit, rungs, scheduling, with_room
+from app.admission.request_budget import enter, narrow, output_limit, scheduling
 from app.answering.answer_generation import (
     Answering,
     CheckedGeneration,
@@ -31,18 +31,18 @@ from app.answering.answer_generation import (
     not_routed,
     room_for,
 )
-from app.answering.model_cascade import Prompted
-from app.answering.reasoning_config import Manner, Writer, prompted
+from app.answering.model_cascade import Prompted, rungs
+from app.answering.reasoning_config import Manner, Writer, prompted, with_room
 from app.answering.served_model import Served
 from app.answering.thinking_summary import Thoughts
 from app.answering.tool_service import UnknownTool
 from app.config import AUTO_NAME
 from app.errors import ApiError, from_exception, invalid
 from app.observability import tracing
-from app.openai.responses import StoredResponses, with_ids
 from app.openai.responses_items import Json, Placed, conversation
 from app.openai.responses_output import Output, Status
 from app.openai.responses_request import Offer, ResponseRequest
+from app.openai.responses_store import StoredResponses, with_ids
 from app.openai.routing import Routing
 from app.openai.text_constraints import Calling, constrain_text
 from app.request_body import is_large

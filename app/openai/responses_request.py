@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from app.admission.request_budget import DEADLINE, PRIORITY
 from app.answering.checkers import CHECKER
-from app.answering.reasoning_config import EFFORTS, THINKING
+from app.config.efforts import EFFORTS, THINKING
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.errors import ApiError, invalid
 from app.openai.request_fields import NO_EFFECT, Refusal, parse

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.admission.request_budget import rungs, scheduling
-from app.answering.model_cascade import Auto, Prompted, Speaks
+from app.admission.request_budget import scheduling
+from app.answering.model_cascade import Auto, Prompted, Speaks, rungs
 from app.answering.reasoning_config import Manner, Writer, prompted
 from app.answering.served_model import Served, Usage
 from app.answering.thinking_summary import Thoughts

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.openai.responses import StoredResponses
 from app.openai.responses_job import HandedOver, ResponseJob, ServedTools
 from app.openai.responses_request import Offer, ResponseRequest
+from app.openai.responses_store import StoredResponses
 from ponder import tool
 from reasoning.agent import Call, Happened, Wrote
 from reasoning.thinking import Piece

@@ -1,0 +1,108 @@
+"""Responses that were stored, each with its input and the response before it: a conversation is a chain of them.
+
+Each is kept once, so deleting one takes its text out of every conversation that went through it; such a conversation
+cannot be continued any more, and says so. Knows nothing of what items mean.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from app.db.store import Store
+from app.errors import ApiError
+from app.openai.responses_items import Json
+
+_CHAIN = """
+    WITH RECURSIVE chain (id, previous_id, input, response, depth) AS (
+        SELECT id, previous_id, input, response, 0 FROM responses WHERE id = ?1 AND user = ?2
+        UNION ALL
+        SELECT r.id, r.previous_id, r.input, r.response, chain.depth + 1
+        FROM responses r JOIN chain ON r.id = chain.previous_id WHERE r.user = ?2)
+    SELECT previous_id, input, response FROM chain ORDER BY depth DESC"""
+
+
+class StoredResponses:
+    """One user's; another's are not found."""
+
+    def __init__(self, store: Store, user: str) -> None:
+        self._database = store.database
+        self._user = user
+
+    async def add(self, response: Json, items: Sequence[Json]) -> None:
+        """Keep a response that has ended, and the items it was asked with."""
+        row = [
+            response["id"], self._user, response["previous_response_id"], response["created_at"],
+            json.dumps(items), json.dumps(response),
+        ]  # fmt: skip
+
+        add = "INSERT INTO responses (id, user, previous_id, created_at, input, response) VALUES (?, ?, ?, ?, ?, ?)"
+        await self._database.read(lambda db: db.execute(add, row).rowcount)
+
+    async def get(self, id: str) -> Json:
+        """
+        Raises:
+            ApiError: 404.
+        """
+        return dict(json.loads((await self._row(id))["response"]))
+
+    async def input_of(self, id: str) -> list[Json]:
+        """The items that a response was asked with.
+
+        Raises:
+            ApiError: 404.
+        """
+        return list(json.loads((await self._row(id))["input"]))
+
+    async def delete(self, id: str) -> None:
+        """
+        Raises:
+            ApiError: 404.
+        """
+        remove = "DELETE FROM responses WHERE id = ? AND user = ?"
+        if not await self._database.read(lambda db: db.execute(remove, [id, self._user]).rowcount):
+            raise _missing(id)
+
+    async def history(self, id: str) -> list[Any]:
+        """All items up to the end of this response, the oldest first. Any: they are clients' JSON.
+
+        Raises:
+            ApiError: 400: it is not stored, or one before it is not any more.
+        """
+        rows = await self._database.rows(_CHAIN, id, self._user)
+        if not rows or rows[0]["previous_id"] is not None:
+            what = f"is {id!r:.80}, which is not stored" if not rows else "leads to a response that was deleted"
+            raise ApiError(
+                400, f"previous_response_id {what}; accepted: the id of a stored response, with all before it.",
+                param="previous_response_id", code="previous_response_not_found",
+            )  # fmt: skip
+        return [item for row in rows for item in (*json.loads(row["input"]), *json.loads(row["response"])["output"])]
+
+    async def _row(self, id: str) -> dict[str, Any]:
+        read = "SELECT input, response FROM responses WHERE id = ? AND user = ?"
+        rows = await self._database.rows(read, id, self._user)
+        if not rows:
+            raise _missing(id)
+        return rows[0]
+
+
+def with_ids(items: Sequence[Any]) -> list[Json]:
+    """Checked input items as they are kept: each has an id and a type, a message's text is a list of parts."""
+    return [_with_id(dict(item)) for item in items]
+
+
+def _with_id(item: Json) -> Json:
+    item["type"] = kind = item.get("type") or "message"
+    if kind == "message" and isinstance(item["content"], str):
+        part = "output_text" if item["role"] == "assistant" else "input_text"
+        more: Json = {"annotations": []} if part == "output_text" else {}
+        item["content"] = [{"type": part, "text": item["content"], **more}]
+    prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}.get(kind, kind)
+    item["id"] = item.get("id") or f"{prefix}_{uuid.uuid4().hex}"
+    return item
+
+
+def _missing(id: str) -> ApiError:
+    return ApiError(404, f"No response {id!r:.80} is stored.", param="response_id", code="not_found")
