@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from tools.context import Context, Depends, Question, Source
     from tools.errors import BadArguments, NotAnswered, NotProvided, Retry, ToolDeclarationError, ToolError
     from tools.testing import FakeContext, ScriptedModel, assert_tool_called, call_tool, calls, run_tool
-    from tools.tool import Tool, tool
-    from tools.toolset import Toolset
+    from tools.tool import Tool, Toolset, tool
 
 __all__ = [
     "GREEDY",
@@ -135,8 +134,7 @@ _NAMES_BY_MODULE = {
     "tools.context": ["Context", "Depends", "Question", "Source"],
     "tools.errors": ["BadArguments", "NotAnswered", "NotProvided", "Retry", "ToolDeclarationError", "ToolError"],
     "tools.testing": ["FakeContext", "ScriptedModel", "assert_tool_called", "call_tool", "calls", "run_tool"],
-    "tools.tool": ["Tool", "tool"],
-    "tools.toolset": ["Toolset"],
+    "tools.tool": ["Tool", "Toolset", "tool"],
 }
 _HOME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 _ELSEWHERE = {"StrategyContext": ("reasoning.strategy", "Context")}  # names that two of ours have

@@ -19,10 +19,8 @@ from rich.markdown import Markdown
 from rich.progress import Progress
 
 from bench import hardware, overheads, report
-from bench.models import random_checkpoint
-from bench.prefix import prefix
 from bench.serve.command import serve
-from bench.throughput import throughput
+from bench.throughput import prefix, random_checkpoint, throughput
 
 app = typer.Typer(add_completion=False)
 app.command()(serve)
@@ -86,10 +84,9 @@ def constraints(
 ) -> None:
     """Measure constraints on the logits; print tables and JSON. Takes half an hour on two cores, some minutes with
     --quick, which keeps nothing."""
-    from bench import constraints_report
-    from bench.constraints import QUICK, Scale, on_hardware, qwen_sized
+    from bench.constraints import QUICK, Scale, on_hardware, pages, qwen_sized
     from bench.constraints import constraints as measure
-    from bench.constraints_material import missing
+    from bench.constraints.material import missing
 
     console = Console(stderr=True)
     if reason := missing():
@@ -99,11 +96,11 @@ def constraints(
         tokenizer, size, model = qwen_sized(Path(scratch))
         measured = asyncio.run(measure(tokenizer, size, model, QUICK if quick else Scale(), status.update))
     results = on_hardware(measured, "make bench BENCH_ARGS=constraints")
-    console.print(Markdown(constraints_report.tables(results)))
+    console.print(Markdown(pages.tables(results)))
     print(json.dumps(results))
     if write and not quick:
-        path = constraints_report.save(results).relative_to(report.ROOT)
-        constraints_report.write_page(results)
+        path = pages.save(results).relative_to(report.ROOT)
+        pages.write_page(results)
         console.print(f"Kept in {path}; docs/performance.md is up to date.")
 
 
@@ -120,8 +117,7 @@ def retrieval(
 ) -> None:
     """Measure retrieval; print tables and JSON. Takes an hour on two cores, some minutes with --quick, which keeps
     nothing."""
-    from bench import retrieval_report
-    from bench.retrieval import PARTS, QUICK, Scale, measure
+    from bench.retrieval import PARTS, QUICK, Scale, measure, pages
     from tests.known_answers import SHARED
 
     console = Console(stderr=True)
@@ -136,10 +132,10 @@ def retrieval(
     with console.status("retrieval") as status:
         made = measure(SHARED, model, QUICK if quick else Scale(), status.update, work, only or PARTS)
     made = {**earlier, **made}
-    console.print(Markdown(retrieval_report.tables(made)))
+    console.print(Markdown(pages.tables(made)))
     print(json.dumps(made))
     if write and not quick:
-        path = retrieval_report.write(made).relative_to(report.ROOT)
+        path = pages.write(made).relative_to(report.ROOT)
         console.print(f"Kept in {path}; docs/retrieval.md is up to date.")
 
 

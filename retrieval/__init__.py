@@ -6,9 +6,10 @@ counts tokens is passed in.
 
 from retrieval.context import Source, layout, sources
 from retrieval.filters import BadFilter
+from retrieval.index.hybrid import BadQuery, Query
+from retrieval.index.publish import Text
 from retrieval.jobs import Given, Job, OverQuota
 from retrieval.library import InUse, Library
-from retrieval.publish import Text
 from retrieval.records import (
     Collection,
     Document,
@@ -22,7 +23,6 @@ from retrieval.records import (
     Passage,
     TooManyInvited,
 )
-from retrieval.search import BadQuery, Query
 
 __all__ = [
     "BadFilter", "BadQuery", "Collection", "Document", "Found", "Given", "Hit", "InUse", "Invitation", "Job",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from retrieval.index.hybrid import BadQuery, Query
 from retrieval.library import Library
 from retrieval.records import Among, Document, NotFound
-from retrieval.search import BadQuery, Query
 from retrieval.spans import Folded, sentences
 
 MOST = 20  # results of one call

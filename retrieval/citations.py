@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from retrieval.context import Source
-from retrieval.lexical import content
+from retrieval.index.lexical import content
 from retrieval.spans import Folded, names, numbers, sentences, shortened
 
 SUPPORTED = 0.7  # of a sentence's content words; a judge is asked from half of that on

@@ -1,6 +1,14 @@
-"""One SQLite file: a connection for each thread, reads at any time, writes in turn, steps to today's shape.
+"""The SQLite database of documents, and its schema.
+
+One SQLite file: a connection for each thread, reads at any time, writes in turn, steps to today's shape.
 
 Knows nothing of what is in it.
+
+The truth's shape in SQLite, as steps. A step that was released is never edited; a change is a new step.
+
+A document is (collection, source) and has one version, the hash of its bytes. A chunk's number is never used twice, so
+what an index still holds of a chunk that is gone can never mean another. `generation` counts the changes that searches
+can see; an index that knows which generation it holds can catch up on `chunks.added` and `gone`.
 """
 
 from __future__ import annotations
@@ -92,3 +100,69 @@ class DatabaseFile:
 def marks(values: Sequence[Any]) -> str:
     """Question marks for a list of values."""
     return ",".join("?" * len(values))
+
+
+migrations = Migrations("retrieval")
+
+
+@migrations(name="1-documents")
+def documents(db: Database) -> None:
+    for statement in (
+        "CREATE TABLE state (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+        "INSERT INTO state VALUES ('generation', 0)",
+        """CREATE TABLE collections (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, owner TEXT NOT NULL, created_at REAL NOT NULL,
+            UNIQUE (owner, name))""",
+        """CREATE TABLE members (
+            collection INTEGER NOT NULL REFERENCES collections (id) ON DELETE CASCADE, user TEXT NOT NULL,
+            role TEXT NOT NULL CHECK (role IN ('reader', 'writer')), PRIMARY KEY (collection, user)) WITHOUT ROWID""",
+        "CREATE INDEX members_user ON members (user)",
+        """CREATE TABLE documents (
+            id INTEGER PRIMARY KEY AUTOINCREMENT, collection INTEGER NOT NULL REFERENCES collections (id),
+            source TEXT NOT NULL, version TEXT NOT NULL, title TEXT NOT NULL, media_type TEXT NOT NULL,
+            bytes INTEGER NOT NULL, characters INTEGER NOT NULL, metadata TEXT NOT NULL DEFAULT '{}',
+            faults TEXT NOT NULL DEFAULT '[]', text TEXT NOT NULL, file TEXT, owned INTEGER NOT NULL,
+            created_at REAL NOT NULL, updated_at REAL NOT NULL, UNIQUE (collection, source))""",
+        """CREATE TABLE pages (
+            document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE, start INTEGER NOT NULL,
+            end INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (document, start, number)) WITHOUT ROWID""",
+        """CREATE TABLE parents (
+            document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE, number INTEGER NOT NULL,
+            start INTEGER NOT NULL, end INTEGER NOT NULL, PRIMARY KEY (document, number)) WITHOUT ROWID""",
+        """CREATE TABLE chunks (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE, collection INTEGER NOT NULL,
+            number INTEGER NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL, parent INTEGER NOT NULL,
+            context TEXT NOT NULL, text TEXT NOT NULL, hash BLOB NOT NULL, added INTEGER NOT NULL)""",
+        "CREATE INDEX chunks_document ON chunks (document)",
+        "CREATE INDEX chunks_hash ON chunks (hash)",
+        "CREATE INDEX chunks_added ON chunks (added)",
+        "CREATE TABLE gone (chunk INTEGER PRIMARY KEY, generation INTEGER NOT NULL)",
+        "CREATE INDEX gone_generation ON gone (generation)",
+        """CREATE TABLE vectors (
+            hash BLOB NOT NULL, embedder TEXT NOT NULL, vector BLOB NOT NULL,
+            PRIMARY KEY (hash, embedder)) WITHOUT ROWID""",
+        """CREATE TABLE jobs (
+            id TEXT PRIMARY KEY, collection INTEGER NOT NULL, user TEXT NOT NULL, status TEXT NOT NULL,
+            created_at REAL NOT NULL, ended_at REAL)""",
+        "CREATE INDEX jobs_running ON jobs (status) WHERE status = 'running'",
+        """CREATE TABLE job_files (
+            job TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, number INTEGER NOT NULL, source TEXT NOT NULL,
+            path TEXT NOT NULL, owned INTEGER NOT NULL, metadata TEXT NOT NULL, bytes INTEGER NOT NULL,
+            status TEXT NOT NULL, document INTEGER, pages INTEGER NOT NULL DEFAULT 0, chunks INTEGER NOT NULL DEFAULT 0,
+            embedded INTEGER NOT NULL DEFAULT 0, error TEXT, faults TEXT NOT NULL DEFAULT '[]',
+            PRIMARY KEY (job, number)) WITHOUT ROWID""",
+    ):
+        db.execute(statement)
+
+
+@migrations(name="2-invitations")
+def invitations(db: Database) -> None:
+    """Members of before stay members: what was shared with them they go on reading."""
+    db.execute(
+        """CREATE TABLE invitations (
+            collection INTEGER NOT NULL REFERENCES collections (id) ON DELETE CASCADE, user TEXT NOT NULL,
+            role TEXT NOT NULL CHECK (role IN ('reader', 'writer')), declined INTEGER NOT NULL DEFAULT 0,
+            created_at REAL NOT NULL, PRIMARY KEY (collection, user)) WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX invitations_user ON invitations (user)")

@@ -19,10 +19,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from retrieval.embedding import Embedder
-from retrieval.fusion import DENSE_SHARE
+from retrieval.index.hybrid import DENSE_SHARE, LONGEST_QUERY, Query
+from retrieval.index.publish import Text
 from retrieval.library import Library
-from retrieval.publish import Text
-from retrieval.search import LONGEST_QUERY, Query
 
 RECALL_AT = (5, 10, 100)
 USER = "judge"

@@ -23,13 +23,13 @@ from pathlib import Path
 
 from pebble import ProcessFuture
 
+from retrieval.index.publish import GROUP_CHUNKS, Prepared, Publisher
+from retrieval.index.views import Views
 from retrieval.jobs import File, Given, Job, JobStore
 from retrieval.parsing.parsed import Parsed, Unreadable
-from retrieval.parsing.worker import Parser
-from retrieval.publish import GROUP_CHUNKS, Prepared, Publisher
+from retrieval.parsing.parser import Parser
 from retrieval.records import NotAllowed, NotFound
 from retrieval.store import DocumentStore
-from retrieval.views import Views
 
 log = logging.getLogger("ponder.retrieval")
 

@@ -23,15 +23,15 @@ from pebble import ProcessFuture
 from retrieval.durable import make_folder
 from retrieval.embedding import Embedder, SentenceEmbedder
 from retrieval.evidence import Rarity
+from retrieval.index.hybrid import Query, Scorer, Searcher
+from retrieval.index.publish import Publisher, Text
+from retrieval.index.views import Views
 from retrieval.ingest import Ingest
 from retrieval.parsing.parsed import Box
+from retrieval.parsing.parser import Parser
 from retrieval.parsing.sniff import PDF
-from retrieval.parsing.worker import Parser
-from retrieval.publish import Publisher, Text
 from retrieval.records import Among, Collection, Found, NotFound
-from retrieval.search import Query, Scorer, Searcher
 from retrieval.store import DocumentStore
-from retrieval.views import Views
 
 T = TypeVar("T")
 

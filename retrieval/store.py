@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrieval.chunks import Chunks
-from retrieval.database import DatabaseFile, marks
+from retrieval.database import DatabaseFile, marks, migrations
 from retrieval.filters import Filters, as_sql
+from retrieval.index.chunks import Chunks
 from retrieval.parsing.parsed import Fault, Page
 from retrieval.records import Document, New, NotFound, Passage
 from retrieval.rights import Rights
-from retrieval.schema import migrations
 
 
 class DocumentStore:

@@ -17,14 +17,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from tools.arguments import canonical, fingerprint, parsed
 from tools.errors import BadArguments, JournalConflict, NotAnswered, Problem
-from tools.events import CallError, CallResult, CallStarted, Event
 from tools.invocation import Invocations, Tell
 from tools.journal import Journal, SqliteJournal
 from tools.limits import RateLimits
-from tools.outcome import Call, Outcome, failed
-from tools.policy import Allowed, Denied, NeedsApproval, Policy
+from tools.outcome import Call, CallError, CallResult, CallStarted, Event, Outcome, failed
+from tools.policy import Allowed, Denied, NeedsApproval, Policy, canonical, fingerprint, parsed
 from tools.registry import Registry
 from tools.result import Result
 from tools.session import Session

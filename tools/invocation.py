@@ -1,24 +1,72 @@
-"""One tool run: within its time, heard while it runs, and its end told as an outcome, whatever the function does.
+"""Calls a tool's function within its deadline.
+
+One tool run: within its time, heard while it runs, and its end told as an outcome, whatever the function does.
 
 Knows nothing of whether it may run. A tool that does not stop when it is cancelled is left behind: the run goes on.
+
+A time limit that can pause, because a person's thinking is not the tool's slowness.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
 
 from tools.context import Context, Question, Step
-from tools.deadline import Deadline
 from tools.errors import Retry, ToolError
-from tools.events import CallOutput, CallProgress, Event
-from tools.outcome import Call, Outcome, failed
+from tools.outcome import Call, CallOutput, CallProgress, Event, Outcome, failed
 from tools.registry import Registry
 from tools.result import result_of
 from tools.session import Session
 from tools.tool import Tool
+
+
+class Deadline:
+    """A context manager; `over` is done when the seconds have run out between its entry and its exit."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left_s = seconds
+        self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pauses = 0
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self.over.cancel()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time within does not count; pauses may overlap."""
+        self._pauses += 1
+        self._stop()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if self._pauses == 0 and not self.over.done():
+                self._start()
+
+    def _start(self) -> None:
+        self._timer = self._loop.call_later(self._left_s, self._expire)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._left_s = max(0.0, self._timer.when() - self._loop.time())
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
 
 log = logging.getLogger("ponder")
 

@@ -1,4 +1,9 @@
-"""A call as the model made it, and what became of it. Every way a call can end is an outcome that the model reads."""
+"""A call, its events while it runs, and its outcome.
+
+A call as the model made it, and what became of it. Every way a call can end is an outcome that the model reads.
+
+What happens while calls run, as data that a page can show. `ms`: milliseconds since the call was started.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tools.context import Step
 from tools.result import Result, shorten
 from tools.tool import Tool
 
@@ -70,3 +76,54 @@ def failed(call: Call, kind: Kind, message: str, tool: Tool | None = None) -> Ou
     """The outcome of a call that went wrong. What a tool itself says is as untrusted as its results."""
     text, cut = shorten(message, _LONGEST if tool is None else tool.max_chars)
     return Outcome(call.id, call.name, kind, Result(text, None, (), tool is not None and tool.untrusted, cut))
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """First of every call. The arguments are as the model gave them; they may yet be refused."""
+
+    call_id: str
+    name: str
+    arguments: Mapping[str, Any] | str
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgress:
+    call_id: str
+    name: str
+    step: Step
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutput:
+    """A piece of a streaming tool's output, as it came: not capped, not framed."""
+
+    call_id: str
+    name: str
+    text: str
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """Last of a call that went well."""
+
+    call_id: str
+    name: str
+    outcome: Outcome
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallError:
+    """Last of a call that did not; `outcome.kind` says how. A cancelled call has no last event."""
+
+    call_id: str
+    name: str
+    outcome: Outcome
+    ms: float
+
+
+Event = CallStarted | CallProgress | CallOutput | CallResult | CallError

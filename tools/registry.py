@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from tools.context import Context
 from tools.errors import NotProvided, ToolDeclarationError
 from tools.options import NAME
-from tools.tool import Tool
-from tools.toolset import Toolset
+from tools.tool import Tool, Toolset
 
 T = TypeVar("T")
 Offer = object  # a Tool, a Toolset or its class, a module with such, or a list or tuple of them

@@ -1,16 +1,25 @@
-"""From a function's signature and docstring to a JSON schema, and from a model's arguments to the function's own.
+"""A tool's JSON schema, from its signature and its docstring.
+
+From a function's signature and docstring to a JSON schema, and from a model's arguments to the function's own.
 
 Strict: "3" is no 3, and what the schema does not name is refused, at every depth. Arguments are read as JSON is, so a
 date may be written as a string. Knows nothing of permissions, calls or results.
+
+What a docstring tells a model: what the tool does, and what each argument is.
+
+Google's style. Everything before the first section is the description; of the sections only `Args:` is for the model,
+the others are for the people who read the code.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from types import FrameType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -20,8 +29,57 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
 
 from tools.context import Context, Injected
-from tools.docstring import Docstring, parse_docstring
 from tools.errors import BadArguments, Problem, ToolDeclarationError
+
+_ARGS = ("Args", "Arguments", "Parameters")
+_SECTION = re.compile(rf"^({'|'.join(_ARGS)}|Returns?|Yields?|Raises|Examples?|Notes?|See Also|Warnings?):[ \t]*(.*)$")
+_ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Docstring:
+    """What a docstring tells the model: the text before its first section, and what `Args:` says of each argument."""
+
+    description: str
+    arguments: Mapping[str, str]
+
+
+def parse_docstring(text: str) -> Docstring:
+    """Reads Google's style. Sections other than `Args:` are for the people who read the code.
+
+    Raises:
+        ValueError: `Args:` shares its line with other text, or an entry is not `name: text`.
+    """
+    description, arguments = list[str](), dict[str, str]()
+    section, indent, name = "", 0, ""
+    for line in inspect.cleandoc(text).splitlines():
+        if header := _SECTION.match(line):
+            section = "Args" if header[1] in _ARGS else header[1]
+            if section == "Args" and header[2]:
+                raise ValueError(
+                    f"the line {line.strip()!r} holds more than `Args:`; write each argument on its own line below"
+                )
+            indent, name = 0, ""
+        elif not section:
+            if re.search(r"\bArgs:", line):
+                raise ValueError(f"the line {line.strip()!r} has `Args:` within it; write it on a line of its own")
+            description.append(line)
+        elif line.strip() and not line[0].isspace():
+            section = "text"  # unindented prose ends a section
+        elif section == "Args" and line.strip():
+            depth = len(line) - len(line.lstrip())
+            indent = indent or depth
+            if depth > indent and name:
+                arguments[name] += " " + line.strip()
+            elif (entry := _ENTRY.match(line.strip())) and entry[1] not in arguments:
+                name = entry[1]
+                arguments[name] = entry[2]
+            else:
+                raise ValueError(
+                    f"the line {line.strip()!r} below `Args:` is not `name: what it is`, once for each argument"
+                )
+    return Docstring(" ".join("\n".join(description).split()), arguments)
+
 
 JSONSchema = dict[str, Any]  # a JSON document whose shape is JSON Schema's own
 

@@ -13,11 +13,10 @@ from typing import Any
 
 from tools.context import Context, Question, Step
 from tools.errors import NotAnswered
-from tools.events import Event
 from tools.executor import Executor
 from tools.journal import Journal
 from tools.options import PERMISSIONS
-from tools.outcome import Call, Outcome
+from tools.outcome import Call, Event, Outcome
 from tools.policy import Decision, NeedsApproval, Policy
 from tools.registry import Offer, Registry
 from tools.result import Result, result_of

@@ -17,7 +17,8 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from training import card, evaluate, export, mixture, plans, prose, team, tokenizer
+from training import card, evaluate, export, mixture, plans, team, tokenizer
+from training.text import prose
 from training.trainer import Plan, Trainer, train
 
 CURVES = Path("docs/img")

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
 
-from training import expression, phrases, words
+from training import phrases
 from training.conversation import Phrasing
-from training.noise import casual
+from training.text import expression, words
+from training.text.noise import casual
 
 LARGEST = 10**13  # no result is longer
 

@@ -19,11 +19,11 @@ from app.request_body import is_large
 from engine.errors import InvalidParameter
 from reasoning.evaluate.judging import BadAnswer, Choices, Puzzle, judge_of
 from reasoning.strategy import Check
-from tools.checking import check_schema
 from tools.outcome import Call
 from tools.sandbox import Pure, SandboxFailed
 from tools.session import Session
-from tools.workers import WorkerFailed, Workers
+from tools.workers.pool import WorkerFailed, Workers
+from tools.workers.schema_check import check_schema
 
 if TYPE_CHECKING:
     from app.answering.tool_service import Toolshed
@@ -56,7 +56,7 @@ class Checkers:
 
     def __init__(self) -> None:
         self.toolshed: Toolshed | None = None
-        self._workers = Workers("tools.checking", timeout_s=CHECK_S, memory_bytes=_MEMORY_BYTES)
+        self._workers = Workers("tools.workers.pool.schema_check", timeout_s=CHECK_S, memory_bytes=_MEMORY_BYTES)
         self._pure: Pure | None = None
         self._opening = asyncio.Lock()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from app.config import Settings
 from retrieval.browse import Browser
-from tools.builtin.notebook import Notebook
+from tools.builtin.notes import Notebook
 from tools.executor import Executor
 from tools.grants import SqliteGrants
 from tools.journal import SqliteJournal
@@ -59,7 +59,7 @@ class Toolshed:
 
     async def __aenter__(self) -> Self:
         from tools.builtin import documents
-        from tools.builtin.offered import BuiltinConfig, offered
+        from tools.builtin.builtin_tools import BuiltinConfig, offered
         from tools.sql import Database
 
         attached = {name: Database(path) for name, path in self._settings.databases.items()}

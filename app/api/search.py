@@ -26,8 +26,8 @@ from app.state import State
 from engine.errors import EngineError
 from retrieval import BadFilter, BadQuery, Query
 from retrieval.filters import as_sql
+from retrieval.index.hybrid import MOST_HITS
 from retrieval.records import among_of
-from retrieval.search import MOST_HITS
 
 if TYPE_CHECKING:
     from app.answering.served_model import Served
@@ -39,7 +39,7 @@ AT_ONCE = 8  # texts scored together: as many as leave room for people who chat
 
 
 class Relevance:
-    """A `retrieval.search.Scorer`, to be called from a thread that is not the loop's."""
+    """A `retrieval.index.hybrid.Scorer`, to be called from a thread that is not the loop's."""
 
     def __init__(self, served: Served, tenant: str, loop: asyncio.AbstractEventLoop) -> None:
         self._served = served

@@ -24,7 +24,7 @@ from app.openai.request_fields import parse
 from app.request_body import json_object
 from app.runs.run_tools import RunTools
 from app.state import State
-from tools.builtin.notebook import NoteError
+from tools.builtin.notes import NoteError
 
 router = APIRouter(prefix="/api", tags=["Tools"])
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from app.api.response_models import FileShown, JobShown, PassageShown
 from app.cli.document_source import Picked, Refused, Shelf, open_shelf, pick
 from app.config import Settings
-from retrieval.lexical import terms
+from retrieval.index.lexical import terms
 
 POLL_S, LINE_S = 0.2, 5.0
 TELLING = 0.05  # of the work: from then on its speed says when it will be done

@@ -25,9 +25,8 @@ from retrieval import InUse
 from tools.builtin import documents
 from tools.context import Question
 from tools.errors import NotAnswered
-from tools.events import CallOutput, CallProgress, Event
 from tools.options import NAME
-from tools.outcome import Call
+from tools.outcome import Call, CallOutput, CallProgress, Event
 from tools.policy import Decision, NeedsApproval
 from tools.registry import Fault, tools_in
 from tools.session import Session

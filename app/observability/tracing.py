@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tools.events import CallError, CallResult, CallStarted, Event
+from tools.outcome import CallError, CallResult, CallStarted, Event
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

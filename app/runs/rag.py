@@ -16,8 +16,7 @@ from app.runs.events import CitationRef, CitationSources, SourceShown
 from retrieval import Query, layout, sources
 from retrieval.citations import Checked, CitationChecker, as_text
 from retrieval.context import Source
-from retrieval.evidence import Evidence, Verdict, weigh
-from retrieval.investigate import investigate
+from retrieval.evidence import Evidence, Verdict, investigate, weigh
 from retrieval.records import Among
 
 if TYPE_CHECKING:

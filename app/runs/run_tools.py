@@ -32,9 +32,8 @@ from app.runs.events import (
 from reasoning.agent import Limits
 from tools.context import Question
 from tools.errors import NotAnswered
-from tools.events import CallError, CallOutput, CallProgress, CallResult, CallStarted
-from tools.events import Event as CallEvent
-from tools.outcome import Call
+from tools.outcome import Call, CallError, CallOutput, CallProgress, CallResult, CallStarted
+from tools.outcome import Event as CallEvent
 from tools.policy import Decision, NeedsApproval
 from tools.session import Session
 

@@ -15,21 +15,17 @@ import torch
 
 from bench import hardware
 from bench.gpu.attending import attention
-from bench.gpu.ceilings import ceilings
-from bench.gpu.decoding import decode
-from bench.gpu.determinism import deterministic
+from bench.gpu.decoding import decode, deterministic, prefill
 from bench.gpu.forks import forks
-from bench.gpu.matrices import matrices, quantized
-from bench.gpu.overhead import overhead
+from bench.gpu.matrices import ceilings, matrices, quantized
 from bench.gpu.peers import peers
-from bench.gpu.prefill import prefill
 from bench.gpu.rows import Figure, Json, Missing, write
 from bench.gpu.sampling import sampling
 from bench.gpu.setting import Setting, Sizes
 from bench.gpu.startup import startup
 from bench.gpu.table import table
 from bench.gpu.timing import timer_for
-from bench.gpu.whole import whole
+from bench.gpu.whole import overhead, whole
 
 RESULTS = Path(__file__).parents[1] / "results"
 # In the order of what is wanted most, should the time run out; some need figures of those before them.

@@ -1,4 +1,14 @@
-"""Decode steps as the runner's graphs have them, beside the time that their bytes take to be read."""
+"""Decode and prefill on a GPU, and what determinism costs.
+
+Decode steps as the runner's graphs have them, beside the time that their bytes take to be read.
+
+A long prompt in one step, beside the rate of the largest product.
+
+Only what the device does is in it: the step is packed and sent beforehand, which the engine does while the device still
+computes another. How long that takes is told beside.
+
+What it costs that a request's bits depend on nothing beside it: the same steps, with and without.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +16,7 @@ import statistics
 from collections.abc import Iterator
 
 from bench.gpu import models, steps
-from bench.gpu.rows import Figure, Missing, time_of
+from bench.gpu.rows import Figure, Missing, rate_of, time_of, times_faster
 from bench.gpu.setting import Setting
 from engine.model.model_spec import ModelSpec
 
@@ -74,3 +84,49 @@ def held_bytes(spec: ModelSpec, quantization: models.Quantization) -> int:
 def context_for(rows: int, wanted: int, blocks: int) -> int:
     """Tokens of each row, where so many blocks fit."""
     return min(wanted, blocks // rows * steps.BLOCK)
+
+
+GOAL = 0.70
+
+
+def prefill(setting: Setting) -> Iterator[Figure]:
+    for name in setting.sizes.models:
+        yield prefilled(setting, name)
+
+
+def prefilled(setting: Setting, name: str, *, deterministic: bool = False) -> Figure:
+    """One model."""
+    sizes, device = setting.sizes, setting.device
+    setting.tidy()
+    decoder = models.random_decoder(name, device, deterministic=deterministic, layers=sizes.layers)
+    spec, tokens = decoder.spec, sizes.prompt
+    kv = steps.cache_for(spec, steps.blocks_of(1, tokens), decoder.dtype, device)
+    runner = steps.runner_for(decoder, kv, device, rows=1, context=tokens, graphs=False)
+    step = steps.prefill(steps.sequences(1, tokens, spec.vocab_size))
+    steps.forward_of(runner, step)  # the first time there are buffers to be made
+    began = setting.timer.now()
+    run = steps.forward_of(runner, step)
+    packing = setting.timer.now() - began
+    seconds = setting.timer.times(run, max(2, sizes.repeats // 3))
+    flops = models.prefill_flops(spec, tokens)
+    return rate_of(
+        f"{name}, {tokens} tokens", flops / 1e12, seconds, "TFLOP/s", limit=setting.ceiling("matmul") / 1e12,
+        goal=None if deterministic else GOAL, ms=sorted(1e3 * each for each in seconds)[len(seconds) // 2],
+        packing_ms=1e3 * packing, flops=flops, layers=spec.layers,
+    )  # fmt: skip
+
+
+def deterministic(setting: Setting) -> Iterator[Figure]:
+    """Of the first model. A share of 0.8 means that a step takes a quarter longer."""
+    name = setting.sizes.models[0]
+    batches = tuple(rows for rows in setting.sizes.batches if rows <= 64)
+    for found in decoded(setting, name, batches, deterministic=True):
+        plain = setting.value("decode", found.what)
+        base = [plain / 1e3] if plain is not None else [found.value / 1e3]
+        if plain is not None:
+            yield times_faster(f"{found.what}, deterministic", base, [found.value / 1e3])
+    found = prefilled(setting, name, deterministic=True)
+    plain = setting.value("prefill", found.what)
+    if plain is not None:
+        amount = found.more["flops"] / 1e12
+        yield times_faster(f"{found.what}, deterministic", [amount / plain], [amount / found.value])

@@ -1,7 +1,11 @@
-"""Whole steps of the engine by a clock, with scheduling, packing, the launch, sampling, the wait for tokens,
+"""The whole engine on a GPU, and its overhead over the device's own time.
+
+Whole steps of the engine by a clock, with scheduling, packing, the launch, sampling, the wait for tokens,
 detokenising and replies. The core is stepped directly, with a real scheduler and greedy sequences that run to no end.
 
 A peer's steps, which have all of that, too, are held to them; the part `overhead` says what they have beside the graph.
+
+What a step of the engine takes beside the model: wall time of whole steps, less the graph's time on the device.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import contextlib
 import gc
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -160,3 +164,26 @@ class _Watched:
 
     def decoding(self, rows: int) -> bool:
         return self.last is not None and self.last.tokens == len(self.last.rows) == rows
+
+
+GOAL = 0.05  # of a step's wall time, at most
+
+
+def overhead(setting: Setting) -> Iterator[Figure]:
+    """Both loops, of the first model, with as many rows as there is K/V for."""
+    sizes, name = setting.sizes, setting.sizes.models[0]
+    setting.tidy()
+    ready = Ready.made(setting, name, sizes.engine_rows, sizes.engine_context)
+    loops: tuple[LoopName, ...] = ("plain", "overlapped")
+    for loop in loops:
+        walls, graphs = stepped(setting, ready, ready.rows, loop)
+        what = f"{name}, {ready.rows} rows, {loop}"
+        yield told(what, walls, graphs, context=ready.context, layers=ready.spec.layers)
+
+
+def told(what: str, walls: list[float], graphs: list[float], **more: object) -> Figure:
+    """Seconds of steps and of their graph, as one figure: the milliseconds beside it, and their share of the step."""
+    graph, wall = statistics.median(graphs), statistics.median(walls)
+    beside = [1e3 * (each - graph) for each in walls]
+    found = Figure(what, 1e3 * (wall - graph), "ms", min(beside), max(beside), more={"graph_ms": 1e3 * graph, **more})
+    return replace(found, share=(wall - graph) / wall, goal=GOAL, most=True)

@@ -15,8 +15,7 @@ from random import Random
 
 from bench.load.server import Server, serving
 from bench.parts import Json
-from bench.serve.arrivals import poisson
-from bench.serve.asks import KINDS, mixed
+from bench.serve.asks import KINDS, mixed, poisson
 from bench.serve.client import Load, load
 from bench.serve.measured import Objective, percentiles, summary
 

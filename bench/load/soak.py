@@ -20,8 +20,7 @@ import numpy as np
 from bench.load.overload import Watched
 from bench.load.server import Server, serving
 from bench.parts import Json
-from bench.serve.arrivals import poisson
-from bench.serve.asks import KINDS, mixed, text
+from bench.serve.asks import KINDS, mixed, poisson, text
 from bench.serve.client import load
 from bench.serve.measured import Objective, summary
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.page import cutting, frames, lighthouse, loading, painting, stopping
+from bench.page import frames, lighthouse, loading, painting
+from bench.page import painting as cutting
+from bench.page import painting as stopping
 from bench.page.browsing import Json
 from bench.parts import measure_parts
 from hatch_build import build_page

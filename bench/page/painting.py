@@ -1,10 +1,29 @@
-"""From the moment an event is handed to the connection to the frame that shows its text, by the machine's one clock."""
+"""Event to paint, stop to idle, and cut connections, in the page.
+
+From the moment an event is handed to the connection to the frame that shows its text, by the machine's one clock.
+
+From the press of Stop to an engine that has nothing to do, by the engine's own account.
+
+A connection that is cut again and again while the page reads one long answer: what is lost, what is doubled.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
 
 from bench.page.browsing import Json, browser, scripted, spread, throttled
+from tests.e2e.real_server import PEBBLE, running
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Response
+
+    from tests.e2e.real_server import RealServer
+
 
 SENTENCES = 700
 TEXT = "".join(f"Sentence {i} of the tale." + ("\n\n" if i % 6 == 0 else " ") for i in range(SENTENCES))
@@ -65,3 +84,79 @@ def _numbered(text: str) -> list[tuple[int, Json]]:
         elif line.startswith("data: "):
             events.append((number, json.loads(line[6:])))
     return events
+
+
+THINKING = {"min_tokens": 1500, "max_tokens": 3000}  # so that it is still at it when it is stopped
+PRESSED = """() => addEventListener("click", () => (window.pressed = Date.now()), { capture: true })"""
+
+
+def stop_to_idle(n: int = 40) -> Json:
+    """Milliseconds, of answers by the bundled model that are stopped on the page.
+
+    Raises:
+        RuntimeError: after a stop the engine's counters said that something ran.
+    """
+    delays = []
+    with tempfile.TemporaryDirectory() as name, running(Path(name), "--model", str(PEBBLE)) as server:
+        idle = server.folder / "idle"
+        server.turn(idle=str(idle))
+        with browser() as chromium:
+            page = chromium.new_page()
+            for _ in range(n):
+                chat, _ = server.ask("Use 4, 6 and 9 to make 33.", thinking=THINKING)
+                page.goto(f"{server.direct}/c/{chat}")
+                page.get_by_role("region", name="What the model thought").wait_for()
+                page.evaluate(PRESSED)
+                idle.write_text("")
+                page.get_by_role("button", name="Stop", exact=True).click()
+                page.locator("article[aria-busy=false][aria-label=Ponder]").wait_for()
+                metrics = server.http.get("/metrics").text
+                if "ponder_requests_running 0.0" not in metrics or 'ponder_kv_blocks{state="used"} 0.0' not in metrics:
+                    raise RuntimeError("The engine was not idle after a stop.")
+                (became,) = idle.read_text().split()
+                delays.append(float(became) * 1000 - float(page.evaluate("window.pressed")))
+    return {"ms": spread(delays)}
+
+
+LONG = "\n\n".join(" ".join(f"Sentence {i * 6 + j} of this." for j in range(6)) for i in range(260))
+STEP_S = 0.06  # of the engine: the answer takes longer than all cuts
+BETWEEN_S = 0.4  # at most, from an open stream to its cut
+
+
+def cut(page: Page, server: RealServer, *, times: int, seed: int) -> Json:
+    """Ask for `long`, cut its stream so many times, each at a random moment after it is open again, and compare the
+    page with the store once it is whole. Lost and doubled are letters.
+    """
+    random = Random(seed)
+    server.turn(step_s=STEP_S)
+    chat, run = server.ask("long it is")
+    streams = [0]
+    page.on("response", lambda response: _count(streams, response))
+    page.goto(f"{server.url}/c/{chat}")
+    for number in range(times):
+        while streams[0] <= number and server.snapshot(run)["status"] == "running":
+            page.wait_for_timeout(20)
+        page.wait_for_timeout(random.uniform(0, BETWEEN_S) * 1000)
+        server.wire.drop()
+    still = server.snapshot(run)["status"] == "running"
+    server.turn()
+    page.locator("article[aria-busy=false][aria-label=Ponder]").wait_for(timeout=60_000)
+    shown = "".join("".join(page.locator(".prose").all_inner_texts()).split())
+    stored = "".join(server.snapshot(run)["answer"].split())
+    lost = doubled = 0
+    if shown != stored:
+        for _, a, b, c, d in difflib.SequenceMatcher(None, stored, shown, autojunk=False).get_opcodes():
+            lost, doubled = lost + max(0, (b - a) - (d - c)), doubled + max(0, (d - c) - (b - a))
+    return {
+        "cuts": times, "streams": streams[0], "ended_before_the_last_cut": not still, "letters": len(stored),
+        "lost": lost, "doubled": doubled, "equal": shown == stored == "".join(LONG.split()),
+    }  # fmt: skip
+
+
+def _count(streams: list[int], response: Response) -> None:
+    streams[0] += "/events?after=" in response.url and response.status == 200
+
+
+def cuts(times: int = 100) -> Json:
+    with scripted({"long": LONG}) as server, browser() as chromium:
+        return cut(chromium.new_page(), server, times=times, seed=8)

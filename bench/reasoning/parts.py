@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from bench import tree_http
-from bench.reasoning import cascading, forcing, sampling, trees
+from bench.reasoning import cascading, forcing, sampling, tree_http, trees
 from bench.reasoning.asked import AT_ONCE, MODELS, Kind, Row, questions, tell
 from engine import Engine, EngineConfig
 

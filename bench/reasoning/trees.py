@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from bench.puzzle_problem import Puzzle, leads_to, random_search
 from bench.reasoning.asked import SEED, Question, Row, each, expected, row, tell
+from bench.reasoning.puzzle_problem import Puzzle, leads_to, random_search
 from engine import Engine
 from reasoning.tree import Asking, SearchEnded, TreeOptions, search
 

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import hardware
-from bench.serve import arrivals, report
+from bench.serve import asks as arrivals
+from bench.serve import report
 from bench.serve.asks import KINDS, Ask, Kind, azure, mixed, mooncake
 from bench.serve.client import Load, Target, load
 from bench.serve.measured import Objective, summary

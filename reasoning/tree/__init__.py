@@ -1,8 +1,7 @@
 """Tree of thoughts on forks: a task as a `Problem`, `search` over it, and an event for every node."""
 
-from reasoning.tree.events import NodeAdded, NodeChosen, NodeMerged, NodePruned, NodeScored, SearchEnded
-from reasoning.tree.options import TreeOptions
-from reasoning.tree.problem import Asking, Problem, Reply, Thought
+from reasoning.tree.nodes import NodeAdded, NodeChosen, NodeMerged, NodePruned, NodeScored, SearchEnded
+from reasoning.tree.problem import Asking, Problem, Reply, Thought, TreeOptions
 from reasoning.tree.search import search, tree
 
 __all__ = [

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ponder import ContextLengthExceeded
-from reasoning.tree.events import Ended
+from reasoning.tree.nodes import Ended
 
 T = TypeVar("T")
 

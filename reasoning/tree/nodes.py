@@ -1,17 +1,80 @@
-"""The nodes of a search: what is known of every state, and the way to it. Knows nothing of models."""
+"""The graph of a search, and the events that tell of it.
+
+The nodes of a search: what is known of every state, and the way to it. Knows nothing of models.
+
+What a search tells while it grows its tree. Plain data: whoever listens can draw the tree from them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Generic, Literal
 
 from ponder import Event
-from reasoning.tree.events import NodeAdded, NodeMerged, NodePruned, NodeScored, Why
 from reasoning.tree.problem import Problem, S, Thought
 
 if TYPE_CHECKING:
     from ponder import Sequence as EngineSequence
+
+
+Why = Literal["beam", "threshold", "hopeless", "context"]
+Ended = Literal["found", "exhausted", "depth", "tokens", "nodes", "seconds"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAdded(Event):
+    """The root has no parent and the id 0."""
+
+    node: int
+    parent: int | None
+    depth: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMerged(Event):
+    """A step led to a state that is there already, as `node`."""
+
+    node: int
+    parent: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeScored(Event):
+    node: int
+    value: float  # 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodePruned(Event):
+    """Not followed: outside the beam, below the threshold, known to be hopeless, or too long for the context."""
+
+    node: int
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChosen(Event):
+    """Of the path to the answer, from the root on."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEnded(Event):
+    """The last event. `solved`: by the checker or, where it says nothing, by a finished state's value."""
+
+    node: int
+    answer: str
+    solved: bool
+    ended: Ended
+    value: float
+    nodes: int
+    written: int  # tokens that the model wrote
+    read: int  # tokens of prompts that it read
+    seconds: float
 
 
 @dataclass(slots=True, eq=False)

@@ -1,12 +1,21 @@
-"""Where Markdown's headings and fenced code are, with every line looked at once.
+"""Markdown and plain text.
+
+Where Markdown's headings and fenced code are, with every line looked at once.
 
 A `#` within a fence is no heading; a fence that nothing closes is none.
+
+Files that are text: which encoding they have. Lines of another encoding than the rest are read by themselves.
 """
 
 from __future__ import annotations
 
+import codecs
 import re
 from dataclasses import dataclass
+
+from charset_normalizer import from_bytes
+
+from retrieval.parsing.parsed import Fault
 
 _MARKS = re.compile(
     r"^(?:[ \t]*(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)"
@@ -73,3 +82,76 @@ def _heading(text: str, found: re.Match[str]) -> Heading | None:
     if len(name) > LONGEST or not name.strip("-=*_ ") or "|" in name or (start > 1 and text[start - 2] != "\n"):
         return None
     return Heading(start, found.end(), 1 if found["under"][0] == "=" else 2, name)
+
+
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig", "UTF-8"),
+    (codecs.BOM_UTF32_LE, "utf-32", "UTF-32"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_BE, "utf-32", "UTF-32"),
+    (codecs.BOM_UTF16_LE, "utf-16", "UTF-16"),
+    (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
+)
+_SAMPLE = 1 << 16  # bytes that the encoding is guessed from
+_TELLING = 64  # bytes beyond ASCII in it: with fewer a guess is no better than the most common encoding
+_COMMON = "cp1252"
+_UNWANTED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff]")  # control characters; tab, line and page ends stay
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def decode(data: bytes, declared: str | None = None) -> tuple[str, tuple[Fault, ...]]:
+    """The text of a file as `clean` leaves it, and what had to be guessed. `declared` is what it says it is in."""
+    text, fault = _decode(data, declared)
+    return clean(text), (fault,) if fault else ()
+
+
+def clean(text: str) -> str:
+    """Line ends become newlines, control characters spaces."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\v", "\n")
+    return _SURROGATE.sub("\ufffd", _UNWANTED.sub(" ", text))
+
+
+def _decode(data: bytes, declared: str | None) -> tuple[str, Fault | None]:
+    for mark, encoding, name in _BOMS:
+        if data.startswith(mark):
+            text = data.decode(encoding, "replace")
+            return text, Fault(f"What is not {name} in it was left out.") if "\ufffd" in text else None
+    for encoding in ("utf-8", declared or "utf-8"):
+        if (whole := _strictly(data, encoding)) is not None:
+            return whole, None
+    lines = data.splitlines(keepends=True)
+    read = [_strictly(line, "utf-8") or _nearly(line) for line in lines]
+    foreign = [line for line, text in zip(lines, read, strict=True) if text is None]
+    if any(text is not None and not text.isascii() for text in read):  # UTF-8 but for some lines or bytes
+        parts = [
+            line.decode(_COMMON, "replace") if text is None else text for line, text in zip(lines, read, strict=True)
+        ]
+        said = f"{len(foreign)} of {len(lines)} lines are not UTF-8 like the rest: they were read as Windows-1252."
+        return "".join(parts), Fault(said if foreign else "What is not UTF-8 in it was left out.")
+    encoding = _guess(b"".join(foreign)[:_SAMPLE])
+    named = encoding.replace("cp125", "Windows-125").replace("_", "-")
+    return data.decode(encoding, "replace"), Fault(f"The encoding is not given: it was read as {named}.")
+
+
+def _strictly(data: bytes, encoding: str) -> str | None:
+    try:
+        return data.decode(encoding)
+    except (UnicodeDecodeError, LookupError):
+        return None
+
+
+def _nearly(line: bytes) -> str | None:
+    """A line that is UTF-8 but for a few bytes. Other encodings hardly ever look like it by chance."""
+    text = line.decode("utf-8", "replace")
+    lost = text.count("\ufffd")
+    return text if len(text) - len(text.encode("ascii", "ignore")) > 4 * lost else None
+
+
+def _guess(sample: bytes) -> str:
+    if sum(byte > 127 for byte in sample) < _TELLING and _strictly(sample, _COMMON) is not None:
+        return _COMMON
+    found = from_bytes(sample)
+    best = found.best()
+    if best is None or _COMMON in best.could_be_from_charset:
+        return _COMMON
+    as_good = (each.encoding for each in found if (each.chaos, each.coherence) == (best.chaos, best.coherence))
+    return _COMMON if _COMMON in as_good else best.encoding

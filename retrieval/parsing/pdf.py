@@ -18,9 +18,9 @@ from pathlib import Path
 import pypdfium2
 from pypdfium2.raw import FPDFText_GetUnicode
 
+from retrieval.parsing.markdown import clean
 from retrieval.parsing.parsed import Box, Fault, Page, Parsed, Unreadable
 from retrieval.parsing.sniff import PDF
-from retrieval.parsing.text import clean
 
 SHORT = 0.75  # of a page's full line: a line that is shorter and ends a sentence ends its paragraph
 MOST_PAGES = 5000

@@ -170,7 +170,7 @@ def main(model: Path, data: Path) -> None:
     from tests.app.conftest import serving
     from tests.app.gate import GatedEmbedder
     from tests.app.library import DAM, upload
-    from tools.builtin.notebook import Notebook
+    from tools.builtin.notes import Notebook
     from tools.grants import Grant, SqliteGrants
     from tools.journal import SqliteJournal
 

@@ -84,7 +84,7 @@ def test_a_run_is_traced_beyond_the_request_that_began_it(server: Server, spans:
 
 
 def test_each_call_of_a_tool_is_a_span(spans: InMemorySpanExporter) -> None:
-    from tools.events import CallError, CallResult, CallStarted
+    from tools.outcome import CallError, CallResult, CallStarted
 
     with tracing.span("run"):
         heard: list[Any] = []

@@ -24,7 +24,7 @@ from tests.app import lost_writes
 from tests.app.conftest import serving
 from tests.app.gate import GatedEmbedder
 from tests.app.lost_writes import Losing, left_over, moments
-from tools.builtin.notebook import Notebook
+from tools.builtin.notes import Notebook
 from tools.grants import SqliteGrants
 from tools.journal import SqliteJournal
 

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench import constraints_material as material
-from bench import constraints_report
 from bench.__main__ import app
-from bench.constraints import Scale, constraints, on_hardware
-from bench.constraints_peers import Contestant
+from bench.constraints import Scale, constraints, material, on_hardware, pages
+from bench.constraints.peers import Contestant
 from tests.engine.constrain import bfcl, sources
 
 pytestmark = pytest.mark.slow
@@ -47,14 +45,14 @@ def test_a_tiny_run_yields_figures_that_can_be_true() -> None:
     assert [run["forced"] for run in results["side_by_side"]] == [False, True]
     assert results["bombs"]["bombs"]
 
-    shown = constraints_report.tables(results)
+    shown = pages.tables(results)
     for goal in ("≤ 50 ms", "≤ 100 ms", "≤ 100 µs", "≤ 0.5 ms", "≤ 1.03×", "≤ 1.00×", "less than 5%"):
         assert goal in shown
 
 
 def test_a_library_that_is_not_there_is_said_to_be_missing() -> None:
     row = {"name": "xgrammar", "package": "xgrammar", "version": None}
-    for lines in (constraints_report._peers([row]), constraints_report._suite([row])):
+    for lines in (pages._peers([row]), pages._suite([row])):
         assert any("xgrammar | not installed" in line for line in lines)
 
 

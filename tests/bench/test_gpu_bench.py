@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from bench.gpu import __main__ as command
-from bench.gpu import decoding, models, overhead, peers, rows, steps, timing
-from bench.gpu.ceilings import copied_bytes, matmul_flops
+from bench.gpu import decoding, models, peers, rows, steps, timing, whole
+from bench.gpu.matrices import copied_bytes, matmul_flops
 from bench.gpu.setting import TOY, Setting
 from bench.gpu.startup import GOAL_S
 from bench.gpu.table import table
@@ -232,9 +232,9 @@ def test_a_figure_is_held_to_its_goal() -> None:
     assert rows.time_of("a", [2.0]).met is None
     faster = rows.times_faster("a", [3.0], [1.0, 1.0, 9.0], goal=2.8)
     assert (faster.share, faster.met, faster.floor, faster.value) == (3.0, True, 3000.0, 1000.0)
-    beside = overhead.told("a", [0.022, 0.020, 0.021], [0.020])
+    beside = whole.told("a", [0.022, 0.020, 0.021], [0.020])
     assert beside.value == pytest.approx(1.0) and beside.share == pytest.approx(1 / 21) and beside.met is True
-    assert overhead.told("a", [0.022], [0.020]).met is False
+    assert whole.told("a", [0.022], [0.020]).met is False
     assert rows.rate_of("a", 10.0, [2.0], "x/s", limit=10.0).share == 0.5
     assert GOAL_S > 0
 
@@ -293,7 +293,7 @@ def test_transformers_is_ended_when_the_time_is_over() -> None:
 def test_a_model_without_room_for_one_row_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Setting, "free_bytes", lambda setting: 1000)
     with pytest.raises(rows.Missing, match="memory for one row of toy"):
-        next(overhead.overhead(Setting(CPU, ticking(), TOY)))
+        next(whole.overhead(Setting(CPU, ticking(), TOY)))
 
 
 def test_a_figure_is_found_by_its_name_whatever_its_context() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench.serve import arrivals, report
+from bench.serve import asks as arrivals
+from bench.serve import report
 from bench.serve.asks import KINDS, Ask, Kind, Turn, azure, mixed, mooncake
 from bench.serve.client import Load, Outcome, Target, load
 from bench.serve.command import serve

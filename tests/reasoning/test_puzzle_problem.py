@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-from bench.puzzle_problem import Left, Puzzle, leads_to, random_search
 from bench.reasoning.asked import expected, questions, row
 from bench.reasoning.cascading import Answer, frontier, parameters
+from bench.reasoning.puzzle_problem import Left, Puzzle, leads_to, random_search
 from bench.reasoning.sampling import CHECKED, CONFIDENT, VOTED, Sample, at_tokens, curves
+from bench.reasoning.tree_http import on_forks, over_http, served
 from bench.reasoning.trees import WAYS, options
-from bench.tree_http import on_forks, over_http, served
 from engine import Tokenizer
 from reasoning.tree import Asking, Reply
 from training import puzzle

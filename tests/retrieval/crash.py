@@ -19,15 +19,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from retrieval import Given, Library, dense, ingest, jobs, lexical, library, places, views
-from retrieval.chunks import Chunks
-from retrieval.parsing import files
+from retrieval import Given, Library, ingest, jobs, library
+from retrieval.index import dense, lexical, views
+from retrieval.index import views as places
+from retrieval.index.chunks import Chunks
+from retrieval.parsing import parser
 from retrieval.parsing.parsed import Parsed
 from retrieval.store import DocumentStore
 from tests.retrieval.words import WordEmbedder
 
 PLACES: tuple[tuple[Any, str], ...] = (
-    (files, "parse"), (WordEmbedder, "embed"), (Chunks, "put_vectors"), (DocumentStore, "put"),
+    (parser, "parse"), (WordEmbedder, "embed"), (Chunks, "put_vectors"), (DocumentStore, "put"),
     (places.Places, "add"), (lexical.LexicalIndex, "add"), (lexical.LexicalIndex, "remove"),
     (lexical.LexicalIndex, "commit"), (dense.DenseIndex, "add"), (dense.DenseIndex, "remove"),
     (dense.DenseIndex, "save"), (views.Views, "save"), (os, "replace"), (jobs.JobStore, "update"),
@@ -40,7 +42,7 @@ class HereParser:
 
     def submit(self, path: Path, name: str) -> Future[Parsed]:
         made = Future[Parsed]()
-        made.set_result(files.parse(path, name))
+        made.set_result(parser.parse(path, name))
         return made
 
     def result(self, future: Future[Parsed]) -> Parsed:

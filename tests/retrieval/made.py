@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 import openpyxl
 import pptx as pptx_library
 
-from retrieval.parsing import files
+from retrieval.parsing import parser
 from retrieval.parsing.parsed import Parsed
 from retrieval.parsing.sniff import DOCX
 
@@ -222,7 +222,7 @@ def misbehave(path: Path, name: str) -> Parsed:
         bytearray(64 << 30)
     if name == "nest.txt":
         raise RecursionError
-    return files.parse(path, name)
+    return parser.parse(path, name)
 
 
 # Files that are small and would take their reader's time or memory

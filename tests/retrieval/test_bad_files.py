@@ -13,9 +13,9 @@ import pytest
 
 from retrieval.chunking import Shape, cut
 from retrieval.library import VIEWED_S
-from retrieval.parsing import files
+from retrieval.parsing import parser as files
 from retrieval.parsing.parsed import Parsed, Unreadable
-from retrieval.parsing.worker import DEADLINE_S, Parse, Parser
+from retrieval.parsing.parser import DEADLINE_S, Parse, Parser
 from tests.retrieval import made
 from tests.retrieval.words import WordEmbedder
 

@@ -6,7 +6,7 @@ import pytest
 
 from retrieval import BadQuery, Library, NotFound, Text
 from retrieval.browse import MOST, WINDOW, Browser
-from retrieval.investigate import clauses, investigate
+from retrieval.evidence import clauses, investigate
 from retrieval.records import Found, Hit, Passage
 
 LONG = " ".join(f"Sentence {n} of the report is here." for n in range(400))

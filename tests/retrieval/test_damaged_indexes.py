@@ -16,7 +16,7 @@ from pytest import approx
 
 from retrieval import Library, Query
 from retrieval.durable import read_record, write_record
-from retrieval.publish import Text
+from retrieval.index.publish import Text
 from tests.retrieval.words import WordEmbedder
 
 pytestmark = pytest.mark.slow

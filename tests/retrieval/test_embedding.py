@@ -9,8 +9,7 @@ from torch import nn
 from transformers import BertConfig, BertModel
 from transformers.activations import ACT2FN
 
-from retrieval.embedding import SentenceEmbedder
-from retrieval.packing import PackedLinear, pack
+from retrieval.embedding import PackedLinear, SentenceEmbedder, pack
 
 
 @pytest.fixture(scope="module")

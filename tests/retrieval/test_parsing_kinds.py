@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.chunking import cut
-from retrieval.parsing.files import parse
+from retrieval.parsing.parser import parse
 from tests.retrieval import made
 from tests.retrieval.words import WordEmbedder
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrieval.parsing import pdf
-from retrieval.parsing.files import parse
 from retrieval.parsing.parsed import Page, Parsed, Unreadable
+from retrieval.parsing.parser import parse
 from tests.retrieval import made
 
 Write = Callable[[str, str | bytes], Path]

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval import BadFilter, BadQuery, Library, NotFound, Query, Text, dense
-from retrieval.dense import DenseIndex
-from retrieval.lexical import terms
+from retrieval import BadFilter, BadQuery, Library, NotFound, Query, Text
+from retrieval.index import dense
+from retrieval.index.dense import DenseIndex
+from retrieval.index.lexical import terms
 from tests.retrieval.words import WordEmbedder
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import IPv4Address, IPv6Address
 
-from tools.web import FetchConfig, Fetcher, addresses
+from tools.web import FetchConfig, Fetcher, target
 
 PUBLIC = "127.0.0.77"  # stands for a public address; every other of loopback is refused as always
 Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
@@ -89,7 +89,7 @@ class Names:
 
 
 def public_for_tests(address: IPv4Address | IPv6Address) -> str | None:
-    return None if str(address) == PUBLIC else addresses.refusal(address)
+    return None if str(address) == PUBLIC else target.refusal(address)
 
 
 def fetcher(

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.web import Refused
-from tools.web.addresses import embedded, refusal
-from tools.web.target import target
+from tools.web.target import embedded, refusal, target
 
 _PRIVATE = """
 0.0.0.0 0.1.2.3 10.0.0.1 10.255.255.255 100.64.0.1 100.100.100.200 100.127.255.255 127.0.0.1 127.255.255.254

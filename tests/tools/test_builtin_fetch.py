@@ -15,7 +15,7 @@ import pytest
 from loopback_web import PUBLIC, Names, fetcher, redirect, response, served, served_twice
 
 from tools.web import Failed, FetchConfig, Fetcher, Refused
-from tools.web.inflate import Inflate
+from tools.web.fetch import Inflate
 
 
 async def test_a_page_is_fetched_with_its_text_and_title() -> None:

@@ -22,13 +22,9 @@ from ponder import (
     call_tool,
     calls,
 )
-from tools.builtin.asking import ask_user
-from tools.builtin.calculator import calculator
-from tools.builtin.clock import current_time, date_arithmetic
+from tools.builtin.builtin_tools import BuiltinConfig, ask_user, calculator, current_time, date_arithmetic, offered
 from tools.builtin.databases import Databases
-from tools.builtin.notebook import MOST_NOTES, Notebook, NoteError
-from tools.builtin.notes import Notes
-from tools.builtin.offered import BuiltinConfig, offered
+from tools.builtin.notes import MOST_NOTES, Notebook, NoteError, Notes
 from tools.builtin.pages import Pages, Web
 from tools.sql import Database
 from tools.web import Failed
@@ -270,6 +266,7 @@ def test_what_is_not_configured_is_off_and_says_why(tmp_path: Path, shop: Databa
 
 
 def test_the_tools_load_without_torch_or_a_page_reader() -> None:
-    code = "import sys, tools.builtin.offered, tools.builtin.pages; print({'torch', 'trafilatura'} & set(sys.modules))"
+    loading = "import sys, tools.builtin.builtin_tools, tools.builtin.pages"
+    code = f"{loading}; print({{'torch', 'trafilatura'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from ponder import Context, Depends, NotAnswered, Question, Retry, Source, Tool, Toolset, tool
-from tools.events import CallError, CallOutput, CallProgress, CallResult, CallStarted, Event
 from tools.executor import Executor
 from tools.journal import SqliteJournal
 from tools.limits import RateLimits
 from tools.options import PERMISSIONS
-from tools.outcome import Call, Outcome
+from tools.outcome import Call, CallError, CallOutput, CallProgress, CallResult, CallStarted, Event, Outcome
 from tools.policy import Decision, NeedsApproval, Policy
 from tools.registry import Registry
 from tools.session import Session

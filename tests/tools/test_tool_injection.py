@@ -26,8 +26,7 @@ from retrieval.browse import Browser
 from tests.retrieval.words import WordEmbedder
 from tools.builtin import documents
 from tools.builtin.databases import Databases
-from tools.builtin.notebook import Notebook
-from tools.builtin.notes import Notes
+from tools.builtin.notes import Notebook, Notes
 from tools.builtin.pages import Pages, Web
 from tools.builtin.python import python
 from tools.executor import Executor

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tools.workers import WorkerFailed, Workers
+from tools.workers.pool import WorkerFailed, Workers
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and limits of address space")
 

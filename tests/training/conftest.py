@@ -9,8 +9,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from training import mixture, prose, quotable, tokenizer
+from training import mixture, tokenizer
 from training.model import ModelConfig
+from training.text import prose, quotable
 
 TINY = ModelConfig(
     vocab_size=400,

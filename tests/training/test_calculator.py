@@ -6,10 +6,11 @@ from random import Random
 
 import pytest
 
-from training import expression, phrases, sums, words
+from training import phrases, sums
 from training.conversation import Conversation, Reply, ToolCall
 from training.tasks import calculator
 from training.tasks.calculator import ANSWERED, CALLED
+from training.text import expression, words
 
 SUM_KINDS = ("bare", "percent", "named", "problem")
 

@@ -5,9 +5,10 @@ from random import Random
 
 import pytest
 
-from training import phrases, words
+from training import phrases
 from training.conversation import Conversation, Reply
 from training.tasks import chat, identity, memory
+from training.text import words
 
 
 def made(count: int = 300) -> list[Conversation]:

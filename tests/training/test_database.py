@@ -8,9 +8,9 @@ from tools.builtin.databases import Databases
 from tools.builtin.documents import search_documents
 from tools.result import frame
 from tools.sql import Database
-from training import framing
 from training.conversation import Conversation, Reply
 from training.tasks import database
+from training.text import framing
 
 
 def made(count: int = 150) -> list[Conversation]:

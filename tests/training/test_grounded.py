@@ -10,10 +10,11 @@ from random import Random
 
 import pytest
 
-from training import cloze, entities, essays, paragraphs, phrases, quotable
+from training import phrases
 from training.conversation import Conversation, Reply
-from training.passages import LONGEST_WORDS, Asked, Page, Passage, shape
 from training.tasks import grounded
+from training.text import cloze, entities, essays, paragraphs, quotable
+from training.text.passages import LONGEST_WORDS, Asked, Page, Passage, shape
 
 MAKERS = (paragraphs.page, essays.page, quotable.page)
 

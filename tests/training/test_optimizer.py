@@ -5,7 +5,7 @@ import torch
 
 from tests.training.conftest import TINY
 from training.model import Model
-from training.optimizer import Optimizer, orthogonalise, wsd
+from training.trainer import Optimizer, orthogonalise, wsd
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 16), (1, 8, 24), (3, 24, 8)])

@@ -16,7 +16,7 @@ PHRASINGS = ("train", "held_out")
 
 
 def bare(phrase: str) -> str:
-    """A phrase without case and punctuation, which `training.noise` may change."""
+    """A phrase without case and punctuation, which `training.text.noise` may change."""
     return re.sub(r"[^\w{}+*×/÷−^-]+", " ", phrase).strip().lower()
 
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer
 
-from training import words
+from training.text import words
 from training.tokenizer import SPACE
 
 WORDS = ("water", "Gravitational", "yoga", "_postinit", "Breeknurceek", "naïve")

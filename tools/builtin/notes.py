@@ -1,16 +1,137 @@
-"""Memory between chats: the model keeps notes for a person, and finds them again."""
+"""Notes that a user asked to be remembered.
+
+Memory between chats: the model keeps notes for a person, and finds them again.
+
+Notes of users in one SQLite file: kept, found by their words, forgotten, and never seen by anyone else.
+
+Numbers count for each user from 1 and are not given twice. Knows nothing of models; every method opens the file anew,
+so any thread may call it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from ponder import Context, Retry, Toolset, tool
-from tools.builtin.notebook import Note, Notebook, NoteError
+
+MOST_NOTES = 500  # of one user
+LONGEST_NOTE = 2000  # characters
+_LAYOUT = """
+CREATE TABLE IF NOT EXISTS note(
+    id INTEGER PRIMARY KEY, user TEXT NOT NULL, number INTEGER NOT NULL, text TEXT NOT NULL,
+    made TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')), UNIQUE (user, number), UNIQUE (user, text));
+CREATE TABLE IF NOT EXISTS counter(user TEXT PRIMARY KEY, number INTEGER NOT NULL);
+CREATE VIRTUAL TABLE IF NOT EXISTS note_words USING fts5(text, content='note', content_rowid='id',
+    tokenize="unicode61 remove_diacritics 2");
+CREATE TRIGGER IF NOT EXISTS note_kept AFTER INSERT ON note BEGIN
+    INSERT INTO note_words(rowid, text) VALUES (new.id, new.text);
+END;
+CREATE TRIGGER IF NOT EXISTS note_forgotten AFTER DELETE ON note BEGIN
+    INSERT INTO note_words(note_words, rowid, text) VALUES ('delete', old.id, old.text);
+END;
+"""
+
+
+class NoteError(Exception):
+    """A note cannot be kept or found; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """`made`: when, in UTC."""
+
+    number: int
+    text: str
+    made: str
+
+
+class Notebook:
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        with self._open() as connection:
+            connection.executescript(f"PRAGMA journal_mode = WAL; {_LAYOUT}")
+
+    def remember(self, user: str, text: str) -> Note:
+        """Keeps a note; the same text again is the same note.
+
+        Raises:
+            NoteError: it is empty, too long, or one too many.
+        """
+        text = text.replace("\0", "").strip()
+        if not 0 < len(text) <= LONGEST_NOTE:
+            raise NoteError(f"A note has 1 to {LONGEST_NOTE:,} characters; this one has {len(text):,}.")
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if not (kept := self._notes(connection, "user = ? AND text = ?", (user, text))):
+                (count,) = connection.execute("SELECT count(*) FROM note WHERE user = ?", (user,)).fetchone()
+                if count >= MOST_NOTES:
+                    raise NoteError(f"There are {count} notes already, which is the limit; forget one first.")
+                connection.execute(
+                    "INSERT INTO counter VALUES (?, 1) ON CONFLICT (user) DO UPDATE SET number = number + 1", (user,)
+                )
+                (number,) = connection.execute("SELECT number FROM counter WHERE user = ?", (user,)).fetchone()
+                connection.execute("INSERT INTO note(user, number, text) VALUES (?, ?, ?)", (user, number, text))
+                kept = self._notes(connection, "user = ? AND number = ?", (user, number))
+            return kept[0]
+
+    def recall(self, user: str, words: str, count: int = 5) -> list[Note]:
+        """Notes with any of the words, those first that have more of them."""
+        terms = [f'"{word}"' for word in re.findall(r"\w+", words)[:30]]
+        if not terms:
+            return []
+        with self._open() as connection:
+            rows = connection.execute(
+                "SELECT number, note.text, made FROM note_words JOIN note ON note.id = note_words.rowid "
+                "WHERE note_words MATCH ? AND user = ? ORDER BY rank, number DESC LIMIT ?",
+                (" OR ".join(terms), user, count),
+            )
+            return [Note(*row) for row in rows]
+
+    def forget(self, user: str, number: int) -> Note:
+        """
+        Raises:
+            NoteError: the user has no note of that number.
+        """
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            found = self._notes(connection, "user = ? AND number = ?", (user, number))
+            if not found:
+                raise NoteError(f"There is no note {number}; list_notes tells which there are.")
+            connection.execute("DELETE FROM note WHERE user = ? AND number = ?", (user, number))
+            # The index only marks words as deleted until its parts are merged.
+            connection.execute("INSERT INTO note_words(note_words) VALUES ('optimize')")
+            return found[0]
+
+    def all(self, user: str) -> list[Note]:
+        """The newest first."""
+        with self._open() as connection:
+            return self._notes(connection, "user = ? ORDER BY number DESC", (user,))
+
+    @staticmethod
+    def _notes(connection: sqlite3.Connection, where: str, values: tuple[str | int, ...]) -> list[Note]:
+        return [Note(*row) for row in connection.execute(f"SELECT number, text, made FROM note WHERE {where}", values)]
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose open transaction is kept at the end, or undone where something was raised."""
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=10.0)
+        try:
+            connection.execute("PRAGMA synchronous = FULL")  # a note that was kept survives the loss of power
+            connection.execute("PRAGMA secure_delete = ON")  # what is forgotten does not stay in the file
+            yield connection
+            if connection.in_transaction:
+                connection.execute("COMMIT")
+        finally:
+            connection.close()
 
 
 class Notes(Toolset):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from tools.calculation.errors import CalculationError
+from tools.calculation.number import CalculationError
 
 Clock = Callable[[], datetime]
 """The time now, with a zone."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tools.calculation import units
-from tools.calculation.errors import CalculationError
 from tools.calculation.functions import FUNCTIONS, factorial
-from tools.calculation.number import APPROXIMATE
-from tools.calculation.quantity import Quantity
+from tools.calculation.number import APPROXIMATE, CalculationError
+from tools.calculation.units import Quantity
 
 LONGEST = 1000  # characters
 DEEPEST = 40  # brackets, signs and powers within one another

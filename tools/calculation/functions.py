@@ -12,10 +12,8 @@ from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_UP, Decim
 from fractions import Fraction
 
 from tools.calculation import number
-from tools.calculation.errors import CalculationError
-from tools.calculation.number import APPROXIMATE, Number, approximate
-from tools.calculation.quantity import Quantity
-from tools.calculation.units import UNITS
+from tools.calculation.number import APPROXIMATE, CalculationError, Number, approximate
+from tools.calculation.units import UNITS, Quantity
 
 __all__ = ["FUNCTIONS", "Function"]
 

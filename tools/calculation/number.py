@@ -1,8 +1,12 @@
-"""Numbers that stay exact as long as they can: fractions, and decimals of 50 digits once a root or a logarithm is no
+"""Exact and approximate numbers, bounded.
+
+Numbers that stay exact as long as they can: fractions, and decimals of 50 digits once a root or a logarithm is no
 fraction.
 
 Every operation is bounded before it is done: a power that would fill the memory is refused by its size. Knows nothing
 of units or of text to be read.
+
+Why there is no result, in words that a person or a model can act on.
 """
 
 from __future__ import annotations
@@ -11,7 +15,10 @@ import math
 from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow, localcontext
 from fractions import Fraction
 
-from tools.calculation.errors import CalculationError
+
+class CalculationError(ValueError):
+    """The text cannot be read, has no value, or goes beyond a limit."""
+
 
 Number = Fraction | Decimal  # a Decimal is an approximation
 

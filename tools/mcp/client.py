@@ -1,9 +1,13 @@
-"""An MCP server's tools in the registry, for as long as the server can be reached, and what is done while it can't.
+"""Clients of MCP servers, whose tools it offers as ours.
+
+An MCP server's tools in the registry, for as long as the server can be reached, and what is done while it can't.
 
 One task holds the connection. Whenever the server's list may have changed, or a call went wrong, the list is asked for:
 who does not answer that in time is disconnected. What ends a connection is a fault of the origin; its tools stay, say
 so when they are called, and the server is tried again, after longer and longer pauses. Knows nothing of what the tools
 do.
+
+All the MCP servers that an operator named, together. The SDK, slow to import, waits for the first.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 
 from mcp import Client
@@ -27,11 +31,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from tools.context import Context
 from tools.errors import ToolError
 from tools.mcp.config import McpSettings, check_name
-from tools.mcp.content import content_of
-from tools.mcp.errors import ServerFault, told
-from tools.mcp.http import http_transport
-from tools.mcp.offers import MOST, tools_of
-from tools.mcp.stdio import StdioTransport
+from tools.mcp.offers import MOST, content_of, tools_of
+from tools.mcp.transports import ServerFault, StdioTransport, http_transport, told
 from tools.registry import Registry
 from tools.result import shorten
 from tools.tool import Tool
@@ -267,3 +268,35 @@ class _Progress:
 def _error_text(result: CallToolResult) -> str:
     content = content_of(result)
     return content if isinstance(content, str) and content else f"it failed, and said {content!r:.200}"
+
+
+@asynccontextmanager
+async def mcp_servers(
+    settings: Mapping[str, McpSettings],
+    registry: Registry,
+    environment: Mapping[str, str] | None = None,
+    *,
+    wait_s: float = 5.0,
+) -> AsyncIterator[list[McpServer]]:
+    """Their tools are in the registry from when they are reached; those that can't be are its faults.
+
+    `environment` is where `inherit` is looked up. Waits until each was reached or failed, though not above `wait_s`.
+
+    Raises:
+        ValueError: a name can't stand before a tool's name.
+    """
+    if not settings:
+        yield []
+        return
+
+    servers = [McpServer(name, each, registry, environment) for name, each in settings.items()]
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            await stack.enter_async_context(server)
+        waiting = [asyncio.create_task(server.reached("connected", "down")) for server in servers]
+        try:
+            await asyncio.wait(waiting, timeout=wait_s)
+        finally:
+            for task in waiting:
+                task.cancel()
+        yield servers

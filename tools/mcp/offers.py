@@ -1,8 +1,12 @@
-"""What an MCP server offers, made into tools of ours: names that fit, descriptions cut, no more allowed than it was.
+"""The tools that an MCP server offers, and the content of their results.
+
+What an MCP server offers, made into tools of ours: names that fit, descriptions cut, no more allowed than it was.
 
 All of it is the word of a stranger. Descriptions are cut and cleaned of what does not show. Annotations are hints: that
 a tool destroys makes it ask first; that it only reads takes it out of the class "execute", where every call asks, yet
 not out of what asks once a run has read strange text, unless the operator trusts the server's annotations.
+
+An MCP tool's result as what a model reads: its text, or its value, or what could not be shown.
 """
 
 from __future__ import annotations
@@ -13,6 +17,16 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mcp.types import (
+    AudioContent,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 from mcp.types import Tool as Offered
 
 from tools.context import Context
@@ -131,3 +145,24 @@ def _without_patterns(schema: JSONSchema) -> JSONSchema:
 
     clean: JSONSchema = walked(schema)
     return clean
+
+
+def content_of(result: CallToolResult) -> Any:
+    """A text, or any JSON value."""
+    if result.structured_content is not None and not any(isinstance(each, TextContent) for each in result.content):
+        return result.structured_content
+    return "\n".join(_shown(each) for each in result.content)
+
+
+def _shown(block: ContentBlock) -> str:
+    match block:
+        case TextContent(text=text):
+            return text
+        case ImageContent(data=data, mime_type=kind) | AudioContent(data=data, mime_type=kind):
+            return f"[{kind}, {len(data) * 3 // 4} bytes: not shown]"
+        case ResourceLink(name=name, uri=uri):
+            return f"[{name}: {uri}]"
+        case EmbeddedResource(resource=TextResourceContents(text=text)):
+            return text
+        case EmbeddedResource(resource=resource):
+            return f"[{resource.uri}: not shown]"

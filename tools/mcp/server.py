@@ -39,9 +39,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.types import ASGIApp
 
 from tools.errors import NotAnswered
-from tools.events import CallProgress, Event
 from tools.executor import Executor
-from tools.outcome import Call, Outcome
+from tools.outcome import Call, CallProgress, Event, Outcome
 from tools.policy import Decision, NeedsApproval
 from tools.session import Session
 from tools.tool import Tool

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from tools.sandbox.records import Finished, SandboxFailed
-from tools.workers import WorkerFailed, Workers
+from tools.workers.pool import WorkerFailed, Workers
 
 _SHOWING_S = 3.0  # past the limit of time, to end the interpreter and to make text of the value
 _SHOWING_BYTES = 512 << 20  # of memory, for the same

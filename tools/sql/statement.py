@@ -1,6 +1,10 @@
-"""What can be told of a query before SQLite reads it: that it is one statement that reads.
+"""Checks of a SQL statement before it runs.
+
+What can be told of a query before SQLite reads it: that it is one statement that reads.
 
 SQLite's authorizer is what guards; this finds what the authorizer is not asked about. Knows nothing of tables.
+
+Why a query has no answer, in words that a person or a model can act on.
 """
 
 from __future__ import annotations
@@ -8,7 +12,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tools.sql.errors import Forbidden
+
+class QueryError(Exception):
+    """A query was refused, stopped or wrong."""
+
+
+class Forbidden(QueryError):
+    """The query does, or reads, what is not allowed here."""
+
+
+class Stopped(QueryError):
+    """The query went beyond a limit."""
+
+
+class Mistaken(QueryError):
+    """The query is not SQL that this database understands."""
+
 
 LONGEST = 20_000  # characters
 _TOKEN = re.compile(

@@ -1,8 +1,20 @@
-"""A page of the public web, fetched so that nothing of this machine or its network can be reached by asking for it.
+"""Fetches pages within limits, over connections pinned to the address that was checked.
+
+A page of the public web, fetched so that nothing of this machine or its network can be reached by asking for it.
 
 Each hop is checked anew: the URL is read strictly, its host resolved once, every address it has must be public, and the
 connection goes to one of those very addresses. Bytes (before and after decompression), headers, redirects and time are
 limited. No cookies, no credentials, no proxies: whoever asks, a site sees the same request.
+
+A body decompressed as it arrives, never more of it than is wanted: a bomb is cut, not opened.
+
+Reads gzip and deflate, one layer of it. A fetch asks for nothing else, and what a site sends all the same is refused.
+
+A network that leads to one checked address, whatever name the HTTP client asks it for.
+
+A client that resolves a host itself may get another answer than the one that was checked. Here it gets no say: the
+connection goes to the address it was made with, while the request's Host and the certificate's check keep the name.
+Also counts bytes, so that an answer whose headers never end does end.
 """
 
 from __future__ import annotations
@@ -10,19 +22,129 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Protocol
+from typing import Any, Protocol
 
 import certifi
 import httpcore
 
-from tools.web import addresses, readable
-from tools.web.errors import Failed, Refused
-from tools.web.inflate import Inflate
-from tools.web.pinned import Pinned
-from tools.web.target import Target, target
+from tools.web import readable
+from tools.web import target as addresses
+from tools.web.target import Failed, Refused, Target, target
+
+_GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's window bits
+
+
+class Inflate:
+    """`feed` gives a piece's decompressed bytes, until `most_bytes` were given; then `full` is true."""
+
+    def __init__(self, encoding: str, most_bytes: int) -> None:
+        """
+        Raises:
+            Refused: the encoding is none of identity, gzip and deflate.
+        """
+        name = encoding.strip().lower()
+        if name not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise Refused(f"The page is encoded as {encoding[:60]!r}; accepted: gzip, deflate or nothing.")
+        self._kind = name.removeprefix("x-")
+        self._left = most_bytes
+        self._stream = zlib.decompressobj(_GZIP) if self._kind == "gzip" else None
+        self.full = False
+
+    def feed(self, data: bytes) -> bytes:
+        """
+        Raises:
+            Failed: the data is damaged.
+        """
+        if self._kind in ("", "identity"):
+            return self._give(data)
+        if self._stream is None:  # "deflate" is zlib's format by the standard and the bare one by custom
+            self._stream = zlib.decompressobj(_ZLIB if data[:1] and data[0] & 0x0F == 8 else _RAW)
+        given = list[bytes]()
+        try:
+            while data and not self.full:
+                # One byte more than wanted tells a full page from one that ends here.
+                given.append(self._give(self._stream.decompress(data, self._left + 1)))
+                data = self._stream.unconsumed_tail
+                if self._stream.eof:
+                    data = self._stream.unused_data
+                    if self._kind != "gzip" or not data.startswith(b"\x1f\x8b"):
+                        break
+                    self._stream = zlib.decompressobj(_GZIP)  # gzip members may follow one another
+        except zlib.error as error:
+            raise Failed(f"The page's {self._kind} data is damaged ({error}).") from None
+        return b"".join(given)
+
+    def _give(self, data: bytes) -> bytes:
+        self.full = len(data) > self._left
+        given = data[: self._left]
+        self._left -= len(given)
+        return given
+
+
+class Pinned(httpcore.AsyncNetworkBackend):
+    """Connects to the first of `addresses` that answers; reads at most `most_bytes` from it."""
+
+    def __init__(self, addresses: Iterable[IPv4Address | IPv6Address], most_bytes: int) -> None:
+        self.addresses = list(addresses)
+        self.most_bytes = most_bytes
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        last: Exception = httpcore.ConnectError(f"{host} has no address")
+        for address in self.addresses:
+            try:
+                stream = await self._network.connect_tcp(str(address), port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                last = error
+            else:
+                return _Counted(stream, self.most_bytes)
+        raise last
+
+    async def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
+        raise Refused(f"A fetch does not open sockets in the file system ({path!r}).")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._network.sleep(seconds)
+
+
+class _Counted(httpcore.AsyncNetworkStream):
+    """A stream that ends with an error where more is read than was agreed."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream, left: int) -> None:
+        self._stream, self._left, self._most = stream, left, left
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(max_bytes, timeout)
+        self._left -= len(data)
+        if self._left < 0:
+            raise Refused(f"The site sent more than the {self._most:,} bytes that a fetch reads.")
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return _Counted(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._left)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SLACK = 256 * 1024  # bytes of chunk framing, and of the piece in which a page turns out to be too long

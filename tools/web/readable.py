@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from tools.calling import in_thread
-from tools.workers import WorkerFailed, Workers
+from tools.workers.pool import WorkerFailed, Workers
 
 LONGEST_HTML = 500_000  # characters given to the extractor
 EXTRACT_S = 5.0

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from tools.web.errors import Failed, Refused
-from tools.web.target import target
+from tools.web.target import Failed, Refused, target
 
 LONGEST_QUERY = 400  # characters
 _TAGS = re.compile(r"<[^<>]{0,200}>")

@@ -17,8 +17,8 @@ from random import Random
 from training import phrases
 from training.conversation import Case, Conversation, Message, Reply, Verdict
 from training.exchange import Exchange, Phrasing
-from training.noise import casual
 from training.tasks.working import result, work
+from training.text.noise import casual
 
 MAX_DIGITS = 4  # of each term of a sum, and of what is divided
 MAX_DIVISOR = 12

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from random import Random
 
-from training import phrases, prose, words
+from training import phrases
 from training.exchange import Exchange, Phrasing
-from training.noise import casual
+from training.text import prose, words
+from training.text.noise import casual
 
 _SNIPPETS = (
     "def f(x): return x",

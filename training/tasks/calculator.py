@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from training import expression, phrases, sums
+from training import phrases, sums
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
 from training.tasks import identity
+from training.text import expression
 
 CALLED, ANSWERED = "right expression in a valid call", "final answer right"  # what a case measures
 NO_RESULT = "Division by zero has no result."

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Literal
 
-from training import words
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, Verdict
 from training.exchange import Exchange
 from training.tasks import arithmetic, beyond, calculator, counting, identity, memory, smalltalk
+from training.text import words
 
 CaseKind = Literal["memory", "memory unknown", "beyond", "identity", "smalltalk", "named by the system prompt"]
 

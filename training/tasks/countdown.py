@@ -19,9 +19,9 @@ from typing import Literal
 
 from training import phrases, puzzle
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Verdict
-from training.noise import casual
 from training.puzzle import Numbers, Step, Value, excluded, routes
 from training.tasks.countdown_trace import answer, path, promise, trace
+from training.text.noise import casual
 
 Game = Literal["countdown3", "countdown4", "game24"]
 VALUES: tuple[Value, ...] = ("sure", "likely", "impossible")

@@ -11,7 +11,7 @@ from random import Random
 
 from training import phrases
 from training.exchange import Exchange, Phrasing
-from training.noise import casual
+from training.text.noise import casual
 
 LISTS = {
     "the days of the week": "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday",

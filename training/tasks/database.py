@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from training import phrases, words
+from training import phrases
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
-from training.framing import often_framed
-from training.noise import casual
 from training.tasks import calculator, smalltalk
+from training.text import words
+from training.text.framing import often_framed
+from training.text.noise import casual
 
 SHOWN = 5  # rows that are told, at most
 

@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from training import essays, paragraphs, phrases, quotable
+from training import phrases
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Verdict
-from training.noise import casual
-from training.passages import Asked, Page, Passage, shape
+from training.text import essays, paragraphs, quotable
+from training.text.noise import casual
+from training.text.passages import Asked, Page, Passage, shape
 
 Judge = Callable[[Sequence[Reply]], Verdict]
 

@@ -10,7 +10,7 @@ from random import Random
 
 from training import phrases
 from training.exchange import Exchange, Phrasing
-from training.noise import casual
+from training.text.noise import casual
 
 
 def sample(rng: Random, phrasing: Phrasing, kind: str | None = None, name: str = "Pebble") -> Exchange:

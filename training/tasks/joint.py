@@ -7,7 +7,7 @@
 
 Four kinds: `thought` (a word problem with a thought, then the calculator), `search` (above), `compute` (two numbers of
 the sources, then the calculator) and `choose` (sources, a calculator and chat: what each question needs). Wording is in
-`phrases/joint.toml`; passages come from `training.paragraphs`.
+`phrases/joint.toml`; passages come from `training.text.paragraphs`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from training import framing, paragraphs, phrases, sums, words
+from training import phrases, sums
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
-from training.noise import casual
-from training.passages import Asked, Page
 from training.tasks import beyond, calculator, grounded, identity, memory, smalltalk
 from training.tasks.calculator import ANSWERED, Calculator
+from training.text import framing, paragraphs, words
+from training.text.noise import casual
+from training.text.passages import Asked, Page
 
 Kind = Literal["thought", "search", "compute", "choose"]
 

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from training import phrases, words
+from training import phrases
 from training.exchange import Exchange, Phrasing
-from training.noise import casual
+from training.text import words
+from training.text.noise import casual
 
 UNKNOWN = "You have not told me that yet."
 

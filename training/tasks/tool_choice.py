@@ -13,9 +13,9 @@ from random import Random
 from typing import Any, Literal
 
 from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
-from training.framing import often_framed
-from training.noise import casual
 from training.phrases import read
+from training.text.framing import often_framed
+from training.text.noise import casual
 from training.tool_bank.offered import Offered, offer
 from training.tool_bank.repairs import KINDS, Mishap, mishap
 from training.tool_bank.requests import Request, request

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from training.conversation import Phrasing, ToolCall
-from training.noise import casual
 from training.phrases import read
+from training.text.noise import casual
 from training.tool_bank import Ask, values
 from training.tool_bank.offered import Offered
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from training import words
 from training.conversation import Phrasing
+from training.text import words
 
 _BANK = tomllib.loads(Path(__file__).with_name("values.toml").read_text(encoding="utf-8"))
 _SHARED = {"city": words.CITIES, "person": words.NAMES, "country": words.COUNTRIES}

@@ -1,0 +1,108 @@
+"""Retrieval measured: quality stage by stage, evidence, answers end to end, ingesting, and search as it grows.
+
+`Scale` says how much of each. Sets are those of `PONDER_SHARED`; what they are is told there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import tempfile
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from bench import hardware
+from bench.retrieval import answers as retrieval_answers
+from bench.retrieval import growth, quality, speed
+from engine import Engine, EngineConfig
+from retrieval import Library
+from retrieval.embedding import SentenceEmbedder
+from retrieval.evidence import ANSWER, PARTIAL
+
+Json = dict[str, Any]  # Any: plain JSON
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured of each."""
+
+    sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    answers: int = 150
+    ordered: int = 120
+    pages: int = 500
+    sets: tuple[str, ...] = ("cranfield",)
+
+
+QUICK = Scale(sizes=(2_000,), answers=6, ordered=6, pages=50, sets=())
+
+
+PARTS = ("judged", "chunking", "evidence", "ingest", "search", "answers")
+
+
+def measure(
+    shared: Path, model: Path, scale: Scale, tell: Tell, work: Path | None = None, parts: Collection[str] = PARTS
+) -> Json:
+    """The parts that are asked for, as JSON. Indexes are made under `work` and found there again the next time."""
+    data = shared / "data" / "retrieval"
+    embedder = SentenceEmbedder()
+    made: Json = {
+        "date": datetime.date.today().isoformat(),
+        "command": "ponder bench retrieval",
+        "slug": f"retrieval-{hardware.slug()}",
+        "hardware": hardware.describe(),
+        "embedder": embedder.name,
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        work = work or Path(temporary)
+        texts, asked = quality.xquad(data / "xquad_en_dev.json")
+        corpora = [path.read_text("utf-8") for path in sorted((data / "chunking").glob("*.md"))]
+        if "ingest" in parts:  # first, while nothing else has warmed or filled the machine
+            tell("parsing and ingesting")
+            made["pdf"] = speed.pdf_pages(Path(temporary), scale.pages)
+            made["ingest"] = speed.ingest(corpora, embedder, Path(temporary) / "ingest")
+        with Library.open(work / "xquad", embedder) as library:
+            mine = library.collection(quality.USER)
+            if not mine.documents:
+                library.add(quality.USER, mine.id, texts)
+            rows = speed.rows(library)
+            real = library.views.vectors(rows)
+            if "ingest" in parts:
+                made["embedding"] = speed.embedding([row.text for row in rows[:200]], embedder)
+                made["whole"] = speed.whole(library, [one.text for one in asked[:200]])
+        if "search" in parts:
+            made["search"] = growth.searching(scale.sizes, real, corpora, embedder, work / "grown", tell)
+        if "judged" in parts:
+            made["judged"] = {name: quality.stages(data / name, embedder, work, tell) for name in scale.sets}
+        if "chunking" in parts:
+            tell("chunking")
+            made["chunking"] = quality.chunk_recall(data / "chunking", embedder, work)
+        if "evidence" in parts:
+            tell("evidence")
+            made["thresholds"] = quality.thresholds(embedder, work)
+            some = asked if scale.sets else Random("evidence").sample(asked, 20)
+            made["evidence"] = quality.evidence(data / "xquad_en_dev.json", embedder, work, (ANSWER, PARTIAL), some)
+        if "answers" in parts:
+            tell("answers")
+            made |= asyncio.run(_with_model(model, texts, asked, embedder, work, scale, tell))
+    return made
+
+
+async def _with_model(
+    model: Path, texts: Any, asked: Any, embedder: SentenceEmbedder, work: Path, scale: Scale, tell: Tell
+) -> Json:
+    chosen = Random("answers").sample(asked, scale.answers)
+    async with await Engine.start(EngineConfig(model=str(model))) as engine:
+        with Library.open(work / "answers", embedder) as library:
+            made: Json = {
+                "model": engine.model_name,
+                "answers": await retrieval_answers.answers(
+                    engine, library, texts, chosen, lambda done, total: tell(f"answers: {done} of {total}")
+                ),
+            }
+            whole = library.collection(quality.USER, "whole").id
+            made["fixed_order"] = await retrieval_answers.fixed_order(engine, library, asked[: scale.ordered], whole)
+    return made

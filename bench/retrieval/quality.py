@@ -1,0 +1,172 @@
+"""How good retrieval is: each stage on a judged set, what of an answer's text is found, and what evidence is worth.
+
+Sets are read from `PONDER_SHARED` (README of that folder: where they come from). Nothing here chooses a parameter,
+except `thresholds`, which reads paragraphs of our own alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval import Library, Query, Text, evaluate
+from retrieval.embedding import Embedder
+from retrieval.evidence import weigh
+from training.text import essays
+
+Json = dict[str, Any]  # Any: plain JSON
+Tell = Callable[[str], None]
+USER = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question with the source that answers it and the answer's text, or the ranges of its source that hold it."""
+
+    text: str
+    source: str
+    answer: str = ""
+    ranges: tuple[tuple[int, int], ...] = ()
+
+
+def stages(folder: Path, embedder: Embedder, work: Path, tell: Tell) -> list[Json]:
+    """Cranfield, or any set in the layout of BEIR, with one stage after the other switched on."""
+    made = []
+    for name, options in {
+        "BM25": {"dense_share": 0.0},
+        "dense": {"dense_share": 1.0},
+        "fused": {},
+        "fused, reranked by late interaction": {"rerank": True},
+    }.items():
+        tell(f"{folder.name}: {name}")
+        q = evaluate.run(folder, embedder=embedder, workplace=work / folder.name, **options)  # type: ignore[arg-type]  # names of options
+        made.append(
+            {"stage": name, "ndcg@10": q.ndcg_10, "mrr@10": q.mrr_10, "p50_ms": q.p50_ms, "p99_ms": q.p99_ms}
+            | {f"recall@{k}": value for k, value in q.recall.items()}
+        )
+    return made
+
+
+def chunk_recall(folder: Path, embedder: Embedder, work: Path, k: int = 5) -> Json:
+    """The share of the answering characters that the best `k` passages hold, over questions; by corpus and over all."""
+    corpora = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.md"))}
+    asked = [
+        Asked(row["question"], row["corpus_id"], "", tuple((r["start_index"], r["end_index"]) for r in references))
+        for row in csv.DictReader((folder / "questions.csv").open(encoding="utf-8"))
+        if (references := json.loads(row["references"])) and row["corpus_id"] in corpora
+    ]
+    with Library.open(work / "chunking", embedder) as library:
+        mine = library.collection(USER)
+        if not mine.documents:
+            library.add(USER, mine.id, [Text(name, text) for name, text in corpora.items()])
+        shares: dict[str, list[float]] = {name: [] for name in corpora}
+        for one in asked:
+            hits = library.search(Query(USER, one.text, k)).hits
+            found = [(h.passage.start, h.passage.end) for h in hits if h.passage.source == one.source]
+            shares[one.source].append(_held(one.ranges, found))
+    every = [share for some in shares.values() for share in some]
+    return {"k": k, "questions": len(every), "recall": float(np.mean(every)), "stderr": _stderr(every)} | {
+        name: float(np.mean(some)) for name, some in shares.items()
+    }
+
+
+def _held(wanted: Sequence[tuple[int, int]], found: Sequence[tuple[int, int]]) -> float:
+    held = {at for start, end in found for at in range(start, end)}
+    asked = {at for start, end in wanted for at in range(start, end)}
+    return len(asked & held) / len(asked)
+
+
+def xquad(path: Path) -> tuple[list[Text], list[Asked]]:
+    """Paragraphs as documents, and the questions on each."""
+    texts, asked = list[Text](), list[Asked]()
+    for a, article in enumerate(json.loads(path.read_text("utf-8"))["data"]):
+        title = article.get("title", "").replace("_", " ")
+        for p, paragraph in enumerate(article["paragraphs"]):
+            texts.append(Text(f"{a}-{p}", paragraph["context"], title))
+            asked += [Asked(qa["question"], f"{a}-{p}", qa["answers"][0]["text"]) for qa in paragraph["qas"]]
+    return texts, asked
+
+
+def weighed(
+    texts: Sequence[Text], asked: Sequence[Asked], embedder: Embedder, folder: Path
+) -> Iterator[tuple[float, float, bool]]:
+    """For each question the score with what answers it, the score without, and whether that was the first hit."""
+    with Library.open(folder, embedder) as library:
+        mine = library.collection(USER)
+        if not mine.documents:
+            library.add(USER, mine.id, texts)
+        for one in asked:
+            present = library.search(Query(USER, one.text, 5)).hits
+            removed = library.search(Query(USER, one.text, 5, filters={"source": {"ne": one.source}})).hits
+            with_it, without = (
+                weigh(one.text, hits, embedder, library.rarity(USER)).score for hits in (present, removed)
+            )
+            yield with_it, without, bool(present) and present[0].passage.source == one.source
+
+
+def evidence(
+    path: Path, embedder: Embedder, work: Path, thresholds: tuple[float, float], asked: Sequence[Asked]
+) -> Json:
+    """Gold paragraph present against removed: the area under the curve, its points, and what the thresholds do."""
+    texts, _ = xquad(path)
+    scores = np.array([pair for *pair, _ in weighed(texts, asked, embedder, work / "xquad")])
+    present, removed = scores[:, 0], scores[:, 1]
+    answer, partial = thresholds
+    return {
+        "questions": len(asked),
+        "auroc": auroc(present, removed),
+        "interval": _bootstrapped(scores),
+        "present": [round(x, 4) for x in present.tolist()],
+        "removed": [round(x, 4) for x in removed.tolist()],
+        "thresholds": {"answer": answer, "partial": partial},
+        "present_refused": float((present < partial).mean()),
+        "present_partial": float(((present >= partial) & (present < answer)).mean()),
+        "removed_refused": float((removed < partial).mean()),
+        "removed_partial": float(((removed >= partial) & (removed < answer)).mean()),
+    }
+
+
+def thresholds(embedder: Embedder, work: Path, most: int = 250) -> Json:
+    """How questions on paragraphs of our own score: what `PARTIAL` and `ANSWER` were set by."""
+    rng = Random("thresholds")
+    pages = essays.paragraphs(rng, "train")
+    texts = [Text(str(n), " ".join(sentence for sentence, *_ in page), "") for n, page in enumerate(pages)]
+    every = [Asked(q, str(n)) for n, page in enumerate(pages) for _, *questions in page for q in questions]
+    asked = rng.sample(every, min(most, len(every)))
+    scores = np.array(list(weighed(texts, asked, embedder, work / "essays")))
+    first = scores[scores[:, 2] > 0, 0]  # "what happened to her?" finds nothing among forty people
+    return {
+        "questions": len(asked),
+        "found_first": len(first),
+        "auroc": auroc(scores[:, 0], scores[:, 1]),
+        "found_first_quantiles": {str(q): float(np.quantile(first, q)) for q in (0.02, 0.05, 0.1, 0.25)},
+        "removed_quantiles": {str(q): float(np.quantile(scores[:, 1], q)) for q in (0.5, 0.75, 0.9, 0.95)},
+    }
+
+
+def auroc(present: NDArray[np.float64], removed: NDArray[np.float64]) -> float:
+    """How often a score of the first kind is above one of the second (ties count half)."""
+    above = (present[:, None] > removed[None, :]).mean()
+    return float(above + 0.5 * (present[:, None] == removed[None, :]).mean())
+
+
+def _bootstrapped(scores: NDArray[np.float64], draws: int = 500) -> list[float]:
+    """A 95% interval over questions."""
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(draws):
+        some = scores[rng.integers(0, len(scores), len(scores))]
+        made.append(auroc(some[:, 0], some[:, 1]))
+    return [float(x) for x in np.percentile(made, (2.5, 97.5))]
+
+
+def _stderr(values: Sequence[float]) -> float:
+    return float(np.std(values) / np.sqrt(len(values)))

@@ -1,0 +1,1 @@
+"""The indexes that search reads: dense, lexical, and both fused."""

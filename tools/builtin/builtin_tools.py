@@ -1,0 +1,151 @@
+"""The tools that come with the server, as its settings offer them.
+
+Which built-in tools a server has, by what its operator configured, and why the others are off.
+
+Asking the person: "which do you mean?" is an answer too, and better than a guess.
+
+Arithmetic, so that the model need not guess.
+
+The time, and what calendars make of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from ponder import Context, NotAnswered, Retry, Tool, Toolset, tool
+from tools.calculation import CalculationError, calculate, dates
+from tools.sql import Database
+
+Choice = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+@tool(permission="none", timeout=5)
+async def ask_user(
+    ctx: Context,
+    question: Annotated[str, Field(min_length=1, max_length=1000)],
+    choices: Annotated[list[Choice], Field(min_length=2, max_length=10)] | None = None,
+) -> str:
+    """Ask the user which of several meanings is meant, or for what only they know, and wait for the answer.
+
+    Args:
+        question: one question, in the user's language.
+        choices: the answers to choose from; left out, the user writes freely.
+    """
+    if choices is not None and len(set(choices)) < len(choices):
+        raise Retry("Give each choice once.")
+    try:
+        answer = await ctx.ask(question, choices)
+    except NotAnswered:
+        return "Nobody answered. Go on with what is likeliest and say what you took it to mean, or say what is missing."
+    return f"The user answered: {answer}"
+
+
+@tool(permission="none", timeout=5)
+def calculator(expression: Annotated[str, Field(min_length=1, max_length=1000)]) -> str:
+    """Evaluate an arithmetic expression exactly.
+
+    Args:
+        expression: numbers, + - * / ^ %, brackets, functions and units, like 15% of 80 or 2 km + 300 m in miles.
+    """
+    try:
+        return str(calculate(expression))
+    except CalculationError as error:
+        raise Retry(str(error)) from None
+
+
+Text = Annotated[str, Field(max_length=100)]
+
+
+@tool(permission="none", timeout=5, idempotent=True)
+def current_time(zone: Text = "UTC") -> str:
+    """The current date and time.
+
+    Args:
+        zone: a time zone like Europe/Berlin.
+    """
+    try:
+        return str(dates.now(zone))
+    except CalculationError as error:
+        raise Retry(str(error)) from None
+
+
+@tool(permission="none", timeout=5, idempotent=True)
+def date_arithmetic(start: Text, add: Text = "", until: Text = "", zone: Text = "UTC") -> str:
+    """Add a duration to a date, tell the time between two dates, or tell a date's weekday and week.
+
+    Args:
+        start: a date or time like 2026-03-29 or 2026-03-29T14:30, or now, today, tomorrow, yesterday.
+        add: a duration like 3 days, -2 weeks, 1 year 2 months, 10 workdays, P1DT4H.
+        until: another date or time; the answer is how long it is from start.
+        zone: the time zone of times without one.
+    """
+    if add and until:
+        raise Retry("Give add for a later or earlier date, or until for the time between two dates; not both.")
+    try:
+        first = dates.moment(start, zone)
+        if until:
+            last = dates.moment(until, zone)
+            notes = " ".join((*first.notes, *last.notes))
+            return f"{dates.difference(first, last)} {notes}".strip()
+        return str(dates.add(first, dates.duration(add)) if add else first)
+    except CalculationError as error:
+        raise Retry(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinConfig:
+    """`searxng_url`: the operator's own search engine. `web`: whether pages may be fetched."""
+
+    notes: Path | None = None
+    databases: Mapping[str, Database] = field(default_factory=dict)
+    web: bool = True
+    searxng_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """`off`: the names of tools that are not there, and what would bring them."""
+
+    tools: list[Tool | Toolset]
+    off: dict[str, str]
+
+
+def offered(config: BuiltinConfig) -> Offered:
+    """
+    Raises:
+        ValueError: the search engine's address is no URL.
+    """
+    tools: list[Tool | Toolset] = [ask_user, calculator, current_time, date_arithmetic]
+    off = dict[str, str]()
+    if config.notes is not None:
+        from tools.builtin.notes import Notes
+
+        tools.append(Notes(config.notes))
+    else:
+        off["remember, recall, forget, list_notes"] = "No file for notes is configured."
+    if config.databases:
+        from tools.builtin.databases import Databases
+
+        tools.append(Databases(config.databases))
+    else:
+        off["sql_query, sql_schema"] = "No database is attached."
+    if config.web:
+        from tools.builtin.pages import Pages
+
+        tools.append(Pages())
+    else:
+        off["http_fetch"] = "Fetching is switched off."
+    if config.searxng_url:
+        from tools.builtin.pages import Web
+        from tools.web.search import SearXNG
+
+        tools.append(Web(SearXNG(config.searxng_url)))
+    else:
+        off["web_search"] = "No search engine is configured; give the address of a SearXNG server."
+    return Offered(tools, off)

@@ -1,0 +1,1 @@
+"""Texts that training makes up or words anew."""
