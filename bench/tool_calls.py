@@ -25,7 +25,7 @@ from engine import GREEDY, Engine, EngineConfig, Sampling, Span
 from engine.errors import ContextLengthExceeded
 from engine.structured_output.layout import Constrained
 from engine.tool_parsers import Bodies, Call, Tool, ToolChoice, choose, fold
-from tests.engine.constrain import bfcl
+from tests.engine.structured_output import bfcl
 
 PEBBLE = Path(__file__).parent.parent / "models" / "pebble"
 FILES = ("simple_python", "live_simple", "multiple", "parallel", "irrelevance")

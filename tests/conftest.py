@@ -43,12 +43,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Those that take longest, by far; most have few tests.
 LONGEST = (
-    "bench/test_gpu_bench.py", "app/test_crashed_runs.py", "engine/gpu/test_gpu_engine.py", "e2e/test_real_streams.py",
-    "app/test_api_workers.py", "e2e/test_documents_page.py", "app/test_stopping.py", "e2e/test_real_tools.py",
-    "engine/process/test_supervised_engine.py", "e2e/test_page.py", "training/test_bundled_models.py",
-    "e2e/test_citing.py", "training/test_trainer.py", "e2e/test_operator_page.py", "app/test_openapi.py",
-    "e2e/test_answers.py", "engine/process/test_joined_engine.py", "e2e/test_chats.py",
-)  # fmt: skip
+    "bench/test_gpu_bench.py",
+    "app/runs/test_crashed_runs.py",
+    "engine/gpu/test_gpu_engine.py",
+    "e2e/test_real_streams.py",
+    "app/wire/test_api_workers.py",
+    "e2e/test_documents_page.py",
+    "app/wire/test_stopping.py",
+    "e2e/test_real_tools.py",
+    "engine/ipc/test_supervised_engine.py",
+    "e2e/test_page.py",
+    "training/test_bundled_models.py",
+    "e2e/test_citing.py",
+    "training/test_trainer.py",
+    "e2e/test_operator_page.py",
+    "app/api/test_openapi.py",
+    "e2e/test_answers.py",
+    "engine/ipc/test_joined_engine.py",
+    "e2e/test_chats.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,7 +23,7 @@ from engine.model.tokenizer import Tokenizer
 from engine.structured_output.compiler import default_compiler
 from engine.structured_output.vocabulary import Vocabulary
 from engine.tool_parsers import choose
-from tests.engine.constrain import sources
+from tests.engine.structured_output import sources
 
 Json = dict[str, Any]  # Any: plain JSON
 Tell = Callable[[str], None]

@@ -25,7 +25,7 @@ from bench.report import RESULTS
 from engine.model.tokenizer import Tokenizer
 from engine.structured_output.schema_rewrite import schemas, supersets
 from engine.structured_output.vocabulary import Vocabulary
-from tests.engine.constrain import bfcl, sources
+from tests.engine.structured_output import bfcl, sources
 
 Json = dict[str, Any]  # Any: plain JSON
 NAMES = ("Ponder", "llguidance", "xgrammar")

@@ -12,8 +12,8 @@ import time
 from engine.structured_output import spec
 from engine.structured_output.llguidance_backend import Guidance
 from engine.structured_output.matcher import ConstraintRefused
-from tests.engine.constrain.sources import guidance
-from tests.engine.constrain.test_probe import HARMFUL
+from tests.engine.structured_output.sources import guidance
+from tests.engine.structured_output.test_probe import HARMFUL
 
 
 def gaps() -> None:

@@ -20,7 +20,7 @@ from engine.model.tokenizer import Tokenizer
 from engine.structured_output.matcher import Matcher, words
 from engine.structured_output.vocabulary import Vocabulary
 from engine.tool_parsers import Tool
-from tests.engine.constrain import bfcl, sources
+from tests.engine.structured_output import bfcl, sources
 
 SIZE = sources.SIZES["qwen"]
 _PACKED = "data/vocab/qwen2-tokenizer.json.gz"

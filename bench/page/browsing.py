@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.e2e.conftest import ARGS
-from tests.e2e.real_server import RealServer, running
-from tests.e2e.scripted_model import write_scripted
+from tests.e2e.support.real_server import RealServer, running
+from tests.e2e.support.scripted_model import write_scripted
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, CDPSession, Page

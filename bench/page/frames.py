@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.runs.events import AnswerDelta, AnswerDone, CitationRef, RunCompleted
 from bench.page.browsing import Json, browser, throttled
-from tests.e2e.fake_server import USAGE, Pace, serve
-from tests.e2e.told import dam, found, searched
+from tests.e2e.support.fake_server import USAGE, Pace, serve
+from tests.e2e.support.told import dam, found, searched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

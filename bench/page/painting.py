@@ -17,12 +17,12 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from bench.page.browsing import Json, browser, scripted, spread, throttled
-from tests.e2e.real_server import PEBBLE, running
+from tests.e2e.support.real_server import PEBBLE, running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Response
 
-    from tests.e2e.real_server import RealServer
+    from tests.e2e.support.real_server import RealServer
 
 
 SENTENCES = 700

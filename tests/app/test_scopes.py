@@ -15,11 +15,11 @@ import pytest
 from app.auth import SCOPES, KeyScope, is_metered, scope_of
 from app.db.accounts import Accounts
 from app.db.quotas import Quota, Used, exhausted
+from tests.app.api.test_keys import listed, run
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, beside, client_of, key_of
 from tests.app.library import error
-from tests.app.test_keys import listed, run
 from tests.app.test_user_isolation import routes
 
 CHAT = "/v1/chat/completions"

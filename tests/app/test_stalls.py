@@ -26,7 +26,7 @@ from app.openapi import BODIES
 from app.request_body import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, SMALL_BODY_BYTES
 from tests.app.conftest import PEBBLE
 from tests.app.probed import PATH
-from tests.retrieval.test_bad_files import HARMFUL
+from tests.retrieval.parsing.test_bad_files import HARMFUL
 
 pytestmark = pytest.mark.slow
 

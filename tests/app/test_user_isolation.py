@@ -72,7 +72,7 @@ NOBODYS = {  # they make something new, or tell what is the same for everybody
 }  # fmt: skip
 FORGIVING = {"DELETE /api/chats/{chat_id}/permissions"}  # of a chat that is gone too: it answers, and does nothing
 NONE_OF_BOBS = {"GET /api/documents/{document_id}/boxes", "GET /api/documents/{document_id}/pages/{page}"}  # no PDF
-MOUNTED = {"/mcp": "tried by tests/app/test_sessions.py", "/openapi.json": "the same for everybody"}
+MOUNTED = {"/mcp": "tried by tests/app/api/test_sessions.py", "/openapi.json": "the same for everybody"}
 
 
 OPERATORS = [

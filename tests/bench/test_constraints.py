@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from bench.__main__ import app
 from bench.constraints import Scale, constraints, material, on_hardware, pages
 from bench.constraints.peers import Contestant
-from tests.engine.constrain import bfcl, sources
+from tests.engine.structured_output import bfcl, sources
 
 pytestmark = pytest.mark.slow
 

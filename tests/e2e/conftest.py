@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.fake_server import FakeServer, serve
-from tests.e2e.real_server import RealServer, forget_documents, with_documents
+from tests.e2e.support.fake_server import FakeServer, serve
+from tests.e2e.support.real_server import RealServer, forget_documents, with_documents
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page

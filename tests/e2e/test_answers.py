@@ -30,23 +30,13 @@ from app.runs.events import (
     ToolProgress,
 )
 from tests.e2e.conftest import NewPage, Watch
-from tests.e2e.fake_documents import PASSAGE
-from tests.e2e.fake_server import FakeServer, Gate, answer
-from tests.e2e.told import (
-    approval,
-    call,
-    candidates,
-    dam,
-    found,
-    question,
-    result,
-    searched,
-    support,
-)
+from tests.e2e.support.fake_documents import PASSAGE
+from tests.e2e.support.fake_server import FakeServer, Gate, answer
+from tests.e2e.support.told import approval, call, candidates, dam, found, question, result, searched, support
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Locator, Page, Route, expect  # noqa: E402  (after the skip above)
+from playwright.sync_api import Locator, Page, Route, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -8,11 +8,11 @@ import pytest
 
 from reasoning.strategies import BUILT_IN
 from tests.e2e.conftest import NewPage, Watch
-from tests.e2e.fake_server import FakeServer, answer
+from tests.e2e.support.fake_server import FakeServer, answer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Locator, Page, expect  # noqa: E402  (after the skip above)
+from playwright.sync_api import Locator, Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

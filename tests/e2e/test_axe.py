@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import NewPage, Watch
-from tests.e2e.fake_server import FakeServer
+from tests.e2e.support.fake_server import FakeServer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from tests.e2e.states import STATES  # noqa: E402  (after the skip above)
-from tests.e2e.test_asking import COLLECTIONS, MODELS, STRATEGIES, TOOLS  # noqa: E402
+from tests.e2e.support.states import STATES
+from tests.e2e.test_asking import COLLECTIONS, MODELS, STRATEGIES, TOOLS
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

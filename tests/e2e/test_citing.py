@@ -9,15 +9,15 @@ import pytest
 
 from app.runs.events import AnswerDelta, AnswerDone, SourceShown, ToolSource
 from tests.e2e.conftest import NewPage, Watch
-from tests.e2e.fake_documents import PASSAGE
-from tests.e2e.fake_server import FakeServer, Script, answer
-from tests.e2e.real_server import RealServer, add
-from tests.e2e.told import call, dam, found, result, support
+from tests.e2e.support.fake_documents import PASSAGE
+from tests.e2e.support.fake_server import FakeServer, Script, answer
+from tests.e2e.support.real_server import RealServer, add
+from tests.e2e.support.told import call, dam, found, result, support
 from tests.retrieval import made
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Page, expect  # noqa: E402  (after the skip above)
+from playwright.sync_api import Page, expect
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator

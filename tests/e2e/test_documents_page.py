@@ -13,13 +13,13 @@ import pytest
 from app.config import LOCAL_USER
 from retrieval.store import DocumentStore
 from tests.e2e.conftest import NewPage, Watch
-from tests.e2e.real_server import MOST_UPLOAD, RealServer, add
+from tests.e2e.support.real_server import MOST_UPLOAD, RealServer, add
 from tests.e2e.test_axe import AXE, violations
 from tests.retrieval import made
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Page, expect  # noqa: E402  (after the skip above)
+from playwright.sync_api import Page, expect
 
 if TYPE_CHECKING:
     from playwright.sync_api import FilePayload, Locator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.e2e.fake_server import FakeServer, Gate, answer
+from tests.e2e.support.fake_server import FakeServer, Gate, answer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

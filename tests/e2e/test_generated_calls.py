@@ -11,7 +11,7 @@ import pytest
 from bench import tool_calls
 from engine import GREEDY, Sampling
 from engine.tool_parsers import Call
-from tests.engine.constrain.bfcl import SHARED
+from tests.engine.structured_output.bfcl import SHARED
 
 pytestmark = pytest.mark.slow
 

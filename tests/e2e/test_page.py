@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.runs.events import AnswerDelta, RunFailed, ThinkingDelta
-from tests.e2e.fake_server import ABOUT, STARTERS, FakeServer, Gate, answer, thinking
+from tests.e2e.support.fake_server import ABOUT, STARTERS, FakeServer, Gate, answer, thinking
 from tests.tiny import write_checkpoint
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Locator, Page, expect  # noqa: E402  (after the skip above)
+from playwright.sync_api import Locator, Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

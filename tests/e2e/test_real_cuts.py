@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.conftest import NewPage, Watch
-from tests.e2e.real_server import RealServer
+from tests.e2e.support.real_server import RealServer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from bench.page.browsing import scripted  # noqa: E402  (after the skip above)
-from bench.page.painting import LONG, cut  # noqa: E402
+from bench.page.browsing import scripted
+from bench.page.painting import LONG, cut
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

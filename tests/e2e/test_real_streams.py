@@ -12,14 +12,22 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import NewPage, Watch
-from tests.e2e.real_server import RealServer, running
-from tests.e2e.scripted_model import write_scripted
+from tests.e2e.support.real_server import RealServer, running
+from tests.e2e.support.scripted_model import write_scripted
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Page, expect  # noqa: E402  (after the skip above)
+from playwright.sync_api import Page, expect
 
-from tests.e2e.real_pages import ask, box, elapsed, opened, reply, settled, shown  # noqa: E402
+from tests.e2e.support.real_pages import (
+    ask,
+    box,
+    elapsed,
+    opened,
+    reply,
+    settled,
+    shown,
+)
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

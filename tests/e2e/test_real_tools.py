@@ -13,13 +13,20 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import NewPage, Watch
-from tests.e2e.real_server import PEBBLE, RealServer, running
+from tests.e2e.support.real_server import PEBBLE, RealServer, running
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Locator, Page, Route, expect  # noqa: E402  (after the skip above)
+from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.e2e.real_pages import ask, box, opened, reply, settled, wishes  # noqa: E402
+from tests.e2e.support.real_pages import (
+    ask,
+    box,
+    opened,
+    reply,
+    settled,
+    wishes,
+)
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

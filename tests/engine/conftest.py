@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.models import tiny
+from tests.engine.model import tiny
 from tests.tiny import byte_tokenizer
 
 

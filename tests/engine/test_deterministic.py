@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig, InvalidParameter, Sampling, Span
-from tests.engine.models import tiny
+from tests.engine.model import tiny
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from engine.tool_parsers import DIALECTS, Tool
 from engine.tool_parsers.json_calls import list_of_calls, one_call
 from reasoning.thinking import Part, Piece
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
-from tests.engine.dialects.samples import dialect
+from tests.engine.tool_parsers.samples import dialect
 
 CALL = '\n{"name": "add", "arguments": {"a": 1, "b": [2, "}"]}}\n'
 OTHER = '\n{"name": "nobody.knows-me", "arguments": {"text": "Ü \\n \\"🚲\\" \\ud83d\\ude00"}}\n'

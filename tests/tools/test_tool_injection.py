@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from injected_texts import Wanted, orders, texts
-from loopback_web import Site, fetcher, response, served
-from sandbox_traces import SMALL, SUPPORT
 
 from ponder import Retry, ToolError, tool
 from retrieval import Library, Text
 from retrieval.browse import Browser
 from tests.retrieval.words import WordEmbedder
+from tests.tools.injected_texts import Wanted, orders, texts
+from tests.tools.loopback_web import Site, fetcher, response, served
+from tests.tools.sandbox.sandbox_traces import SMALL, SUPPORT
 from tools.builtin import documents
 from tools.builtin.databases import Databases
 from tools.builtin.notes import Notebook, Notes

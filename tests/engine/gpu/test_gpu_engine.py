@@ -19,7 +19,7 @@ from engine.model.gpu_runner import GpuRunner
 from engine.structured_output.layout import Constrained
 from engine.structured_output.spec import Regex
 from tests.engine.kv_below import Eager
-from tests.engine.models import tiny
+from tests.engine.model import tiny
 from tests.pretended import Machine
 from tests.tiny import byte_tokenizer
 

@@ -12,7 +12,7 @@ from engine.builder import left_for_kv
 from engine.errors import InvalidParameter
 from engine.model import gpu_layers
 from engine.model.decoder import Decoder, load_decoder
-from tests.engine.models import tiny
+from tests.engine.model import tiny
 from tests.pretended import Machine
 
 CUDA = torch.device("cuda")

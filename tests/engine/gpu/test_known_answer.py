@@ -9,7 +9,7 @@ import torch
 
 from engine.model.decoder import load_decoder
 from engine.model.tokenizer import Tokenizer
-from tests.engine.models.stepping import Stepper
+from tests.engine.model.stepping import Stepper
 from tests.known_answers import shared
 
 PEBBLE = Path(__file__).parents[3] / "models/pebble"

@@ -26,8 +26,8 @@ from engine.model import gpu_layers
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.params import Sampling
-from tests.engine.models import tiny
-from tests.engine.models.stepping import Stepper
+from tests.engine.model import tiny
+from tests.engine.model.stepping import Stepper
 
 WIDE = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 160, "vocab_size": 389, "num_hidden_layers": 2}
 compiled: dict[str, int] = {}

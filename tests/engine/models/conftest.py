@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.model.decoder import Decoder, load_decoder
-from tests.engine.models import tiny
+from tests.engine.model import tiny
 
 LENGTHS = (1, 2, 63, 64, 65, 300)
 SHARED = Path(os.environ.get("PONDER_SHARED", Path(__file__).parents[4] / "shared"))

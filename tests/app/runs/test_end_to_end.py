@@ -1,0 +1,94 @@
+"""Questions over the API that the bundled model answers with tools that really run: over files, a database and sums.
+
+It is a very small model, so the questions are such as it understands; what is shown is the way there and back, and that
+a turn with a tool computes its new tokens and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.conftest import PEBBLE, Server, serving
+from tests.app.runs.test_runs import events
+
+NOTES = "The Kestrel project began in 1987."
+ORDERS = [("Ana", "lamp", 40), ("Ben", "chair", 85), ("Ana", "desk", 210), ("Cleo", "lamp", 40)]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a document and a database."""
+    shop = tmp_path_factory.mktemp("databases") / "shop.db"
+    with sqlite3.connect(shop) as db:
+        db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT, item TEXT, amount INTEGER)")
+        db.executemany("INSERT INTO orders (customer, item, amount) VALUES (?, ?, ?)", ORDERS)
+    db.close()
+    with serving(PEBBLE, tmp_path_factory.mktemp("desk"), databases={"shop": shop}) as server:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            job = http.post("/api/documents", files={"file": ("notes.txt", NOTES.encode())}).json()["job"]
+            server.until(lambda _: http.get(f"/api/jobs/{job['id']}").json()["status"] == "done")
+        yield server
+
+
+@dataclass(frozen=True)
+class Told:
+    calls: list[str]
+    results: list[str]
+    answer: str
+    trace: dict[str, Any]
+    usage: dict[str, int]
+    prefilled: int
+
+
+def ask(server: Server, question: str, tools: list[str]) -> Told:
+    before = server.stats()
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        chat = http.post("/api/chats", json={}).json()["id"]
+        body = {"content": question, "tools": tools, "temperature": 0, "max_tokens": 300}
+        run = http.post(f"/api/chats/{chat}/runs", json=body).json()["run_id"]
+        log = [event for _, _, event in events(http, run)]
+        trace = json.loads(http.get(f"/api/runs/{run}/trace").text.splitlines()[0])
+    assert log[-1]["type"] == "run.completed", log[-1]
+    return Told(
+        [e["name"] for e in log if e["type"] == "tool.call"],
+        [e["text"] for e in log if e["type"] == "tool.result"],
+        next(e["text"] for e in log if e["type"] == "answer.done"),
+        trace, log[-1]["usage"], server.stats().prompt_tokens - before.prompt_tokens,
+    )  # fmt: skip
+
+
+CASES = {
+    "a sum": ("What is 23 * 17?", ["calculator"], ["calculator"], ["391"]),
+    "a document": ("When did the Kestrel project begin?", ["search_documents"], ["search_documents"], ["1987"]),
+    "SQL": ("Run the SQL query SELECT sum(amount) FROM orders", ["sql_query"], ["sql_query"], ["375"]),
+    "two tools in a row": (
+        "When did the Kestrel project begin? And what is 23 * 17?", ["calculator", "search_documents"],
+        ["search_documents", "calculator"], ["391"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_question_is_answered_with_what_its_tools_gave(desk: Server, name: str) -> None:
+    question, tools, called, said = CASES[name]
+    told = ask(desk, question, tools)
+    assert told.calls == called and all(value in told.answer for value in said), told
+    assert all(any(value in result for result in told.results) for value in said)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_turn_with_a_tool_computes_its_new_tokens_alone(desk: Server, name: str) -> None:
+    question, tools, _, _ = CASES[name]
+    told = ask(desk, question + " ", tools)
+    whole, prompt = len(told.trace["tokens"]), told.trace["prompt_tokens"]
+    appended = whole - prompt - told.usage["completion_tokens"]
+    again = told.prefilled - (prompt - told.usage["cached_tokens"]) - appended
+    assert appended > 0 and len(told.results) == len(told.calls)
+    assert again <= 0.02 * whole, f"{again} of {whole} tokens were computed again"

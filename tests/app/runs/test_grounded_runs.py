@@ -1,0 +1,95 @@
+"""Runs that answer from documents: sources before anything else, sentences with what supports them, and rights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from app.runs.rag import REFUSAL, CheckedAnswer, Grounds
+from retrieval import Source
+from tests.app.runs.test_runs import events
+
+DAM = "The dam of Orsk was finished in 1931. The city of Orsk paid for the dam."
+
+
+def answered(client: httpx.Client, question: str, collections: Any = "all") -> list[dict[str, Any]]:
+    """The events of a run in a new chat."""
+    chat = client.post("/api/chats", json={}).json()["id"]
+    wanted = {"content": question, "collections": collections, "max_tokens": 40}
+    reply = client.post(f"/api/chats/{chat}/runs", json=wanted)
+    assert reply.status_code == 202, reply.text
+    return [data for _, _, data in events(client, reply.json()["run_id"])]
+
+
+def of_type(log: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [event for event in log if event["type"] == kind]
+
+
+def upload(client: httpx.Client, text: str, name: str = "dam.txt") -> int:
+    reply = client.post("/api/documents", files={"file": (name, text)})
+    assert reply.status_code == 201, reply.text
+    return int(reply.json()["documents"][0]["id"])
+
+
+def test_sources_come_before_the_answer_and_sentences_name_their_support(ana: httpx.Client) -> None:
+    document = upload(ana, DAM)
+    log = answered(ana, "when was the dam of Orsk finished?")
+    kinds = [event["type"] for event in log]
+    assert kinds.index("citation.sources") < kinds.index("run.started") < kinds.index("answer.done")
+    (found,) = of_type(log, "citation.sources")
+    (source,) = found["sources"]
+    assert found["verdict"] in ("answer", "partial") and source["label"] == "S1"
+    assert source["document"] == document and DAM[source["start"] : source["end"]] == source["text"]
+    text = of_type(log, "answer.done")[0]["text"]
+    assert text == "".join(event["text"] for event in of_type(log, "answer.delta"))
+    spans = [(event["start"], event["end"]) for event in of_type(log, "citation.ref")]
+    assert spans and spans == sorted(spans) and spans[-1][1] <= len(text)
+
+
+def test_what_is_not_in_the_documents_is_not_asked_of_the_model(ana: httpx.Client) -> None:
+    upload(ana, DAM)
+    log = answered(ana, "zebras giraffes okapis?")
+    assert of_type(log, "citation.sources")[0]["verdict"] == "none"
+    assert of_type(log, "answer.done")[0]["text"] == REFUSAL and not of_type(log, "run.started")
+    assert log[-1]["type"] == "run.completed" and log[-1]["usage"]["prompt_tokens"] == 0
+
+
+def test_nobody_is_answered_from_the_documents_of_another(ana: httpx.Client, bob: httpx.Client) -> None:
+    upload(ana, DAM)
+    log = answered(bob, "when was the dam of Orsk finished?")
+    assert of_type(log, "citation.sources")[0]["sources"] == []
+    assert "1931" not in str(log)
+
+
+def test_a_collection_that_is_not_there_is_said_before_anything_begins(ana: httpx.Client) -> None:
+    chat = ana.post("/api/chats", json={}).json()["id"]
+    reply = ana.post(f"/api/chats/{chat}/runs", json={"content": "when?", "collections": [987654]})
+    assert reply.status_code == 404 and "987654" in reply.json()["error"]["message"]
+    assert ana.get(f"/api/chats/{chat}").json()["messages"] == []
+
+
+def test_a_question_too_long_to_search_for_fails_with_its_limit(pebble_http: httpx.Client) -> None:
+    (failed,) = of_type(answered(pebble_http, "dam " * 1200), "run.failed")
+    assert "4,000" in failed["message"] and failed["code"] != "internal_error"
+
+
+def test_a_sentence_is_shown_when_it_is_whole_and_checked() -> None:
+    found = Grounds((Source("S1", 1, "Dam", 0, len(DAM), DAM, 1.0),), "answer", 0.9)
+    answer = CheckedAnswer(found)
+    assert list(answer.feed("[S1] The dam of Orsk was finished in 1931")) == []
+    (first,) = answer.feed(". [S1] It has nine")
+    (second,) = [*answer.feed(" green towers."), *answer.finish()]
+    assert first[0] == "The dam of Orsk was finished in 1931. [S1] " and first[1].support == "supported"
+    assert second[0] == "It has nine green towers. [unsupported]" and second[1].start == len(first[0])
+
+
+def test_the_kv_of_a_retrieved_prompt_is_found_by_its_user_alone(ana: httpx.Client, bob: httpx.Client) -> None:
+    asked = "when was the dam of Orsk finished?"
+    for who in (ana, bob):
+        upload(who, DAM)
+    cached = [
+        of_type(answered(who, asked), "run.completed")[0]["usage"]["cached_tokens"] for who in (ana, ana, bob, bob)
+    ]
+    assert cached[0] == 0 and cached[2] == 0
+    assert cached[1] > 0 and cached[3] > 0

@@ -1,0 +1,243 @@
+"""The main states of the page on the fake server, each one way to bring it there. A new state is one line in `STATES`.
+
+What looks at all states (accessibility, pictures) takes them from here. Knows nothing of what is looked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+
+from app.runs.events import (
+    AnswerDelta,
+    AnswerDone,
+    PrefillProgress,
+    RouteAnswering,
+    RouteTried,
+    RunCompleted,
+    RunFailed,
+    RunQueued,
+    StrategyEvent,
+    ThinkingDelta,
+    ThinkingProgress,
+    ThinkingStarted,
+    ThinkingWait,
+    ToolProgress,
+)
+from tests.e2e.support.fake_server import ABOUT, USAGE, FakeServer, Gate, Script, answer, thinking
+from tests.e2e.support.told import approval, call, candidates, dam, found, question, result, searched, support
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+Bring = Callable[["Page", FakeServer], None]
+
+WORDS = (
+    "# A heading\n\nSome *words*, a [link](https://example.org/a) and `code`.\n\n```python\ndef f(x):\n    return x + 1"
+    "\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n1. one\n2. two\n\n> A quotation.\n\nThe end."
+)
+FORMULAS = "$e^{i\\pi} + 1 = 0$\n\n$$\n\\sum_{i=1}^n i = \\frac{n(n+1)}{2}\n$$\n\nThe end."
+HOLD = [Gate("hold")]
+WRITE = call("write_file", '{"path": "plan.md"}')
+FIRST, SECOND = "The dam was finished in **1931**, two years late. [S1]", "It cost more than planned. [unsupported]"
+
+
+def reply(page: Page) -> Locator:
+    return page.get_by_role("article", name="Ponder").last
+
+
+def asked(says: str, *script: Script, then: Bring | None = None) -> Bring:
+    """A question whose answer goes as the script says, once the page says `says`."""
+
+    def bring(page: Page, fake: FakeServer) -> None:
+        fake.play(*script)
+        box = page.get_by_role("textbox", name="Message")
+        box.fill("What goes on?")
+        box.press("Enter")
+        expect(reply(page)).to_contain_text(says)
+        if then is not None:
+            then(page, fake)
+
+    return bring
+
+
+def asks_first(then: Bring | None = None) -> Bring:
+    """Asks for approval; the time to decide begins here, not when this file is imported."""
+
+    def bring(page: Page, fake: FakeServer) -> None:
+        asks = [WRITE, approval('write_file(\n  path = "plan.md"\n)'), *HOLD]
+        asked("medium risk", asks, then=then)(page, fake)
+
+    return bring
+
+
+def asks_where(page: Page, fake: FakeServer) -> None:
+    asks = [call("book_table", "{}"), question("Where?", ["Inside", "Outside"]), *HOLD]
+    asked("Where?", asks)(page, fake)
+
+
+def pressed(name: str, appears: str = "") -> Bring:
+    """A button pressed, after which `appears`, a selector, is there."""
+
+    def bring(page: Page, _: FakeServer) -> None:
+        page.get_by_role("button", name=name).last.click()
+        if appears:
+            expect(page.locator(appears).last).to_be_visible()
+
+    return bring
+
+
+def control(name: str) -> Bring:
+    def bring(page: Page, _: FakeServer) -> None:
+        page.get_by_role("group", name="How to answer").get_by_role("button", name=name).click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+
+    return bring
+
+
+def grounded() -> Script:
+    sources, passage = dam()
+    text = f"{FIRST} {SECOND}"
+    return [
+        found("answer", sources),
+        AnswerDelta(text=text),
+        support(1, text, FIRST, "supported", [passage]),
+        support(2, text, SECOND, "unsupported", []),
+        AnswerDone(text=text, finish_reason="stop"),
+        RunCompleted(usage=USAGE),
+    ]
+
+
+def welcome(page: Page, _: FakeServer) -> None:
+    expect(page.get_by_text(ABOUT)).to_be_visible()
+
+
+def missing(page: Page, fake: FakeServer) -> None:
+    page.goto(f"{fake.url}/c/nowhere")
+    expect(page.get_by_text("There is no such chat.")).to_be_visible()
+
+
+def cut_off(page: Page, fake: FakeServer) -> None:
+    fake.refuse_streams(True)
+    fake.drop_streams()
+    expect(page.get_by_role("button", name="Try now")).to_be_visible()
+
+
+def drawer(page: Page, fake: FakeServer) -> None:
+    page.set_viewport_size({"width": 360, "height": 640})
+    asked("The end.", answer("The end."))(page, fake)
+    page.get_by_role("button", name="Open the list of chats").click()
+    expect(page.get_by_role("dialog", name="Chats")).to_be_visible()
+
+
+def set_formulas(page: Page, _: FakeServer) -> None:
+    expect(page.locator(".formula.set math")).to_have_count(2)
+
+
+def keys(page: Page, _: FakeServer) -> None:
+    page.keyboard.press("Control+/")
+    expect(page.get_by_role("dialog", name="Keys and language")).to_be_visible()
+
+
+def row_menu(*items: str) -> Bring:
+    """The menu of a chat, or what its items lead to."""
+
+    def bring(page: Page, _: FakeServer) -> None:
+        page.get_by_role("button", name="More for “What goes on?”").click()
+        expect(page.get_by_role("menu")).to_be_visible()
+        for item in items:
+            page.get_by_role("menuitem", name=item).click()
+
+    return bring
+
+
+def deleted(page: Page, fake: FakeServer) -> None:
+    row_menu("Delete")(page, fake)
+    expect(page.get_by_role("button", name="Undo")).to_be_visible()
+
+
+def editing(page: Page, _: FakeServer) -> None:
+    page.get_by_role("button", name="Edit the question").click()
+    expect(page.get_by_role("textbox", name="Your question")).to_be_focused()
+
+
+def versions(page: Page, _: FakeServer) -> None:
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.get_by_text("2 / 2")).to_be_visible()
+    expect(reply(page)).to_contain_text("tokens/s")
+
+
+def searched_for(words: str) -> Bring:
+    def bring(page: Page, _: FakeServer) -> None:
+        page.get_by_role("searchbox").fill(words)
+        expect(page.get_by_role("navigation", name="Chats").get_by_role("status")).to_be_visible()
+
+    return bring
+
+
+def new_folder(page: Page, _: FakeServer) -> None:
+    page.get_by_role("button", name="More for all chats").click()
+    page.get_by_role("menuitem", name="New folder").click()
+    expect(page.get_by_role("textbox", name="Name of the folder")).to_be_focused()
+
+
+STARTED = ThinkingStarted(started_at=time.time(), max_tokens=1000, waits=2)
+THOUGHTS = [STARTED, ThinkingDelta(text="Hm. "), ThinkingWait(number=1, of=2), ThinkingDelta(text="Or else."),
+            ThinkingProgress(tokens=250)]  # fmt: skip
+ROUTED = [RouteTried(model="small", passed=False, why="confidence 0.42 of 0.97", tokens=9, cost=2.5, seconds=0.2),
+          RouteAnswering(model="large"), StrategyEvent(name="Looked", fields={"at": 3})]  # fmt: skip
+PROGRESS = ToolProgress.model_validate({"call_id": "c", "name": "fetch", "text": "page 3", "done": 3, "total": 4})
+CALLED = [call("calculator", '{"expression": "27+58"}'), result("calculator", "85")]
+BROKE = [AnswerDelta(text="Half an"), RunFailed(code="engine_stopped", message="It broke.", retryable=True)]
+LIMITED = AnswerDone(text="As far as", finish_reason="length")
+CUT_SHORT = [AnswerDelta(text="As far as"), LIMITED, RunCompleted(usage=USAGE)]
+NOTHING_FOUND = [found("none", dam()[0]), *answer("The sources do not say.")]
+
+STATES: dict[str, Bring] = {
+    "welcome": welcome,
+    "no such chat": missing,
+    "queued": asked("ahead", [RunQueued(position=2), *HOLD]),
+    "reading": asked("Reading…", [PrefillProgress(processed=2000, total=8000, cached=512), *HOLD]),
+    "thinking": asked("250 of 1,000 tokens", THOUGHTS, HOLD),
+    "answering": asked("A quotation.", thinking("Hm."), [AnswerDelta(text=WORDS[:-8]), *HOLD]),
+    "answered": asked("The end.", thinking("Hm."), answer(WORDS), then=pressed("Thought for", ".trace")),
+    "called": asked("The end.", CALLED, answer("The end."), then=pressed("calculator", "[aria-label=Result]")),
+    "calling": asked("page 3", [call("fetch", "{}", "c"), PROGRESS, *HOLD]),
+    "approval": asks_first(),
+    "denied": asks_first(then=pressed("Deny")),
+    "question of a tool": asks_where,
+    "failed": asked("The engine failed", BROKE),
+    "cut short": asked("reached its limit", CUT_SHORT),
+    "connection lost": asked("Half", [AnswerDelta(text="Half"), *HOLD], then=cut_off),
+    "stopped": asked("Half", [AnswerDelta(text="Half"), *HOLD], then=pressed("Stop", ".remark")),
+    "citations": asked("two years late", grounded()),
+    "passage": asked("two years late", grounded(), then=pressed("Source 1:", "dialog[open], [role=dialog]")),
+    "no evidence": asked("do not say", NOTHING_FOUND),
+    "tree": asked("states", searched(12), HOLD),
+    "tree as a list": asked("states", searched(12), HOLD, then=pressed("List", "li li")),
+    "candidates": asked("2 answers", candidates("It is 42.", "It is 408.", chosen=1), answer("408"),
+                        then=pressed("2 answers written", "li")),
+    "routed": asked("large answer", ROUTED, answer("408")),
+    "model": control("Model"),
+    "thinking control": control("Thinking"),
+    "strategy": control("Strategy"),
+    "tools": control("Tools"),
+    "documents": control("Documents"),
+    "sampling": control("Sampling"),
+    "system prompt": control("System prompt"),
+    "formulas": asked("The end.", answer(FORMULAS), then=set_formulas),
+    "menu of a chat": asked("The end.", answer("The end."), then=row_menu()),
+    "menu within a menu": asked("The end.", answer("The end."), then=row_menu("Move to a folder")),
+    "renaming": asked("The end.", answer("The end."), then=row_menu("Rename")),
+    "new folder": new_folder,
+    "deleted": asked("The end.", answer("The end."), then=deleted),
+    "found": asked("The end.", answer("The end."), then=searched_for("What")),
+    "not found": searched_for("nothing"),
+    "editing": asked("The end.", answer("The end."), then=editing),
+    "versions": asked("The end.", answer("The end."), then=versions),
+    "keys and language": keys,
+    "drawer on a phone": drawer,
+}  # fmt: skip

@@ -1,0 +1,121 @@
+"""The cache in 8 bits: codes near what was written, attention over them right, and every way of running the same."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import Engine, InvalidParameter
+from engine.kv_cache.quantized_cache import CodedCache, Coding
+from engine.model.attention import AttentionPlan, paged
+from engine.model.batch import Batch, KVCache
+from engine.model.memory import block_bytes
+from engine.model.model_spec import ModelSpec
+from tests.engine.kv_below import Eager
+from tests.engine.kv_cache.test_kv_tiers import ask, config, prompt
+
+SHAPE = (2, 9, 4, 2, 16)  # layers, blocks, block size, heads, width
+
+
+def filled(
+    seed: int = 0, coding: Coding = "int8"
+) -> tuple[CodedCache, KVCache, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """The same K/V in both kinds of cache, as far as 8 bits say it: every slot is written. And what was, by layer: as
+    it was given, and as it is read back.
+    """
+    torch.manual_seed(seed)
+    quantised = CodedCache(*SHAPE, torch.float32, "cpu", coding)
+    plain = KVCache(*SHAPE, torch.float32, "cpu")
+    slots = torch.randperm(SHAPE[1] * SHAPE[2])
+    written = list[tuple[torch.Tensor, torch.Tensor]]()
+    for layer, floats in zip(quantised.layers(), plain.layers(), strict=True):
+        new = torch.randn(2, len(slots), *SHAPE[3:]) * 10 ** torch.randn(2, len(slots), SHAPE[3], 1)
+        layer.store(slots, new)
+        blocks = torch.arange(2 * SHAPE[1])
+        layer.gather(blocks, floats.view(2 * SHAPE[1], -1))
+        kept = floats.view(2, -1, *SHAPE[3:])[:, slots]
+        written.append((new, kept))
+    return quantised, plain, written
+
+
+def test_what_is_read_back_is_within_half_a_step_of_what_was_written() -> None:
+    for new, kept in filled()[2]:
+        assert ((kept - new).abs() <= new.abs().amax(-1, keepdim=True) / 127 * 0.5001).all()
+
+
+def test_fp8_is_within_a_sixteenth_of_each_number_or_half_a_step_of_the_least() -> None:
+    for new, kept in filled(coding="fp8")[2]:
+        least = new.abs().amax(-1, keepdim=True) / 448 * 2**-10
+        assert ((kept - new).abs() <= torch.maximum(new.abs() / 16, least) * 1.0001).all()
+
+
+def test_zeros_stay_zeros() -> None:
+    cache = CodedCache(*SHAPE, torch.float32, "cpu")
+    out = torch.ones(1, 4 * 2 * 16)
+    cache.layers()[0].store(torch.tensor([4]), torch.zeros(2, 1, 2, 16))
+    cache.layers()[0].gather(torch.tensor([1]), out)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("coding", ["int8", "fp8"])
+@pytest.mark.parametrize("contexts", [[16], [3, 9], [30]])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_attention_is_that_over_the_same_numbers_in_full(contexts: list[int], queries: int, coding: Coding) -> None:
+    quantised, plain, _ = filled(coding=coding)
+    rows = len(contexts)
+    tables = torch.stack([torch.randperm(SHAPE[1] - 1) + 1 for _ in contexts])
+    positions = torch.cat([torch.arange(each - queries, each) for each in contexts])
+    starts = tuple(range(0, queries * rows + 1, queries))
+    batch = Batch(positions, positions, positions, starts, tuple(contexts), tables, positions[:1])
+    query = torch.randn(queries * rows, 4, 16)
+    found = [
+        paged(query, cache.layers()[1], AttentionPlan(batch, cache, (None,), group_heads=2), window=None, scale=0.25)
+        for cache in (quantised, plain)
+    ]
+    torch.testing.assert_close(*found)
+
+
+def test_blocks_are_copied_and_kept_as_bytes_whole() -> None:
+    cache, _, _ = filled()
+    row = torch.empty(cache.block_nbytes, dtype=torch.uint8)
+    cache.read_block(3, row)
+    cache.copy_blocks([(5, 3), (3, 7)])
+    cache.write_block(2, row)
+    for layer in cache.layers():
+        for part in (layer.codes, layer.scales):
+            assert torch.equal(part[:, 2], part[:, 7])
+            assert torch.equal(part[:, 3], part[:, 5]) and not torch.equal(part[:, 2], part[:, 3])
+
+
+def test_a_block_takes_the_memory_that_is_told() -> None:
+    spec = ModelSpec.__new__(ModelSpec)
+    for name, value in (("layers", SHAPE[0]), ("kv_heads", SHAPE[3]), ("head_dim", SHAPE[4])):
+        object.__setattr__(spec, name, value)
+    for kind, name in ((CodedCache, "int8"), (KVCache, "auto")):
+        assert kind(*SHAPE, torch.float32, "cpu").block_nbytes == block_bytes(spec, SHAPE[2], torch.float32, name)
+
+
+@pytest.mark.parametrize("coding", ["int8", "fp8"])
+async def test_chunks_preemption_and_tiers_change_nothing_in_8_bits_either(
+    random_model: Path, tmp_path: Path, coding: Coding
+) -> None:
+    prompts = [prompt(text, length) for text in range(3) for length in (20, 45, 70)]
+    async with await Engine.start(config(random_model, kv_dtype=coding, kv_blocks=64, prefix_cache=False)) as fresh:
+        answers = [await ask(fresh, tokens) for tokens in prompts]
+    below = {"kv_host_bytes": 20_000, "kv_disk_bytes": 1 << 20, "kv_dir": str(tmp_path)}
+    crowded = config(random_model, kv_dtype=coding, kv_blocks=24, max_batch_tokens=16, **below)
+    async with await Engine.start(crowded) as engine:
+        assert engine._core._tiers is not None
+        engine._core._tiers.rates = Eager()
+        for _ in range(2):
+            assert await asyncio.gather(*(ask(engine, tokens) for tokens in prompts)) == answers
+        stats = await engine.stats()
+        assert stats.tiers.host_hit_blocks + stats.tiers.disk_hit_blocks > 0
+
+
+def test_other_kinds_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="accepted: auto, int8, fp8"):
+        config(Path("none"), kv_dtype="int4")

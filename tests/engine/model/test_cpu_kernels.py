@@ -1,0 +1,227 @@
+"""The kernels in C++ compute what torch does, and a token's bits depend on its own sequence alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import EngineConfig, InvalidParameter
+from engine.kernels import cpu
+from engine.kernels.cpu import build
+from engine.kernels.cpu.binding import TiledWeight
+from engine.model.decoder import Decoder, load_decoder
+from engine.model.memory import needs_of
+from tests.engine.model import tiny
+from tests.engine.model.stepping import Stepper, apart
+
+pytestmark = pytest.mark.skipif(cpu.library() is None, reason=f"no kernels in C++ here: {cpu.unavailable()}")
+
+WIDE = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 160, "vocab_size": 389}
+BUILDS = ["tiles", "pairs"]  # on AMX, and on AVX512-BF16 alone
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped configuration classes
+    "qwen3": ("qwen3", {}),
+    "llama_biased": ("llama_biased", {}),
+    "one_kv_head_each": ("llama_tied", {}),
+    "many_heads_on_one": ("llama", {"num_attention_heads": 20, "num_key_value_heads": 1, "hidden_size": 160}),
+    "windows": ("mistral", {"sliding_window": 70}),
+    "partial_rotation": ("phi3_partial", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
+    "post_norms": ("gemma3", {"sliding_window": 24}),
+    "projection_norms": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None}),
+    "multipliers": ("granite", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
+}
+LENGTHS = (1, 7, 15, 16, 33, 140, 300)
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kernels as they are built for a processor with AMX, or for one without, which runs on the former, too."""
+    if request.param == "tiles" and not cpu.has_tiles():
+        pytest.skip("the processor has no AMX")
+    cached = (build._load, build.library, build.unavailable)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(build, "has_tiles", lambda: request.param == "tiles")
+        for each in cached:
+            each.cache_clear()
+        yield request.param
+    for each in cached:
+        each.cache_clear()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base, changed = FAMILIES[request.param]
+    config, model, overrides = tiny.MODELS[base]
+    sizes = {key: value for key, value in {**overrides, **WIDE, **changed}.items() if value is not None}
+    made = tiny.build(config, model, sizes)
+    return tiny.save(made.to(torch.bfloat16), tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def decoder(checkpoint: Path, kernels: str) -> Decoder:
+    made = load_decoder(checkpoint, dtype=torch.bfloat16)
+    assert made.tiled
+    return made
+
+
+def prompts() -> list[list[int]]:
+    draw = random.Random(5)
+    return [[draw.randrange(3, 380) for _ in range(length)] for length in LENGTHS]
+
+
+def test_logits_are_those_of_torch(checkpoint: Path, decoder: Decoder) -> None:
+    exact = Stepper(load_decoder(checkpoint, dtype=torch.float32), prompts(), seed=1).run(300)
+    rounded = Stepper(load_decoder(checkpoint, dtype=torch.bfloat16, kernels="torch"), prompts(), seed=1).run(300)
+    found = Stepper(decoder, prompts(), seed=1).run(300)
+    for ours, plain, expected in zip(found, rounded, exact, strict=True):
+        assert apart(ours, expected) < max(1.5 * apart(plain, expected), 0.02)
+
+
+@pytest.mark.parametrize(("chunk", "block_size"), [(1, 16), (13, 16), (64, 8), (100, 48), (300, 5)])
+def test_bits_do_not_depend_on_the_batch_or_the_cut(decoder: Decoder, chunk: int, block_size: int) -> None:
+    alone = [Stepper(decoder, [prompt]).run(300)[0] for prompt in prompts()]
+    together = Stepper(decoder, prompts(), block_size=block_size, seed=chunk).run(chunk)
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(decoder: Decoder) -> None:
+    before = torch.get_num_threads()
+    made = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            made.append(torch.cat(Stepper(decoder, prompts()).run(300)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 33, 100])
+@pytest.mark.parametrize(("out", "width"), [(31, 32), (200, 96), (96, 4096)])
+@pytest.mark.usefixtures("kernels")
+def test_a_linear_layer_of_any_shape(rows: int, out: int, width: int) -> None:
+    library = cpu.library()
+    assert library is not None
+    torch.manual_seed(0)
+    weight, x = torch.randn(out, width).bfloat16(), torch.randn(rows, width).bfloat16()
+    bias = torch.randn(out)
+    expected = x.float() @ weight.float().T + bias
+    found = TiledWeight(library, weight, bias)(x)
+    assert apart(found.float(), expected) < 5e-3
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("out", "width"), [(40, 64), (200, 96), (320, 1024)])
+def test_a_rows_product_has_the_same_bits_among_any_number_of_rows(out: int, width: int) -> None:
+    library = cpu.library()
+    assert library is not None
+    torch.manual_seed(1)
+    layer = TiledWeight(library, torch.randn(out, width).bfloat16())
+    x = torch.randn(70, width).bfloat16()
+    alone = torch.cat([layer(row[None]) for row in x])
+    for rows in (*range(2, 35), 70):
+        assert torch.equal(layer(x[:rows]), alone[:rows]), rows
+
+
+def test_torch_runs_the_model_where_the_processor_has_no_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, model, overrides = tiny.MODELS["qwen3"]
+    path = tiny.save(tiny.build(config, model, {**overrides, **WIDE}).to(torch.bfloat16), tmp_path)
+    cached = (build._load, build.library, build.unavailable)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    try:
+        for each in cached:
+            each.cache_clear()
+        decoder = load_decoder(path, dtype=torch.bfloat16)
+        assert not decoder.tiled and cpu.unavailable() == "the processor has no AVX512-BF16"
+        assert torch.cat(Stepper(decoder, prompts()).run(300)).isfinite().all()
+    finally:
+        for each in cached:
+            each.cache_clear()
+
+
+needs_tiles = pytest.mark.skipif(not cpu.has_tiles(), reason="8 bits are multiplied on AMX alone")
+INT8 = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 192, "vocab_size": 389}
+
+
+@pytest.fixture(scope="module")
+def for_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config, model, overrides = tiny.MODELS["qwen3"]
+    made = tiny.build(config, model, {**overrides, **INT8})
+    return tiny.save(made.to(torch.bfloat16), tmp_path_factory.mktemp("int8"))
+
+
+@needs_tiles
+@pytest.mark.parametrize("rows", [1, 8, 16, 17, 64, 65, 100])
+@pytest.mark.parametrize(("out", "width"), [(31, 64), (200, 128), (96, 4096)])
+def test_an_int8_layer_multiplies_what_it_was_rounded_to(rows: int, out: int, width: int) -> None:
+    library = cpu.library()
+    assert library is not None
+    torch.manual_seed(0)
+    weight, x = torch.randn(out, width).bfloat16(), torch.randn(rows, width).bfloat16()
+    scales = weight.float().abs().amax(1, keepdim=True) / 127
+    expected = x.float() @ ((weight.float() / scales).round() * scales).T
+    found = TiledWeight(library, weight, eight_bits_from=65)(x)
+    assert apart(found.float(), expected) < (5e-3 if rows < 65 else 2e-2)
+
+
+@needs_tiles
+def test_int8_stays_near_the_model_and_few_tokens_nearer(for_int8: Path) -> None:
+    exact = torch.cat(Stepper(load_decoder(for_int8, dtype=torch.float32), prompts()).run(300))
+    found = {}
+    for deterministic in (False, True):
+        decoder = load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8", deterministic=deterministic)
+        found[deterministic] = apart(torch.cat(Stepper(decoder, prompts()).run(300)), exact)
+    assert found[True] < 0.06
+    assert found[True] < found[False] < 0.2
+
+
+@needs_tiles
+def test_a_deterministic_int8_model_does_not_look_at_the_batch(for_int8: Path) -> None:
+    decoder = load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8", deterministic=True)
+    alone = [Stepper(decoder, [prompt]).run(300)[0] for prompt in prompts()]
+    together = Stepper(decoder, prompts(), seed=2).run(13)
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("how", [{"dtype": torch.float32}, {"dtype": torch.bfloat16, "kernels": "torch"}])
+def test_int8_is_refused_where_the_kernels_do_not_run(for_int8: Path, how: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match="accepted: none, or int8 in bfloat16"):
+        load_decoder(for_int8, quantization="int8", **how)
+
+
+def test_int8_is_refused_without_amx(for_int8: Path) -> None:
+    if cpu.has_tiles():
+        pytest.skip("the processor has AMX")
+    with pytest.raises(InvalidParameter, match="the processor has no AMX; accepted: none"):
+        load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8")
+
+
+@needs_tiles
+def test_memory_is_told_for_int8(for_int8: Path) -> None:
+    weights = {
+        quantization: needs_of(EngineConfig(str(for_int8), dtype="bfloat16", quantization=quantization)).weights
+        for quantization in ("none", "int8")
+    }
+    decoder = load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8")
+    held = decoder._embedding.nbytes + sum(
+        weight._tiles.nbytes
+        for layer in decoder._layers
+        for weight in (layer.qkv, layer.o, layer.gate_up, layer.down)
+        if isinstance(weight, TiledWeight)
+    )
+    assert isinstance(decoder._lm_head, TiledWeight)
+    held += decoder._lm_head._tiles.nbytes
+    assert weights["int8"] < weights["none"]
+    assert weights["int8"] == pytest.approx(held, rel=0.08)
+
+
+def test_what_lay_in_the_cache_before_does_not_matter(decoder: Decoder) -> None:
+    clean, dirty = Stepper(decoder, prompts()), Stepper(decoder, prompts())
+    dirty._kv.data.fill_(float("nan"))
+    assert all(torch.equal(a, b) for a, b in zip(clean.run(50), dirty.run(50), strict=True))

@@ -1,0 +1,252 @@
+"""Every family's logits against `transformers` (eager, float32), however the prompt is cut up and batched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.errors import CheckpointError
+from engine.families import family_of
+from engine.model.attention import reference
+from engine.model.decoder import Decoder, load_decoder
+from engine.model.loader import Weights, read_json
+from engine.model.model_spec import ModelSpec, Rope
+from tests.engine.model import tiny
+from tests.engine.model.stepping import Stepper, apart
+from tests.engine.models.conftest import LENGTHS, SHARED, Case, make_case
+
+TOLERANCE = 1e-4
+VISIBLE = 1e-2  # a feature that matters moves the logits by more than this
+
+
+def assert_parity(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert [apart(f, e) for f, e in zip(found, expected, strict=True)] == pytest.approx([0] * len(found), abs=TOLERANCE)
+
+
+def test_whole_prompts_alone(case: Case) -> None:
+    found = [Stepper(case.decoder, [prompt], seed=1).run(chunk=300)[0] for prompt in case.prompts]
+    assert_parity(found, case.expected)
+
+
+@pytest.mark.parametrize("chunk", [16, 50])
+def test_chunks_of_all_prompts_together(case: Case, chunk: int) -> None:
+    assert_parity(Stepper(case.decoder, case.prompts, seed=chunk).run(chunk), case.expected)
+
+
+def test_token_by_token_together(case: Case) -> None:
+    stepper = Stepper(case.decoder, case.prompts, block_size=8, seed=3)
+    before = stepper.step([0, 0, 0, 0, 0, 230])  # the longest prompt joins with most of it cached
+    found = stepper.run(chunk=1)
+    assert_parity([*found[:-1], torch.cat([before[-1], found[-1]])], case.expected)
+
+
+def test_prefill_and_decode_in_one_batch(case: Case) -> None:
+    stepper = Stepper(case.decoder, case.prompts, seed=4)
+    parts: list[list[torch.Tensor]] = [[] for _ in case.prompts]
+    plan = [[1, 0, 60, 3, 64, 130], [0, 2, 1, 60, 0, 1], [0, 0, 1, 0, 1, 1], [0, 0, 1, 1, 0, 5], [0, 0, 0, 0, 0, 163]]
+    for chunks in plan:
+        for part, logits in zip(parts, stepper.step(chunks), strict=True):
+            part.append(logits)
+    assert tuple(stepper.done) == LENGTHS
+    assert_parity([torch.cat(part) for part in parts], case.expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2_windows"])
+def test_reference_attention_gives_the_same_logits(own_cases: Any, name: str) -> None:
+    case = own_cases(name)
+    config = read_json(case.path / "config.json")
+    family = family_of(config)
+    slow = Decoder(
+        family.spec(config),
+        family.names(config),
+        Weights(case.path),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        attend=reference,
+    )
+    assert_parity([Stepper(slow, [case.prompts[4]], seed=1).run(50)[0]], [case.expected[4]])
+
+
+def _everywhere(rope: Rope | None) -> Any:
+    return lambda spec: {"ropes": (rope or spec.ropes[0],) * spec.layers}
+
+
+def _plain_rope(spec: ModelSpec) -> dict[str, Any]:
+    return {"ropes": tuple(Rope(rope.dim, rope.theta) for rope in spec.ropes if rope)}
+
+
+def _no_windows(spec: ModelSpec) -> dict[str, Any]:
+    return {"windows": (None,) * spec.layers}
+
+
+DROPPED: list[tuple[str, str, Any]] = [
+    ("qwen2", "bias", {"qkv_bias": False}),
+    ("llama_biased", "output bias", {"o_bias": False}),
+    ("llama_biased", "mlp bias", {"mlp_bias": False}),
+    ("llama3", "rope scaling", _plain_rope),
+    ("llama_linear", "rope scaling", _plain_rope),
+    ("llama_yarn", "rope scaling", _plain_rope),
+    ("llama_yarn", "attention factor", lambda s: {"ropes": tuple(replace(r, attention_factor=1.0) for r in s.ropes)}),
+    ("llama_yarn_mscale", "mscale", lambda s: {"ropes": tuple(replace(r, attention_factor=1.0) for r in s.ropes)}),
+    ("llama_yarn_mscale", "no truncation", lambda s: {"ropes": tuple(replace(r, truncate=True) for r in s.ropes)}),
+    ("mistral", "window", _no_windows),
+    ("qwen2_windows", "windows", _no_windows),
+    ("phi3", "window", _no_windows),
+    ("phi3_partial", "partial rotation", lambda s: {"ropes": (Rope(s.head_dim, s.ropes[0].theta),) * s.layers}),
+    ("qwen3", "query and key norm", {"qk_norm": "none"}),
+    ("smollm3", "layers without positions", _everywhere(None)),
+    ("gemma2", "attention softcap", {"attention_softcap": None}),
+    ("gemma2", "logit softcap", {"logit_softcap": None}),
+    ("gemma2", "windows", _no_windows),
+    ("gemma2", "norms after", {"post_norm": False}),
+    ("gemma2", "norm offset", {"norm_offset": 0.0}),
+    ("gemma2", "activation", {"activation": "silu"}),
+    ("gemma2", "attention scale", lambda s: {"attention_scale": s.head_dim**-0.5}),
+    ("gemma2", "embedding multiplier", {"embedding_multiplier": 1.0}),
+    ("gemma3", "query and key norm", {"qk_norm": "none"}),
+    ("gemma3", "windows", _no_windows),
+    ("gemma3", "local rope", lambda s: _everywhere(s.ropes[-1])(s)),
+    ("granite", "embedding multiplier", {"embedding_multiplier": 1.0}),
+    ("granite", "attention multiplier", lambda s: {"attention_scale": s.head_dim**-0.5}),
+    ("granite", "residual multiplier", {"residual_multiplier": 1.0}),
+    ("granite", "logits scaling", {"logits_scaling": 1.0}),
+    ("olmo2", "query and key norm", {"qk_norm": "none"}),
+    ("olmo2", "norms after", {"post_norm": False}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "feature", "change"), DROPPED, ids=[f"{name}-{feature}".replace(" ", "_") for name, feature, _ in DROPPED]
+)
+def test_dropping_a_feature_breaks_parity(own_cases: Any, name: str, feature: str, change: Any) -> None:
+    case = own_cases(name)
+    config = read_json(case.path / "config.json")
+    family = family_of(config)
+    spec = family.spec(config)
+    without = replace(spec, **(change(spec) if callable(change) else change))
+    assert without != spec, f"{name} has no {feature} to drop"
+    decoder = Decoder(
+        without, family.names(config), Weights(case.path), dtype=torch.float32, device=torch.device("cpu")
+    )
+    assert apart(Stepper(decoder, [case.prompts[-1]]).run(300)[0], case.expected[-1]) > VISIBLE
+
+
+def test_longrope_is_exact_within_the_original_context_and_beyond_it(tmp_path: Path) -> None:
+    case = make_case(tiny.build(*tiny.LONGROPE_PHI3), tmp_path)
+    assert case.decoder.spec.max_position_embeddings == 160
+    assert_parity(Stepper(case.decoder, case.prompts[:-1]).run(64), case.expected[:-1])
+    long = load_decoder(tmp_path, dtype=torch.float32, max_model_len=640)
+    assert long.spec.max_position_embeddings == 640
+    assert_parity(Stepper(long, case.prompts[-1:]).run(64), case.expected[-1:])
+    assert apart(Stepper(long, case.prompts[2:3]).run(64)[0], case.expected[2]) > VISIBLE
+
+
+def test_longrope_attention_factor_is_applied(tmp_path: Path) -> None:
+    case = make_case(tiny.build(*tiny.LONGROPE_PHI3), tmp_path)
+    config = read_json(tmp_path / "config.json")
+    family = family_of(config)
+    spec = family.spec(config)
+    ropes = tuple(replace(rope, attention_factor=1.0) for rope in spec.ropes if rope)
+    decoder = Decoder(
+        replace(spec, ropes=ropes),
+        family.names(config),
+        Weights(tmp_path),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert apart(Stepper(decoder, [case.prompts[4]]).run(300)[0], case.expected[4]) > VISIBLE
+
+
+def test_dynamic_rope_equals_transformers_up_to_the_declared_length(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    case = make_case(tiny.build("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": rope}), tmp_path)
+    assert_parity(Stepper(case.decoder, case.prompts).run(300), case.expected)
+
+
+def test_gemma3_with_vision_runs_its_text_part(tmp_path: Path) -> None:
+    import transformers
+
+    text = {**tiny.SIZES, **tiny.GEMMA, "num_hidden_layers": 6}
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "image_size": 8,
+        "patch_size": 4,
+    }
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_index=383,
+        boi_token_index=382,
+        eoi_token_index=381,
+    )
+    config._attn_implementation = "eager"
+    model = tiny.redraw(transformers.Gemma3ForConditionalGeneration(config).eval().float(), seed=3)
+    tiny.save(model, tmp_path)
+    prompt = list(range(3, 103))
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0]
+    assert_parity(Stepper(load_decoder(tmp_path, dtype=torch.float32), [prompt]).run(33), [expected])
+
+
+def test_sharded_checkpoint_equals_single(own_cases: Any, tmp_path: Path) -> None:
+    case = own_cases("qwen3")
+    tiny.save(tiny.build(*tiny.MODELS["qwen3"]), tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    sharded = load_decoder(tmp_path, dtype=torch.float32)
+    assert_parity(Stepper(sharded, case.prompts[2:3]).run(64), case.expected[2:3])
+
+
+def test_tied_embeddings_need_no_lm_head_and_untied_ones_do(own_cases: Any) -> None:
+    tied = load_file(own_cases("qwen3").path / "model.safetensors")
+    untied = load_file(own_cases("llama").path / "model.safetensors")
+    assert "lm_head.weight" not in tied and "lm_head.weight" in untied
+
+
+def test_hidden_states_equal_transformers(own_cases: Any) -> None:
+    model = tiny.build(*tiny.MODELS["llama"])
+    case = own_cases("llama")
+    prompt = case.prompts[2]
+    with torch.no_grad():
+        expected = model.model(torch.tensor([prompt])).last_hidden_state[0]
+    stepper = Stepper(case.decoder, [prompt])
+    forward, case.decoder.forward = case.decoder.forward, case.decoder.hidden  # type: ignore[method-assign]
+    try:
+        assert apart(stepper.run(20)[0], expected) < TOLERANCE
+    finally:
+        case.decoder.forward = forward  # type: ignore[method-assign]
+
+
+def test_bfloat16_stays_near_float32(own_cases: Any) -> None:
+    for name in ("qwen3", "gemma2", "olmo2"):
+        case = own_cases(name)
+        half = load_decoder(case.path, dtype=torch.bfloat16)
+        assert apart(Stepper(half, [case.prompts[2]]).run(20)[0], case.expected[2]) < 0.1
+
+
+def test_longer_than_declared_is_refused(own_cases: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"max_model_len is 641.*at most 640"):
+        load_decoder(own_cases("llama").path, dtype=torch.float32, max_model_len=641)
+
+
+def test_stories260k_greedy_text_is_the_known_one() -> None:
+    from engine.model.tokenizer import Tokenizer
+
+    root = SHARED / "data/models/stories260K"
+    if not root.is_dir():
+        pytest.skip(f"no stories260K at {root}; set PONDER_SHARED")
+    decoder, tokenizer = load_decoder(root / "hf", dtype=torch.float32), Tokenizer.load(root / "hf")
+    assert tokenizer.bos_token_id is not None
+    stepper = Stepper(decoder, [[tokenizer.bos_token_id] + [0] * 200])
+    for i in range(200):
+        (logits,) = stepper.step([1])
+        stepper.prompts[0][i + 1] = int(logits[-1].argmax())
+    assert tokenizer.decode(stepper.prompts[0]) == (root / "expected_greedy_200tok.txt").read_text()

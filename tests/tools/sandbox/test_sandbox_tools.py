@@ -1,0 +1,37 @@
+"""The tools `python` and `small_python`: what a model reads of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from ponder import BadArguments, FakeContext, call_tool
+from tests.tools.sandbox.sandbox_traces import SMALL, needs_jails
+from tools.builtin.python import MOST_CODE, python, small_python
+from tools.sandbox import Pure, Sandbox
+
+
+@needs_jails
+async def test_python_tells_value_output_errors_and_files() -> None:
+    async with await Sandbox.open(SMALL) as sandbox:
+        ctx = FakeContext(provided={Sandbox: sandbox})
+        good = await call_tool(python, ctx, code="print('hi')\nopen('a.txt', 'w').write('abc')\n6 * 7")
+        assert good.text.count("Value: 42\nPrinted:\nhi\nFiles that it made, gone with it: a.txt (3 bytes)") == 1
+        bad = await call_tool(python, ctx, code="1 / 0")
+        assert "It did not end well (error): ZeroDivisionError: division by zero\nErrors:\nTraceback" in bad.text
+        silent = await call_tool(python, ctx, code="x = 1")
+        assert "neither printed anything nor ended with a value" in silent.text
+        assert good.untrusted  # it may print what a document that it was given says
+
+
+async def test_small_python_computes_without_a_jail() -> None:
+    async with await Pure.open() as pure:
+        result = await call_tool(small_python, FakeContext(provided={Pure: pure}), code="sum(range(10))")
+        assert "Value: 45" in result.text
+        refused = await call_tool(small_python, FakeContext(provided={Pure: pure}), code="open('/etc/passwd')")
+        assert "PermissionError" in refused.text
+
+
+@pytest.mark.parametrize("code", ["", "x" * (MOST_CODE + 1)])
+async def test_code_that_is_none_or_too_long_is_refused(code: str) -> None:
+    with pytest.raises(BadArguments, match="code"):
+        await call_tool(python, FakeContext(), code=code)
