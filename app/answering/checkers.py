@@ -56,7 +56,7 @@ class Checkers:
 
     def __init__(self) -> None:
         self.toolshed: Toolshed | None = None
-        self._workers = Workers("tools.workers.pool.schema_check", timeout_s=CHECK_S, memory_bytes=_MEMORY_BYTES)
+        self._workers = Workers("tools.workers.schema_check", timeout_s=CHECK_S, memory_bytes=_MEMORY_BYTES)
         self._pure: Pure | None = None
         self._opening = asyncio.Lock()
 

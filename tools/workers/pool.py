@@ -118,7 +118,7 @@ class _Worker:
         """
         self.requests = 0
         path = [str(Path(each).resolve()) for each in sys.path]
-        start = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from tools.workers.pool.worker import main; "
+        start = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from tools.workers.worker import main; "
         command = [sys.executable, "-I", "-c", f"{start}main(json.loads(sys.argv[1]))", json.dumps(settings)]
         try:
             self._process = subprocess.Popen(

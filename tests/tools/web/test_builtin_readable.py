@@ -33,7 +33,7 @@ def workers() -> set[int]:
         if each.name.isdigit():
             with contextlib.suppress(OSError):
                 parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == os.getpid() and b"tools.workers.pool.worker" in (each / "cmdline").read_bytes():
+                if parent == os.getpid() and b"tools.workers.worker" in (each / "cmdline").read_bytes():
                     found.add(int(each.name))
     return found
 
