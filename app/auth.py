@@ -50,7 +50,7 @@ _FORGOTTEN_S = 900.0
 _ADDRESSES, _ACCEPTED = 4096, 4096  # remembered at once
 
 
-class Attempts:
+class LoginThrottle:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._failed = OrderedDict[str, tuple[int, float]]()  # by address: how often, and when last
@@ -147,7 +147,7 @@ _OPEN = frozenset({"/health", SESSION_PATH})
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class Principal:
     """The user that a request comes from, the key that says so, and when a session ends, if it is one."""
 
     id: str
@@ -163,7 +163,7 @@ class Who:
         return scope is None or self.scopes is None or scope in self.scopes
 
 
-LOCAL = Who(LOCAL_USER, LOCAL_USER, "operator")  # everybody, where nobody is asked
+LOCAL = Principal(LOCAL_USER, LOCAL_USER, "operator")  # everybody, where nobody is asked
 
 
 class Auth:
@@ -171,7 +171,7 @@ class Auth:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._attempts = Attempts()
+        self._attempts = LoginThrottle()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="accounts")
 
     async def do(self, work: Callable[[Accounts], T]) -> T:
@@ -186,7 +186,7 @@ class Auth:
         self._thread.shutdown()
         self._accounts.close()
 
-    async def who(self, headers: Headers, address: str) -> Who | None:
+    async def who(self, headers: Headers, address: str) -> Principal | None:
         """Returns who sends these headers; None where they say nothing.
 
         Raises:
@@ -199,7 +199,7 @@ class Auth:
             return None if held is None else await self._counted(_who(*held))
         return None
 
-    async def required(self, path: str, headers: Headers, address: str) -> Who:
+    async def required(self, path: str, headers: Headers, address: str) -> Principal:
         """Returns who sends these headers to a path that is not open.
 
         Raises:
@@ -215,7 +215,7 @@ class Auth:
             raise out_of_scope(who, wanted or "")
         return who
 
-    async def _counted(self, who: Who) -> Who:
+    async def _counted(self, who: Principal) -> Principal:
         """With what the key has used, where that matters."""
         key_id = who.key_id
         if key_id is None or who.quota == NO_QUOTA:
@@ -244,7 +244,7 @@ class Auth:
         self._attempts.accepted(shown)
         return found
 
-    async def sign_in(self, text: str, address: str) -> tuple[Who, str]:
+    async def sign_in(self, text: str, address: str) -> tuple[Principal, str]:
         """Opens a session; returns its user and its token.
 
         Raises:
@@ -288,7 +288,7 @@ def is_open(method: str, path: str) -> bool:
     return path in _OPEN or is_pages(method, path)
 
 
-def out_of_scope(who: Who, wanted: str) -> ApiError:
+def out_of_scope(who: Principal, wanted: str) -> ApiError:
     have = ", ".join(sorted(who.scopes or ())) or "nothing"
     message = f"This needs a key with the scope {wanted!r}, and this one is for {have}; an operator can change that."
     return ApiError(403, message, code="scope_required", kind="permission_error")
@@ -312,6 +312,8 @@ def _recognised(text: str) -> str:
     return repr(text if len(text) <= 8 else f"{text[:13]}…") if text.isprintable() else "given"
 
 
-def _who(account: Account, key: ApiKey, session_ends_at: float | None = None) -> Who:
+def _who(account: Account, key: ApiKey, session_ends_at: float | None = None) -> Principal:
     scopes = None if key.scopes is None else frozenset(key.scopes)
-    return Who(account.id, account.name, account.role, key.id, session_ends_at, scopes, key.quota.over(account.quota))
+    return Principal(
+        account.id, account.name, account.role, key.id, session_ends_at, scopes, key.quota.over(account.quota)
+    )

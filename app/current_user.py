@@ -7,23 +7,23 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from app.auth import LOCAL, WHO, KeyScope, Who, out_of_scope, unauthorised
+from app.auth import LOCAL, WHO, KeyScope, Principal, out_of_scope, unauthorised
 from app.errors import ApiError
 from app.state import Serving
 
 
-async def who_of(request: Request) -> Who:
+async def who_of(request: Request) -> Principal:
     """
     Raises:
         ApiError: 401, of a server that asks for keys, where nobody has been found by one.
     """
-    found: Who | None = request.scope.get(WHO)
+    found: Principal | None = request.scope.get(WHO)
     if found is None and Serving.of(request).settings.auth != "off":
         raise unauthorised("This needs an API key, or a session.")
     return found or LOCAL
 
 
-def check_scope(who: Who, scope: KeyScope) -> None:
+def check_scope(who: Principal, scope: KeyScope) -> None:
     """That what is asked for besides the route's own scope is within the key's.
 
     Raises:
@@ -33,7 +33,7 @@ def check_scope(who: Who, scope: KeyScope) -> None:
         raise out_of_scope(who, scope)
 
 
-def check_checker_scope(body: Mapping[str, Any], who: Who) -> None:
+def check_checker_scope(body: Mapping[str, Any], who: Principal) -> None:
     """That a key may run what a request's checker runs. `body` is the request, any JSON.
 
     Raises:
@@ -44,12 +44,12 @@ def check_checker_scope(body: Mapping[str, Any], who: Who) -> None:
         check_scope(who, "tools")
 
 
-async def user_of(who: Annotated[Who, Depends(who_of)]) -> str:
+async def user_of(who: Annotated[Principal, Depends(who_of)]) -> str:
     """The id of the user that a request comes from."""
     return who.id
 
 
-async def operator_of(who: Annotated[Who, Depends(who_of)]) -> Who:
+async def operator_of(who: Annotated[Principal, Depends(who_of)]) -> Principal:
     """
     Raises:
         ApiError: 403, the user is no operator.
@@ -60,6 +60,6 @@ async def operator_of(who: Annotated[Who, Depends(who_of)]) -> Who:
     return who
 
 
-Asker = Annotated[Who, Depends(who_of)]  # a route's parameter
+Asker = Annotated[Principal, Depends(who_of)]  # a route's parameter
 User = Annotated[str, Depends(user_of)]
-Operator = Annotated[Who, Depends(operator_of)]
+Operator = Annotated[Principal, Depends(operator_of)]

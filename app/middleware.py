@@ -50,7 +50,7 @@ def is_loopback(host: str) -> bool:
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class Guard:
+class CsrfGuard:
     """ASGI middleware that refuses foreign `Host` and `Origin` headers with 403."""
 
     def __init__(self, app: ASGIApp, *, bound: str, allowed_hosts: Iterable[str], cors_origins: Iterable[str]) -> None:
@@ -110,14 +110,14 @@ def _parses(value: str) -> bool:
     return True
 
 
-def surround(app: FastAPI, settings: Settings) -> None:
+def add_middleware(app: FastAPI, settings: Settings) -> None:
     """Add it: the outermost last, as Starlette has it."""
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
     app.add_middleware(
-        Guard, bound=settings.host, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins
+        CsrfGuard, bound=settings.host, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins
     )
     app.add_middleware(tracing.Traced)
     app.add_middleware(AnswerHeaders)

@@ -16,10 +16,10 @@ from fastapi.responses import JSONResponse
 
 from app import errors, openai, openapi
 from app.admission import Admission, AdmissionGate
-from app.answering.model_registry import Models
-from app.answering.reasoning_config import Manners
-from app.answering.served_model import Served
-from app.answering.tool_service import Toolshed
+from app.answering.model_registry import ModelRegistry
+from app.answering.reasoning_config import ReasoningResolver
+from app.answering.served_model import ServedModel
+from app.answering.tool_service import ToolService
 from app.api import chats
 from app.api.accounts import router as accounts_router
 from app.api.accounts import session_router as session_router
@@ -44,7 +44,7 @@ from app.connections import Drain, Draining
 from app.db.accounts import Accounts
 from app.db.store import Store
 from app.documents import open_library
-from app.middleware import surround
+from app.middleware import add_middleware
 from app.observability import Goals, Meter
 from app.openai import responses
 from app.page import mount_page
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 def create_app(
-    engine: Engine | Models, settings: Settings, *, store: Store | None = None, library: Library | None = None
+    engine: Engine | ModelRegistry, settings: Settings, *, store: Store | None = None, library: Library | None = None
 ) -> FastAPI:
     """A server of one model's engine, or of several models. A `store` and a `library` that are given, open, become the
     app's, which closes them.
@@ -69,17 +69,17 @@ def create_app(
     Raises:
         CheckpointError: a file beside the model's weights cannot be read.
     """
-    if isinstance(engine, Models):
+    if isinstance(engine, ModelRegistry):
         models = engine
     else:
-        models = Models([Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)])
+        models = ModelRegistry([ServedModel(engine, settings.model, settings.served_model_name, settings.tool_dialect)])
     meter = Meter(models, Goals.of_settings(settings))
 
     def used(key_id: str, tokens: int) -> None:
         state.auth.later(lambda accounts: accounts.add_use(key_id, 1, tokens))
 
     admission = Admission(settings, meter.backlogs, meter.refusal, used)
-    state = State(settings, models, meter, Manners.of_settings(settings), Drain(), meter, admission)
+    state = State(settings, models, meter, ReasoningResolver.of_settings(settings), Drain(), meter, admission)
     if settings.summary_model is not None and settings.summary_model not in models.names:
         accepted = ", ".join(models.names)
         raise BadSetting(f"summary_model is {settings.summary_model!r}; accepted: a served model: {accepted}.")
@@ -94,7 +94,7 @@ def create_app(
             closing.callback(state.auth.close)
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
-            toolshed = await closing.enter_async_context(Toolshed(settings, shelf))
+            toolshed = await closing.enter_async_context(ToolService(settings, shelf))
             state.manners.checkers.toolshed = toolshed
             closing.push_async_callback(state.manners.checkers.close)
             runs = Runs(
@@ -148,7 +148,7 @@ def create_app(
     openapi.install(app)
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)
-    surround(app, settings)
+    add_middleware(app, settings)
     mount_page(app)  # last: it answers for every path that nobody else took
     return app
 

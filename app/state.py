@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Self
 from fastapi import FastAPI, Request
 
 from app.admission import Admission
-from app.answering.model_registry import Models
-from app.answering.reasoning_config import Manners
-from app.answering.served_model import Served
-from app.answering.thinking_summary import Summariser, Thoughts
+from app.answering.model_registry import ModelRegistry
+from app.answering.reasoning_config import ReasoningResolver
+from app.answering.served_model import ServedModel
+from app.answering.thinking_summary import Summariser, ThinkingSummary
 from app.config import Settings
 from app.connections import Drain
 from app.observability import Counting, Meter
 
 if TYPE_CHECKING:
-    from app.answering.tool_service import Toolshed
+    from app.answering.tool_service import ToolService
     from app.auth import Auth
     from app.db.store import Store
     from app.runs.live_runs import Runs
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from retrieval import Library
 
 
-class Turns:
+class UserLocks:
     """One thing of each user's at a time."""
 
     def __init__(self) -> None:
@@ -52,9 +52,9 @@ class Serving:
     """Everything that answering on the engines takes, in whichever of a server's processes."""
 
     settings: Settings
-    models: Models
+    models: ModelRegistry
     counting: Counting
-    manners: Manners
+    manners: ReasoningResolver
     drain: Drain
 
     @classmethod
@@ -67,11 +67,11 @@ class Serving:
         app.state.ponder = self
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedModel:
         """The default model."""
         return self.models.default
 
-    def thoughts(self, user: str) -> Thoughts:
+    def thoughts(self, user: str) -> ThinkingSummary:
         """Returns the filter of the thinking of one answer to `user`.
 
         Raises:
@@ -79,7 +79,7 @@ class Serving:
         """
         policy, name = self.settings.thinking_text, self.settings.summary_model
         served = self.models.default if name is None else self.models.get(name)
-        return Thoughts(policy, Summariser(served, user) if policy == "summarised" else None)
+        return ThinkingSummary(policy, Summariser(served, user) if policy == "summarised" else None)
 
 
 @dataclass(slots=True)
@@ -91,13 +91,13 @@ class State(Serving):
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
     sequences: Sequences = field(init=False)  # while the app's lifespan lasts
     auth: Auth = field(init=False)  # the same
-    views: Turns = field(default_factory=Turns)  # of PDFs, in the processes that read them
+    views: UserLocks = field(default_factory=UserLocks)  # of PDFs, in the processes that read them
     _store: Store | None = None  # open while the app's lifespan lasts
     _runs: Runs | None = None
     _library: Library | None = None
-    _toolshed: Toolshed | None = None
+    _toolshed: ToolService | None = None
 
-    def opened(self, store: Store, runs: Runs, library: Library, toolshed: Toolshed) -> None:
+    def opened(self, store: Store, runs: Runs, library: Library, toolshed: ToolService) -> None:
         self._store, self._runs, self._library, self._toolshed = store, runs, library, toolshed
 
     @property
@@ -116,6 +116,6 @@ class State(Serving):
         return self._library
 
     @property
-    def toolshed(self) -> Toolshed:
+    def toolshed(self) -> ToolService:
         assert self._toolshed is not None, "the app's lifespan has not begun"
         return self._toolshed

@@ -23,8 +23,8 @@ from typing import Any
 import httpx
 import uvicorn
 
-from app.answering.reasoning_config import plan_of
-from app.answering.served_model import Served
+from app.answering.reasoning_config import plan_calls
+from app.answering.served_model import ServedModel
 from app.cli.serve import bind
 from app.config import load_settings
 from app.server import create_app
@@ -84,7 +84,7 @@ async def turns(model: Path, repeats: int) -> Json:
         await Engine.start(EngineConfig(str(model))) as over,
         await Engine.start(EngineConfig(str(model), prefix_cache=False)) as uncached,
     ):
-        served = Served(engine, "pebble")
+        served = ServedModel(engine, "pebble")
         for repeat in range(repeats + 1):
             question = {"role": "user", "content": QUESTION.format(list=100 + repeat)}
             prompt = await served.chat_tokens([question], {}, [LOOKUP])
@@ -128,9 +128,9 @@ class _Turn:
     wait_s: float
 
 
-async def _live(engine: Engine, served: Served, prompt: list[int]) -> list[_Turn]:
+async def _live(engine: Engine, served: ServedModel, prompt: list[int]) -> list[_Turn]:
     stock, lived, appended = _Stock(), list[_Turn](), list[list[int]]()
-    plan = await plan_of(served, read_tools([LOOKUP]), "required", False)
+    plan = await plan_calls(served, read_tools([LOOKUP]), "required", False)
 
     def after(calls: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[int]:
         appended.append(after_calls(engine.tokenizer, calls, texts, {}))

@@ -24,7 +24,7 @@ from bench import hardware
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
 from engine.errors import ContextLengthExceeded
 from engine.structured_output.layout import Constrained
-from engine.tool_parsers import Bodies, Call, Tool, ToolChoice, choose, fold
+from engine.tool_parsers import Bodies, Call, Tool, ToolChoice, choose_parser, fold
 from tests.engine.structured_output import bfcl
 
 PEBBLE = Path(__file__).parent.parent / "models" / "pebble"
@@ -118,7 +118,7 @@ def _read(file: Path) -> list[Any]:
 async def ask(engine: Engine, question: Question, choice: ToolChoice, sampling: Sampling) -> tuple[list[Call], bool]:
     """The calls that the model writes, and whether it came to an end."""
     tokenizer = engine.tokenizer
-    dialect = choose(tokenizer, tokenizer.tool_template)
+    dialect = choose_parser(tokenizer, tokenizer.tool_template)
     assert dialect is not None, "the model cannot call tools"
     plan = dialect.plan(question.tools, choice)
     opening, closing = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")

@@ -18,8 +18,8 @@ from engine.errors import InvalidParameter
 from engine.kernels import cpu
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.disk_tier import kept_secret
-from engine.kv_cache.offload import tiers_of
-from engine.kv_cache.quantized_cache import CodedCache
+from engine.kv_cache.offload import build_offload
+from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.snapshot import fingerprint
 from engine.model.batch import NULL_BLOCK, Batch, KVCache
 from engine.model.decoder import Decoder, load_decoder
@@ -52,13 +52,13 @@ _TORCH_THREADS = torch.get_num_threads()  # torch's choice, before any engine of
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class EngineParts:
     core: EngineCore
     compiler: Compiler
     loaded: Loaded
 
 
-def assemble(config: EngineConfig) -> Parts:
+def build(config: EngineConfig) -> EngineParts:
     """Load everything that `config` names.
 
     Raises:
@@ -99,11 +99,11 @@ def assemble(config: EngineConfig) -> Parts:
     max_model_len = config.max_model_len or min(declared, LONGEST_BY_DEFAULT)
     blocks = _kv_blocks(config, decoder, device, max_model_len)
     shape = (spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim)  # one more: the null block
-    kv: KVCache | CodedCache
+    kv: KVCache | QuantizedCache
     if config.kv_dtype == "auto":
         kv = KVCache(*shape, dtype, device)
     else:
-        kv = CodedCache(*shape, dtype, device, config.kv_dtype)
+        kv = QuantizedCache(*shape, dtype, device, config.kv_dtype)
     if device.type == "cuda" or not decoder.on_gpu:  # Triton's interpreter compiles nothing
         _warm_up(decoder, kv, device)
     numerics = _numerics(config, decoder, threads)
@@ -123,9 +123,9 @@ def assemble(config: EngineConfig) -> Parts:
         begin_device=lambda: use_threads(threads, device),
         constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
         model=model,
-        tiers=tiers_of(config, model, numerics, pool, kv, CacheStore(kv, device), device),
+        tiers=build_offload(config, model, numerics, pool, kv, CacheStore(kv, device), device),
     )
-    return Parts(
+    return EngineParts(
         core=core,
         compiler=compiler,
         loaded=Loaded(
@@ -176,7 +176,7 @@ def use_threads(count: int, device: torch.device | str = "cpu") -> None:
 
 
 def _runner(
-    config: EngineConfig, decoder: Decoder, kv: KVCache | CodedCache, device: torch.device, max_model_len: int
+    config: EngineConfig, decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.device, max_model_len: int
 ) -> Runner:
     if not decoder.on_gpu:
         return ModelRunner(decoder, kv, device, deterministic=config.deterministic)
@@ -186,7 +186,7 @@ def _runner(
     return GpuRunner(decoder, kv, device, max_rows=config.max_running, max_blocks=longest, graphs=config.graphs)
 
 
-def _warm_up(decoder: Decoder, kv: KVCache | CodedCache, device: torch.device) -> None:
+def _warm_up(decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.device) -> None:
     """Run prompts and a decode on the null block, so that the first request does not pay for first calls. A GPU's
     kernels for few, more and many tokens are compiled by it, and the one that copies blocks."""
     lengths: tuple[int, ...] = (kv.block_size, 1)

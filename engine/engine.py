@@ -33,7 +33,7 @@ from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.structured_output.spec import Constraint
 
 if TYPE_CHECKING:  # what a core is made of, which only its own process loads
-    from engine.builder import Parts
+    from engine.builder import EngineParts
     from engine.core.engine_core import EngineCore
 
 
@@ -62,10 +62,10 @@ class Engine:
         self._link = link(self)
 
     @classmethod
-    async def start(cls, config: EngineConfig, assemble: Callable[[EngineConfig], Parts] | None = None) -> Engine:
+    async def start(cls, config: EngineConfig, assemble: Callable[[EngineConfig], EngineParts] | None = None) -> Engine:
         """Load the model and start the core.
 
-        `assemble` makes the core's parts, if not `engine.builder.assemble`; for a core in a process of its own it is a
+        `build` makes the core's parts, if not `engine.builder.assemble`; for a core in a process of its own it is a
         function of a module, which that process imports.
 
         Raises:
@@ -98,9 +98,9 @@ class Engine:
             CheckpointError: the model's tokenizer cannot be read.
             EngineError: what `places` raises before there is a core.
         """
-        from engine.ipc.attached_client import JoinedLink  # ZeroMQ comes with it
+        from engine.ipc.attached_client import AttachedLink  # ZeroMQ comes with it
 
-        return await cls(config, lambda engine: JoinedLink(client, places, engine), client)._begun()
+        return await cls(config, lambda engine: AttachedLink(client, places, engine), client)._begun()
 
     async def _begun(self) -> Engine:
         """Itself, once its core runs."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.params import Span
 from engine.tool_parsers import ToolPlan
-from reasoning.thinking import Answers, Markers, Piece, think_and_answer
+from reasoning.thinking import AnswerFunction, Markers, Piece, think_and_answer
 from reasoning.turn import CallMore, CallStart, Delta, Turn
 from tools.outcome import Call
 
@@ -113,7 +113,7 @@ class Agent:
     span: Span
     limits: Limits = field(default_factory=Limits)
     held_s: float = HELD_S
-    answers: Answers = think_and_answer  # what writes each turn, such as a budget's
+    answers: AnswerFunction = think_and_answer  # what writes each turn, such as a budget's
     clock: Callable[[], float] = time.monotonic
     spent: int = 0  # tokens that the model has written
     steps: int = 0

@@ -31,7 +31,7 @@ class ChatFormat(Protocol):
     ) -> list[int]: ...
 
 
-class NoWayOn(ValueError):
+class CannotContinue(ValueError):
     """The model's chat template cannot take the results of tools after a call."""
 
 
@@ -63,9 +63,9 @@ def after_calls(
         )
         whole = format.apply_chat_template([_EARLIER, asked, *answered], tools=[_SOME_TOOL], **variables)
     except ValueError as error:
-        raise NoWayOn(f"This model's chat template takes no results of tools: {error}") from None
+        raise CannotContinue(f"This model's chat template takes no results of tools: {error}") from None
     if whole[: len(before)] != before:
-        raise NoWayOn("This model's chat template writes a turn otherwise once it has results of tools.")
+        raise CannotContinue("This model's chat template writes a turn otherwise once it has results of tools.")
     return [*_end_of_turn(format, before), *whole[len(before) :]]
 
 
@@ -92,7 +92,7 @@ def _apply(format: ChatFormat, messages: list[Json], variables: Mapping[str, Any
     try:
         return format.apply_chat_template(messages, **variables)
     except ValueError as error:
-        raise NoWayOn(f"This model's chat template takes no second question: {error}") from None
+        raise CannotContinue(f"This model's chat template takes no second question: {error}") from None
 
 
 def _end_of_turn(format: ChatFormat, turn: Sequence[int]) -> list[int]:

@@ -93,7 +93,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class CascadeStep:
     """A model of the cascade. `answer(measured)` writes one answer; `cost` is what a token of it costs, in any unit."""
 
     name: str
@@ -139,7 +139,7 @@ class Routed(Event):
 
 
 async def cascade(
-    rungs: Sequence[Rung], gates: Sequence[Gate], *, clock: Callable[[], float] = time.monotonic
+    rungs: Sequence[CascadeStep], gates: Sequence[Gate], *, clock: Callable[[], float] = time.monotonic
 ) -> AsyncGenerator[Event | Candidate, None]:
     """Asks one model after the other until an answer passes every gate: `Tried` for each, `Routed`, then the answer.
 

@@ -107,7 +107,7 @@ async def plain(seq: EngineSequence, span: Span, *, calls: bool = False) -> Asyn
             yield _piece("answer", out, out.text, calls=calls)
 
 
-class Answers(Protocol):
+class AnswerFunction(Protocol):
     """What writes a turn: `think_and_answer`, or a strategy with its signature."""
 
     def __call__(

@@ -81,7 +81,7 @@ class Judge:
     measures: bool = False
 
     async def score(self, candidate: Candidate, seq: EngineSequence) -> float:
-        """Raises `NoWayOn` where the chat template takes no second question, and what `score` raises."""
+        """Raises `CannotContinue` where the chat template takes no second question, and what `score` raises."""
         (fork,) = seq.fork()
         try:
             fork.append(after_answer(self.tokenizer, self.question, {"enable_thinking": False, **self.variables}))

@@ -20,7 +20,7 @@ from random import Random
 
 from engine import GREEDY, Engine, EngineConfig, Span
 from engine.structured_output.layout import Constrained
-from engine.tool_parsers import choose, read_tools
+from engine.tool_parsers import choose_parser, read_tools
 from training import reply
 from training.abilities import ABILITIES, Ability, xquad
 from training.conversation import Case, Message, Reply, Verdict
@@ -55,7 +55,7 @@ def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
 def held(engine: Engine, case: Case) -> Constrained | None:
     """Free text or calls of the case's tools, thinking before and between; None where there are no tools."""
     tokenizer = engine.tokenizer
-    dialect = choose(tokenizer, tokenizer.tool_template)
+    dialect = choose_parser(tokenizer, tokenizer.tool_template)
     opening, closing = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
     if not case.prompt.tools or dialect is None or opening is None or closing is None:
         return None

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.admission.rate_limits import Counts, KeyLimits, Rates, Window
-from app.admission.request_budget import Terms, Ticket
-from app.auth import LOCAL, WHO, Who, is_metered
+from app.admission.rate_limits import Counts, KeyLimits, RateWindows, Window
+from app.admission.request_budget import RequestBudget, RequestTerms
+from app.auth import LOCAL, WHO, Principal, is_metered
 from app.db.quotas import exhausted
 from app.errors import ApiError, invalid, note
 
 if TYPE_CHECKING:
-    from app.answering.served_model import Served
+    from app.answering.served_model import ServedModel
     from app.config import Settings
 
 
@@ -40,20 +40,20 @@ CLASSLESS = ("fcfs", "shortest-first")  # policies that go by something else alo
 _LEARN = 0.1  # what a new observation counts
 
 
-class Waiting(Protocol):
-    """Work left for a model: a `Backlog`, or the last news of one."""
+class QueuedWork(Protocol):
+    """Work left for a model: a `QueueEstimate`, or the last news of one."""
 
     def wait_s(self) -> float: ...
 
     def __len__(self) -> int: ...
 
 
-class Deciding(ABC):
+class AdmissionDecisions(ABC):
     """Decisions on what an admitted request may still ask, by `backlogs` (of each model) and `rates` as this process
     knows them."""
 
     def __init__(
-        self, settings: Settings, backlogs: Mapping[str, Waiting], rates: Rates, refused: Callable[[str], None]
+        self, settings: Settings, backlogs: Mapping[str, QueuedWork], rates: RateWindows, refused: Callable[[str], None]
     ) -> None:
         """`refused` hears the reason of each refusal."""
         self._max_wait_s = settings.max_wait_s
@@ -66,10 +66,10 @@ class Deciding(ABC):
         self._refused = refused
 
     @abstractmethod
-    def left(self, ticket: Ticket) -> None:
+    def left(self, ticket: RequestBudget) -> None:
         """All that answered a request has ended."""
 
-    def check(self, among: Iterable[Served]) -> None:
+    def check(self, among: Iterable[ServedModel]) -> None:
         """
         Raises:
             ApiError: 429: all of these models have too much to do.
@@ -103,7 +103,7 @@ class Deciding(ABC):
         """Tokens were written for a key, which may be more than it has left."""
         self._rates.spend(key, tokens)
 
-    def thinking_left(self, served: Served) -> int | None:
+    def thinking_left(self, served: ServedModel) -> int | None:
         """Returns the most tokens that an answer may think where many wait. None: as many as were asked for."""
         return self._thinking if self._backlogs[served.name].wait_s() >= self._reduce_from_s else None
 
@@ -116,7 +116,7 @@ class Deciding(ABC):
             headers={"Retry-After": str(seconds)},
         )  # fmt: skip
 
-    def _check(self, among: Iterable[Waiting]) -> None:
+    def _check(self, among: Iterable[QueuedWork]) -> None:
         least = min(among, key=lambda backlog: backlog.wait_s())
         wait_s = least.wait_s()
         if len(least) >= self._queue:
@@ -133,27 +133,27 @@ class Deciding(ABC):
         return self.refusal("tokens", message, wait_s, "rate_limit_exceeded")
 
 
-class Admission(Deciding):
+class Admission(AdmissionDecisions):
     """Of one server; `refused` hears the reason of each refusal."""
 
     def __init__(
         self,
         settings: Settings,
-        backlogs: Mapping[str, Waiting],
+        backlogs: Mapping[str, QueuedWork],
         refused: Callable[[str], None] = lambda reason: None,
         used: Callable[[str, int], None] = lambda key_id, tokens: None,
     ) -> None:
         """`backlogs` are those of the served models, by name. `used` hears of each request that ended which key it was
         for, and its tokens."""
-        super().__init__(settings, backlogs, Rates(), refused)
+        super().__init__(settings, backlogs, RateWindows(), refused)
         self._used = used
         self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
         self._deadline_s, self._longest = settings.deadline_s, settings.max_output_tokens
         self._answering = Counter[str]()
-        self._tickets = set[Ticket]()
+        self._tickets = set[RequestBudget]()
         self._lasts_s = 1.0  # a request, lately
 
-    def begin(self, who: Who, *, strict: bool = False) -> Ticket:
+    def begin(self, who: Principal, *, strict: bool = False) -> RequestBudget:
         """Let a request in, before anything of it is read.
 
         Raises:
@@ -182,7 +182,7 @@ class Admission(Deciding):
                 f"{limits.requests} a minute.", wait_s, "rate_limit_exceeded",
             )  # fmt: skip
         self._answering[key] += 1
-        ticket = Ticket(self, key, limits, self.terms_of(who), counted=who.key_id is not None, strict=strict)
+        ticket = RequestBudget(self, key, limits, self.terms_of(who), counted=who.key_id is not None, strict=strict)
         self._tickets.add(ticket)
         return ticket
 
@@ -191,7 +191,7 @@ class Admission(Deciding):
         """Requests that were let in and have not ended, by class; of an API worker's, the class of its key."""
         return dict(sorted(Counter(ticket.terms.priority for ticket in self._tickets).items()))
 
-    def left(self, ticket: Ticket) -> None:
+    def left(self, ticket: RequestBudget) -> None:
         self._tickets.discard(ticket)
         self._answering[ticket.key] -= 1
         if not self._answering[ticket.key]:
@@ -200,7 +200,7 @@ class Admission(Deciding):
         if ticket.counted:
             self._used(ticket.key, ticket.tokens)
 
-    def limits_of(self, who: Who) -> KeyLimits:
+    def limits_of(self, who: Principal) -> KeyLimits:
         """The key's own, or else the server's for every key."""
         own, all_keys = who.quota, self._limits
         return KeyLimits(
@@ -208,10 +208,10 @@ class Admission(Deciding):
             own.concurrent_requests or all_keys.concurrent,
         )  # fmt: skip
 
-    def terms_of(self, who: Who) -> Terms:
+    def terms_of(self, who: Principal) -> RequestTerms:
         """Of the key or of its user, and within the server's for all."""
         own = who.quota
-        return Terms(
+        return RequestTerms(
             own.priority or 0, _least(own.deadline_s, self._deadline_s), _least(own.max_output_tokens, self._longest),
             own.priority is not None,
         )  # fmt: skip
@@ -220,7 +220,7 @@ class Admission(Deciding):
         """Returns the token counts of a key."""
         return self._rates.counts(key)
 
-    def windows(self, who: Who) -> list[Window]:
+    def windows(self, who: Principal) -> list[Window]:
         """Returns the state of a key's limits."""
         return self._rates.windows(who.key_id or who.id, self.limits_of(who))
 
@@ -244,7 +244,7 @@ class AdmissionGate:
             await self.app(scope, receive, send)
             return
         admission = self._admission()
-        who: Who = scope.get(WHO, LOCAL)
+        who: Principal = scope.get(WHO, LOCAL)
 
         def windows() -> list[Window]:
             return admission.windows(who)
@@ -258,7 +258,7 @@ class AdmissionGate:
 
 
 async def answered(
-    app: ASGIApp, ticket: Ticket, windows: Callable[[], list[Window]], scope: Scope, receive: Receive, send: Send
+    app: ASGIApp, ticket: RequestBudget, windows: Callable[[], list[Window]], scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Answer a request that was let in, and tell how its key's limits stand."""
     ticket.use()
@@ -268,7 +268,7 @@ async def answered(
         ticket.leave()
 
 
-def _telling(send: Send, windows: Callable[[], list[Window]], ticket: Ticket | None = None) -> Send:
+def _telling(send: Send, windows: Callable[[], list[Window]], ticket: RequestBudget | None = None) -> Send:
     async def told(message: Message) -> None:
         if message["type"] == "http.response.start":
             out = MutableHeaders(scope=message)

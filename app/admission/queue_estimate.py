@@ -34,7 +34,7 @@ _TRUST: Three = (8.0, 300.0, 30.0)  # how many of each, in a second of steps, co
 _MEMORY_S = 20.0  # of steps, after which what was seen counts a third
 
 
-class Pace:
+class ThroughputEstimate:
     """`step_s`, `read_s` and `write_s`, all in seconds."""
 
     def __init__(self) -> None:
@@ -83,10 +83,12 @@ _MOST_SKEW = 4.0
 _LONGER, _SHORTER = 0.2, 0.05  # what a wait counts that was longer than expected, or shorter: rather too long a guess
 
 
-class Work:
+class AdmittedWork:
     """One request that was let in: `answers` of it, to prompts of so many tokens that must be read."""
 
-    def __init__(self, backlog: Backlog, tenant: str, prompt: int, unread: int, output: int, answers: int) -> None:
+    def __init__(
+        self, backlog: QueueEstimate, tenant: str, prompt: int, unread: int, output: int, answers: int
+    ) -> None:
         self.tenant = tenant
         self.prompt = prompt
         self.unread = unread
@@ -116,28 +118,30 @@ class _Sums:
     held: int = 0  # tokens that all will have in the KV cache
     output: int = 0  # tokens that are likely to be written
 
-    def add(self, work: Work, sign: int) -> None:
+    def add(self, work: AdmittedWork, sign: int) -> None:
         self.answers += sign * work.answers
         self.held += sign * (work.prompt * work.answers + work.output)
         self.output += sign * work.output
         if work.reading:
             self.read(work, -sign)
 
-    def read(self, work: Work, sign: int = 1) -> None:
+    def read(self, work: AdmittedWork, sign: int = 1) -> None:
         """The work's prompt was read."""
         self.reading -= sign
         self.unread -= sign * work.unread
 
 
-class Backlog:
+class QueueEstimate:
     """At most `places` sequences run at once, and no more than fit into the KV cache, once that was `seen`."""
 
     def __init__(self, places: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.pace = Pace()
+        self.pace = ThroughputEstimate()
         self._places = places
         self._pool_tokens = math.inf
         self._clock = clock
-        self._works: dict[Work, tuple[float, float]] = {}  # since when, and the wait that was expected, unskewed
+        self._works: dict[
+            AdmittedWork, tuple[float, float]
+        ] = {}  # since when, and the wait that was expected, unskewed
         self._sums = _Sums()
         self._output = _FIRST_OUTPUT
         self._ended = 0
@@ -162,15 +166,15 @@ class Backlog:
         """Estimates how long a request that comes now waits before its own prompt is read."""
         return self._expected_s() * math.exp(self._skew)
 
-    def admit(self, tenant: str, prompt: int, limit: int, answers: int = 1) -> Work:
+    def admit(self, tenant: str, prompt: int, limit: int, answers: int = 1) -> AdmittedWork:
         """A request is let in, with so many tokens of prompts and of room for each answer."""
         unread = round(prompt * (1 - self._cached.get(tenant, 0.0)))
-        work = Work(self, tenant, prompt, unread, round(min(limit, self._output) * answers), answers)
+        work = AdmittedWork(self, tenant, prompt, unread, round(min(limit, self._output) * answers), answers)
         self._works[work] = self._clock(), self._expected_s() + unread * self.pace.read_s
         self._sums.add(work, 1)
         return work
 
-    def got(self, work: Work, tokens: int, cached: int) -> None:
+    def got(self, work: AdmittedWork, tokens: int, cached: int) -> None:
         work.written += tokens
         if not work.reading or work not in self._works or not tokens:
             return
@@ -186,7 +190,7 @@ class Backlog:
             if len(self._cached) > _TENANTS:
                 self._cached.popitem(last=False)
 
-    def end(self, work: Work, *, whole: bool) -> None:
+    def end(self, work: AdmittedWork, *, whole: bool) -> None:
         if self._works.pop(work, None) is None:
             return
         self._sums.add(work, -1)

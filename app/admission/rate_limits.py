@@ -46,7 +46,7 @@ class Window:
     reset_s: float
 
 
-class Rates:
+class RateWindows:
     """The windows of all keys of one server."""
 
     def __init__(self) -> None:

@@ -17,18 +17,18 @@ from app.errors import ApiError, invalid
 
 if TYPE_CHECKING:
     from app.admission.rate_limits import KeyLimits
-    from app.answering.served_model import Served
+    from app.answering.served_model import ServedModel
 
 PRIORITY = f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}: lower runs first; 0 unless the key says otherwise"
 DEADLINE = f"seconds above 0, up to {MAX_DEADLINE_S}, after which the answer ends as it is"
 
 _SPENT_AT_ONCE = 64  # tokens that are counted together
 
-_current: ContextVar[Ticket | None] = ContextVar("_current", default=None)
+_current: ContextVar[RequestBudget | None] = ContextVar("_current", default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RequestTerms:
     """A request's scheduling class (lower runs first), the seconds that its answer may take, and the tokens of it."""
 
     priority: int = 0
@@ -40,9 +40,9 @@ class Terms:
 class Admitter(Protocol):
     """Decides what an admitted request may still ask: admission here, or a worker's client of it."""
 
-    def left(self, ticket: Ticket) -> None: ...
+    def left(self, ticket: RequestBudget) -> None: ...
 
-    def check(self, among: Iterable[Served]) -> None: ...
+    def check(self, among: Iterable[ServedModel]) -> None: ...
 
     def check_priority(self, priority: int | None) -> None: ...
 
@@ -50,10 +50,10 @@ class Admitter(Protocol):
 
     def spend(self, key: str, tokens: int) -> None: ...
 
-    def thinking_left(self, served: Served) -> int | None: ...
+    def thinking_left(self, served: ServedModel) -> int | None: ...
 
 
-class Ticket:
+class RequestBudget:
     """Of the key `key`, or of everybody where there are none; `strict`: its client would rather be refused than get
     less. `tokens` were read and written so far."""
 
@@ -62,7 +62,7 @@ class Ticket:
         admission: Admitter,
         key: str,
         limits: KeyLimits,
-        terms: Terms | None = None,
+        terms: RequestTerms | None = None,
         *,
         counted: bool = False,
         strict: bool = False,
@@ -71,7 +71,7 @@ class Ticket:
         self.key = key
         self.counted = counted
         self.strict = strict
-        self.terms = terms or Terms()
+        self.terms = terms or RequestTerms()
         self.tokens = 0
         self.began = time.monotonic()
         self._limits = limits
@@ -82,7 +82,7 @@ class Ticket:
         self._models: list[str] = []  # that `auto` may ask, where that is not all
 
     @staticmethod
-    def current() -> Ticket | None:
+    def current() -> RequestBudget | None:
         """That of the request being answered here; None of work that nobody asked for just now."""
         return _current.get()
 
@@ -142,7 +142,7 @@ class Ticket:
 
     # -- what it may cost
 
-    def enter(self, *among: Served) -> None:
+    def enter(self, *among: ServedModel) -> None:
         """One of these models is to answer.
 
         Raises:
@@ -178,7 +178,7 @@ class Ticket:
         thinking = {"thinking": str(min(self._thinking.values()))} if self._thinking else {}
         return {**thinking, "models": " ".join(self._models)} if self._models else thinking
 
-    def thinking_limit(self, served: Served) -> int | None:
+    def thinking_limit(self, served: ServedModel) -> int | None:
         """The most tokens that an answer may think while many wait for the model; None: no limit."""
         return None if self.strict else self._admission.thinking_left(served)
 
@@ -203,7 +203,7 @@ def narrow(priority: int | None, deadline_s: float | None) -> None:
     Raises:
         ApiError: 400: its key may not have them.
     """
-    if (ticket := Ticket.current()) is not None:
+    if (ticket := RequestBudget.current()) is not None:
         ticket.narrow(priority, deadline_s)
 
 
@@ -220,14 +220,14 @@ def scheduling() -> Scheduling:
     Raises:
         ApiError: 408: none are.
     """
-    if (ticket := Ticket.current()) is None:
+    if (ticket := RequestBudget.current()) is None:
         return {"priority": 0, "deadline_s": None}
     return {"priority": ticket.terms.priority, "deadline_s": ticket.left_s}
 
 
 def priority() -> int:
     """The current request's class."""
-    return 0 if (ticket := Ticket.current()) is None else ticket.terms.priority
+    return 0 if (ticket := RequestBudget.current()) is None else ticket.terms.priority
 
 
 def output_limit(asked: int | None, param: str = "max_tokens") -> int | None:
@@ -236,20 +236,20 @@ def output_limit(asked: int | None, param: str = "max_tokens") -> int | None:
     Raises:
         ApiError: 400: more are asked for.
     """
-    most = None if (ticket := Ticket.current()) is None else ticket.terms.max_output_tokens
+    most = None if (ticket := RequestBudget.current()) is None else ticket.terms.max_output_tokens
     if most is not None and asked is not None and asked > most:
         message = f"{param} is {asked}; accepted: at most {most}, the longest answer of this key or server."
         raise invalid(param, message)
     return most
 
 
-def enter(*among: Served) -> None:
+def enter(*among: ServedModel) -> None:
     """One of these models is to answer the current request.
 
     Raises:
         ApiError: 429: all of them have too much to do.
     """
-    if (ticket := Ticket.current()) is not None:
+    if (ticket := RequestBudget.current()) is not None:
         ticket.enter(*among)
 
 
@@ -259,5 +259,5 @@ def charge(tokens: int) -> None:
     Raises:
         ApiError: 429: its key has too few left for now.
     """
-    if (ticket := Ticket.current()) is not None:
+    if (ticket := RequestBudget.current()) is not None:
         ticket.charge(tokens)

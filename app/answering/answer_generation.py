@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from app.admission.request_budget import output_limit, scheduling
-from app.answering.reasoning_config import Manner, Writer
-from app.answering.served_model import Served
+from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig
+from app.answering.served_model import ServedModel
 from app.connections import finish
 from app.errors import ApiError, from_exception, invalid
 from app.observability import Counting
@@ -58,7 +58,7 @@ class Answering(Protocol):
 class Generation:
     """One request's work for the engine. `tally` fills as pieces pass."""
 
-    served: Served
+    served: ServedModel
     counting: Counting
     endpoint: str
     prompts: list[list[int]]
@@ -66,7 +66,7 @@ class Generation:
     spans: list[Span]  # one for each prompt
     chat: bool  # tell thinking apart
     calls: bool = False  # what the spans' constraints hold are tool calls
-    manner: Manner = field(default_factory=Manner)  # of a chat's answers
+    manner: ReasoningConfig = field(default_factory=ReasoningConfig)  # of a chat's answers
     variables: Mapping[str, Any] = field(default_factory=dict)  # of its template
     tenant: str = ""  # whose blocks of the prefix cache are found
     tally: Tally = field(default_factory=Tally)
@@ -111,7 +111,7 @@ class Generation:
         if not self.chat:
             return plain(seq, span)
         opened, closed = self.served.opens_thinking(prompt), self.served.closes_thinking(prompt)
-        write = Writer(self.manner, self.served, self.variables, self._hear)
+        write = AnswerGenerator(self.manner, self.served, self.variables, self._hear)
         return write(seq, span, self.served.markers, opened=opened, closed=closed, calls=self.calls)
 
     def _hear(self, event: Event) -> None:
@@ -119,7 +119,7 @@ class Generation:
             self.tally.add_unseen(event.written, event.read)
 
 
-def room_for(served: Served, prompt: Sequence[int], limit: int | None, param: str) -> int:
+def remaining_context(served: ServedModel, prompt: Sequence[int], limit: int | None, param: str) -> int:
     """Tokens that an answer after `prompt` may have: what the context leaves, and no more than the request's key may.
 
     Raises:

@@ -22,11 +22,11 @@ from reasoning.strategy import Check
 from tools.outcome import Call
 from tools.sandbox import Pure, SandboxFailed
 from tools.session import Session
-from tools.workers.pool import WorkerFailed, Workers
+from tools.workers.pool import ProcessPool, WorkerFailed
 from tools.workers.schema_check import check_schema
 
 if TYPE_CHECKING:
-    from app.answering.tool_service import Toolshed
+    from app.answering.tool_service import ToolService
 
 Json = Mapping[str, Any]  # Any: plain JSON
 
@@ -55,8 +55,8 @@ class Checkers:
     """
 
     def __init__(self) -> None:
-        self.toolshed: Toolshed | None = None
-        self._workers = Workers("tools.workers.schema_check", timeout_s=CHECK_S, memory_bytes=_MEMORY_BYTES)
+        self.toolshed: ToolService | None = None
+        self._workers = ProcessPool("tools.workers.schema_check", timeout_s=CHECK_S, memory_bytes=_MEMORY_BYTES)
         self._pure: Pure | None = None
         self._opening = asyncio.Lock()
 
@@ -151,7 +151,7 @@ class Checkers:
 class _Judged:
     """A check in a worker's process."""
 
-    workers: Workers
+    workers: ProcessPool
     request: dict[str, Any]
 
     def __call__(self, text: str) -> Awaitable[float]:

@@ -1,7 +1,7 @@
 """`model: auto`: several models behind one name. A small one answers first, a larger one where that is not good enough.
 
 The cascade is `reasoning.route`'s; this makes its rungs of served models. What a request is in one model's own words is
-given (`Prompted`), so this knows nothing of messages, templates or HTTP.
+given (`ModelPrompt`), so this knows nothing of messages, templates or HTTP.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from app.admission.request_budget import Ticket, scheduling
-from app.answering.served_model import Served
+from app.admission.request_budget import RequestBudget, scheduling
+from app.answering.served_model import ServedModel
 from app.connections import finish
 from app.errors import from_exception
 from engine.outputs import TokenLogprob
 from engine.params import Span
 from reasoning.candidate import TOP, Candidate
-from reasoning.route import Confident, Decided, Gate, Rung, Tried, Whole, cascade
+from reasoning.route import CascadeStep, Confident, Decided, Gate, Tried, Whole, cascade
 from reasoning.strategy import Event, Spent
-from reasoning.thinking import Answers, Piece, think_and_answer
+from reasoning.thinking import AnswerFunction, Piece, think_and_answer
 
 GateName = Literal["confidence", "entropy", "whole"]
 CONFIDENCE = 0.97
@@ -31,28 +31,28 @@ ENTROPY = 0.1  # nats
 
 
 @dataclass(frozen=True, slots=True)
-class Prompted:
+class ModelPrompt:
     """A request as one model reads it. `span.max_tokens` must be set.
 
     `write` writes the answer in place of `think_and_answer`, also one that nobody sees in the end. Then thinking counts
     in what a gate measures only as far as its pieces have log-probabilities.
     """
 
-    served: Served
+    served: ServedModel
     prompt: list[int]
     span: Span
     calls: bool = False
-    write: Answers | None = None
+    write: AnswerFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Speaks(Event):
-    """The pieces that follow are the answer, and this is whose: one of the `Prompted` that were given."""
+class ModelChosen(Event):
+    """The pieces that follow are the answer, and this is whose: one of the `ModelPrompt` that were given."""
 
-    asked: Prompted
+    asked: ModelPrompt
 
 
-class Auto:
+class ModelCascade:
     """A cascade of models, asked in order until an answer is good enough. Costs are in tokens of the largest model.
 
     For each request: `asked = await auto.prompted(make)`, where `make(served)` makes the request into that model's
@@ -60,27 +60,27 @@ class Auto:
 
     - a `Tried` for each model that was asked: what its answer measured, whether it passed, and `why` not;
     - a `Spent` after a `Tried` that did not pass: the tokens of an answer that nobody sees;
-    - one `Speaks`, just before the first piece: take from its `asked` what depends on the model (its name, its
+    - one `ModelChosen`, just before the first piece: take from its `asked` what depends on the model (its name, its
       tokenizer for log-probabilities, the parser of its calls);
     - the answer's `Piece`s, the last one with a finish reason. The last model's come as they are written, another's all
       at once, when it has passed;
     - one `Routed`, the report: before the pieces of an answer that passed, after those of the last model's.
     """
 
-    def __init__(self, rungs: Sequence[Served], gate: Gate) -> None:
+    def __init__(self, rungs: Sequence[ServedModel], gate: Gate) -> None:
         self.rungs = tuple(rungs)
         self.gate = gate
         self.counts: Counter[tuple[str, bool]] = Counter()  # answers by model, and whether they were given
         self.hear: Callable[[str, bool], None] = lambda model, given: None  # each of them
 
-    async def prompted(self, make: Callable[[Served], Awaitable[Prompted]]) -> list[Prompted]:
+    async def prompted(self, make: Callable[[ServedModel], Awaitable[ModelPrompt]]) -> list[ModelPrompt]:
         """The request for every model that has room for it, in order. One for which the request is too long is left
         out, unless all are.
 
         Raises:
             What `make` raises otherwise.
         """
-        made: list[Prompted] = []
+        made: list[ModelPrompt] = []
         too_long: Exception | None = None
         for served in self.rungs:
             try:
@@ -93,7 +93,7 @@ class Auto:
             raise too_long
         return made
 
-    async def answer(self, asked: Sequence[Prompted], tenant: str = "") -> AsyncGenerator[Piece | Event, None]:
+    async def answer(self, asked: Sequence[ModelPrompt], tenant: str = "") -> AsyncGenerator[Piece | Event, None]:
         """One answer; see the class for what comes. Closing it ends what is being written, and frees its blocks.
 
         Raises:
@@ -109,20 +109,20 @@ class Auto:
         finally:
             await finish(work)
 
-    async def _climb(self, asked: Sequence[Prompted], tenant: str, tell: Callable[[Piece | Event], None]) -> None:
+    async def _climb(self, asked: Sequence[ModelPrompt], tenant: str, tell: Callable[[Piece | Event], None]) -> None:
         largest = max(each.served.parameters for each in asked)
         last = len(asked) - 1
         read: list[int] = []  # by the models asked so far: tokens of the prompt that were not in their caches
 
-        def rung(at: int, one: Prompted) -> Rung:
+        def rung(at: int, one: ModelPrompt) -> CascadeStep:
             async def answer(measured: bool) -> Candidate:
                 if at == last:
-                    tell(Speaks(one))
+                    tell(ModelChosen(one))
                 candidate = await _written(one, tenant, measured, tell if at == last else lambda piece: None)
                 read.append(sum(piece.prompt_tokens - piece.cached_tokens for piece in candidate.pieces[:1]))
                 return candidate
 
-            return Rung(one.served.name, answer, one.served.parameters / largest)
+            return CascadeStep(one.served.name, answer, one.served.parameters / largest)
 
         rungs = [rung(at, one) for at, one in enumerate(asked)]
         async with aclosing(cascade(rungs, [self.gate])) as climbing:
@@ -135,16 +135,16 @@ class Auto:
                     if not item.passed:
                         tell(Spent(item.tokens, read[-1]))
                 elif isinstance(item, Candidate) and len(read) <= last:
-                    tell(Speaks(asked[len(read) - 1]))
+                    tell(ModelChosen(asked[len(read) - 1]))
                     for piece in item.pieces:
                         tell(piece)
 
 
-def rungs(asked: Sequence[Prompted]) -> list[Prompted]:
+def allowed_models(asked: Sequence[ModelPrompt]) -> list[ModelPrompt]:
     """Returns the models that the current request may ask, in order: those before the first that many wait for; one at
     least."""
     kept = list(asked)
-    if (ticket := Ticket.current()) is None:
+    if (ticket := RequestBudget.current()) is None:
         return kept
     busy = [at for at, each in enumerate(kept) if at and ticket.thinking_limit(each.served) is not None]
     if busy:
@@ -153,10 +153,12 @@ def rungs(asked: Sequence[Prompted]) -> list[Prompted]:
     return kept
 
 
-async def _written(one: Prompted, tenant: str, measured: bool, hear: Callable[[Piece], None]) -> Candidate:
+async def _written(one: ModelPrompt, tenant: str, measured: bool, hear: Callable[[Piece], None]) -> Candidate:
     """One model's answer, whole, in a sequence of its own; `hear` gets its pieces as they come."""
     served, span = one.served, one.span
-    write: Answers = one.write or (partial(think_and_answer, thinking_logprobs=TOP) if measured else think_and_answer)
+    write: AnswerFunction = one.write or (
+        partial(think_and_answer, thinking_logprobs=TOP) if measured else think_and_answer
+    )
     wanted = replace(span, logprobs=max(span.logprobs or 0, TOP)) if measured else span
     pieces: list[Piece] = []
     logprobs: list[TokenLogprob] = []

@@ -11,28 +11,28 @@ from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Self
 
-from app.answering.model_cascade import Auto, gate_of
-from app.answering.served_model import Served
+from app.answering.model_cascade import ModelCascade, gate_of
+from app.answering.served_model import ServedModel
 from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting, Settings
 from app.errors import ApiError
 from engine import Engine
 from engine.errors import EngineError
 
 
-class Models:
+class ModelRegistry:
     """At least one model. Each is found by its name and its path, and the first also as `default`.
 
     `auto` chooses among several; there is none where one model alone is served.
     """
 
-    def __init__(self, served: Sequence[Served], auto: Auto | None = None) -> None:
+    def __init__(self, served: Sequence[ServedModel], auto: ModelCascade | None = None) -> None:
         """
         Raises:
             BadSetting: two have one name.
         """
         self.auto = auto
         self._served = tuple(served)
-        self._by_name: dict[str, Served] = {}
+        self._by_name: dict[str, ServedModel] = {}
         for each in self._served:
             if each.name in self._by_name:
                 raise BadSetting(f"Two models are called {each.name!r}; accepted: a name for each of its own.")
@@ -42,7 +42,7 @@ class Models:
                 self._by_name.setdefault(name, each)
 
     @classmethod
-    def of(cls, engines: Mapping[str, Engine], settings: Settings) -> Models:
+    def of(cls, engines: Mapping[str, Engine], settings: Settings) -> ModelRegistry:
         """Engines that run already, by the names of `settings`: the first model's, and its further `models`.
 
         Raises:
@@ -53,15 +53,15 @@ class Models:
         for name, engine in engines.items():
             first = name == settings.model_name
             path = settings.model if first else settings.models[name]
-            served.append(Served(engine, path, name, settings.tool_dialect if first else "auto"))
+            served.append(ServedModel(engine, path, name, settings.tool_dialect if first else "auto"))
         if len(served) < 2:
             return cls(served)
         by_name = {each.name: each for each in served}
         rungs = [by_name[name] for name in settings.router] or sorted(served, key=lambda each: each.parameters)
-        return cls(served, Auto(rungs, gate_of(settings.router_gate, settings.router_bar)))
+        return cls(served, ModelCascade(rungs, gate_of(settings.router_gate, settings.router_bar)))
 
     @classmethod
-    async def start(cls, settings: Settings, begin: Callable[[str], None] = lambda model: None) -> Models:
+    async def start(cls, settings: Settings, begin: Callable[[str], None] = lambda model: None) -> ModelRegistry:
         """Load them one after another; `begin` hears each one's path first.
 
         The engines share the device. The K/V memory that the settings give, or else find, is all of theirs together
@@ -101,7 +101,9 @@ class Models:
             raise
 
     @classmethod
-    async def join(cls, settings: Settings, client: int, places: Callable[[str], AsyncIterator[str | None]]) -> Models:
+    async def join(
+        cls, settings: Settings, client: int, places: Callable[[str], AsyncIterator[str | None]]
+    ) -> ModelRegistry:
         """The same models in another process than that which has started them: see `Engine.join`. `places` gives those
         of the model of a name.
 
@@ -126,14 +128,14 @@ class Models:
     ) -> None:
         await self.stop()
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._served)
 
     def __len__(self) -> int:
         return len(self._served)
 
     @property
-    def default(self) -> Served:
+    def default(self) -> ServedModel:
         return self._served[0]
 
     @property
@@ -142,7 +144,7 @@ class Models:
         auto = () if self.auto is None else (AUTO_NAME,)
         return tuple(dict.fromkeys((*(each.name for each in self._served), DEFAULT_NAME, *auto)))
 
-    def get(self, name: str) -> Served:
+    def get(self, name: str) -> ServedModel:
         """
         Raises:
             ApiError: 404 `model_not_found`. So is `auto`, which is no model: who can take it asks for `auto` before.

@@ -1,6 +1,6 @@
 """Resolves how a request reasons: model or cascade, strategy, thinking budget.
 
-The manner of an answer: how much thinking, or which strategy. Turns a request's fields into a `Writer`.
+The manner of an answer: how much thinking, or which strategy. Turns a request's fields into a `AnswerGenerator`.
 
 One meaning of `reasoning_effort`, `thinking`, `strategy` and `strategy_options` for every API of this server. Knows
 nothing of HTTP, nor of how an answer is shown.
@@ -16,10 +16,10 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from app.admission.request_budget import Ticket
+from app.admission.request_budget import RequestBudget
 from app.answering.checkers import Checkers
-from app.answering.model_cascade import Prompted
-from app.answering.served_model import Served
+from app.answering.model_cascade import ModelPrompt
+from app.answering.served_model import ServedModel
 from app.config import Settings
 from app.config.efforts import BUDGETS, BudgetFields, Effort, Thinking
 from app.errors import ApiError, invalid
@@ -39,7 +39,7 @@ log = logging.getLogger("ponder")
 
 
 @dataclass(frozen=True, slots=True)
-class Waited(Event):
+class WaitInserted(Event):
     """The thinking was made to go on for the `number`th time, of `of` at most."""
 
     number: int
@@ -47,7 +47,7 @@ class Waited(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReasoningRequest:
     """A request's fields on its manner, each None where it says nothing. Any: JSON."""
 
     effort: Effort | None = None
@@ -59,7 +59,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class ReasoningResolver:
     """The server's side of thinking: the budgets that efforts stand for, the strategies, and their limits."""
 
     strategies: Strategies = field(default_factory=Strategies)
@@ -68,7 +68,7 @@ class Manners:
     seconds: float = TIMEOUT_S  # of a strategy
     checkers: Checkers = field(default_factory=Checkers)
 
-    def of(self, asked: Asked, served: Served, user: str) -> Manner:
+    def of(self, asked: ReasoningRequest, served: ServedModel, user: str) -> ReasoningConfig:
         """Checks what `user` asks for.
 
         Raises:
@@ -106,13 +106,13 @@ class Manners:
         unthinking = asked.effort == "none"
         thinks = False if unthinking else asked.thinks
         checker = None if asked.checker is None else self._checker(asked.checker, chosen, options, user)
-        return Manner(
+        return ReasoningConfig(
             chosen, options, budget, unthinking, thinks, quota=self.quota, seconds=self.seconds, checker=checker,
             checker_fields=asked.checker,
         )  # fmt: skip
 
     @classmethod
-    def of_settings(cls, settings: Settings) -> Manners:
+    def of_settings(cls, settings: Settings) -> ReasoningResolver:
         """With the strategies of installed packages; those that cannot be loaded are told in the log."""
         strategies = Strategies()
         strategies.load_entry_points()
@@ -135,7 +135,7 @@ class Manners:
             raise invalid("checker", message)
         return self.checkers.make(fields, user)
 
-    def _chosen(self, asked: Asked, budgeted: bool) -> tuple[Strategy[Any], Options]:
+    def _chosen(self, asked: ReasoningRequest, budgeted: bool) -> tuple[Strategy[Any], Options]:
         assert asked.strategy is not None
         chosen = self.strategies.get(asked.strategy)
         options = self.strategies.options(asked.strategy, asked.strategy_options or {})
@@ -152,7 +152,7 @@ class Manners:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class ReasoningConfig:
     """A request's checked manner. `unthinking`: there must be no thinking, whatever the chat template makes of it."""
 
     strategy: Strategy[Any] | None = None  # Any: each has its own options
@@ -172,7 +172,7 @@ class Manner:
         thinks = True if self.budget is not None and not self.reduced else self.thinks
         return {} if thinks is None else {"enable_thinking": thinks}
 
-    def prompt(self, tokens: list[int], served: Served) -> list[int]:
+    def prompt(self, tokens: list[int], served: ServedModel) -> list[int]:
         """A chat's prompt, with its thinking closed where there must be none and the template has not done so."""
         if not self.unthinking or served.markers is None or served.closes_thinking(tokens):
             return tokens
@@ -212,9 +212,9 @@ class Manner:
         return {"reasoning_effort": "none"} if self.unthinking else {}
 
 
-def with_room(manner: Manner, served: Served) -> Manner:
+def reduced_by_load(manner: ReasoningConfig, served: ServedModel) -> ReasoningConfig:
     """Returns `manner`, with less thinking where many wait for the model."""
-    ticket = Ticket.current()
+    ticket = RequestBudget.current()
     most = None if ticket is None else ticket.thinking_limit(served)
     if ticket is None or most is None or served.markers is None or manner.strategy is not None:
         return manner
@@ -229,19 +229,19 @@ def with_room(manner: Manner, served: Served) -> Manner:
     return replace(manner, budget=less, thinks=manner.thinks if budget is None else True, reduced=True)
 
 
-def restored(recorded: Mapping[str, Any], served: Served, manners: Manners) -> Manner:
+def restored(recorded: Mapping[str, Any], served: ServedModel, manners: ReasoningResolver) -> ReasoningConfig:
     """
     Raises:
         ApiError, InvalidParameter: it cannot be had on this server.
     """
-    asked = Asked(
+    asked = ReasoningRequest(
         recorded.get("reasoning_effort"), None, recorded.get("strategy"), recorded.get("strategy_options"),
         checker=recorded.get("checker"),
     )  # fmt: skip
     return manners.of(asked, served, "replay")
 
 
-class Writer:
+class AnswerGenerator:
     """Writes an answer's turns in a manner; stands in for `think_and_answer`. One for each answer: a budget covers all
     its turns.
 
@@ -250,8 +250,8 @@ class Writer:
 
     def __init__(
         self,
-        manner: Manner,
-        served: Served,
+        manner: ReasoningConfig,
+        served: ServedModel,
         variables: Mapping[str, Any],  # Any: a model's authors name them
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
@@ -301,7 +301,7 @@ class Writer:
             async for piece in pieces:
                 if forcing.waits > waits:
                     waits = forcing.waits
-                    yield Waited(waits, forcing.budget.waits)
+                    yield WaitInserted(waits, forcing.budget.waits)
                 yield piece
 
     async def _by(
@@ -334,21 +334,21 @@ def _reworded(error: InvalidParameter, chosen: Strategy[Any], calls: bool) -> In
 
 
 def prompted(
-    served: Served,
+    served: ServedModel,
     prompt: list[int],
     span: Span,
-    manner: Manner,
+    manner: ReasoningConfig,
     variables: Mapping[str, Any],  # Any: a model's authors name them
     *,
     calls: bool = False,
-) -> Prompted:
+) -> ModelPrompt:
     """A request as one model reads it. A budget writes the answer itself, so a gate then measures the answer alone."""
-    write = None if manner.budget is None else Writer(manner, served, variables)
-    return Prompted(served, prompt, span, calls, write)
+    write = None if manner.budget is None else AnswerGenerator(manner, served, variables)
+    return ModelPrompt(served, prompt, span, calls, write)
 
 
-async def plan_of(
-    served: Served, tools: Sequence[Tool], chosen: ToolChoice, parallel: bool, user: str = ""
+async def plan_calls(
+    served: ServedModel, tools: Sequence[Tool], chosen: ToolChoice, parallel: bool, user: str = ""
 ) -> ToolPlan:
     """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object; one that
     takes too long to compile is refused, as what an answer is held to must not depend on what else the server does."""
@@ -358,7 +358,7 @@ async def plan_of(
         await served.engine.compile(plan.body, tenant=user)
         return plan
     except CompileTimeout as late:
-        raise refused("tools", late) from None
+        raise constraint_error("tools", late) from None
     except ConstraintRefused as refusal:
         whole = refusal
     loose = set()
@@ -369,19 +369,19 @@ async def plan_of(
             await served.engine.compile(served.dialect.plan([tool], Named(tool.name)).body, tenant=user)
         except ConstraintRefused as refusal:
             if tool.strict or isinstance(refusal, CompileTimeout):
-                raise refused(f"tools[{at}].function.parameters", refusal) from None
+                raise constraint_error(f"tools[{at}].function.parameters", refusal) from None
             loose.add(tool.name)
     if not loose:
-        raise refused("tools", whole) from None
+        raise constraint_error("tools", whole) from None
     plan = served.dialect.plan(tools, chosen, parallel, frozenset(loose))
     try:
         await served.engine.compile(plan.body, tenant=user)
     except ConstraintRefused as refusal:
-        raise refused("tools", refusal) from None
+        raise constraint_error("tools", refusal) from None
     return plan
 
 
-def refused(field: str, refusal: ConstraintRefused, *, loosely: bool = False) -> ApiError:
+def constraint_error(field: str, refusal: ConstraintRefused, *, loosely: bool = False) -> ApiError:
     """A constraint that cannot be held, as a 400 that names the field. `loosely`: a superset could be."""
     accepted = "something simpler" if isinstance(refusal, CompileTimeout) else "what docs/constraints.md lists"
     accepted += ', or "strict": false' if loosely and not isinstance(refusal, CompileTimeout) else ""

@@ -27,7 +27,7 @@ from app.errors import invalid
 from engine.errors import ContextLengthExceeded
 from engine.model.loader import Weights
 from engine.params import Sampling
-from engine.tool_parsers import ToolPlan, choose
+from engine.tool_parsers import ToolPlan, choose_parser
 from engine.tool_parsers.base import line_breaks
 from reasoning.thinking import Markers
 
@@ -46,14 +46,14 @@ _MANY = 100  # messages; the same
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ModelInfo:
     """Text of the page's first screen."""
 
     text: str
     starters: tuple[str, ...]
 
 
-class Served:
+class ServedModel:
     """An engine and what the outside needs to know about its model."""
 
     def __init__(self, engine: Engine, model: str, name: str | None = None, tool_dialect: str = "auto") -> None:
@@ -67,7 +67,7 @@ class Served:
         self.names = frozenset({self.name, model, str(directory), DEFAULT_NAME})
         self.created = int(time.time())
         self.markers = Markers.of(engine.tokenizer)
-        self.dialect = choose(engine.tokenizer, engine.tokenizer.tool_template, tool_dialect)
+        self.dialect = choose_parser(engine.tokenizer, engine.tokenizer.tool_template, tool_dialect)
         self.line_breaks = line_breaks(engine.tokenizer)
         self.plans: dict[bytes, ToolPlan] = {}  # by user and the request's tools; the oldest first
         self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
@@ -143,9 +143,9 @@ def default_sampling(config: Mapping[str, Any]) -> Sampling:
     return Sampling(**{name: config[name] for name in fields if config.get(name) is not None})
 
 
-def _about(config: Mapping[str, Any]) -> About:
+def _about(config: Mapping[str, Any]) -> ModelInfo:
     starters = tuple(str(s) for s in config.get("starters") or _STARTERS)
-    return About(str(config.get("about", "")), starters)
+    return ModelInfo(str(config.get("about", "")), starters)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

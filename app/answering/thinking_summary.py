@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from app.answering.served_model import Served
+from app.answering.served_model import ServedModel
 from engine.params import GREEDY, Span
 from reasoning.turn import Delta, Reasoning
 
@@ -23,7 +23,7 @@ _ASK = "Summarise these thoughts in one or two short sentences.\n\n{text}"
 class Summariser:
     """Asks a model for a summary of a user's (`tenant`) thoughts, of at most `SUMMARY_TOKENS` tokens."""
 
-    served: Served
+    served: ServedModel
     tenant: str
 
     async def __call__(self, text: str) -> str:
@@ -47,7 +47,7 @@ class Summariser:
 
 
 @dataclass(slots=True)
-class Thoughts:
+class ThinkingSummary:
     """One answer's deltas on their way to people. Without a `summarise` a policy of summaries shows nothing."""
 
     policy: Policy = "shown"

@@ -38,7 +38,7 @@ class UnknownTool(LookupError):
     """There is no such tool; the message names those there are."""
 
 
-class Toolshed:
+class ToolService:
     """Open it before use. Its registry changes when plugins do; a run keeps the tools it began with."""
 
     def __init__(self, settings: Settings, library: Library | None = None) -> None:
@@ -59,11 +59,11 @@ class Toolshed:
 
     async def __aenter__(self) -> Self:
         from tools.builtin import documents
-        from tools.builtin.builtin_tools import BuiltinConfig, offered
+        from tools.builtin.builtin_tools import BuiltinConfig, builtin_tools
         from tools.sql import Database
 
         attached = {name: Database(path) for name, path in self._settings.databases.items()}
-        here = offered(BuiltinConfig(self._notes, attached, self._settings.web, self._settings.searxng))
+        here = builtin_tools(BuiltinConfig(self._notes, attached, self._settings.web, self._settings.searxng))
         self.off |= here.off
         self.registry.add(*here.tools, documents, origin=BUILT_IN)
         self.registry.load_entry_points()

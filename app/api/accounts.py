@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 
 from app.api.query_params import parameters, texts
-from app.auth import COOKIE, LOCAL, SCOPES, SESSION_PATH, KeyScope, Who, address_of, session_token
+from app.auth import COOKIE, LOCAL, SCOPES, SESSION_PATH, KeyScope, Principal, address_of, session_token
 from app.current_user import Operator
 from app.db.accounts import MAX_EXPIRES_S, SESSION_S, USER_ID, Account, Accounts, ApiKey, Role
 from app.db.database import NameTaken, NotThere
@@ -288,6 +288,6 @@ def _asked(request: Request) -> State:
     return state
 
 
-def _session_shown(auth: str, who: Who | None) -> dict[str, Any]:
+def _session_shown(auth: str, who: Principal | None) -> dict[str, Any]:
     user = None if who is None else {"id": who.id, "name": who.name, "role": who.role}
     return {"auth": auth, "user": user, "expires_at": None if who is None else who.session_ends_at}

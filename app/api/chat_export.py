@@ -56,13 +56,13 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SharedChat:
     title: str
     begun: datetime
     turns: list[Turn]
 
 
-async def told(store: Store, user: str, chat_id: str) -> Told:
+async def shared_chat(store: Store, user: str, chat_id: str) -> SharedChat:
     """
     Raises:
         NotThere: the user has no such chat.
@@ -72,7 +72,7 @@ async def told(store: Store, user: str, chat_id: str) -> Told:
     for message in Tree(messages).branch(chat["leaf_id"]):
         events = [] if message["run_id"] is None else await store.runs.events(message["run_id"])
         turns.append(_turn_of(message, events))
-    return Told(chat["title"] or "Untitled chat", datetime.fromtimestamp(chat["created_at"], UTC), turns)
+    return SharedChat(chat["title"] or "Untitled chat", datetime.fromtimestamp(chat["created_at"], UTC), turns)
 
 
 def _turn_of(message: Row, events: Sequence[LoggedEvent]) -> Turn:
@@ -98,7 +98,7 @@ def _sources(events: Sequence[LoggedEvent]) -> list[SourceShown]:
 NAMES = {"user": "You", "assistant": "Ponder"}
 
 
-def markdown(chat: Told) -> str:
+def markdown(chat: SharedChat) -> str:
     parts = [f"# {_line(chat.title)}", f"*{chat.begun:%Y-%m-%d %H:%M} UTC*"]
     for turn in chat.turns:
         parts += [f"## {NAMES[turn.role]}", *_markdown_parts(turn)]
@@ -199,7 +199,7 @@ _SAFE_LINK = re.compile(r"(https?:|mailto:|#)", re.IGNORECASE)
 _LABEL = re.compile(r"\s*\[(S\d+|unsupported)\]")
 
 
-def page(chat: Told) -> str:
+def page(chat: SharedChat) -> str:
     title = escape(chat.title)
     turns = "\n".join(_turn(turn, f"t{at}") for at, turn in enumerate(chat.turns, 1))
     empty = "" if chat.turns else "<p class=remark>Nothing was said in this chat.</p>"

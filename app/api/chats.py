@@ -23,7 +23,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.chat_export import POLICY, Told, markdown, page, told
+from app.api.chat_export import POLICY, SharedChat, markdown, page, shared_chat
 from app.api.query_params import bounded, parameters, texts
 from app.current_user import User
 from app.db.chat_exchange import MAX_FOLDER, MAX_TITLE, BadChats, Export
@@ -247,7 +247,9 @@ exchange_router = APIRouter(prefix="/api", tags=["Chats"])
 MAX_IMPORT_BYTES = 32 << 20
 MAX_IMPORT_NAMES = 100_000  # those of about 7,000 messages
 _NAME_CHARACTERS = 80
-_FORMS: dict[str, tuple[Callable[[Told], str], str, str]] = {  # for reading: how, the media type, and the name's end
+_FORMS: dict[
+    str, tuple[Callable[[SharedChat], str], str, str]
+] = {  # for reading: how, the media type, and the name's end
     "html": (page, "text/html", "html"),
     "markdown": (markdown, "text/markdown", "md"),
 }
@@ -268,7 +270,7 @@ async def export_one(request: Request, user: User, chat_id: str) -> Response:
     if form not in _FORMS:
         raise invalid("format", f"format is {form!r:.60}; accepted: json, {', '.join(_FORMS)}.")
     write, media_type, end = _FORMS[form]
-    chat = await told(store, user, chat_id)
+    chat = await shared_chat(store, user, chat_id)
     text = await asyncio.to_thread(write, chat)
     # Should a browser show it all the same, it is no page of this server's.
     headers = {**_attached(_export_name(chat.title), end), "Content-Security-Policy": f"sandbox; {POLICY}"}

@@ -19,8 +19,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from app.admission.request_budget import DEADLINE, PRIORITY, enter, narrow, output_limit
 from app.answering.checkers import CHECKER
-from app.answering.reasoning_config import Asked, with_room
-from app.answering.served_model import Served
+from app.answering.reasoning_config import ReasoningRequest, reduced_by_load
+from app.answering.served_model import ServedModel
 from app.answering.tool_service import UnknownTool
 from app.api.query_params import parameters, texts
 from app.config import AUTO_NAME, DEFAULT_NAME
@@ -92,7 +92,7 @@ class RunRequest(BaseModel):
         None, description='"all", or a list of 1 to 128 tools\' names: what the model may call'
     )
 
-    def asked(self) -> Asked:
+    def asked(self) -> ReasoningRequest:
         """Returns the manner that the request asks for.
 
         Raises:
@@ -102,7 +102,9 @@ class RunRequest(BaseModel):
         budget = None
         if isinstance(self.thinking, dict):
             budget = parse({"thinking": self.thinking}, _Budgeted).thinking
-        return Asked(self.reasoning_effort, budget, self.strategy, self.strategy_options, thinks, self.checker)
+        return ReasoningRequest(
+            self.reasoning_effort, budget, self.strategy, self.strategy_options, thinks, self.checker
+        )
 
     def sampling(self) -> dict[str, float]:
         """Returns the sampling parameters that are to be other than the model's authors chose them."""
@@ -164,7 +166,7 @@ async def start_run(request: Request, user: User, who: Asker, chat_id: str) -> R
     auto = state.models.auto if wanted.model == AUTO_NAME else None
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
     enter(*((served,) if auto is None else auto.rungs))
-    manner = with_room(state.manners.of(wanted.asked(), served, user), served if auto is None else auto.rungs[0])
+    manner = reduced_by_load(state.manners.of(wanted.asked(), served, user), served if auto is None else auto.rungs[0])
     if wanted.content is not None:
         await _check_length(wanted.content, state.models if auto is not None else [served])
     if auto is not None:
@@ -255,7 +257,7 @@ async def _sent(events: AsyncGenerator[LoggedEvent, None]) -> AsyncGenerator[Ser
         yield ServerSentEvent(event.data, event=event.type, id=str(event.seq))
 
 
-async def _check_length(content: str, answering: Iterable[Served]) -> None:
+async def _check_length(content: str, answering: Iterable[ServedModel]) -> None:
     """
     Raises:
         ApiError: the question alone is longer than the context of every model that may answer.

@@ -30,7 +30,7 @@ from retrieval.index.hybrid import MOST_HITS
 from retrieval.records import among_of
 
 if TYPE_CHECKING:
-    from app.answering.served_model import Served
+    from app.answering.served_model import ServedModel
 
 
 QUESTION = "Does this text answer the question? Reply yes or no.\n\nQuestion: {query}\n\nText: {text}"
@@ -41,7 +41,7 @@ AT_ONCE = 8  # texts scored together: as many as leave room for people who chat
 class Relevance:
     """A `retrieval.index.hybrid.Scorer`, to be called from a thread that is not the loop's."""
 
-    def __init__(self, served: Served, tenant: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, served: ServedModel, tenant: str, loop: asyncio.AbstractEventLoop) -> None:
         self._served = served
         self._tenant = tenant
         self._loop = loop

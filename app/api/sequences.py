@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from app.admission.request_budget import enter, narrow
-from app.answering.served_model import Served
+from app.answering.served_model import ServedModel
 from app.api.query_params import parameters
 from app.connections import while_connected
 from app.current_user import User
@@ -158,7 +158,7 @@ async def close(request: Request, user: User, sequence_id: str) -> Response:
     return Response(status_code=204)
 
 
-async def _prompt(wanted: OpenRequest, served: Served) -> list[int]:
+async def _prompt(wanted: OpenRequest, served: ServedModel) -> list[int]:
     if wanted.messages is None:
         return await _ids(wanted.prompt or "", wanted.special, served, "prompt", bos=isinstance(wanted.prompt, str))
     variables = wanted.chat_template_kwargs or {}
@@ -167,7 +167,7 @@ async def _prompt(wanted: OpenRequest, served: Served) -> list[int]:
 
 
 async def _ids(
-    given: str | list[int], special: bool | None, served: Served, field: str, *, bos: bool = False
+    given: str | list[int], special: bool | None, served: ServedModel, field: str, *, bos: bool = False
 ) -> list[int]:
     """A text's token ids, or those that were given.
 

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.answering.tool_service import Toolshed
+from app.answering.tool_service import ToolService
 from app.api.query_params import parameters
 from app.current_user import User
 from app.errors import ApiError
@@ -54,7 +54,7 @@ async def tools(request: Request) -> dict[str, Any]:
     return tool_list(State.of(request).toolshed)
 
 
-def tool_list(shed: Toolshed) -> dict[str, Any]:
+def tool_list(shed: ToolService) -> dict[str, Any]:
     """The tools there are, those that could not be loaded, and those that are switched off, as JSON."""
     registry = shed.registry
     return {

@@ -133,7 +133,7 @@ class Refused(Exception):
     """Files that are not accepted; the message says why."""
 
 
-class Shelf(Protocol):
+class DocumentSource(Protocol):
     """A place that keeps documents."""
 
     def groups(self, files: Sequence[Picked]) -> Iterator[Sequence[Picked]]:
@@ -158,16 +158,16 @@ class Shelf(Protocol):
     def close(self) -> None: ...
 
 
-def open_shelf(settings: Settings) -> Shelf:
+def open_documents(settings: Settings) -> DocumentSource:
     """
     Raises:
         BadSetting: the documents cannot be used, or another process has them and no server answers for it.
     """
     try:
-        return LibraryShelf(open_library(settings))
+        return LocalDocuments(open_library(settings))
     except InUse as in_use:
         try:
-            return ServerShelf(server_file(settings).read_text(encoding="utf-8").strip(), settings)
+            return RemoteDocuments(server_file(settings).read_text(encoding="utf-8").strip(), settings)
         except (OSError, httpx.HTTPError, httpx.InvalidURL):
             raise BadSetting(
                 f"{in_use} If it is a server, it is not ready; otherwise wait until it is done, or give another "
@@ -175,7 +175,7 @@ def open_shelf(settings: Settings) -> Shelf:
             ) from None
 
 
-class LibraryShelf:
+class LocalDocuments:
     """Documents opened by this process."""
 
     def __init__(self, library: Library) -> None:
@@ -210,7 +210,7 @@ class LibraryShelf:
         self._library.close()
 
 
-class ServerShelf:
+class RemoteDocuments:
     """Documents that a server of this data directory has open.
 
     Where it asks for a key, one is made for as long as this lasts: who may write the directory may do that.

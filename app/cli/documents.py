@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from app.api.response_models import FileShown, JobShown, PassageShown
-from app.cli.document_source import Picked, Refused, Shelf, open_shelf, pick
+from app.cli.document_source import DocumentSource, Picked, Refused, open_documents, pick
 from app.config import Settings
 from retrieval.index.lexical import terms
 
@@ -31,7 +31,7 @@ _OVER = ("done", "unchanged", "failed", "cancelled")
 class Work:
     """The jobs of one `ponder index`, taken together."""
 
-    def __init__(self, shelf: Shelf, files: Sequence[Picked]) -> None:
+    def __init__(self, shelf: DocumentSource, files: Sequence[Picked]) -> None:
         self._shelf = shelf
         self._files = len(files)
         self._bytes = sum(file.bytes for file in files) or 1
@@ -98,7 +98,7 @@ def index(paths: Sequence[Path], collection: str | None, settings: Settings) -> 
         BadSetting: a path is not there, or the documents cannot be used.
     """
     picks = pick(paths)
-    shelf = open_shelf(settings)
+    shelf = open_documents(settings)
     try:
         work = Work(shelf, picks.files)
         cancelled = False
@@ -171,7 +171,7 @@ def search(query: str, limit: int, collection: str | None, rerank: bool, as_json
         BadSetting: the documents cannot be used, or the query cannot be searched for.
     """
     console = Console(highlight=False, soft_wrap=True)
-    shelf = open_shelf(settings)
+    shelf = open_documents(settings)
     try:
         waiting = console.status("Searching …") if console.is_terminal and not as_json else nullcontext()
         with waiting:

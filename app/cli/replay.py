@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from app.answering.reasoning_config import Manners
-from app.answering.served_model import Served
+from app.answering.reasoning_config import ReasoningResolver
+from app.answering.served_model import ServedModel
 from app.config import BadSetting, Settings
 from app.runs.trace import BadTrace, Replayed, Trace, doubts, replay
 from engine import Engine
@@ -31,7 +31,7 @@ def run(file: Path, settings: Settings, force: bool) -> int:
 
 async def _replayed(trace: Trace, settings: Settings, force: bool) -> int:
     async with await Engine.start(settings.engine_config()) as engine:
-        served = Served(engine, settings.model, settings.served_model_name, settings.tool_dialect)
+        served = ServedModel(engine, settings.model, settings.served_model_name, settings.tool_dialect)
         if served.name != trace.model:
             print(f"The trace is of {trace.model}, this is {served.name}: other tokens are to be expected.")
         doubted = doubts(trace, served)
@@ -42,12 +42,12 @@ async def _replayed(trace: Trace, settings: Settings, force: bool) -> int:
             )
         for reason in (*doubted.other, *doubted.reasons):
             print(f"The tokens may differ: {reason}.")
-        made = await replay(served, trace, Manners.of_settings(settings))
+        made = await replay(served, trace, ReasoningResolver.of_settings(settings))
         print(_told(made, served))
     return 0 if made.differs_at is None else 1
 
 
-def _told(made: Replayed, served: Served) -> str:
+def _told(made: Replayed, served: ServedModel) -> str:
     if made.differs_at is None:
         return f"{made.tokens} tokens, the same as recorded."
     was, now = (served.engine.tokenizer.decode(ids, skip_special=False) for ids in (made.was, made.now))

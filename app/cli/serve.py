@@ -29,7 +29,7 @@ from app.observability import logs, tracing
 from app.wire.server import BACKLOG, Server, server_config
 
 if TYPE_CHECKING:
-    from app.answering.model_registry import Models
+    from app.answering.model_registry import ModelRegistry
     from retrieval import Library
 
 T = TypeVar("T")
@@ -131,7 +131,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         closing.push_async_callback(models.stop)
         from app.sequences import persistence
         from app.server import create_app
-        from app.workers.primary import Workers
+        from app.workers.primary import WorkerPool
         from engine.core.loop import calm_collector
 
         app = create_app(models, settings, store=store, library=library)
@@ -146,7 +146,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         except OSError as error:
             raise _explain_bind(error, settings.host, port) from None
         state = app.state.ponder
-        workers = Workers(state, listener, settings.api_workers - 1, server.adopt)
+        workers = WorkerPool(state, listener, settings.api_workers - 1, server.adopt)
         state.meter.registry.register(workers)
         closing.push_async_callback(workers.stop)
         await _or_leave(workers.start(), stop)
@@ -176,8 +176,10 @@ async def _open_library(settings: Settings) -> Library:
         raise BadSetting(f"{error} Stop that one, or give another --data-dir.") from None
 
 
-async def _start_models(settings: Settings, tell: Callable[[str], None]) -> Models:
-    from app.answering.model_registry import Models  # torch comes with it: not before port and data directory are ours
+async def _start_models(settings: Settings, tell: Callable[[str], None]) -> ModelRegistry:
+    from app.answering.model_registry import (
+        ModelRegistry,  # torch comes with it: not before port and data directory are ours
+    )
 
     count = 1 + len(settings.models)
     numbers = itertools.count(1)
@@ -185,7 +187,7 @@ async def _start_models(settings: Settings, tell: Callable[[str], None]) -> Mode
     def begin(model: str) -> None:
         tell(f"Loading {model}" if count == 1 else f"Loading {model} ({next(numbers)} of {count})")
 
-    return await Models.start(settings, begin)
+    return await ModelRegistry.start(settings, begin)
 
 
 async def _or_leave(starting: Coroutine[Any, Any, T], stop: asyncio.Task[bool]) -> T:

@@ -1,7 +1,7 @@
 """`ponder chat`: a conversation in the terminal, with a server or with an engine of its own.
 
-Ctrl-C stops an answer, not the program. Thinking is shown dimmed. Knows nothing of how the answer is made: a `Partner`
-is anything that streams one.
+Ctrl-C stops an answer, not the program. Thinking is shown dimmed. Knows nothing of how the answer is made: a
+`ChatBackend` is anything that streams one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rich.console import Console
 from app.config import BadSetting, Settings
 
 if TYPE_CHECKING:
-    from app.answering.served_model import Served
+    from app.answering.served_model import ServedModel
     from reasoning.thinking import Part
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 Messages = list[dict[str, str]]
 
 
-class Partner(Protocol):
+class ChatBackend(Protocol):
     """The side that answers."""
 
     name: str
@@ -37,7 +37,7 @@ class Partner(Protocol):
     async def close(self) -> None: ...
 
 
-class ServerPartner:
+class RemoteChat:
     """A Ponder server, or any other that speaks OpenAI's chat completions."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
@@ -86,23 +86,23 @@ class ServerPartner:
         await self._client.aclose()
 
 
-class LocalPartner:
+class LocalChat:
     """An engine in this process."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedModel) -> None:
         self._served = served
         self.name = served.name
 
     @classmethod
-    async def start(cls, settings: Settings) -> LocalPartner:
+    async def start(cls, settings: Settings) -> LocalChat:
         """
         Raises:
             EngineError: the model cannot be loaded.
         """
-        from app.answering.served_model import Served
+        from app.answering.served_model import ServedModel
         from engine import Engine
 
-        return cls(Served(await Engine.start(settings.engine_config()), settings.model))
+        return cls(ServedModel(await Engine.start(settings.engine_config()), settings.model))
 
     async def answer(self, messages: Messages) -> AsyncGenerator[tuple[Part, str], None]:
         from engine import Span
@@ -142,15 +142,15 @@ def converse(url: str | None, settings: Settings | None, key: str | None = None)
             runner.run(partner.close())
 
 
-async def _partner(url: str | None, settings: Settings | None, key: str | None) -> Partner:
+async def _partner(url: str | None, settings: Settings | None, key: str | None) -> ChatBackend:
     if settings is not None:
-        return await LocalPartner.start(settings)
-    partner = ServerPartner(url or DEFAULT_URL, key)
+        return await LocalChat.start(settings)
+    partner = RemoteChat(url or DEFAULT_URL, key)
     await partner.greet()
     return partner
 
 
-def _loop(console: Console, runner: asyncio.Runner, partner: Partner) -> None:
+def _loop(console: Console, runner: asyncio.Runner, partner: ChatBackend) -> None:
     messages: Messages = []
     while True:
         try:
@@ -172,7 +172,7 @@ def _loop(console: Console, runner: asyncio.Runner, partner: Partner) -> None:
             _turn(console, runner, partner, messages, line)
 
 
-def _turn(console: Console, runner: asyncio.Runner, partner: Partner, messages: Messages, question: str) -> None:
+def _turn(console: Console, runner: asyncio.Runner, partner: ChatBackend, messages: Messages, question: str) -> None:
     answer: list[str] = []
     asked: Messages = [*messages, {"role": "user", "content": question}]
     try:
@@ -185,7 +185,7 @@ def _turn(console: Console, runner: asyncio.Runner, partner: Partner, messages: 
         messages[:] = [*asked, {"role": "assistant", "content": text}]
 
 
-async def _print_answer(console: Console, partner: Partner, messages: Messages, answer: list[str]) -> None:
+async def _print_answer(console: Console, partner: ChatBackend, messages: Messages, answer: list[str]) -> None:
     """Stream one answer; SIGINT cancels this task alone."""
     task = asyncio.current_task()
     assert task is not None

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
-from app.answering.tool_service import BUILT_IN, Toolshed
+from app.answering.tool_service import BUILT_IN, ToolService
 from app.config import LOCAL_USER, BadSetting, Settings
 from app.documents import open_library
 from retrieval import InUse
@@ -160,7 +160,7 @@ async def _called(name: str, arguments: str, yes: bool, settings: Settings) -> i
 
 
 @asynccontextmanager
-async def _opened(settings: Settings, *, library: bool) -> AsyncIterator[Toolshed]:
+async def _opened(settings: Settings, *, library: bool) -> AsyncIterator[ToolService]:
     """The tools, with documents to read where `library`, or without the tools that would.
 
     Raises:
@@ -179,7 +179,7 @@ async def _opened(settings: Settings, *, library: bool) -> AsyncIterator[Toolshe
                 closing.callback(opened.close)
             except InUse as in_use:
                 print(f"{in_use} The tools that read documents are not there.", file=sys.stderr)
-        async with Toolshed(settings, opened) as shed:
+        async with ToolService(settings, opened) as shed:
             await shed.ready()
             if library and opened is None:
                 theirs = {tool.name for tool in tools_in([documents])}

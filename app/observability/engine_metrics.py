@@ -9,11 +9,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from app.admission.queue_estimate import Backlog
-    from app.answering.model_cascade import Auto
-    from app.answering.model_registry import Models
-    from app.answering.served_model import Served
-    from app.observability.time_windows import Windows
+    from app.admission.queue_estimate import QueueEstimate
+    from app.answering.model_cascade import ModelCascade
+    from app.answering.model_registry import ModelRegistry
+    from app.answering.served_model import ServedModel
+    from app.observability.time_windows import TimeWindows
     from engine.outputs import Stats
 
 _GAUGES = {
@@ -53,7 +53,11 @@ class EngineCounters(Collector):
     """The engines' newest statistics as metrics, labelled by model where there are several."""
 
     def __init__(
-        self, models: Models, backlogs: Mapping[str, Backlog], windows: Windows, price_per_hour: float | None
+        self,
+        models: ModelRegistry,
+        backlogs: Mapping[str, QueueEstimate],
+        windows: TimeWindows,
+        price_per_hour: float | None,
     ) -> None:
         self.stats: dict[str, Stats] = {}  # by model
         self._block_bytes = {served.name: block_bytes_of(served) for served in models}
@@ -138,7 +142,7 @@ class EngineCounters(Collector):
             value=self._price / 3600 / per_s * 1e6,
         )  # fmt: skip
 
-    def _answers(self, auto: Auto) -> Metric:
+    def _answers(self, auto: ModelCascade) -> Metric:
         answers = CounterMetricFamily(
             "ponder_auto_answers", "Answers written for the model `auto`: given, or escalated to the next model.",
             labels=["model", "outcome"],
@@ -149,7 +153,7 @@ class EngineCounters(Collector):
         return answers
 
 
-def block_bytes_of(served: Served) -> int:
+def block_bytes_of(served: ServedModel) -> int:
     """Bytes of one block of the model's KV pool."""
     from engine.model.memory import needs_of  # torch comes with it, and a worker asks for no such thing
 

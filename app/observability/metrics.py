@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from app.admission.queue_estimate import Backlog, Work
+from app.admission.queue_estimate import AdmittedWork, QueueEstimate
 from app.observability.engine_metrics import EngineCounters
-from app.observability.request_metrics import Goals, Watch
-from app.observability.time_windows import Windows
+from app.observability.request_metrics import Goals, RequestWatch
+from app.observability.time_windows import TimeWindows
 from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
-    from app.answering.model_registry import Models
+    from app.answering.model_registry import ModelRegistry
     from engine.outputs import Stats
 
 _LOOK_S = 0.5  # between two looks at the engines while requests pass
@@ -32,11 +32,11 @@ _DURATION = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 class Meter:
     """Counts what passes."""
 
-    def __init__(self, models: Models, goals: Goals | None = None) -> None:
+    def __init__(self, models: ModelRegistry, goals: Goals | None = None) -> None:
         self._models = models
         self.goals = goals or Goals()
-        self.windows = Windows()
-        self.backlogs = {each.name: Backlog(each.engine.config.max_running) for each in models}
+        self.windows = TimeWindows()
+        self.backlogs = {each.name: QueueEstimate(each.engine.config.max_running) for each in models}
         self._looked_at = 0.0
         self.answering = 0
         self._looking: asyncio.Task[None] | None = None
@@ -75,14 +75,14 @@ class Meter:
 
     # -- as `Counting`
 
-    def watch(self, endpoint: str) -> Watch:
-        return Watch(self, endpoint)
+    def watch(self, endpoint: str) -> RequestWatch:
+        return RequestWatch(self, endpoint)
 
     def came(self, endpoint: str) -> None:
         self.in_flight.inc()
         self.passed(1)
 
-    def admit(self, model: str, tenant: str, prompt: int, limit: int, answers: int) -> Work:
+    def admit(self, model: str, tenant: str, prompt: int, limit: int, answers: int) -> AdmittedWork:
         return self.backlogs[model].admit(tenant, prompt, limit, answers)
 
     def first(self, endpoint: str, seconds: float) -> None:

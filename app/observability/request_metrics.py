@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
-from app.admission.request_budget import Ticket
+from app.admission.request_budget import RequestBudget
 from app.observability import tracing
 
 if TYPE_CHECKING:
-    from app.answering.served_model import Served
+    from app.answering.served_model import ServedModel
     from app.config import Settings
 
 
@@ -32,7 +32,7 @@ class Goals:
         return cls(settings.slo_ttft_ms / 1000, settings.slo_itl_ms / 1000, settings.price_per_hour)
 
 
-class Working(Protocol):
+class WatchedWork(Protocol):
     """A request that was let in and has not ended: `app.admission.queue_estimate.Work`, wherever that is."""
 
     def got(self, tokens: int, cached: int) -> None: ...
@@ -45,13 +45,13 @@ class Counting(Protocol):
 
     goals: Goals
 
-    def watch(self, endpoint: str) -> Watch:
+    def watch(self, endpoint: str) -> RequestWatch:
         """Of one answer that begins now."""
         ...
 
     def came(self, endpoint: str) -> None: ...
 
-    def admit(self, model: str, tenant: str, prompt: int, limit: int, answers: int) -> Working:
+    def admit(self, model: str, tenant: str, prompt: int, limit: int, answers: int) -> WatchedWork:
         """Prompts of so many tokens are to be read, and for each of the answers at most `limit` written."""
         ...
 
@@ -68,7 +68,7 @@ class Counting(Protocol):
         ...
 
 
-class Watch:
+class RequestWatch:
     """One request's clock: `tokens` for each arrival of an answer (of several, by index), then `end` once."""
 
     def __init__(self, counting: Counting, endpoint: str) -> None:
@@ -79,15 +79,15 @@ class Watch:
         self._first: dict[int, float] = {}
         self._count: dict[int, int] = {}
         self._ended = False
-        self._works: list[Working] = []
+        self._works: list[WatchedWork] = []
         self._trace = tracing.here()
         self._phases = [("queue and prefill", time.time_ns())]  # of the first answer, where somebody traces it
-        self._ticket = Ticket.current()
+        self._ticket = RequestBudget.current()
         if self._ticket is not None:
             self._ticket.hold()
         counting.came(endpoint)
 
-    def admit(self, among: Sequence[Served], tenant: str, prompt: int, limit: int, answers: int = 1) -> None:
+    def admit(self, among: Sequence[ServedModel], tenant: str, prompt: int, limit: int, answers: int = 1) -> None:
         """Prompts of so many tokens are to be read by one of these models, or by one after another, and for each of
         the answers at most `limit` tokens written.
 

@@ -72,7 +72,7 @@ _COUNTED = {
 }  # fmt: skip
 
 
-class Windows:
+class TimeWindows:
     """Filled as things pass; read when somebody looks."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

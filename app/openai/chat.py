@@ -21,12 +21,12 @@ from app.answering.answer_generation import (
     Generation,
     chat_logprobs,
     not_routed,
-    room_for,
+    remaining_context,
 )
-from app.answering.model_cascade import Prompted, rungs
-from app.answering.reasoning_config import Manner, prompted, with_room
-from app.answering.served_model import Served
-from app.answering.thinking_summary import Thoughts
+from app.answering.model_cascade import ModelPrompt, allowed_models
+from app.answering.reasoning_config import ReasoningConfig, prompted, reduced_by_load
+from app.answering.served_model import ServedModel
+from app.answering.thinking_summary import ThinkingSummary
 from app.config import AUTO_NAME
 from app.errors import invalid
 from app.openai.event_stream import event, text_json
@@ -59,7 +59,7 @@ async def chat_job(body: Mapping[str, Any], state: Serving, user: str) -> ChatJo
         raise invalid("n", f"n is {request.n}; accepted: 1 together with the model 'auto'.")
     jobs: list[ChatJob] = []
 
-    async def prompt_of(served: Served) -> Prompted:
+    async def prompt_of(served: ServedModel) -> ModelPrompt:
         job = await ChatJob.of(request, served, state, user)
         job.manner.check_routed()
         if isinstance(job.generation, CheckedGeneration):
@@ -67,7 +67,7 @@ async def chat_job(body: Mapping[str, Any], state: Serving, user: str) -> ChatJo
         jobs.append(job)
         return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=job.calling.plan is not None)
 
-    asked = rungs(await auto.prompted(prompt_of))
+    asked = allowed_models(await auto.prompted(prompt_of))
     return RoutedChat(request, jobs, Routing(auto, asked, state.counting.watch("chat"), user))
 
 
@@ -76,25 +76,25 @@ class ChatJob:
     """A checked chat request, ready to run on one model."""
 
     request: ChatRequest
-    served: Served
-    manner: Manner
+    served: ServedModel
+    manner: ReasoningConfig
     variables: dict[str, Any]
     prompt: list[int]
     span: Span
     calling: Calling
-    thoughts: Callable[[], Thoughts]
+    thoughts: Callable[[], ThinkingSummary]
     generation: Answering
     warnings: tuple[str, ...] = ()  # what of the request is not held
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    async def of(cls, request: ChatRequest, served: Served, state: Serving, user: str) -> ChatJob:
+    async def of(cls, request: ChatRequest, served: ServedModel, state: Serving, user: str) -> ChatJob:
         """
         Raises:
             ApiError: 400, naming the field.
         """
-        manner = with_room(state.manners.of(request.asked, served, user), served)
+        manner = reduced_by_load(state.manners.of(request.asked, served, user), served)
         manner.check(answers=request.n)
         variables = {**manner.variables, **request.chat_template_kwargs}
         calling = await Calling.of(request, served, user)
@@ -104,7 +104,7 @@ class ChatJob:
             constraint = calling.plan.constrained
         prompt = await served.chat_tokens(request.template_messages(), variables, calling.shown)
         prompt = manner.prompt(prompt, served)
-        room = room_for(served, prompt, request.token_limit, "messages")
+        room = remaining_context(served, prompt, request.token_limit, "messages")
         vocab_size = served.engine.vocab_size
         span = request.span(served.sampling, room=room, vocab_size=vocab_size, default_limit=None)
         span = replace(

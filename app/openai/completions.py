@@ -15,9 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.admission.request_budget import enter, narrow
-from app.answering.answer_generation import Answering, CheckedGeneration, CompletionLogprobs, Generation, room_for
-from app.answering.model_registry import Models
-from app.answering.served_model import Served
+from app.answering.answer_generation import (
+    Answering,
+    CheckedGeneration,
+    CompletionLogprobs,
+    Generation,
+    remaining_context,
+)
+from app.answering.model_registry import ModelRegistry
+from app.answering.served_model import ServedModel
 from app.errors import invalid
 from app.observability import Counting
 from app.openai.chat import usage_json
@@ -36,7 +42,7 @@ class CompletionJob:
     """A checked completion request, ready to run."""
 
     request: CompletionRequest
-    served: Served
+    served: ServedModel
     generation: Generation
     answering: Answering  # by the generation, its answers checked where they have to be
     texts: list[str]  # the prompts as text, for `echo`
@@ -45,7 +51,7 @@ class CompletionJob:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    async def of(cls, body: Mapping[str, Any], models: Models, counting: Counting, user: str) -> CompletionJob:
+    async def of(cls, body: Mapping[str, Any], models: ModelRegistry, counting: Counting, user: str) -> CompletionJob:
         """
         Raises:
             ApiError: 400 or 404, naming the field.
@@ -66,7 +72,7 @@ class CompletionJob:
             if (worst := max(ids)) >= served.engine.vocab_size:
                 accepted = f"token ids from 0 to {served.engine.vocab_size - 1}"
                 raise invalid("prompt", f"prompt {i} has token {worst}; accepted: {accepted}.")
-            room_for(served, ids, request.max_tokens or 1, "prompt")
+            remaining_context(served, ids, request.max_tokens or 1, "prompt")
             prompts.append(ids)
             if not request.echo:
                 texts.append("")
@@ -80,7 +86,7 @@ class CompletionJob:
         constraint = None if held is None else held.constrained
         spans = []
         for ids in prompts:
-            room = room_for(served, ids, request.max_tokens or 1, "prompt")
+            room = remaining_context(served, ids, request.max_tokens or 1, "prompt")
             span = request.span(
                 served.sampling, room=room, vocab_size=served.engine.vocab_size,
                 default_limit=1 if request.max_tokens == 0 else DEFAULT_MAX_TOKENS,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler,
 
 from app.admission.request_budget import DEADLINE, PRIORITY
 from app.answering.checkers import CHECKER
-from app.answering.reasoning_config import Asked
+from app.answering.reasoning_config import ReasoningRequest
 from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.errors import invalid
@@ -372,10 +372,10 @@ class ChatRequest(SamplingRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> ReasoningRequest:
         """Manner that the request asks for."""
         thinks = self.chat_template_kwargs.get("enable_thinking")
-        return Asked(
+        return ReasoningRequest(
             self.reasoning_effort, self.thinking, self.strategy, self.strategy_options,
             thinks if isinstance(thinks, bool) else None, self.checker,
         )  # fmt: skip

@@ -29,12 +29,12 @@ from app.answering.answer_generation import (
     Generation,
     chat_logprobs,
     not_routed,
-    room_for,
+    remaining_context,
 )
-from app.answering.model_cascade import Prompted, rungs
-from app.answering.reasoning_config import Manner, Writer, prompted, with_room
-from app.answering.served_model import Served
-from app.answering.thinking_summary import Thoughts
+from app.answering.model_cascade import ModelPrompt, allowed_models
+from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig, prompted, reduced_by_load
+from app.answering.served_model import ServedModel
+from app.answering.thinking_summary import ThinkingSummary
 from app.answering.tool_service import UnknownTool
 from app.config import AUTO_NAME
 from app.errors import ApiError, from_exception, invalid
@@ -122,7 +122,7 @@ async def response_job(body: Json, state: State, user: str) -> ResponseJob | Rou
             raise invalid("model", "model is 'auto'; accepted: one model's name together with tools of the server.")
         jobs: list[ResponseJob] = []
 
-        async def prompt_of(served: Served) -> Prompted:
+        async def prompt_of(served: ServedModel) -> ModelPrompt:
             job = await ResponseJob.of(request, offer, state, served, user, stored)
             job.manner.check_routed()
             if job.check is not None:
@@ -131,7 +131,7 @@ async def response_job(body: Json, state: State, user: str) -> ResponseJob | Rou
             calls = job.calling.plan is not None
             return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=calls)
 
-        asked = rungs(await auto.prompted(prompt_of))
+        asked = allowed_models(await auto.prompted(prompt_of))
         return RoutedResponse(request, jobs, Routing(auto, asked, state.counting.watch("responses"), user))
     except Exception as error:
         raise offer.reworded(from_exception(error, param="input")) from error
@@ -168,8 +168,8 @@ class ResponseJob:
 
     request: ResponseRequest
     state: State
-    served: Served
-    manner: Manner
+    served: ServedModel
+    manner: ReasoningConfig
     user: str
     stored: StoredResponses
     items: list[Json]  # of this request
@@ -180,7 +180,7 @@ class ResponseJob:
     tools: ServedTools | None  # None where no call of this response is the server's
     variables: Json
     output: Output
-    thoughts: Thoughts
+    thoughts: ThinkingSummary
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     tally: Tally = field(default_factory=Tally)
@@ -192,7 +192,13 @@ class ResponseJob:
 
     @classmethod
     async def of(
-        cls, request: ResponseRequest, offer: Offer, state: State, served: Served, user: str, stored: StoredResponses
+        cls,
+        request: ResponseRequest,
+        offer: Offer,
+        state: State,
+        served: ServedModel,
+        user: str,
+        stored: StoredResponses,
     ) -> ResponseJob:
         """
         Raises:
@@ -213,14 +219,14 @@ class ResponseJob:
         wanted = [] if offer.served is None or offer.choice == "none" else _offered(state, offer)
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
         chat = await asyncio.to_thread(request.chat, messages, offer, shown)
-        manner = with_room(state.manners.of(chat.asked, served, user), served)
+        manner = reduced_by_load(state.manners.of(chat.asked, served, user), served)
         variables = {**manner.variables, **chat.chat_template_kwargs}
         calling = await Calling.of(chat, served, user)
         held = await constrain_text(chat, served, user) if calling.plan is None else None
         constraint = None if held is None else held.constrained
         prompt = await served.chat_tokens(chat.template_messages(), variables, calling.shown)
         prompt = manner.prompt(prompt, served)
-        room = room_for(served, prompt, request.max_output_tokens, "input")
+        room = remaining_context(served, prompt, request.max_output_tokens, "input")
         span = chat.span(served.sampling, room=room, vocab_size=served.engine.vocab_size, default_limit=None)
         span = replace(
             span, sampling=calling.without_calls(span.sampling), logprobs=chat.engine_logprobs,
@@ -357,7 +363,7 @@ class ResponseJob:
         )  # fmt: skip
         most = Limits(settings.tool_steps, seconds=settings.tool_seconds)
         limits = replace(most, tokens=self.request.max_output_tokens or min(self.span.max_tokens, most.tokens))
-        answers = Writer(self.manner, served, self.variables, self._hear)
+        answers = AnswerGenerator(self.manner, served, self.variables, self._hear)
         return Agent(style, tools, self.span, limits, answers=answers)
 
     def _hear(self, event: Event) -> None:

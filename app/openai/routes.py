@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.admission.request_budget import charge
-from app.answering.model_registry import Models
+from app.answering.model_registry import ModelRegistry
 from app.answering.served_model import DEFAULT_NAME
 from app.config import AUTO_NAME
 from app.connections import while_connected
@@ -37,11 +37,11 @@ from app.state import Serving, State
 from retrieval.embedding import Embedder, Vectors
 
 
-def model_list(models: Models) -> dict[str, Any]:
+def model_list(models: ModelRegistry) -> dict[str, Any]:
     return {"object": "list", "data": [model_entry(models, name) for name in models.names]}
 
 
-def model_entry(models: Models, name: str) -> dict[str, Any]:
+def model_entry(models: ModelRegistry, name: str) -> dict[str, Any]:
     """
     `thinks` and `tools` say whether it thinks and takes tools. `auto` takes what the roomiest of its models takes,
     thinks where all of them do, and takes no tools.

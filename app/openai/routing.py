@@ -11,15 +11,15 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from app.answering.model_cascade import Auto, Prompted, Speaks
+from app.answering.model_cascade import ModelCascade, ModelChosen, ModelPrompt
 from app.errors import from_exception
-from app.observability import Watch
+from app.observability import RequestWatch
 from reasoning.route import Routed
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, Tally
 
 
-def _size(asked: Prompted) -> tuple[int, int]:
+def _size(asked: ModelPrompt) -> tuple[int, int]:
     """Tokens of the prompt, and that there may be of an answer."""
     return len(asked.prompt), asked.span.max_tokens or 0
 
@@ -43,9 +43,9 @@ class Routing:
     Close it whatever happens; `report` is there once the pieces are over.
     """
 
-    auto: Auto
-    asked: Sequence[Prompted]
-    watch: Watch
+    auto: ModelCascade
+    asked: Sequence[ModelPrompt]
+    watch: RequestWatch
     tenant: str
     tally: Tally = field(default_factory=Tally)
     report: dict[str, Any] = field(default_factory=dict)
@@ -56,14 +56,14 @@ class Routing:
         """The place in `asked` of the model whose answer follows.
 
         Raises:
-            What `Auto.answer` raises.
+            What `ModelCascade.answer` raises.
         """
         self._items = self.auto.answer(self.asked, self.tenant)
         try:
             prompt, limit = (max(counts) for counts in zip(*map(_size, self.asked), strict=True))
             self.watch.admit([each.served for each in self.asked], self.tenant, prompt, limit)
             async for item in self._items:
-                if isinstance(item, Speaks):
+                if isinstance(item, ModelChosen):
                     self.tally.prompt_tokens += len(item.asked.prompt)
                     return next(at for at, each in enumerate(self.asked) if each is item.asked)
                 self._hear(item)

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from app.answering.reasoning_config import plan_of, refused
-from app.answering.served_model import Served
+from app.answering.reasoning_config import constraint_error, plan_calls
+from app.answering.served_model import ServedModel
 from app.errors import invalid
 from app.request_body import is_large, json_value
 from engine.errors import InvalidParameter
@@ -120,7 +120,7 @@ class TextConstraint:
     check: str | None = None
 
 
-async def constrain_text(request: SamplingRequest, served: Served, user: str) -> TextConstraint | None:
+async def constrain_text(request: SamplingRequest, served: ServedModel, user: str) -> TextConstraint | None:
     """The compiled constraint of a whole answer. One with `"strict": false` that cannot be held is held as the nearest
     superset that can.
 
@@ -143,22 +143,22 @@ async def constrain_text(request: SamplingRequest, served: Served, user: str) ->
     except ConstraintRefused as refusal:
         if isinstance(refusal, CompileTimeout) or not isinstance(body, JsonSchema) or not _lenient(request):
             loosely = field == "response_format" and isinstance(body, JsonSchema)
-            raise refused(field, refusal, loosely=loosely) from None
+            raise constraint_error(field, refusal, loosely=loosely) from None
         why = refusal
     schema = json.loads(body.source)
     if any(isinstance(part.get("$ref"), str) and not part["$ref"].startswith("#") for part in schemas(schema)):
-        raise refused(field, why)
+        raise constraint_error(field, why)
     for wider in supersets(schema):
         held = JsonSchema.of(wider)
         try:
             await served.engine.compile(held, tenant=user)
         except CompileTimeout as late:
-            raise refused(field, late) from None
+            raise constraint_error(field, late) from None
         except ConstraintRefused:
             continue
         warning = f"{field} is not held exactly: {why}. The whole answer is checked against it instead."
         return TextConstraint(Constrained(held, layout), (*warnings, warning), body.source)
-    raise refused(field, why)
+    raise constraint_error(field, why)
 
 
 def _lenient(request: SamplingRequest) -> bool:
@@ -206,7 +206,7 @@ class Calling:
         return replace(sampling, logit_bias={**sampling.logit_bias, self._avoided: -100.0})
 
     @classmethod
-    async def of(cls, request: ChatRequest, served: Served, user: str) -> Calling:
+    async def of(cls, request: ChatRequest, served: ServedModel, user: str) -> Calling:
         """
         Raises:
             ApiError, InvalidParameter: the tools are not as accepted, or cannot be offered to this model.
@@ -235,14 +235,14 @@ class Calling:
                 "unsupported_parameter",
             )  # fmt: skip
         _check_beside_tools(request, served)
-        plan = await plan_of(served, tools, chosen, parallel, user)
+        plan = await plan_calls(served, tools, chosen, parallel, user)
         served.plans[key] = plan  # an agent sends the same tools with every turn
         if len(served.plans) > MOST_PLANS:
             del served.plans[next(iter(served.plans))]
         return cls(shown, plan)
 
 
-def _check_beside_tools(request: ChatRequest, served: Served) -> None:
+def _check_beside_tools(request: ChatRequest, served: ServedModel) -> None:
     """Refuse what cannot go with tools. Raises ApiError."""
     for field in ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"):
         value = getattr(request, field)
@@ -257,7 +257,7 @@ def _check_beside_tools(request: ChatRequest, served: Served) -> None:
         )  # fmt: skip
 
 
-def _beginning(served: Served) -> int | None:
+def _beginning(served: ServedModel) -> int | None:
     """The token that begins a call, where there is one. The tools themselves, which nobody may call, don't matter."""
     try:
         return None if served.dialect is None else served.dialect.plan([Tool("any")], "auto").layout.begin

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from app.answering.model_cascade import Speaks
-from app.answering.reasoning_config import Waited
+from app.answering.model_cascade import ModelChosen
+from app.answering.reasoning_config import WaitInserted
 from app.runs import events
 from reasoning.candidate import CandidateChosen, CandidateDone
 from reasoning.route import Routed, Tried
@@ -17,7 +17,7 @@ from reasoning.strategy import Event, Spent
 from reasoning.tree import NodeAdded, NodeChosen, NodeMerged, NodePruned, NodeScored, SearchEnded
 
 _KINDS: dict[type[Event], type[BaseModel]] = {
-    Waited: events.ThinkingWait,
+    WaitInserted: events.ThinkingWait,
     NodeAdded: events.SearchNode,
     NodeMerged: events.SearchMerge,
     NodeScored: events.SearchScore,
@@ -39,13 +39,13 @@ def without_text(event: BaseModel) -> BaseModel:
     return event
 
 
-def told(event: Event) -> BaseModel | None:
+def map_event(event: Event) -> BaseModel | None:
     """The run's event; None for what usage or other events tell. A plugin's fields are left out where they are too long
     or no JSON.
     """
     if isinstance(event, Spent | Routed):
         return None
-    if isinstance(event, Speaks):
+    if isinstance(event, ModelChosen):
         return events.RouteAnswering(model=event.asked.served.name)
     if isinstance(event, Tried):
         return events.RouteTried(

@@ -16,8 +16,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.answering.served_model import Served
-from app.answering.thinking_summary import Thoughts
+from app.answering.served_model import ServedModel
+from app.answering.thinking_summary import ThinkingSummary
 from app.db.database import NotThere
 from app.db.runs import Answer, Begun, LoggedEvent, RunKey, Started
 from app.db.store import Store
@@ -32,12 +32,12 @@ from tools.outcome import Call
 from tools.result import frame
 
 if TYPE_CHECKING:
-    from app.answering.tool_service import Toolshed
+    from app.answering.tool_service import ToolService
     from reasoning.agent import Limits
     from retrieval import Library
 
 
-def remains(events: Sequence[LoggedEvent], error: str) -> Answer:
+def recover_runs(events: Sequence[LoggedEvent], error: str) -> Answer:
     """The answer as far as it was logged, as failed with `error`."""
     content, thinking, recorder = list[str](), list[str](), StepRecorder()
     calls: dict[str, Call] = {}
@@ -76,12 +76,12 @@ class Runs:
 
     def __init__(
         self,
-        served: Served,
-        thoughts: Callable[[str], Thoughts],
+        served: ServedModel,
+        thoughts: Callable[[str], ThinkingSummary],
         meter: Meter,
         store: Store,
         library: Library,
-        toolshed: Toolshed,
+        toolshed: ToolService,
         limits: Limits,
     ) -> None:
         """`served` is the default model; `thoughts` says what is seen of an answer's thinking."""
@@ -100,7 +100,7 @@ class Runs:
     async def recover(self) -> int:
         """End the runs that an earlier server left unfinished; how many there were."""
         terminal = LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json())
-        return await self._store.runs.fail_unfinished(terminal, lambda events: remains(events, RESTARTED.message))
+        return await self._store.runs.fail_unfinished(terminal, lambda events: recover_runs(events, RESTARTED.message))
 
     async def start(self, chat_id: str, ask: Ask, key: RunKey | None = None) -> Started:
         """Begin an answer. With a key it begins once, however often it is asked for.

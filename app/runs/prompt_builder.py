@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from app.admission.request_budget import output_limit
-from app.answering.reasoning_config import plan_of
-from app.answering.served_model import Served
+from app.answering.reasoning_config import plan_calls
+from app.answering.served_model import ServedModel
 from app.db.database import Row
 from app.db.steps import Step
 from app.errors import ApiError, invalid
@@ -33,11 +33,11 @@ from engine.params import Span
 from engine.tool_parsers import read_tools
 from reasoning.agent import Agent, Limits, Style, Tools
 from reasoning.dialogue import after_calls
-from reasoning.thinking import Answers, think_and_answer
+from reasoning.thinking import AnswerFunction, think_and_answer
 
 if TYPE_CHECKING:
-    from app.answering.reasoning_config import Manner
-    from app.runs.rag import Grounds
+    from app.answering.reasoning_config import ReasoningConfig
+    from app.runs.rag import RetrievedContext
 
 
 Messages = list[dict[str, Any]]  # as chat templates take them: role and content, and a call's JSON
@@ -118,7 +118,7 @@ LEAST_ROOM = 256  # tokens for an answer; with fewer, what earlier answers calle
 class Prepared:
     """`room`: tokens that the context leaves after the prompt; `span` has the limit of what is written."""
 
-    served: Served
+    served: ServedModel
     prompt: list[int]
     span: Span
     room: int
@@ -131,10 +131,10 @@ class Prepared:
 
 
 async def prepare(
-    served: Served,
-    manner: Manner,
+    served: ServedModel,
+    manner: ReasoningConfig,
     history: History,
-    found: Grounds | None,
+    found: RetrievedContext | None,
     specs: Sequence[dict[str, Any]],  # Any: JSON, as OpenAI's `tools` has it
     *,
     sampling: Mapping[str, Any],
@@ -180,13 +180,13 @@ async def prepare(
 
 
 async def agent_of(
-    served: Served,
+    served: ServedModel,
     specs: Sequence[Mapping[str, Any]],  # Any: JSON, as OpenAI's `tools` has it
     tools: Tools,
     span: Span,
     limits: Limits,
     variables: Mapping[str, Any],  # Any: a model's authors name their template's variables
-    answers: Answers = think_and_answer,
+    answers: AnswerFunction = think_and_answer,
     clock: Callable[[], float] = time.monotonic,
     user: str = "",
 ) -> Agent:
@@ -201,7 +201,7 @@ async def agent_of(
             "calls tools, or the server's option --tool-dialect.", "unsupported_parameter",
         )  # fmt: skip
     style = Style(
-        await plan_of(served, read_tools(specs), "auto", True, user),
+        await plan_calls(served, read_tools(specs), "auto", True, user),
         served.markers,
         lambda calls, texts: after_calls(served.engine.tokenizer, calls, texts, variables),
         served.opens_thinking,

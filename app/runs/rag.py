@@ -20,7 +20,7 @@ from retrieval.evidence import Evidence, Verdict, investigate, weigh
 from retrieval.records import Among
 
 if TYPE_CHECKING:
-    from app.answering.served_model import Served
+    from app.answering.served_model import ServedModel
     from retrieval import Hit, Library
 
 INSTRUCTION = (
@@ -35,7 +35,7 @@ MOST_TOKENS = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Grounds:
+class RetrievedContext:
     """Sources found for a question, and whether they seem to answer."""
 
     sources: tuple[Source, ...]
@@ -64,7 +64,9 @@ class Grounds:
         )  # fmt: skip
 
 
-async def grounds(library: Library, served: Served, user: str, question: str, collections: Among) -> Grounds:
+async def retrieve_context(
+    library: Library, served: ServedModel, user: str, question: str, collections: Among
+) -> RetrievedContext:
     """Search the user's documents for what answers a question.
 
     Raises:
@@ -74,7 +76,7 @@ async def grounds(library: Library, served: Served, user: str, question: str, co
     return await asyncio.to_thread(_grounds, library, served, user, question, collections)
 
 
-def _grounds(library: Library, served: Served, user: str, question: str, collections: Among) -> Grounds:
+def _grounds(library: Library, served: ServedModel, user: str, question: str, collections: Among) -> RetrievedContext:
     last = Evidence(0.0, "none")
     rarity = library.rarity(user, collections)
 
@@ -92,13 +94,13 @@ def _grounds(library: Library, served: Served, user: str, question: str, collect
         parents=budget >= PARENTS_FROM,
     )  # fmt: skip
     verdict: Verdict = last.verdict if shown else "none"
-    return Grounds(tuple(shown), verdict, last.score, found.questions)
+    return RetrievedContext(tuple(shown), verdict, last.score, found.questions)
 
 
 class CheckedAnswer:
     """An answer as it grows, let through sentence by sentence."""
 
-    def __init__(self, found: Grounds) -> None:
+    def __init__(self, found: RetrievedContext) -> None:
         self._checker = CitationChecker(found.sources)
         self._written = 0  # characters let through
         self._number = 0

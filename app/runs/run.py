@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.admission.request_budget import scheduling
-from app.answering.model_cascade import Auto, Prompted, Speaks, rungs
-from app.answering.reasoning_config import Manner, Writer, prompted
-from app.answering.served_model import Served, Usage
-from app.answering.thinking_summary import Thoughts
+from app.answering.model_cascade import ModelCascade, ModelChosen, ModelPrompt, allowed_models
+from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig, prompted
+from app.answering.served_model import ServedModel, Usage
+from app.answering.thinking_summary import ThinkingSummary
 from app.config import AUTO_NAME, LOCAL_USER
 from app.db.runs import Answer, Place
 from app.errors import from_exception
-from app.observability import Watch, tracing
+from app.observability import RequestWatch, tracing
 from app.runs.event_log import Deltas, RunLog, StepRecorder
-from app.runs.event_mapping import told, without_text
+from app.runs.event_mapping import map_event, without_text
 from app.runs.events import (
     AnswerDone,
     CitationRef,
@@ -40,7 +40,7 @@ from app.runs.events import (
     ThinkingStarted,
 )
 from app.runs.prompt_builder import DOCUMENTS, History, Prepared, agent_of, prepare
-from app.runs.rag import REFUSAL, CheckedAnswer, Grounds, grounds
+from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext, retrieve_context
 from app.runs.trace import Trace, recorded_sampling
 from engine.outputs import Prefill
 from reasoning.agent import Agent, Called, Limited, Returned, Wrote
@@ -71,9 +71,9 @@ class Ask:
     max_tokens: int | None = None
     collections: Literal["own", "all"] | list[int] | None = None  # to answer from
     tools: Literal["all"] | list[str] | None = None  # that the model may call
-    served: Served | None = None  # None: the default model
-    auto: Auto | None = None  # where several models may answer
-    manner: Manner = field(default_factory=Manner)
+    served: ServedModel | None = None  # None: the default model
+    auto: ModelCascade | None = None  # where several models may answer
+    manner: ReasoningConfig = field(default_factory=ReasoningConfig)
     user: str = LOCAL_USER
 
     def params(self) -> Mapping[str, Any]:
@@ -92,11 +92,11 @@ class Run:
         id: str,
         chat_id: str,
         user: str,
-        served: Served,
-        thoughts: Thoughts,
+        served: ServedModel,
+        thoughts: ThinkingSummary,
         library: Library,
         log: RunLog,
-        watch: Watch,
+        watch: RequestWatch,
         on_end: Callable[[Answer], None],
     ) -> None:
         self.id = id
@@ -118,7 +118,7 @@ class Run:
         self._tally = Tally()
         self._content: list[str] = []
         self._steps = StepRecorder()
-        self._manner = Manner()
+        self._manner = ReasoningConfig()
         self._thinking: list[str] = []
         self._thinking_began: float | None = None
         self._thinking_tokens = 0
@@ -164,11 +164,11 @@ class Run:
 
     async def _generate(self, history: History, ask: Ask) -> Finish:
         """Make the answer; how it finished."""
-        found: Grounds | None = None
+        found: RetrievedContext | None = None
         if ask.collections is not None:
             among = among_of(ask.collections)
             with tracing.span("retrieval"):
-                found = await grounds(self._library, self._served, ask.user, history.question, among)
+                found = await retrieve_context(self._library, self._served, ask.user, history.question, among)
             self.log.append(found.event())
             if found.verdict == "none":
                 self._answer(REFUSAL)
@@ -179,7 +179,7 @@ class Run:
         manner = self._manner = ask.manner
         specs = [] if self.tools is None else self.tools.specs
 
-        async def prepared(served: Served) -> Prepared:
+        async def prepared(served: ServedModel) -> Prepared:
             return await prepare(
                 served, manner, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens
             )
@@ -205,7 +205,7 @@ class Run:
             numerics=served.engine.numerics.recorded(),
         )  # fmt: skip
         self._tally.prompt_tokens = len(prompt)
-        writer = Writer(self._manner, served, asked.variables, self._hear)
+        writer = AnswerGenerator(self._manner, served, asked.variables, self._hear)
         agent = None
         if self.tools is not None:
             limits = replace(self.tools.limits, tokens=min(asked.limit, self.tools.limits.tokens))
@@ -224,15 +224,15 @@ class Run:
             finally:
                 self.trace.tokens = seq.tokens
 
-    async def _route(self, auto: Auto, prepared: Callable[[Served], Awaitable[Prepared]]) -> Finish:
+    async def _route(self, auto: ModelCascade, prepared: Callable[[ServedModel], Awaitable[Prepared]]) -> Finish:
         """An answer by one of several models. It has no trace: most of what was written is nobody's answer."""
 
-        async def prompt_of(served: Served) -> Prompted:
+        async def prompt_of(served: ServedModel) -> ModelPrompt:
             asked = await prepared(served)
             return prompted(served, asked.prompt, asked.span, self._manner, asked.variables)
 
         able = await auto.prompted(prompt_of)
-        if len(asked := rungs(able)) < len(able):
+        if len(asked := allowed_models(able)) < len(able):
             self.log.append(RunReduced(models=[each.served.name for each in asked]))
         longest = max(len(each.prompt) for each in asked)
         limit = max(each.span.max_tokens or 0 for each in asked)
@@ -245,7 +245,7 @@ class Run:
                     if isinstance(item, Piece):
                         yield item
                         continue
-                    if isinstance(item, Speaks):
+                    if isinstance(item, ModelChosen):
                         self._tally.prompt_tokens += len(item.asked.prompt)
                     self._hear(item)
 
@@ -342,7 +342,7 @@ class Run:
         """Counts or logs an event of a strategy."""
         if isinstance(event, Spent):
             self._tally.add_unseen(event.written, event.read)
-        elif (shown := told(event)) is not None:
+        elif (shown := map_event(event)) is not None:
             self._deltas.flush()
             self.log.append(shown if self._thoughts.policy == "shown" else without_text(shown))
 

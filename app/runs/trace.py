@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.answering.reasoning_config import Manners, Writer, restored
+from app.answering.reasoning_config import AnswerGenerator, ReasoningResolver, restored
 from app.runs.prompt_builder import agent_of
 from engine.model.numerics import Numerics
 from engine.params import Sampling, Span
@@ -22,7 +22,7 @@ from reasoning.agent import Agent, Limit, Limits
 from tools.outcome import Call
 
 if TYPE_CHECKING:
-    from app.answering.served_model import Served
+    from app.answering.served_model import ServedModel
     from app.db.store import LoggedEvent
 
 FORMAT = 1
@@ -91,14 +91,14 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubts:
+class ReplayDoubts:
     """Why a replay may give other tokens: `other` is what is not as it was, `reasons` else."""
 
     other: Sequence[str]
     reasons: Sequence[str]
 
 
-def doubts(trace: Trace, served: Served) -> Doubts:
+def doubts(trace: Trace, served: ServedModel) -> ReplayDoubts:
     """Returns the doubts that `served` makes the trace's tokens again."""
     other, reasons = list[str](), list[str]()
     now = served.engine.numerics
@@ -114,7 +114,7 @@ def doubts(trace: Trace, served: Served) -> Doubts:
                 "the run was made where a token's bits depend on what else runs, and on how its prompt was cut "
                 f"({was.dtype} on {was.kernels} kernels, not deterministic)"
             )
-    return Doubts(other, reasons)
+    return ReplayDoubts(other, reasons)
 
 
 def lines(recipe: str | None, events: Iterable[LoggedEvent]) -> Iterable[str]:
@@ -159,13 +159,13 @@ class _SameLimits(Agent):
         return self.ended[1] if self.ended is not None and self.steps == self.ended[0] else None
 
 
-async def replay(served: Served, trace: Trace, manners: Manners) -> Replayed:
+async def replay(served: ServedModel, trace: Trace, manners: ReasoningResolver) -> Replayed:
     """Make the run again with its recorded results. A strategy that ended by the clock may end elsewhere.
 
     Raises:
         ApiError, EngineError: this model cannot make it.
     """
-    writer = Writer(restored(trace.manner, served, manners), served, trace.variables)
+    writer = AnswerGenerator(restored(trace.manner, served, manners), served, trace.variables)
     prompt, span = trace.tokens[: trace.prompt_tokens], Span(sampling=_sampling(trace), max_tokens=trace.max_tokens)
     async with await served.engine.open(prompt, tenant="replay") as seq:
         if trace.tools:

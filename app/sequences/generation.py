@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
-from app.answering.answer_generation import room_for
-from app.answering.served_model import Served
+from app.answering.answer_generation import remaining_context
+from app.answering.served_model import ServedModel
 from app.errors import from_exception
 from app.observability import Counting
 from app.openai.chat import usage_json
@@ -67,13 +67,13 @@ async def written(
         watch.end(outcome)
 
 
-async def _span(leased: LeasedSequence, request: GenerateRequest, served: Served) -> tuple[Span, tuple[str, ...]]:
+async def _span(leased: LeasedSequence, request: GenerateRequest, served: ServedModel) -> tuple[Span, tuple[str, ...]]:
     held = await constrain_text(request, served, leased.user)
     constraint = None if held is None else held.constrained
     if constraint is not None:
         # The line breaks that models like to put before an answer would be tokens here that no piece has as text.
         constraint = replace(constraint, layout=Layout())
-    room = room_for(served, range(len(leased)), request.max_tokens, "max_tokens")
+    room = remaining_context(served, range(len(leased)), request.max_tokens, "max_tokens")
     span = request.span(
         served.sampling, room=room, vocab_size=served.engine.vocab_size, default_limit=DEFAULT_MAX_TOKENS
     )
@@ -81,14 +81,14 @@ async def _span(leased: LeasedSequence, request: GenerateRequest, served: Served
     return span, () if held is None else held.warnings
 
 
-def _piece(out: SpanOutput, served: Served, request: GenerateRequest) -> dict[str, Any]:
+def _piece(out: SpanOutput, served: ServedModel, request: GenerateRequest) -> dict[str, Any]:
     piece: dict[str, Any] = {"type": "piece", "text": out.text, "tokens": list(out.token_ids)}
     if request.logprobs is not None:
         piece["logprobs"] = [_logprob(entry, served) for entry in out.logprobs]
     return piece
 
 
-def _logprob(entry: TokenLogprob, served: Served) -> dict[str, Any]:
+def _logprob(entry: TokenLogprob, served: ServedModel) -> dict[str, Any]:
     def one(token: int, logprob: float) -> dict[str, Any]:
         return {"token": token, "text": served.engine.tokenizer.token_text(token), "logprob": finite(logprob)}
 

@@ -24,7 +24,7 @@ from app.errors import ApiError
 from engine.errors import SequenceClosed
 
 if TYPE_CHECKING:
-    from app.answering.served_model import Served
+    from app.answering.served_model import ServedModel
     from engine import Sequence
 
 
@@ -89,7 +89,7 @@ class LeasedSequence:
     def __init__(
         self,
         user: str,
-        served: Served,
+        served: ServedModel,
         seq: Sequence,
         lease_s: float,
         run_out: Callable[[LeasedSequence], None],

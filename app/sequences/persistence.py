@@ -19,7 +19,7 @@ from engine.errors import EngineError
 from retrieval.durable import sync_folder, write_whole
 
 if TYPE_CHECKING:
-    from app.answering.model_registry import Models
+    from app.answering.model_registry import ModelRegistry
     from app.sequences.leased import LeasedSequence
     from app.sequences.sequences import Sequences
 
@@ -28,7 +28,7 @@ KEEPING_S = 3.0  # for all of them: who stops a server waits for it
 log = logging.getLogger("ponder")
 
 
-class Kept(msgspec.Struct):
+class PersistedSequences(msgspec.Struct):
     """One sequence. `scope` is the id of that with which it closes."""
 
     id: str
@@ -49,7 +49,7 @@ async def keep(sequences: Sequences, path: Path) -> int:
 
     A server that stops is not held up: what cannot be kept is told in the log.
     """
-    kept: list[Kept] = []
+    kept: list[PersistedSequences] = []
     try:
         async with asyncio.timeout(KEEPING_S):
             for leased in sequences:
@@ -66,7 +66,7 @@ async def keep(sequences: Sequences, path: Path) -> int:
     return len(kept)
 
 
-async def take_up(sequences: Sequences, models: Models, path: Path) -> int:
+async def take_up(sequences: Sequences, models: ModelRegistry, path: Path) -> int:
     """Go on with what an earlier server kept; how many. Their leases begin anew."""
     try:
         data = await asyncio.to_thread(_read_once, path)
@@ -76,7 +76,7 @@ async def take_up(sequences: Sequences, models: Models, path: Path) -> int:
     if data is None:
         return 0
     try:
-        kept = msgspec.msgpack.decode(data, type=list[Kept])
+        kept = msgspec.msgpack.decode(data, type=list[PersistedSequences])
     except msgspec.DecodeError:
         log.warning("%s is damaged: the sequences that it kept are lost", path)
         return 0
@@ -93,7 +93,7 @@ async def take_up(sequences: Sequences, models: Models, path: Path) -> int:
     return taken
 
 
-async def _kept(leased: LeasedSequence) -> Kept | None:
+async def _kept(leased: LeasedSequence) -> PersistedSequences | None:
     try:
         with leased.call() as seq:
             snapshot = await seq.snapshot()
@@ -101,7 +101,9 @@ async def _kept(leased: LeasedSequence) -> Kept | None:
         log.warning("the sequence %s is not kept: %s", leased.id, error)
         return None
     scope = None if leased.scope is None else leased.scope.id
-    return Kept(leased.id, leased.user, leased.served.name, leased.created_at, leased.lease.length_s, scope, snapshot)
+    return PersistedSequences(
+        leased.id, leased.user, leased.served.name, leased.created_at, leased.lease.length_s, scope, snapshot
+    )
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -15,7 +15,7 @@ from app.errors import ApiError, invalid
 from app.sequences.leased import LeasedSequence
 
 if TYPE_CHECKING:
-    from app.answering.served_model import Served
+    from app.answering.served_model import ServedModel
     from app.config import Settings
     from engine import Sequence
 
@@ -72,7 +72,9 @@ class Sequences:
         leased.touch()
         return leased
 
-    async def open(self, user: str, served: Served, tokens: list[int], lease_s: float | None = None) -> LeasedSequence:
+    async def open(
+        self, user: str, served: ServedModel, tokens: list[int], lease_s: float | None = None
+    ) -> LeasedSequence:
         """
         Raises:
             ApiError: 429: it is more than the user may hold; 400: the lease is too long.
@@ -109,7 +111,14 @@ class Sequences:
             return [self._lend(leased.user, leased.served, child, length_s, scope) for child in children]
 
     def take_up(
-        self, id: str, user: str, served: Served, seq: Sequence, length_s: float, created_at: float, scope: str | None
+        self,
+        id: str,
+        user: str,
+        served: ServedModel,
+        seq: Sequence,
+        length_s: float,
+        created_at: float,
+        scope: str | None,
     ) -> None:
         """Takes up an earlier server's sequence `id`. It closes with the sequence of id `scope`, if that is here."""
         self._lend(user, served, seq, length_s, self._held.get(scope or ""), id=id, created_at=created_at)
@@ -143,7 +152,7 @@ class Sequences:
     def _lend(
         self,
         user: str,
-        served: Served,
+        served: ServedModel,
         seq: Sequence,
         length_s: float,
         scope: LeasedSequence | None = None,

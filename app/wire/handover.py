@@ -61,7 +61,7 @@ class OwnOrOthers(Connection):
         type(self).hand_over(copy, data)
 
 
-class Giver:
+class ConnectionSender:
     """Hands connections to who listens at `path`."""
 
     def __init__(self, path: str) -> None:
@@ -85,7 +85,7 @@ class Giver:
                 log.warning("a connection could not be handed over: %s", error)
 
 
-class Taker:
+class ConnectionReceiver:
     """Listens at `path` for connections that are handed over; `adopt` gets each with the bytes that were read of it."""
 
     def __init__(self, path: str, adopt: Callable[[socket.socket, bytes], None]) -> None:

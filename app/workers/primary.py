@@ -20,10 +20,22 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.wire import Taker
-from app.workers.protocol import Draining, End, Ended, FromHome, Hello, Moved, Ready, Start, framed, from_worker, heard
-from app.workers.worker_session import Life
-from engine.ipc.core_process import MOST_DEATHS, WITHIN_S, Deaths, child_environment
+from app.wire import ConnectionReceiver
+from app.workers.protocol import (
+    Draining,
+    End,
+    Ended,
+    EngineMoved,
+    FromPrimary,
+    Hello,
+    Ready,
+    Start,
+    framed,
+    from_worker,
+    heard,
+)
+from app.workers.worker_session import WorkerSession
+from engine.ipc.core_process import MOST_DEATHS, WITHIN_S, RestartBackoff, child_environment
 
 if TYPE_CHECKING:
     from app.state import State
@@ -41,8 +53,8 @@ class _Place:
     def __init__(self) -> None:
         self.tried = asyncio.Event()  # whether the first accepts connections, or could not
         self.process: asyncio.subprocess.Process | None = None
-        self.life: Life | None = None  # of a worker that accepts connections
-        self.deaths = Deaths()
+        self.life: WorkerSession | None = None  # of a worker that accepts connections
+        self.deaths = RestartBackoff()
 
     def kill(self) -> None:
         if self.process is not None:
@@ -50,7 +62,7 @@ class _Place:
                 self.process.kill()
 
 
-class Workers(Collector):
+class WorkerPool(Collector):
     """`count` workers beside this process, which accept from `listener` too; `adopt` gets the connections that they
     hand over."""
 
@@ -62,9 +74,9 @@ class Workers(Collector):
         self._places = [_Place() for _ in range(count)]
         self._by_client: dict[int, _Place] = {}
         self._clients = itertools.count(1)
-        self._lives: set[Life] = set()
+        self._lives: set[WorkerSession] = set()
         self._adopt = adopt
-        self._where: dict[str, Moved | Ended] = {}  # the engines, by model
+        self._where: dict[str, EngineMoved | Ended] = {}  # the engines, by model
         self._keeping: list[asyncio.Task[None]] = []
         self._ending = False
         self.restarts = 0
@@ -74,7 +86,7 @@ class Workers(Collector):
         if not self._places:
             return
         self._directory = tempfile.mkdtemp(prefix="ponder-")  # entered by this user alone
-        self._taker = Taker(f"{self._directory}/connections.sock", self._adopt)
+        self._taker = ConnectionReceiver(f"{self._directory}/connections.sock", self._adopt)
         for served in self._state.models:
             self._share(served.name)
         self._server = await asyncio.start_unix_server(self._hear, f"{self._directory}/home.sock")
@@ -172,7 +184,7 @@ class Workers(Collector):
         if not isinstance(first, Hello) or place is None:
             writer.close()
             return
-        life = Life(self._state, lambda message: writer.write(framed(message)))
+        life = WorkerSession(self._state, lambda message: writer.write(framed(message)))
         self._lives.add(life)
         for where in self._where.values():
             life.send(where)
@@ -195,14 +207,14 @@ class Workers(Collector):
                 served.engine.forget_client(first.client)
             writer.close()
 
-    def _tell(self, message: FromHome) -> None:
+    def _tell(self, message: FromPrimary) -> None:
         for life in self._lives:
             life.send(message)
 
     def _share(self, model: str) -> None:
         """Tell where the model's engine is, now and later."""
 
-        def told(where: Moved | Ended) -> None:
+        def told(where: EngineMoved | Ended) -> None:
             self._where[model] = where
             self._tell(where)
 
@@ -210,4 +222,4 @@ class Workers(Collector):
             told(Ended(model, str(error)))
 
         engine = self._state.models.get(model).engine
-        told(Moved(model, engine.share(lambda directory: told(Moved(model, directory)), ended)))
+        told(EngineMoved(model, engine.share(lambda directory: told(EngineMoved(model, directory)), ended)))

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.admission.admission import Deciding, answered, is_strict
-from app.admission.rate_limits import Counts, KeyLimits, Rates, Window
-from app.admission.request_budget import Terms, Ticket
-from app.auth import WHO, Who, address_of
+from app.admission.admission import AdmissionDecisions, answered, is_strict
+from app.admission.rate_limits import Counts, KeyLimits, RateWindows, Window
+from app.admission.request_budget import RequestBudget, RequestTerms
+from app.auth import WHO, Principal, address_of
 from app.errors import note
 from app.workers.protocol import (
     Admitted,
@@ -34,9 +34,9 @@ from app.workers.protocol import (
     Draining,
     End,
     Ended,
-    FromHome,
+    EngineMoved,
+    FromPrimary,
     FromWorker,
-    Moved,
     framed,
     from_home,
     heard,
@@ -45,22 +45,22 @@ from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
     from app.config import Settings
-    from app.workers.worker_metrics import Telling
+    from app.workers.worker_metrics import RemoteMetrics
 
 
-class HomeLink:
+class PrimaryLink:
     """`ended` is done when the home says so, or is gone."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._asked: dict[int, asyncio.Future[Admitted | Denied]] = {}
-        self._places: defaultdict[str, asyncio.Queue[Moved | Ended]] = defaultdict(asyncio.Queue)
+        self._places: defaultdict[str, asyncio.Queue[EngineMoved | Ended]] = defaultdict(asyncio.Queue)
         self.on_draining: Callable[[], None] = lambda: None
         self.ended = asyncio.create_task(self._listen(), name="home")
 
     @classmethod
-    async def open(cls, path: str) -> HomeLink:
+    async def open(cls, path: str) -> PrimaryLink:
         return cls(*await asyncio.open_unix_connection(path))
 
     def say(self, message: FromWorker) -> None:
@@ -90,12 +90,12 @@ class HomeLink:
         while (message := await heard(self._reader, from_home)) is not None and not isinstance(message, End):
             self._hear(message)
 
-    def _hear(self, message: FromHome) -> None:
+    def _hear(self, message: FromPrimary) -> None:
         match message:
             case Admitted(number=number) | Denied(number=number):
                 if (future := self._asked.get(number)) is not None and not future.done():
                     future.set_result(message)
-            case Moved(model=model) | Ended(model=model):
+            case EngineMoved(model=model) | Ended(model=model):
                 self._places[model].put_nowait(message)
             case Draining():
                 self.on_draining()
@@ -106,10 +106,10 @@ _ASKED = frozenset({b"authorization", b"cookie", b"prefer"})  # headers that the
 Question = Callable[[Ask], Awaitable[Admitted | Denied]]
 
 
-class AskHome:
+class PrimaryClient:
     """ASGI middleware: what the home denies is denied here; the rest is answered with the ticket it gave."""
 
-    def __init__(self, app: ASGIApp, *, settings: Settings, telling: Telling, ask: Question) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Settings, telling: RemoteMetrics, ask: Question) -> None:
         self.app = app
         self._settings = settings
         self._telling = telling
@@ -132,29 +132,33 @@ class AskHome:
         if isinstance(told, Denied):
             await note(scope, told.error()).response()(scope, receive, send)
             return
-        scope = {**scope, WHO: Who(told.id, told.name, told.role, told.key_id)}  # type: ignore[arg-type]  # of a Who
+        scope = {**scope, WHO: Principal(told.id, told.name, told.role, told.key_id)}  # type: ignore[arg-type]  # of a Who
         if not told.metered:
             await self.app(scope, receive, send)
             return
-        admission = ToldAdmission(self._settings, told, self._telling)
-        ticket = Ticket(
-            admission, told.key, KeyLimits(*told.limits), Terms(*told.terms), strict=is_strict(Headers(scope=scope))
+        admission = RemoteAdmission(self._settings, told, self._telling)
+        ticket = RequestBudget(
+            admission,
+            told.key,
+            KeyLimits(*told.limits),
+            RequestTerms(*told.terms),
+            strict=is_strict(Headers(scope=scope)),
         )
         await answered(self.app, ticket, admission.windows, scope, receive, send)
 
 
-class ToldAdmission(Deciding):
+class RemoteAdmission(AdmissionDecisions):
     """Of one request that the home let in."""
 
-    def __init__(self, settings: Settings, told: Admitted, telling: Telling) -> None:
-        backlogs = {model: ToldWait(*wait) for model, wait in told.waits.items()}
-        self._told_rates = ToldRates(told.counts or (0, 0.0, 0, 0.0), lambda tokens: self._spent(tokens))
+    def __init__(self, settings: Settings, told: Admitted, telling: RemoteMetrics) -> None:
+        backlogs = {model: RemoteWait(*wait) for model, wait in told.waits.items()}
+        self._told_rates = RemoteRates(told.counts or (0, 0.0, 0, 0.0), lambda tokens: self._spent(tokens))
         super().__init__(settings, backlogs, self._told_rates, lambda reason: telling.at_once().refused.append(reason))
         self._windows = [Window(what, *rest) for what, *rest in told.windows]  # type: ignore[arg-type]  # of a Window
         self._number = told.number
         self._telling = telling
 
-    def left(self, ticket: Ticket) -> None:
+    def left(self, ticket: RequestBudget) -> None:
         self._telling.at_once().left.append((self._number, ticket.tokens))
 
     def windows(self) -> list[Window]:
@@ -170,7 +174,7 @@ class ToldAdmission(Deciding):
 
 
 @dataclass(frozen=True, slots=True)
-class ToldWait:
+class RemoteWait:
     """The work that a model had when the request was let in."""
 
     seconds: float
@@ -183,7 +187,7 @@ class ToldWait:
         return self.answers
 
 
-class ToldRates(Rates):
+class RemoteRates(RateWindows):
     """The tokens of one key as they stood, and what was spent since."""
 
     def __init__(self, counts: Counts, tell: Callable[[int], None]) -> None:

@@ -51,7 +51,7 @@ class Ask(msgspec.Struct, tag=True):
     address: str
 
 
-class Told(msgspec.Struct, tag=True, omit_defaults=True):
+class WorkerEvents(msgspec.Struct, tag=True, omit_defaults=True):
     """Events since the last such message, in order within each list."""
 
     came: list[str] = []  # endpoints
@@ -107,7 +107,7 @@ class Denied(msgspec.Struct, tag=True):
         )
 
 
-class Moved(msgspec.Struct, tag=True):
+class EngineMoved(msgspec.Struct, tag=True):
     """A model's engine is there now, or (None) gone for a moment."""
 
     model: str
@@ -129,15 +129,15 @@ class End(msgspec.Struct, tag=True):
     """End what is open and go."""
 
 
-FromWorker = Hello | Ready | Ask | Told
-FromHome = Admitted | Denied | Moved | Ended | Draining | End
+FromWorker = Hello | Ready | Ask | WorkerEvents
+FromPrimary = Admitted | Denied | EngineMoved | Ended | Draining | End
 
 _encoder = msgspec.msgpack.Encoder()
 from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-from_home: msgspec.msgpack.Decoder[FromHome] = msgspec.msgpack.Decoder(FromHome)
+from_home: msgspec.msgpack.Decoder[FromPrimary] = msgspec.msgpack.Decoder(FromPrimary)
 
 
-def framed(message: FromWorker | FromHome | Start) -> bytes:
+def framed(message: FromWorker | FromPrimary | Start) -> bytes:
     data = _encoder.encode(message)
     return len(data).to_bytes(LENGTH, "big") + data
 

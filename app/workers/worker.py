@@ -23,35 +23,35 @@ import msgspec
 from fastapi import FastAPI
 
 from app import errors, openai
-from app.answering.model_registry import Models
-from app.answering.reasoning_config import Manners
+from app.answering.model_registry import ModelRegistry
+from app.answering.reasoning_config import ReasoningResolver
 from app.config import Settings
 from app.connections import Drain, Draining
-from app.middleware import surround
+from app.middleware import add_middleware
 from app.observability import Goals, logs, tracing
 from app.state import Serving
-from app.wire import Giver, OwnOrOthers
+from app.wire import ConnectionSender, OwnOrOthers
 from app.wire.server import Server, server_config
-from app.workers.primary_client import AskHome, HomeLink
+from app.workers.primary_client import PrimaryClient, PrimaryLink
 from app.workers.protocol import LENGTH, Hello, Ready, Start
-from app.workers.worker_metrics import Telling
+from app.workers.worker_metrics import RemoteMetrics
 from engine.core.loop import calm_collector
 from engine.ipc.core_process import end_with_parent
 
 
-def create_worker_app(models: Models, settings: Settings, home: HomeLink) -> FastAPI:
+def create_worker_app(models: ModelRegistry, settings: Settings, home: PrimaryLink) -> FastAPI:
     """The application of one worker, which talks to its home over `home`."""
-    telling = Telling(Goals.of_settings(settings), home.say)
+    telling = RemoteMetrics(Goals.of_settings(settings), home.say)
     if models.auto is not None:
         models.auto.hear = lambda model, given: telling.at_once().routed.append((model, given))
     app = FastAPI(title="Ponder", openapi_url=None, docs_url=None, redoc_url=None)
-    serving = Serving(settings, models, telling, Manners.of_settings(settings), Drain())
+    serving = Serving(settings, models, telling, ReasoningResolver.of_settings(settings), Drain())
     serving.attach(app)
     errors.install(app, lambda error: telling.at_once().errors.append(error.code or str(error.status)))
     app.include_router(openai.router)
-    app.add_middleware(AskHome, settings=settings, telling=telling, ask=home.ask)
+    app.add_middleware(PrimaryClient, settings=settings, telling=telling, ask=home.ask)
     app.add_middleware(Draining, drain=serving.drain)
-    surround(app, settings)
+    add_middleware(app, settings)
     return app
 
 
@@ -81,10 +81,10 @@ def main() -> None:
 
 async def _work(start: Start, settings: Settings, listener: socket.socket) -> None:
     """From the first word to the home to the last."""
-    home = await HomeLink.open(f"{start.directory}/home.sock")
+    home = await PrimaryLink.open(f"{start.directory}/home.sock")
     home.say(Hello(start.client))
-    giver = Giver(f"{start.directory}/connections.sock")
-    async with await Models.join(settings, start.client, home.places) as models:
+    giver = ConnectionSender(f"{start.directory}/connections.sock")
+    async with await ModelRegistry.join(settings, start.client, home.places) as models:
         app = create_worker_app(models, settings, home)
         serving: Serving = app.state.ponder
         home.on_draining = serving.drain.begin

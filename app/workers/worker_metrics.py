@@ -10,33 +10,33 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from app.observability import Goals, Watch
-from app.workers.protocol import Told
+from app.observability import Goals, RequestWatch
+from app.workers.protocol import WorkerEvents
 
 GATHER_S = 0.05
 
 
-class Telling:
+class RemoteMetrics:
     """`app.observability.Counting`, and the rest of what the home hears of requests. `send` gets what is to be told."""
 
-    def __init__(self, goals: Goals, send: Callable[[Told], None]) -> None:
+    def __init__(self, goals: Goals, send: Callable[[WorkerEvents], None]) -> None:
         self.goals = goals
         self._send = send
         self._works = itertools.count()
-        self._told = Told()
+        self._told = WorkerEvents()
         self._due: asyncio.Handle | None = None
         self._soon = False
 
-    def watch(self, endpoint: str) -> Watch:
-        return Watch(self, endpoint)
+    def watch(self, endpoint: str) -> RequestWatch:
+        return RequestWatch(self, endpoint)
 
     def came(self, endpoint: str) -> None:
         self.at_once().came.append(endpoint)
 
-    def admit(self, model: str, tenant: str, prompt: int, limit: int, answers: int) -> ToldWork:
+    def admit(self, model: str, tenant: str, prompt: int, limit: int, answers: int) -> RemoteWork:
         number = next(self._works)
         self.at_once().worked.append((number, model, tenant, prompt, limit, answers))
-        return ToldWork(self, number)
+        return RemoteWork(self, number)
 
     def first(self, endpoint: str, seconds: float) -> None:
         self.at_once().first.append((endpoint, seconds))
@@ -47,13 +47,13 @@ class Telling:
     def left(self, endpoint: str, outcome: str, seconds: float, met: bool | None) -> None:
         self.at_once().ended.append((endpoint, outcome, seconds, met))
 
-    def gathered(self) -> Told:
+    def gathered(self) -> WorkerEvents:
         """To be filled with what can wait."""
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(GATHER_S, self._tell)
         return self._told
 
-    def at_once(self) -> Told:
+    def at_once(self) -> WorkerEvents:
         """To be filled with what should be known now."""
         if not self._soon:
             self._soon = True
@@ -63,15 +63,15 @@ class Telling:
         return self._told
 
     def _tell(self) -> None:
-        told, self._told = self._told, Told()
+        told, self._told = self._told, WorkerEvents()
         self._due, self._soon = None, False
         self._send(told)
 
 
-class ToldWork:
+class RemoteWork:
     """Waiting and done work of one request, as the home is told: its first tokens, and at the end how many more."""
 
-    def __init__(self, telling: Telling, number: int) -> None:
+    def __init__(self, telling: RemoteMetrics, number: int) -> None:
         self._telling = telling
         self._number = number
         self._first = True

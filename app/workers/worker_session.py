@@ -16,35 +16,35 @@ from starlette.datastructures import Headers
 from app.admission.admission import is_strict
 from app.auth import LOCAL, is_metered, is_open
 from app.errors import from_exception
-from app.workers.protocol import Admitted, Ask, Denied, FromHome, Hello, Ready, Told
+from app.workers.protocol import Admitted, Ask, Denied, FromPrimary, Hello, Ready, WorkerEvents
 
 if TYPE_CHECKING:
-    from app.admission import Ticket, Work
+    from app.admission import AdmittedWork, RequestBudget
     from app.state import State
 
 
-class Life:
+class WorkerSession:
     """From a worker's first word to its last. `send` says something to it."""
 
-    def __init__(self, state: State, send: Callable[[FromHome], None]) -> None:
+    def __init__(self, state: State, send: Callable[[FromPrimary], None]) -> None:
         self.send = send
         self._state = state
         self._asking: dict[int, asyncio.Task[None]] = {}
-        self._tickets: dict[int, Ticket] = {}
-        self._works: dict[int, Work] = {}
+        self._tickets: dict[int, RequestBudget] = {}
+        self._works: dict[int, AdmittedWork] = {}
         self._open = defaultdict[str, deque[float]](deque)  # answers under way, by endpoint: since when, about
 
     def __len__(self) -> int:
         """Requests that it answers."""
         return len(self._asking) + len(self._tickets)
 
-    def hear(self, message: Hello | Ready | Ask | Told) -> None:
+    def hear(self, message: Hello | Ready | Ask | WorkerEvents) -> None:
         match message:
             case Ask(number):
                 task = asyncio.create_task(self._answer(message), name="may it")
                 self._asking[number] = task
                 task.add_done_callback(lambda _: self._asking.pop(number, None))
-            case Told():
+            case WorkerEvents():
                 self._count(message)
 
     def end(self) -> None:
@@ -92,7 +92,7 @@ class Life:
         told.waits = {model: (log.wait_s(), len(log)) for model, log in state.meter.backlogs.items()}
         return told
 
-    def _count(self, told: Told) -> None:
+    def _count(self, told: WorkerEvents) -> None:
         meter = self._state.meter
         for endpoint in told.came:
             self._open[endpoint].append(time.monotonic())

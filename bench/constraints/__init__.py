@@ -22,7 +22,7 @@ from engine import Engine, EngineConfig
 from engine.model.tokenizer import Tokenizer
 from engine.structured_output.compiler import default_compiler
 from engine.structured_output.vocabulary import Vocabulary
-from engine.tool_parsers import choose
+from engine.tool_parsers import choose_parser
 from tests.engine.structured_output import sources
 
 Json = dict[str, Any]  # Any: plain JSON
@@ -64,7 +64,7 @@ async def constraints(tokenizer: Tokenizer, vocab_size: int, model: Path, scale:
     known = material.samples(tokenizer, scale.tool_schemas)
     tell("compiling")
     compiler = default_compiler(tokenizer, vocab_size)
-    dialect = choose(tokenizer, None, "hermes")
+    dialect = choose_parser(tokenizer, None, "hermes")
     assert dialect is not None
     compiled, admitted = compiling(
         compiler,

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from bench.constraints.material import Sample, walk
 from bench.constraints.pages import interval, spread
-from engine.kernels.mask import forbid
+from engine.kernels.token_bitmask import apply_token_bitmask
 from engine.structured_output.bitmask import Masks
 from engine.structured_output.compiler import Compiler, Outcome
 from engine.structured_output.layout import Layout
 from engine.structured_output.matcher import Compiled, ConstraintRefused, Matcher, words
-from engine.structured_output.mode_machine import Modes
+from engine.structured_output.mode_machine import ModeMachine
 from engine.structured_output.spec import Constraint, JsonSchema
 from engine.structured_output.vocabulary import Vocabulary
-from engine.tool_parsers import Dialect, Tool
+from engine.tool_parsers import Tool, ToolParser
 
 Json = dict[str, Any]  # Any: plain JSON
 
@@ -48,7 +48,7 @@ def outcome(compiler: Compiler, constraint: Constraint) -> Outcome:
 
 
 def compiling(
-    compiler: Compiler, samples: Sequence[Sample], dialect: Dialect, tool_sets: Sequence[tuple[Tool, ...]]
+    compiler: Compiler, samples: Sequence[Sample], dialect: ToolParser, tool_sets: Sequence[tuple[Tool, ...]]
 ) -> tuple[Json, list[tuple[Sample, Compiled]]]:
     """Seconds to compile what was never seen: schemas, and sets of tools; and to find what was. Also what was made."""
     outcome(compiler, JsonSchema.of({"type": "object"}))  # the first one reads the vocabulary
@@ -106,7 +106,7 @@ class _Endless:
 
     def _begin(self) -> None:
         compiled, self._ids = self._random.choice(self._made)
-        self.modes, self._at = Modes(Layout(), compiled, frozenset()), 0
+        self.modes, self._at = ModeMachine(Layout(), compiled, frozenset()), 0
 
     def step(self) -> None:
         """Take the text's next token."""
@@ -174,11 +174,11 @@ def forbidding(bits: Tensor, vocabulary: int, *, repeats: int) -> Json:
     seconds: dict[str, list[float]] = {"batch": [], "copy": [], "one": []}
     for turn in range(repeats + 1):
         began = clock()
-        forbid(logits, bits, every)
+        apply_token_bitmask(logits, bits, every)
         forbidden = clock()
         logits.copy_(other)
         copied = clock()
-        forbid(logits[:1], bits[:1], one)
+        apply_token_bitmask(logits[:1], bits[:1], one)
         done = clock()
         if turn:  # the first one warms up
             for name, value in (("batch", forbidden - began), ("copy", copied - forbidden), ("one", done - copied)):

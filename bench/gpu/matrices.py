@@ -29,8 +29,8 @@ Way = Callable[[Tensor], Linear]  # from a weight (out, in)
 
 def ways() -> dict[str, Way]:
     """How a weight may be laid out and multiplied; a new kernel is measured by one line here."""
+    from engine.kernels.gemv import gemv_triton
     from engine.kernels.matmul import multiply_triton
-    from engine.kernels.one import linear_one_triton
     from engine.kernels.quantized import linear_triton, quantize
 
     def quantized(bits: int, group: int) -> Way:
@@ -42,7 +42,7 @@ def ways() -> dict[str, Way]:
 
     return {
         "torch": lambda weight: lambda x: F.linear(x, weight),
-        "one": lambda weight: lambda x: linear_one_triton(x, weight),
+        "one": lambda weight: lambda x: gemv_triton(x, weight),
         "invariant": lambda weight: lambda x: multiply_triton(x, weight),
         "int8": quantized(8, 0),
         "int4": quantized(4, 64),

@@ -19,8 +19,8 @@ GOAL = 0.02  # of a step, at most
 def sampling(setting: Setting) -> Iterator[Figure]:
     """Rows that all have a mask, and draw with top-k, top-p and min-p at once."""
     try:
-        from engine.kernels import mask
         from engine.kernels import sampling as kernels
+        from engine.kernels import token_bitmask
     except ImportError as error:
         raise Missing(f"kernels of sampling: {error}") from None
     device, name = setting.device, setting.sizes.models[0]
@@ -36,7 +36,7 @@ def sampling(setting: Setting) -> Iterator[Figure]:
         def run(
             logits: Tensor = logits, bits: Tensor = bits, every: Tensor = every, parameters: Tensor = parameters
         ) -> Tensor:
-            mask.forbid_triton(logits, bits, every)
+            token_bitmask.apply_token_bitmask_triton(logits, bits, every)
             return kernels.draw_triton(logits, parameters)
 
         seconds = setting.timer.times(setting.timer.recorded(run), setting.sizes.repeats)

@@ -25,10 +25,10 @@ from engine.core.engine_core import EngineCore
 from engine.core.step import Step
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.disk_tier import DiskTier
-from engine.kv_cache.eviction import Rates, Tier
+from engine.kv_cache.eviction import Tier, TransferRates
 from engine.kv_cache.host_tier import HostTier
-from engine.kv_cache.offload import Tiers
-from engine.kv_cache.transfers import Here, at_once
+from engine.kv_cache.offload import OffloadTiers
+from engine.kv_cache.transfers import InlineWorker, at_once
 from engine.params import GREEDY, Span
 
 SIZE = 16
@@ -58,7 +58,7 @@ class Nothing:
         pass
 
 
-class Free(Rates):
+class Free(TransferRates):
     """Copying costs nothing, as computing does here."""
 
     def seconds(self, tier: Tier, nbytes: int) -> float:
@@ -84,7 +84,7 @@ def engine_hits(prompts: Prompts, pool_blocks: int, host: int = 0, disk: int = 0
         tiers = None
         if host:
             files = DiskTier(Path(directory), b"a trace's blocks", NBYTES) if disk else None
-            tiers = Tiers(pool, device, HostTier(host, NBYTES), Here(), disk=files, files=disk)
+            tiers = OffloadTiers(pool, device, HostTier(host, NBYTES), InlineWorker(), disk=files, files=disk)
             tiers.rates = Free()
         config = EngineConfig("none", block_size=SIZE, max_batch_tokens=1 << 20)
         core = EngineCore(config, device, pool, _Silent, (), b"secret", tiers=tiers)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bench.report import ROOT
 from engine import Engine, EngineConfig, Sampling, Span
-from engine.kv_cache.quantized_cache import CodedCache
+from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import Batch, KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.linear import default_dtype
@@ -34,7 +34,7 @@ def measure(model: Path, windows: int = 10) -> dict[str, Any]:  # Any: plain JSO
         decoder = load_decoder(model, dtype=dtype)
         losses, divergence, same, count = [0.0, 0.0], 0.0, 0, 0
         for window in texts:
-            plain, quantised = (_read(decoder, window, kind) for kind in (KVCache, CodedCache))
+            plain, quantised = (_read(decoder, window, kind) for kind in (KVCache, QuantizedCache))
             wanted = torch.tensor(window[1:])
             for at, found in enumerate((plain, quantised)):
                 losses[at] -= found[:-1].gather(1, wanted[:, None]).sum().item()
@@ -50,14 +50,14 @@ def measure(model: Path, windows: int = 10) -> dict[str, Any]:  # Any: plain JSO
                 "perplexity_int8": after,
                 "kl_nats": divergence / count,
                 "same_likeliest": same / count,
-                "bytes_ratio": _bytes(decoder, CodedCache) / _bytes(decoder, KVCache),
+                "bytes_ratio": _bytes(decoder, QuantizedCache) / _bytes(decoder, KVCache),
             }
         )
     return {"model": model.name, "tokens": windows * WINDOW, "rows": rows}
 
 
 @torch.inference_mode()
-def _read(decoder: Decoder, window: list[int], kind: type[KVCache] | type[CodedCache]) -> Tensor:
+def _read(decoder: Decoder, window: list[int], kind: type[KVCache] | type[QuantizedCache]) -> Tensor:
     """Log-probabilities after each token, (tokens, vocabulary) float32."""
     blocks = WINDOW // BLOCK
     kv = _cache(decoder, kind, blocks + 1)
@@ -71,12 +71,12 @@ def _read(decoder: Decoder, window: list[int], kind: type[KVCache] | type[CodedC
     return torch.cat(found)
 
 
-def _cache(decoder: Decoder, kind: type[KVCache] | type[CodedCache], blocks: int) -> KVCache | CodedCache:
+def _cache(decoder: Decoder, kind: type[KVCache] | type[QuantizedCache], blocks: int) -> KVCache | QuantizedCache:
     spec = decoder.spec
     return kind(spec.layers, blocks, BLOCK, spec.kv_heads, spec.head_dim, decoder.dtype, decoder.device)
 
 
-def _bytes(decoder: Decoder, kind: type[KVCache] | type[CodedCache]) -> int:
+def _bytes(decoder: Decoder, kind: type[KVCache] | type[QuantizedCache]) -> int:
     return _cache(decoder, kind, 1).block_nbytes
 
 

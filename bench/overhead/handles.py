@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import GREEDY, Engine, EngineConfig, Span
-from engine.builder import assemble, use_threads
+from engine.builder import build, use_threads
 from engine.config import LoopName, RunsIn
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
@@ -21,7 +21,7 @@ PROMPT = [11, 12, 13, 14, 15] * 8
 def handles(model: Path, rows: int, tokens: int, turns: int, *, loop: LoopName, runs_in: RunsIn) -> dict[str, Any]:
     """Tokens a second of `rows` sequences of `tokens` tokens: by the core alone, plainly, and through handles."""
     config = EngineConfig(str(model), dtype="float32", max_running=rows, threads=1)
-    parts = assemble(config)
+    parts = build(config)
     use_threads(parts.loaded.threads)
     raw: list[float] = []
     through: list[float] = []

@@ -10,7 +10,7 @@ from unittest import mock
 from bench.overhead.null import NullRunner, QueuedRunner
 from bench.overhead.steps import filled
 from engine.config import LoopName
-from engine.core.async_steps import Flights
+from engine.core.async_steps import InFlightSteps
 from engine.core.loop import calm_collector
 from engine.ipc.wire import encode_replies
 from engine.params import GREEDY
@@ -26,7 +26,7 @@ def loops(rows: int, step_s: float, steps: int) -> dict[str, Any]:
             "step_s": _period(rows, step_s, steps, loop, NullRunner),
             "queued_step_s": _period(rows, step_s, steps, loop, QueuedRunner),
         }
-    with mock.patch.object(Flights, "follow", lambda self: False):
+    with mock.patch.object(InFlightSteps, "follow", lambda self: False):
         told["overlapped"]["waiting_step_s"] = _period(rows, step_s, steps, "overlapped", QueuedRunner)
     told["saved"] = 1 - told["overlapped"]["step_s"] / told["plain"]["step_s"]
     told["queued_saved"] = 1 - told["overlapped"]["queued_step_s"] / told["plain"]["queued_step_s"]

@@ -17,14 +17,14 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from engine.builder import Parts
+from engine.builder import EngineParts
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.messages import Loaded
 from engine.core.sampler import begin_sampling
-from engine.core.sampling_types import Drawing, Drawn
+from engine.core.sampling_types import PendingSamples, SampledTokens
 from engine.core.step import Step
-from engine.kernels.drawn import fill_drawn
+from engine.kernels.sampled_tokens import fill_sampled
 from engine.kv_cache.block_pool import BlockPool
 from engine.model.batching import Batching
 from engine.model.detokenizer import Detokenizer
@@ -75,7 +75,7 @@ class QueuedRunner(NullRunner):
     def run(self, step: Step) -> Tensor:
         batch = self._batching.make(step)
         if step.drawn is not None:
-            fill_drawn(batch.token_ids, step.drawn)
+            fill_sampled(batch.token_ids, step.drawn)
         self._next = max(time.monotonic(), self._next) + self._step_s
         return self._logits[: len(batch.logits_at)]
 
@@ -83,15 +83,15 @@ class QueuedRunner(NullRunner):
     def fetched(self) -> Iterator[None]:
         """See `NullRunner`."""
 
-        def begin(*asked: Any) -> Drawing:
+        def begin(*asked: Any) -> PendingSamples:
             drawing, at = begin_sampling(*asked), self._next
-            return Drawing(drawing.token_ids, lambda: _at(at, drawing))
+            return PendingSamples(drawing.token_ids, lambda: _at(at, drawing))
 
         with mock.patch("engine.core.output_processor.begin_sampling", begin):
             yield
 
 
-def _at(when: float, drawing: Drawing) -> Drawn:
+def _at(when: float, drawing: PendingSamples) -> SampledTokens:
     time.sleep(max(0.0, when - time.monotonic()))
     return drawing.fetch()
 
@@ -109,11 +109,11 @@ def core_of(
     )  # fmt: skip
 
 
-def assemble(config: EngineConfig) -> Parts:
+def assemble(config: EngineConfig) -> EngineParts:
     """As `engine.builder.assemble`, with this model."""
     torch.set_num_threads(1)
     core = core_of(config, float(os.environ.get(PACE, "0")), paced=True)
     assert core._constraints is not None
     none = Numerics("float32", "none", "none", "auto", "cpu", "", 0, "", batch_invariant=True)
     loaded = Loaded(str(MODEL), VOCAB, LONGEST, LONGEST, "cpu", "float32", 1, none)
-    return Parts(core, core._constraints.compiler, loaded)
+    return EngineParts(core, core._constraints.compiler, loaded)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from app.answering.served_model import Served
+from app.answering.served_model import ServedModel
 from app.runs.events import CitationRef
-from app.runs.rag import REFUSAL, CheckedAnswer, Grounds, grounds
+from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext, retrieve_context
 from bench.retrieval.quality import USER, Asked
 from engine import GREEDY, Engine, Span
 from reasoning.thinking import think_and_answer
@@ -43,7 +43,7 @@ class Answered:
 
 async def answers(engine: Engine, library: Library, texts: Sequence[Text], asked: Sequence[Asked], tell: Tell) -> Json:
     """Every question with its paragraph in one collection and without it in a copy."""
-    served = Served(engine, engine.model_name)
+    served = ServedModel(engine, engine.model_name)
     whole = library.collection(USER, "whole").id
     if not library.store.documents(USER, whole):
         library.add(USER, whole, texts)
@@ -73,7 +73,7 @@ async def answers(engine: Engine, library: Library, texts: Sequence[Text], asked
     }
 
 
-async def _without(served: Served, library: Library, one: Asked, whole: int) -> Answered:
+async def _without(served: ServedModel, library: Library, one: Asked, whole: int) -> Answered:
     """The same with the paragraph out of sight: its document is in no search of this question."""
     document = next(d for d in library.store.documents(USER, whole) if d.source == one.source)
     text = library.store.text(USER, document.id)
@@ -84,8 +84,8 @@ async def _without(served: Served, library: Library, one: Asked, whole: int) -> 
         library.add(USER, whole, [Text(one.source, text, document.title)])
 
 
-async def _answer(served: Served, library: Library, one: Asked, collections: frozenset[int]) -> Answered:
-    found = await grounds(library, served, USER, one.text, collections)
+async def _answer(served: ServedModel, library: Library, one: Asked, collections: frozenset[int]) -> Answered:
+    found = await retrieve_context(library, served, USER, one.text, collections)
     if found.verdict == "none":
         return Answered(REFUSAL, (), "none", 0, 1)
     checked = CheckedAnswer(found)
@@ -132,7 +132,7 @@ async def fixed_order(engine: Engine, library: Library, asked: Sequence[Asked], 
 
     Questions are asked paragraph by paragraph, as a person does who reads; only the prompts are computed.
     """
-    served = Served(engine, engine.model_name)
+    served = ServedModel(engine, engine.model_name)
     made: Json = {}
     for name in ("by score", "by document"):
         total = cached = 0
@@ -146,7 +146,7 @@ async def fixed_order(engine: Engine, library: Library, asked: Sequence[Asked], 
                 ordered = sorted(chosen, key=lambda source: -source.score)
                 chosen = [replace(source, label=f"S{n}") for n, source in enumerate(ordered, 1)]
             turns = [{"role": "user", "content": one.text}]
-            prompt = await served.chat_tokens(Grounds(tuple(chosen), "answer", 1.0).messages(turns), {})
+            prompt = await served.chat_tokens(RetrievedContext(tuple(chosen), "answer", 1.0).messages(turns), {})
             async with await engine.open(prompt, tenant=name) as sequence:
                 async for out in sequence.generate(Span(sampling=GREEDY, max_tokens=1)):
                     cached += out.cached_tokens or 0

@@ -24,15 +24,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.core.output_processor import Answers, Begun
+from engine.core.output_processor import OutputProcessor, SamplingInFlight
 from engine.core.scheduler import Scheduler
 from engine.core.step import Step
-from engine.kv_cache.offload import Tiers
+from engine.kv_cache.offload import OffloadTiers
 from engine.model.runner import Runner
 from engine.structured_output.bitmask import Masking
 
 
-class Pace:
+class StepTimer:
     """Of one core. `learn` is told of each step, and the seconds that it took, once the device is done with it."""
 
     def __init__(self, clock: Callable[[], float], learn: Callable[[Step, float], None]) -> None:
@@ -73,7 +73,7 @@ class Pace:
         self._learn(step, seconds)
 
 
-class Device:
+class DeviceThread:
     """One step at a time. `begin` runs first in the device's thread: what torch keeps by thread is set there."""
 
     def __init__(self, runner: Runner, begin: Callable[[], None]) -> None:
@@ -100,26 +100,26 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _InFlightStep:
     """A step that the device was told of, at `began`. It has drawn nothing yet where it is a thread's to run."""
 
     step: Step
     began: float
-    result: tuple[Tensor, Begun] | None
+    result: tuple[Tensor, SamplingInFlight] | None
 
 
-class Flights:
+class InFlightSteps:
     """Of one core: at most one step is under way between calls. `device`, if given, runs steps in a thread."""
 
     def __init__(
         self,
         runner: Runner,
-        device: Device | None,
+        device: DeviceThread | None,
         scheduler: Scheduler,
-        tiers: Tiers | None,
+        tiers: OffloadTiers | None,
         masking: Masking,
-        answers: Answers,
-        pace: Pace,
+        answers: OutputProcessor,
+        pace: StepTimer,
         clock: Callable[[], float],
     ) -> None:
         self.runner = runner
@@ -130,7 +130,7 @@ class Flights:
         self._answers = answers
         self._pace = pace
         self._clock = clock
-        self._flight: _Flight | None = None
+        self._flight: _InFlightStep | None = None
 
     @property
     def under_way(self) -> bool:
@@ -186,16 +186,16 @@ class Flights:
         if self._device is not None:
             self._device.close()
 
-    def _told(self, step: Step, began: float) -> _Flight:
+    def _told(self, step: Step, began: float) -> _InFlightStep:
         self._save(step)
         self._masking.start(step.rows)
         if self._device is not None:
             self._device.start(step)
-            return _Flight(step, began, None)
+            return _InFlightStep(step, began, None)
         logits = self.runner.run(step)
-        return _Flight(step, began, (logits, self._answers.begin(step.rows, logits)))
+        return _InFlightStep(step, began, (logits, self._answers.begin(step.rows, logits)))
 
-    def _take(self, flight: _Flight, logits: Tensor, begun: Begun) -> None:
+    def _take(self, flight: _InFlightStep, logits: Tensor, begun: SamplingInFlight) -> None:
         self._answers.read(flight.step.rows, logits, begun)
         self._pace.ended(flight.step, flight.began, begun.done)
 

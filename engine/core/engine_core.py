@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from engine.core import messages as m
-from engine.core.async_steps import Device, Flights, Pace
-from engine.core.output_processor import Answers, score_jobs
+from engine.core.async_steps import DeviceThread, InFlightSteps, StepTimer
+from engine.core.output_processor import OutputProcessor, score_jobs
 from engine.core.request import ScoreJob, SequenceState, SpanJob
 from engine.core.sampler import is_greedy, looks_back
 from engine.core.scheduler import Scheduler
-from engine.core.span_state import SpanWriter
+from engine.core.span_state import SpanState
 from engine.kv_cache.block_pool import BlockPool, root_digest
-from engine.kv_cache.offload import Tiers
+from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.snapshot import Snapshot, packed
 from engine.model.detokenizer import Decoder
 from engine.model.runner import Runner
@@ -26,7 +26,7 @@ from engine.outputs import FinishReason, Stats, TierStats
 from engine.structured_output.bitmask import Constraints, Masking
 from engine.structured_output.compiler import Outcome
 from engine.structured_output.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
-from engine.structured_output.mode_machine import Modes
+from engine.structured_output.mode_machine import ModeMachine
 
 KEEPING_S = 3.0  # that an engine which stops takes to write K/V to its disk
 
@@ -50,7 +50,7 @@ class EngineCore:
         secret: bytes,
         clock: Callable[[], float] = time.monotonic,
         constraints: Constraints | None = None,
-        tiers: Tiers | None = None,
+        tiers: OffloadTiers | None = None,
         model: bytes = b"",
         begin_device: Callable[[], None] = lambda: None,
     ) -> None:
@@ -60,7 +60,7 @@ class EngineCore:
         self._model = model
         self._scheduler = Scheduler(config, pool, clock, tiers)
         self._eos = frozenset(eos)
-        self._writer = SpanWriter(make_decoder, self._eos)
+        self._writer = SpanState(make_decoder, self._eos)
         self._constraints = constraints
         self._masking = Masking(None if constraints is None else constraints.masks)
         self._post: Callable[[m.Command], None] = self.handle
@@ -71,12 +71,12 @@ class EngineCore:
         self._arrivals = 0
         self._private_id = 0  # throw-away children count down, so they never meet a client's ids
         self._replies: list[m.Reply] = []
-        self._answers = Answers(self._writer, self._masking, self, self._replies.append)
+        self._answers = OutputProcessor(self._writer, self._masking, self, self._replies.append)
         overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
         self._overlapped = overlapped
-        device = Device(runner, begin_device) if overlapped and not runner.queues else None
-        self._pace = Pace(clock, self._scheduler.ran)
-        self._flights = Flights(
+        device = DeviceThread(runner, begin_device) if overlapped and not runner.queues else None
+        self._pace = StepTimer(clock, self._scheduler.ran)
+        self._flights = InFlightSteps(
             runner, device, self._scheduler, tiers, self._masking, self._answers, self._pace, clock
         )  # fmt: skip
         self._later: list[m.Command] = []  # came while the device ran
@@ -265,7 +265,7 @@ class EngineCore:
             self._compiled(request, outcome)
             return
         assert job.span.constraint is not None
-        job.modes = Modes(job.span.constraint.layout, outcome, self._eos, job.stop_ids)
+        job.modes = ModeMachine(job.span.constraint.layout, outcome, self._eos, job.stop_ids)
         self._submit(seq, job)
 
     def _submit(self, seq: SequenceState, job: SpanJob) -> None:

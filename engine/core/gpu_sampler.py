@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.sampling_types import Draw, Drawing, Drawn
+from engine.core.sampling_types import PendingSamples, RowSampling, SampledTokens
 from engine.kernels import logprobs as of_rows
 from engine.kernels import sampling as kernels
 from engine.kernels.buffers import from_device, to_device
-from engine.kernels.drawn import fill_drawn
-from engine.kernels.mask import forbid
+from engine.kernels.sampled_tokens import fill_sampled
+from engine.kernels.token_bitmask import apply_token_bitmask
 from engine.outputs import TokenLogprob
 from engine.params import GREEDY, Sampling
 
@@ -29,15 +29,15 @@ _ALIGNED = 4  # words: a kernel is compiled anew for memory that begins at no mu
 
 
 def sample_on_device(
-    logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
-) -> Drawn:
+    logits: Tensor, draws: Sequence[RowSampling | None], forbid: Callable[[Tensor], object] | None = None
+) -> SampledTokens:
     """See `engine.core.sampler.sample`."""
     return begin_on_device(logits, draws, forbid).fetch()
 
 
 def begin_on_device(
-    logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
-) -> Drawing:
+    logits: Tensor, draws: Sequence[RowSampling | None], forbid: Callable[[Tensor], object] | None = None
+) -> PendingSamples:
     """See `engine.core.sampler.begin_sampling`."""
     rows, vocabulary = logits.shape
     asked = [i for i, draw in enumerate(draws) if draw is not None and draw.logprobs is not None]
@@ -55,29 +55,33 @@ def begin_on_device(
     tokens = kernels.draw(logits, parameters.view(rows, kernels.WORDS))
     if not asked:
         arrive = from_device(tokens)
-        return Drawing(tokens, lambda: Drawn(arrive().tolist(), {}))
+        return PendingSamples(tokens, lambda: SampledTokens(arrive().tolist(), {}))
     wanted = [draw.logprobs or 0 for draw in draws if draw is not None and draw.logprobs is not None]
     found = of_rows.logprobs(raw, raw_rows, tokens.index_select(0, where), max(wanted))
-    return Drawing(tokens, _leaving(tokens, found, dict(zip(asked, wanted, strict=True))))
+    return PendingSamples(tokens, _leaving(tokens, found, dict(zip(asked, wanted, strict=True))))
 
 
 def warm_up(vocabulary: int, device: torch.device) -> None:
     """Draw with everything that a row may ask for, and hand tokens on, so that no request waits for a kernel to be
     compiled."""
     told = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logit_bias={0: 1.0})
-    for draws in ([None], [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)], [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)] * 2):
+    for draws in (
+        [None],
+        [RowSampling(told, 1, 0, 1, {}, {0}, logprobs=3)],
+        [RowSampling(told, 1, 0, 1, {}, {0}, logprobs=3)] * 2,
+    ):
         drawing = begin_on_device(torch.randn(len(draws), vocabulary, device=device), draws, _forbid_nothing)
-        fill_drawn(torch.full((len(draws),), -1, dtype=torch.int32, device=device), drawing.token_ids)
+        fill_sampled(torch.full((len(draws),), -1, dtype=torch.int32, device=device), drawing.token_ids)
         drawing.fetch()
 
 
 def _forbid_nothing(logits: Tensor) -> None:
     words = -(-logits.shape[1] // 32)
     bits = torch.full((len(logits), words), -1, dtype=torch.int32, device=logits.device)
-    forbid(logits, bits, torch.arange(len(logits), device=logits.device))
+    apply_token_bitmask(logits, bits, torch.arange(len(logits), device=logits.device))
 
 
-def adjustments(draws: Sequence[Draw | None], vocabulary: int) -> tuple[Ints, Ints]:
+def adjustments(draws: Sequence[RowSampling | None], vocabulary: int) -> tuple[Ints, Ints]:
     """What `kernels.adjust` takes: entries (n, 2) and starts.
 
     Raises:
@@ -105,13 +109,13 @@ Part = tuple[Collection[int], float | NDArray[np.float64]]
 _NO_CHANGES: list[Part] = [((), 0.0)] * 4
 
 
-def _changed(draw: Draw) -> bool:
+def _changed(draw: RowSampling) -> bool:
     s = draw.sampling
     penalties = s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty
     return bool(penalties or s.logit_bias or draw.banned)
 
 
-def _changes(draw: Draw) -> list[Part]:
+def _changes(draw: RowSampling) -> list[Part]:
     """Tokens and numbers of the four stages: bias, repetition, presence and frequency, bans."""
     s = draw.sampling
     biases = np.fromiter(s.logit_bias.values(), np.float64, len(s.logit_bias))
@@ -136,7 +140,7 @@ def keys(seeds: Sequence[int], streams: Sequence[int], positions: Sequence[int])
     return state
 
 
-def _parameters(draws: Sequence[Draw | None]) -> Ints:
+def _parameters(draws: Sequence[RowSampling | None]) -> Ints:
     samplings: list[Sampling] = [GREEDY if draw is None else draw.sampling for draw in draws]
     return kernels.pack(
         temperature=[s.temperature for s in samplings],
@@ -159,7 +163,7 @@ def _sent(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
     return [part[: array.size] for part, array in zip(parts, arrays, strict=True)]
 
 
-def _leaving(tokens: Tensor, found: of_rows.Logprobs, wanted: dict[int, int]) -> Callable[[], Drawn]:
+def _leaving(tokens: Tensor, found: of_rows.Logprobs, wanted: dict[int, int]) -> Callable[[], SampledTokens]:
     """All of it from the device, by one copy. `wanted` says of which rows how many of the likeliest are."""
     floats = torch.cat([found.chosen, found.values.reshape(-1)]).view(torch.int32)
     arrive = from_device(torch.cat([tokens.int(), found.tokens.reshape(-1).int(), floats]))
@@ -167,13 +171,13 @@ def _leaving(tokens: Tensor, found: of_rows.Logprobs, wanted: dict[int, int]) ->
     return lambda: _arrived(arrive().numpy(), rows, shape, wanted)
 
 
-def _arrived(whole: Ints, rows: int, shape: torch.Size, wanted: dict[int, int]) -> Drawn:
+def _arrived(whole: Ints, rows: int, shape: torch.Size, wanted: dict[int, int]) -> SampledTokens:
     count, most = shape
     ids, top_ids, rest = np.split(whole, [rows, rows + count * most])
     chosen, values = np.split(rest.view(np.float32), [count])
     drawn: list[int] = ids.tolist()
     table = list(zip(top_ids.reshape(count, most).tolist(), values.reshape(count, most).tolist(), strict=True))
-    return Drawn(
+    return SampledTokens(
         drawn,
         {
             row: TokenLogprob(drawn[row], float(chosen[at]), tuple(zip(*(part[:k] for part in table[at]), strict=True)))

@@ -28,8 +28,8 @@ from torch import Tensor
 from engine.core import messages as m
 from engine.core.request import Job, ScoreJob, ScoreRequest, SequenceState, SpanJob
 from engine.core.sampler import begin_sampling, logprob_of, row_logprobs
-from engine.core.sampling_types import Draw, Drawing
-from engine.core.span_state import SpanWriter, draw
+from engine.core.sampling_types import PendingSamples, RowSampling
+from engine.core.span_state import SpanState, row_sampling
 from engine.core.step import Row
 from engine.kernels.buffers import from_device, to_device
 from engine.kernels.logprobs import logprobs
@@ -115,7 +115,7 @@ def read_scores(logits: Tensor, reads: Iterable[tuple[ScoreJob, int, range]]) ->
         scores[index] = value
 
 
-class Ending(Protocol):
+class JobListener(Protocol):
     """Who hears that a job is over."""
 
     def finish(self, seq: SequenceState) -> None:
@@ -132,7 +132,7 @@ class Ending(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class SamplingInFlight:
     """A step's draws on their way, for the spans in `spans`. `failed` are those whose constraint cannot go on. With
     `only_draws` every row draws, and nothing is read. `ahead`: they were begun before the tokens before them were
     known. `done` tells that the device is done with the step, where it computes still and nothing is fetched.
@@ -140,7 +140,7 @@ class Begun:
 
     spans: list[tuple[SequenceState, SpanJob]]
     failed: dict[int, ConstraintFailed]
-    drawing: Drawing | None
+    drawing: PendingSamples | None
     only_draws: bool
     ahead: bool
     done: torch.cuda.Event | None = None
@@ -156,10 +156,12 @@ def _rows(logits: Tensor, index: list[int]) -> Tensor:
     return logits.index_select(0, to_device(torch.tensor(index), logits.device))
 
 
-class Answers:
+class OutputProcessor:
     """The jobs of one core. `emit` takes the replies."""
 
-    def __init__(self, writer: SpanWriter, masking: Masking, ending: Ending, emit: Callable[[m.Reply], None]) -> None:
+    def __init__(
+        self, writer: SpanState, masking: Masking, ending: JobListener, emit: Callable[[m.Reply], None]
+    ) -> None:
         self.generated_tokens = 0
         self._writer = writer
         self._masking = masking
@@ -167,10 +169,10 @@ class Answers:
         self._emit = emit
         self._untold: list[tuple[SequenceState, SpanJob]] = []
 
-    def begin(self, rows: list[Row], logits: Tensor) -> Begun:
+    def begin(self, rows: list[Row], logits: Tensor) -> SamplingInFlight:
         """Begin to draw for the spans that reach their last token; a GPU may still be computing the logits."""
         spans: list[tuple[SequenceState, SpanJob]] = []
-        draws: list[Draw | None] = []
+        draws: list[RowSampling | None] = []
         index: list[int] = []
         at = 0
         for row in rows:
@@ -179,22 +181,22 @@ class Answers:
             unknown = int(row.drawn_at is not None)
             if isinstance(seq.job, SpanJob) and end == len(seq.tokens) + unknown:
                 spans.append((seq, seq.job))
-                draws.append(draw(seq, seq.job, unknown))
+                draws.append(row_sampling(seq, seq.job, unknown))
                 index.append(at - 1)
         if not spans:
             done = torch.cuda.Event(blocking=True) if logits.is_cuda else None
             if done is not None:
                 done.record()
-            return Begun([], {}, None, only_draws=False, ahead=False, done=done)
+            return SamplingInFlight([], {}, None, only_draws=False, ahead=False, done=done)
         # drawing changes logits, and prompts and scores are read from what the model said
         whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
         failed: dict[int, ConstraintFailed] = {}
         forbid = self._masking.forbid([job for _, job in spans], failed)
         drawing = begin_sampling(logits if whole else _rows(logits, index), draws, forbid)
         only_draws = whole and len(spans) == len(rows)
-        return Begun(spans, failed, drawing, only_draws, ahead=rows[0].drawn_at is not None)
+        return SamplingInFlight(spans, failed, drawing, only_draws, ahead=rows[0].drawn_at is not None)
 
-    def read(self, rows: list[Row], logits: Tensor, begun: Begun) -> None:
+    def read(self, rows: list[Row], logits: Tensor, begun: SamplingInFlight) -> None:
         """Hand each row's logits to its job, and take what was drawn since `begin`."""
         at = 0
         scores: list[tuple[ScoreJob, int, range]] = []
@@ -246,7 +248,7 @@ class Answers:
 
     # -- parts
 
-    def _take(self, begun: Begun, drawing: Drawing) -> None:
+    def _take(self, begun: SamplingInFlight, drawing: PendingSamples) -> None:
         drawn, failed = drawing.fetch(), begun.failed
         logprobs = drawn.logprobs
         for at, ((seq, job), token) in enumerate(zip(begun.spans, drawn.token_ids, strict=True)):

@@ -23,7 +23,7 @@ from engine.model.detokenizer import SpanText
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
 from engine.params import Span
 from engine.structured_output.compiler import Done
-from engine.structured_output.mode_machine import Modes
+from engine.structured_output.mode_machine import ModeMachine
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,7 @@ class SpanJob:
     announced: bool = False  # the first piece, with the prompt's figures, was sent
     delivered: tuple[int, ...] = ()  # tokens that another core generated, still to be replayed
     awaited: Done | None = None  # who hears of the constraint: until then the scheduler knows nothing of the job
-    modes: Modes | None = None  # of a constrained span
+    modes: ModeMachine | None = None  # of a constrained span
     text: SpanText | None = None  # of the section that is being written, from its first text on
     kind: Kind = "text"
     section: int = 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine.core.sampling_types import Draw, Drawing, Drawn, mix64
+from engine.core.sampling_types import PendingSamples, RowSampling, SampledTokens, mix64
 from engine.kernels.sampling import GREEDY_BELOW
 from engine.outputs import TokenLogprob
 from engine.params import Sampling
@@ -33,7 +33,9 @@ def looks_back(sampling: Sampling) -> bool:
     return penalties != (1.0, 0.0, 0.0)
 
 
-def sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None) -> Drawn:
+def sample(
+    logits: Tensor, draws: Sequence[RowSampling | None], forbid: Callable[[Tensor], object] | None = None
+) -> SampledTokens:
     """Draw one token for each row of `logits` (rows, vocabulary), fp32: the likeliest where its draw is None.
 
     The logits are changed in place. `forbid` sets the logits of tokens that a constraint does not allow to -inf, in
@@ -43,8 +45,8 @@ def sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tenso
 
 
 def begin_sampling(
-    logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None = None
-) -> Drawing:
+    logits: Tensor, draws: Sequence[RowSampling | None], forbid: Callable[[Tensor], object] | None = None
+) -> PendingSamples:
     """`sample` in two: a GPU is told now, and `fetch` waits for it."""
     if logits.is_cuda:
         from engine.core.gpu_sampler import begin_on_device  # which needs what is above
@@ -53,7 +55,9 @@ def begin_sampling(
     return _sample(logits, draws, forbid)
 
 
-def _sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tensor], object] | None) -> Drawing:
+def _sample(
+    logits: Tensor, draws: Sequence[RowSampling | None], forbid: Callable[[Tensor], object] | None
+) -> PendingSamples:
     chosen = {i: draw for i, draw in enumerate(draws) if draw is not None}
     raw = {i: row_logprobs(logits[i]) for i, draw in chosen.items() if draw.logprobs is not None}
     if chosen:
@@ -64,11 +68,11 @@ def _sample(logits: Tensor, draws: Sequence[Draw | None], forbid: Callable[[Tens
     if chosen:
         _draw(logits, chosen, tokens)
     ids: list[int] = tokens.tolist()
-    drawn = Drawn(ids, {i: logprob_of(row, ids[i], chosen[i].logprobs or 0) for i, row in raw.items()})
-    return Drawing(tokens, lambda: drawn)
+    drawn = SampledTokens(ids, {i: logprob_of(row, ids[i], chosen[i].logprobs or 0) for i, row in raw.items()})
+    return PendingSamples(tokens, lambda: drawn)
 
 
-def _draw(logits: Tensor, draws: Mapping[int, Draw], tokens: Tensor) -> None:
+def _draw(logits: Tensor, draws: Mapping[int, RowSampling], tokens: Tensor) -> None:
     """Put what is drawn into `tokens`, where it is not the likeliest."""
     drawn = [i for i, draw in draws.items() if draw.sampling.temperature >= GREEDY_BELOW]
     filtered = [i for i in drawn if _filters(draws[i].sampling)]
@@ -116,7 +120,7 @@ def _column(like: Tensor, values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
 
 
-def _adjust(logits: Tensor, draws: Mapping[int, Draw]) -> None:
+def _adjust(logits: Tensor, draws: Mapping[int, RowSampling]) -> None:
     """Bias, penalties and bans, as sparse updates: only tokens that a row names are touched."""
     _add(logits, ((i, d.sampling.logit_bias.items()) for i, d in draws.items()))
     for i, draw in draws.items():
@@ -135,14 +139,14 @@ def _add(logits: Tensor, deltas: Iterable[tuple[int, Iterable[tuple[int, float]]
         logits.index_put_(where, torch.tensor(values, dtype=logits.dtype, device=logits.device), accumulate=True)
 
 
-def _occurrence_penalties(draw: Draw) -> Iterable[tuple[int, float]]:
+def _occurrence_penalties(draw: RowSampling) -> Iterable[tuple[int, float]]:
     presence, frequency = draw.sampling.presence_penalty, draw.sampling.frequency_penalty
     if not presence and not frequency:
         return ()
     return ((token, -presence - frequency * count) for token, count in draw.counts.items())
 
 
-def _repetition(row: Tensor, draw: Draw) -> None:
+def _repetition(row: Tensor, draw: RowSampling) -> None:
     """Divide positive and multiply negative logits of seen tokens (Keskar et al. 2019, CTRL), in place."""
     ids = torch.tensor(sorted(draw.seen), device=row.device)
     penalty = draw.sampling.repetition_penalty
@@ -150,7 +154,7 @@ def _repetition(row: Tensor, draw: Draw) -> None:
     row[ids] = torch.where(values > 0, values / penalty, values * penalty)
 
 
-def _draw_filtered(logits: Tensor, draws: Mapping[int, Draw], rows: list[int]) -> Tensor:
+def _draw_filtered(logits: Tensor, draws: Mapping[int, RowSampling], rows: list[int]) -> Tensor:
     """Token ids for rows with min-p, top-k or top-p: cut the sorted distribution, then draw from what is left.
 
     Rows are sorted as far as they themselves need it, so that none is drawn differently for what stands beside it.
@@ -174,7 +178,7 @@ def _draw_filtered(logits: Tensor, draws: Mapping[int, Draw], rows: list[int]) -
     return tokens
 
 
-def _cut_and_draw(scaled: Tensor, values: Tensor, ids: Tensor, draws: list[Draw]) -> Tensor:
+def _cut_and_draw(scaled: Tensor, values: Tensor, ids: Tensor, draws: list[RowSampling]) -> Tensor:
     """Token ids drawn from the largest `values` of `scaled` (rows, vocabulary), which have `ids`, both descending."""
     samplings = [draw.sampling for draw in draws]
     order = torch.arange(values.shape[1], device=values.device)
@@ -215,7 +219,7 @@ def _undecided(scaled: Tensor, values: Tensor, samplings: list[Sampling]) -> set
     return found
 
 
-def _invert(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _invert(probabilities: Tensor, draws: Sequence[RowSampling]) -> Tensor:
     """Inverse-CDF draw for each row of unnormalised probabilities, in double precision."""
     cumulative = probabilities.double().cumsum(-1)
     u = [uniform(d.seed, d.stream, d.position) for d in draws]

@@ -19,7 +19,7 @@ from engine.params import Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class RowSampling:
     """What the sampler must know of one row. `position` is where the drawn token will stand in its sequence."""
 
     sampling: Sampling
@@ -33,7 +33,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledTokens:
     """Token ids by row, and the log-probabilities of those rows that asked for them."""
 
     token_ids: list[int]
@@ -41,11 +41,11 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class PendingSamples:
     """Draws that a device was told of: `token_ids` (rows,) lie there, and `fetch` waits for all of it."""
 
     token_ids: Tensor
-    fetch: Callable[[], Drawn]
+    fetch: Callable[[], SampledTokens]
 
 
 _MASK64 = (1 << 64) - 1

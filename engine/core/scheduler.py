@@ -17,9 +17,9 @@ from engine.config import EngineConfig
 from engine.core.policies import policy_of
 from engine.core.request import SequenceState
 from engine.core.step import Row, Step
-from engine.kv_cache.allocation import Leases, bring_up, least_missed, provide
+from engine.kv_cache.allocation import KVPins, allocate, load_blocks, reclaim_victim
 from engine.kv_cache.block_pool import BlockPool, Content, OutOfBlocks
-from engine.kv_cache.offload import Tiers
+from engine.kv_cache.offload import OffloadTiers
 
 MOST_LOGITS = 512  # of a step, unless it has more sequences: each takes a vocabulary of memory
 MOST_FOLLOWED = 16  # steps in a row without looking at who waits: nobody could be let in before
@@ -27,7 +27,7 @@ MOST_FETCHES = 8  # times that a job waits for blocks to come up, before it comp
 
 
 @dataclass(slots=True)
-class Counters:
+class SchedulerStats:
     """What only the scheduler can count, since start."""
 
     preemptions: int = 0
@@ -45,7 +45,7 @@ class Scheduler:
     """Turns sequences with jobs into steps, and keeps their block tables. `tiers` lie below the pool."""
 
     def __init__(
-        self, config: EngineConfig, pool: BlockPool, clock: Callable[[], float], tiers: Tiers | None = None
+        self, config: EngineConfig, pool: BlockPool, clock: Callable[[], float], tiers: OffloadTiers | None = None
     ) -> None:
         self._config = config
         self._policy = policy_of(config)
@@ -53,14 +53,14 @@ class Scheduler:
         self._pool = pool
         self._clock = clock
         self._tiers = tiers
-        self._leases = Leases()
+        self._leases = KVPins()
         self._tails: list[tuple[int, Content]] = []  # partial blocks that were dropped in this step
         self._stalled = False  # nothing can run before a block has come up
         self._logits = MOST_LOGITS  # left for this step
         self.waiting: dict[int, SequenceState] = {}
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
-        self.counters = Counters()
+        self.counters = SchedulerStats()
         self._now = 0.0  # of the step that is being made
         self._full = False  # nobody else is admitted in this step
         self._soon = False  # somebody who waits may be admitted in the next one
@@ -221,7 +221,7 @@ class Scheduler:
         rows: list[Row] = []
         for at, seq in following:
             length = len(seq)
-            copy = provide(seq, length + 1, self._pool, self._size)
+            copy = allocate(seq, length + 1, self._pool, self._size)
             rows.append(Row(seq, length, 1, length, copy, drawn_at=at))
             self._policy.charged(seq, 1)
         return self._step(rows)
@@ -287,7 +287,7 @@ class Scheduler:
         freed = 0
         while True:
             try:
-                copy = provide(seq, cursor + count, self._pool, self._size)
+                copy = allocate(seq, cursor + count, self._pool, self._size)
                 break
             except OutOfBlocks:
                 if self._reclaim(seq):
@@ -385,7 +385,7 @@ class Scheduler:
         """
         if self._tiers is None or seq.fetches >= MOST_FETCHES or seq.kv_len != len(seq.table) * self._size:
             return False
-        return bring_up(seq, self._size, self._pool, self._tiers, self._policy.token_s)
+        return load_blocks(seq, self._size, self._pool, self._tiers, self._policy.token_s)
 
     def _rewind(self, seq: SequenceState) -> None:
         """Put the cursor where the next logits are wanted, or where K/V ends if that is earlier."""
@@ -417,7 +417,7 @@ class Scheduler:
         """
         now = self._clock()
         holders = [s for s in self.waiting.values() if s is not keeper]
-        seq = least_missed(self.idle.values(), holders, self._pool, now, spare_held=spare_held)
+        seq = reclaim_victim(self.idle.values(), holders, self._pool, now, spare_held=spare_held)
         if seq is None:
             return False
         self.idle.pop(seq.id, None)

@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from engine.core.request import SequenceState, SpanJob
-from engine.core.sampling_types import Draw
+from engine.core.sampling_types import RowSampling
 from engine.model.detokenizer import Decoder, SpanText
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
 from engine.structured_output.matcher import ConstraintFailed
-from engine.structured_output.mode_machine import Modes
+from engine.structured_output.mode_machine import ModeMachine
 
 _CONTEXT = 8  # tokens before a section that its first characters may depend on
 
 
-def draw(seq: SequenceState, job: SpanJob, unknown: int = 0) -> Draw | None:
+def row_sampling(seq: SequenceState, job: SpanJob, unknown: int = 0) -> RowSampling | None:
     """How the span's next token is drawn, after so many that are drawn and not known yet; None where it is simply the
     likeliest."""
     span = job.span
     early = job.produced + unknown < span.min_tokens and (job.modes is None or job.modes.free)
     if job.greedy and not early:
         return None
-    return Draw(
+    return RowSampling(
         sampling=span.sampling,
         seed=job.seed,
         stream=seq.stream,
@@ -38,7 +38,7 @@ def draw(seq: SequenceState, job: SpanJob, unknown: int = 0) -> Draw | None:
     )
 
 
-class SpanWriter:
+class SpanState:
     """Advances spans; `eos` are the model's end-of-sequence ids, `make_decoder` gives a fresh detokeniser.
 
     A token is taken in two parts. `take` does what the next step depends on: the sequence grows, and the span may end
@@ -110,7 +110,7 @@ class SpanWriter:
                 self._take(seq, job, job.modes, token, ())
 
     def _constrained(
-        self, seq: SequenceState, job: SpanJob, modes: Modes, token: int, logprob: TokenLogprob | None
+        self, seq: SequenceState, job: SpanJob, modes: ModeMachine, token: int, logprob: TokenLogprob | None
     ) -> list[SpanOutput]:
         """A drawn token of a constrained span and all that can only follow it."""
         outputs = self._take(seq, job, modes, token, () if logprob is None else (logprob,))
@@ -143,7 +143,7 @@ class SpanWriter:
         return _output(job, tokens, text + rest, logprobs, finish, reason)
 
     def _take(
-        self, seq: SequenceState, job: SpanJob, modes: Modes, token: int, logprobs: tuple[TokenLogprob, ...]
+        self, seq: SequenceState, job: SpanJob, modes: ModeMachine, token: int, logprobs: tuple[TokenLogprob, ...]
     ) -> list[SpanOutput]:
         job.produced += 1
         if not modes.accept(token):

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable
 from engine.core import messages as m
 from engine.errors import EngineError, EngineRestarting, EngineStopped
 from engine.ipc.client import Listener, State
-from engine.ipc.core_process import Line
+from engine.ipc.core_process import CoreSocket
 from engine.ipc.journal import Journal
 
 
-class JoinedLink:
+class AttachedLink:
     """A `Link`. Commands that are sent while the core is away are said to the next one.
 
     `places` gives the directory with the sockets of each new core, and None when one is gone and another will come;
@@ -35,7 +35,7 @@ class JoinedLink:
         self._places = places
         self._listener = listener
         self._journal = Journal(clock)
-        self._line: Line | None = None
+        self._line: CoreSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._loaded: asyncio.Future[m.Loaded] = asyncio.get_running_loop().create_future()
         self._state: State = "restarting"
@@ -81,14 +81,14 @@ class JoinedLink:
         self._hang_up()
         self._state = "restarting"
         if place is not None:
-            self._line = Line(place, self._client, self._hear)
+            self._line = CoreSocket(place, self._client, self._hear)
             joining = asyncio.create_task(self._join(self._line), name="joining the engine")
             self._tasks = [each for each in self._tasks if not each.done()] + [joining]
         elif was_running:
             for request, why in self._journal.crashed().items():
                 self._listener.given_up(request, EngineRestarting(why, retry_after_s=5.0))
 
-    async def _join(self, line: Line) -> None:
+    async def _join(self, line: CoreSocket) -> None:
         try:
             loaded = await line.loaded()
         except EngineError:  # it is gone again: a further place follows, or the end

@@ -23,13 +23,13 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from engine.builder import Parts, use_threads
+from engine.builder import EngineParts, use_threads
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
 from engine.core.loop import calm_collector, drive
 from engine.errors import EngineError
 from engine.ipc import wire
-from engine.ipc.core_process import Start, address, end_with_parent, identity
+from engine.ipc.core_process import CoreStart, address, end_with_parent, identity
 
 _LINGER_MS = 2_000  # for the last replies to leave
 
@@ -94,7 +94,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     source = sys.stdin.buffer
-    start = msgspec.msgpack.decode(source.read(int.from_bytes(source.read(4), "big")), type=Start)
+    start = msgspec.msgpack.decode(source.read(int.from_bytes(source.read(4), "big")), type=CoreStart)
     logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     clean = partial(shutil.rmtree, Path(start.directory), ignore_errors=True)
     threading.Thread(target=end_with_parent, args=(source.fileno(), clean), daemon=True).start()
@@ -113,9 +113,9 @@ def main() -> None:
     context.term()
 
 
-def _assembled(start: Start) -> Parts:
+def _assembled(start: CoreStart) -> EngineParts:
     module, _, name = start.assemble.partition(":")
-    parts: Parts = getattr(importlib.import_module(module), name)(start.config)
+    parts: EngineParts = getattr(importlib.import_module(module), name)(start.config)
     return parts
 
 
@@ -126,7 +126,7 @@ def _refuse(socket: zmq.Socket[bytes], failure: wire.Failure) -> None:
         socket.send_multipart([who, wire.encode_replies([failure])])
 
 
-def _run(parts: Parts, socket: zmq.Socket[bytes]) -> None:
+def _run(parts: EngineParts, socket: zmq.Socket[bytes]) -> None:
     mail = Mail(socket, parts.loaded)
     core: EngineCore = parts.core
     core.post_with(mail.post)

@@ -37,7 +37,7 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
 
 
-class Deaths:
+class RestartBackoff:
     """Those of one process and its successors. After too many in a short while what is wrong will not go away."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ def end_with_parent(stdin: int, before: Callable[[], object] = lambda: None) -> 
             os._exit(1)
 
 
-class Start(msgspec.Struct):
+class CoreStart(msgspec.Struct):
     """What the process is told first. `assemble` is "module:function"; sockets are files of `directory`."""
 
     config: EngineConfig
@@ -92,7 +92,7 @@ def identity(client: int) -> bytes:
     return b"client-%d" % client
 
 
-class Line:
+class CoreSocket:
     """To the core whose sockets lie in `directory`; `hear` gets the replies to the client of this number."""
 
     def __init__(self, directory: str, client: int, hear: Callable[[list[m.Reply]], None]) -> None:

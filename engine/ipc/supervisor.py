@@ -30,17 +30,17 @@ from engine.config import EngineConfig
 from engine.core import messages as m
 from engine.errors import EngineError, EngineRestarting, EngineStopped
 from engine.ipc.client import Listener, State
-from engine.ipc.core_process import WITHIN_S, Deaths, Line, Start, child_environment
+from engine.ipc.core_process import WITHIN_S, CoreSocket, CoreStart, RestartBackoff, child_environment
 from engine.ipc.journal import Journal
 
 if TYPE_CHECKING:
-    from engine.builder import Parts
+    from engine.builder import EngineParts
 
 
 _STOP_S = 10.0  # from being told to stop to being killed
 
 
-class Spawned:
+class CoreProcess:
     """A core's process, whose sockets lie in `directory`. `hear` gets the replies, `died` how it ended, each on the
     event loop."""
 
@@ -55,8 +55,8 @@ class Spawned:
         self._loop = asyncio.get_running_loop()
         self._gone = asyncio.Event()
         self.directory = tempfile.mkdtemp(prefix="ponder-")  # entered by this user alone
-        self._process = _popen(Start(config, assemble, self.directory, logging.getLogger().getEffectiveLevel()))
-        self._line = Line(self.directory, 0, hear)
+        self._process = _popen(CoreStart(config, assemble, self.directory, logging.getLogger().getEffectiveLevel()))
+        self._line = CoreSocket(self.directory, 0, hear)
         threading.Thread(target=self._wait, name="engine-process", daemon=True).start()
 
     @property
@@ -108,7 +108,7 @@ class Spawned:
         self._died(how)
 
 
-def _popen(start: Start) -> subprocess.Popen[bytes]:
+def _popen(start: CoreStart) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-m", "engine.ipc.child"], stdin=subprocess.PIPE, env=child_environment()
     )
@@ -129,17 +129,17 @@ class SupervisedLink:
     def __init__(
         self,
         config: EngineConfig,
-        assemble: Callable[[EngineConfig], Parts] | None,
+        assemble: Callable[[EngineConfig], EngineParts] | None,
         listener: Listener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        default = "engine.builder:assemble"
+        default = "engine.builder:build"
         self._assemble = default if assemble is None else f"{assemble.__module__}:{assemble.__qualname__}"
         self._listener = listener
         self._clock = clock
         self._journal = Journal(clock)
-        self._deaths = Deaths(clock)
+        self._deaths = RestartBackoff(clock)
         self._restarting: asyncio.Task[None] | None = None
         self._watching: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
@@ -195,8 +195,8 @@ class SupervisedLink:
 
     # -- parts
 
-    def _spawn(self) -> Spawned:
-        return Spawned(self._config, self._assemble, self._hear, self._died)
+    def _spawn(self) -> CoreProcess:
+        return CoreProcess(self._config, self._assemble, self._hear, self._died)
 
     def _hear(self, replies: list[m.Reply]) -> None:
         self._heard_at = self._clock()

@@ -12,8 +12,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
-from engine.builder import Parts, use_threads
-from engine.builder import assemble as assemble_default
+from engine.builder import EngineParts, use_threads
+from engine.builder import build as assemble_default
 from engine.config import EngineConfig
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
@@ -32,9 +32,9 @@ class ThreadLink:
     compiler: Compiler
 
     def __init__(
-        self, config: EngineConfig, assemble: Callable[[EngineConfig], Parts] | None, listener: Listener
+        self, config: EngineConfig, assemble: Callable[[EngineConfig], EngineParts] | None, listener: Listener
     ) -> None:
-        """`assemble` makes the core's parts, if not `engine.builder.assemble`."""
+        """`build` makes the core's parts, if not `engine.builder.assemble`."""
         self._config = config
         self._assemble = assemble or assemble_default
         self._listener = listener

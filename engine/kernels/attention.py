@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from engine.kernels.work import END_KEY, FIRST_KEY, FIRST_QUERY, QUERIES, SLOT, TABLE
-from engine.kv_cache.quantized_cache import CodedLayer, plain
+from engine.kv_cache.quantized_cache import QuantizedLayer, plain
 
 LOG2E = math.log2(math.e)
-Cache = Tensor | CodedLayer
+Cache = Tensor | QuantizedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Pieces:
 
 def attend(
     query: Tensor,
-    cache: Tensor | CodedLayer,
+    cache: Tensor | QuantizedLayer,
     pieces: Pieces,
     positions: Tensor,
     *,
@@ -68,7 +68,7 @@ def attend(
 
 def attend_torch(
     query: Tensor,
-    cache: Tensor | CodedLayer,
+    cache: Tensor | QuantizedLayer,
     pieces: Pieces,
     positions: Tensor,
     *,
@@ -79,7 +79,7 @@ def attend_torch(
 ) -> Tensor:
     """The twin: piece by piece, query by query, in float32. See `attend`."""
     out = torch.empty_like(query) if out is None else out
-    codes = cache.codes if isinstance(cache, CodedLayer) else cache
+    codes = cache.codes if isinstance(cache, QuantizedLayer) else cache
     kv_heads, width = codes.shape[3:]
     for each in (pieces.small, pieces.large):
         for piece in [] if each is None else each.tolist():
@@ -87,7 +87,7 @@ def attend_torch(
                 continue
             blocks = pieces.blocks[piece[TABLE] : piece[TABLE] - (-piece[END_KEY] // cache.shape[2])].long()
             whole = plain(codes[:, blocks]).float()
-            if isinstance(cache, CodedLayer):
+            if isinstance(cache, QuantizedLayer):
                 whole = whole * cache.scales[:, blocks].unsqueeze(-1)
             first, end = piece[FIRST_KEY], piece[END_KEY]
             keys, values = whole.reshape(2, -1, kv_heads, width)[:, first:end].transpose(1, 2)
@@ -120,7 +120,7 @@ def attend_torch(
 
 def attend_triton(
     query: Tensor,
-    cache: Tensor | CodedLayer,
+    cache: Tensor | QuantizedLayer,
     pieces: Pieces,
     positions: Tensor,
     *,
@@ -134,8 +134,8 @@ def attend_triton(
     from engine.kernels.gpu.attention import Shape, attend_kernel, merge_kernel, padded_to, shape_for
 
     out = query.new_empty(query.shape) if out is None else out
-    codes = cache.codes if isinstance(cache, CodedLayer) else cache
-    scales = cache.scales if isinstance(cache, CodedLayer) else None
+    codes = cache.codes if isinstance(cache, QuantizedLayer) else cache
+    scales = cache.scales if isinstance(cache, QuantizedLayer) else None
     _, _, block_size, kv_heads, width = codes.shape
     heads = query.shape[1]
     for each, rows in ((pieces.small, 16), (pieces.large, pieces.large_tile)):

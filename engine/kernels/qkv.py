@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from engine.kernels.norm import Norm, normed
-from engine.kv_cache.quantized_cache import CodedLayer
+from engine.kv_cache.quantized_cache import QuantizedLayer
 
 
 def place(
     joined: Tensor,
     heads: int,
-    cache: Tensor | CodedLayer,
+    cache: Tensor | QuantizedLayer,
     slots: Tensor,
     *,
     rotation: Tensor | None = None,
@@ -41,7 +41,7 @@ def place(
 def place_torch(
     joined: Tensor,
     heads: int,
-    cache: Tensor | CodedLayer,
+    cache: Tensor | QuantizedLayer,
     slots: Tensor,
     *,
     rotation: Tensor | None = None,
@@ -58,7 +58,7 @@ def place_torch(
         turned = torch.view_as_real(pairs * torch.view_as_complex(rotation).unsqueeze(1)).flatten(-2)
     qkv[:, : heads + kv_heads] = turned.to(joined.dtype)
     new = qkv[:, heads:].unflatten(1, (2, kv_heads)).transpose(0, 1)
-    if isinstance(cache, CodedLayer):
+    if isinstance(cache, QuantizedLayer):
         cache.store(slots.long(), torch.cat([turned[:, heads:], qkv[:, heads + kv_heads :].float()], 1)
                     .unflatten(1, (2, kv_heads)).transpose(0, 1))  # fmt: skip
     else:
@@ -69,7 +69,7 @@ def place_torch(
 def place_triton(
     joined: Tensor,
     heads: int,
-    cache: Tensor | CodedLayer,
+    cache: Tensor | QuantizedLayer,
     slots: Tensor,
     *,
     rotation: Tensor | None = None,
@@ -78,8 +78,8 @@ def place_triton(
     """The kernel. See `place`."""
     from engine.kernels.gpu.qkv import place_kernel, shape_for
 
-    codes = cache.codes if isinstance(cache, CodedLayer) else cache
-    scales = cache.scales if isinstance(cache, CodedLayer) else None
+    codes = cache.codes if isinstance(cache, QuantizedLayer) else cache
+    scales = cache.scales if isinstance(cache, QuantizedLayer) else None
     tokens, (kv_heads, width) = len(joined), codes.shape[3:]
     if tokens:
         padded, block, warps = shape_for(width)

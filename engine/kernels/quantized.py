@@ -172,7 +172,7 @@ def linear_triton(x: Tensor, weight: QuantizedWeight, *, invariant: bool = False
 
 
 def _few(x: Tensor, weight: QuantizedWeight, out: Tensor) -> None:
-    from engine.kernels.gpu.quantized import REPEATS, SLOTS, few_kernel
+    from engine.kernels.gpu.quantized import REPEATS, SLOTS, small_gemm_kernel
 
     (height, width), blocks = weight.shape, len(weight.packed)
     splits, repeats = 1, REPEATS[len(x)]
@@ -181,7 +181,7 @@ def _few(x: Tensor, weight: QuantizedWeight, out: Tensor) -> None:
         splits *= 2
     rows //= splits
     whole = width % (WORDS * 32 // weight.bits) == 0 and height % rows == 0 and blocks % splits == 0
-    few_kernel[(-(-height // rows),)](
+    small_gemm_kernel[(-(-height // rows),)](
         *(x, weight.packed, weight.scales, weight.bias, out, height, width, blocks, x.stride(0)),
         bits=weight.bits,
         group=weight.group,
@@ -194,7 +194,7 @@ def _few(x: Tensor, weight: QuantizedWeight, out: Tensor) -> None:
 
 
 def _some(x: Tensor, weight: QuantizedWeight, out: Tensor, invariant: bool) -> None:
-    from engine.kernels.gpu.quantized import BLOCK_ROWS, STAGES, SUM_BLOCK, some_kernel, some_warps, sum_kernel
+    from engine.kernels.gpu.quantized import BLOCK_ROWS, STAGES, SUM_BLOCK, gemm_kernel, some_warps, sum_kernel
 
     tokens, (height, width), blocks = len(x), weight.shape, len(weight.packed)
     block_tokens = 32 if invariant or 16 < tokens <= 32 else 16 if tokens <= 16 else 64
@@ -203,7 +203,7 @@ def _some(x: Tensor, weight: QuantizedWeight, out: Tensor, invariant: bool) -> N
     while splits < 8 and splits < blocks and across * (1 if invariant else down) * splits < _SOME_PROGRAMS:
         splits *= 2
     made = out if splits == 1 else x.new_empty(splits, tokens, height, dtype=torch.float32)
-    some_kernel[across, down, splits](
+    gemm_kernel[across, down, splits](
         *(x, weight.packed, weight.scales, weight.bias, made, tokens, height, width, blocks, x.stride(0)),
         bits=weight.bits,
         group=weight.group,

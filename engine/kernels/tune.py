@@ -69,7 +69,7 @@ def _attention(
     import numpy as np
 
     from engine.kernels import attention, work
-    from engine.kv_cache.quantized_cache import CodedCache
+    from engine.kv_cache.quantized_cache import QuantizedCache
 
     block, group = 16, 4
     count = 1 if rows == 128 else count
@@ -85,7 +85,7 @@ def _attention(
     layer = torch.randn(2, blocks, block, kv_heads, width, device=device, dtype=torch.bfloat16)
     cache: attention.Cache = layer
     if coded:
-        cache = CodedCache(1, blocks, block, kv_heads, width, torch.bfloat16, device).layers()[0]
+        cache = QuantizedCache(1, blocks, block, kv_heads, width, torch.bfloat16, device).layers()[0]
         cache.store(torch.arange(blocks * block, device=device), layer.view(2, -1, kv_heads, width))
     tokens = int(starts[-1])
     query = torch.randn(tokens, kv_heads * group, width, device=device, dtype=torch.bfloat16)
@@ -106,7 +106,7 @@ def _attention(
 
 def one_token_problems() -> Iterator[tuple[Problem, Shape]]:
     """The products of one token, for matrices of common models."""
-    from engine.kernels.gpu.one import ruled
+    from engine.kernels.gpu.gemv import ruled
 
     for rows, width, gated in (
         (6144, 4096, False), (4096, 4096, False), (14336, 4096, True), (4096, 14336, False), (128256, 4096, False),
@@ -123,13 +123,13 @@ def one_token_problems() -> Iterator[tuple[Problem, Shape]]:
 
 
 def _one(rows: int, width: int, gated: bool, *, device: str = "cuda") -> Callable[[Shape], object]:
-    from engine.kernels import one
+    from engine.kernels import gemv
     from engine.kernels.norm import Norm
 
     x = torch.randn(1, width, device=device, dtype=torch.bfloat16)
     weight = torch.randn(rows * (2 if gated else 1), width, device=device, dtype=torch.bfloat16)
     norm = Norm(torch.randn(width, device=device), 1e-6)
-    return lambda shape: one.linear_one_triton(
+    return lambda shape: gemv.gemv_triton(
         x, weight, norm=norm, activation="silu" if gated else None, shape=shape
     )  # fmt: skip
 

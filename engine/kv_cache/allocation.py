@@ -20,10 +20,10 @@ from collections.abc import Collection, Iterable
 from engine.core.request import SequenceState
 from engine.kv_cache.block_pool import BlockPool, OutOfBlocks
 from engine.kv_cache.eviction import Tier
-from engine.kv_cache.offload import Tiers
+from engine.kv_cache.offload import OffloadTiers
 
 
-def provide(seq: SequenceState, end: int, pool: BlockPool, size: int) -> tuple[int, int] | None:
+def allocate(seq: SequenceState, end: int, pool: BlockPool, size: int) -> tuple[int, int] | None:
     """Give the sequence writable blocks of `size` tokens for positions up to `end`; return a block copy that must
     precede.
 
@@ -54,7 +54,7 @@ def provide(seq: SequenceState, end: int, pool: BlockPool, size: int) -> tuple[i
 HELD_SHARE = 0.5  # of the pool, that held sequences keep while others that wait could use it
 
 
-def least_missed(
+def reclaim_victim(
     idle: Collection[SequenceState],
     waiting: Collection[SequenceState],
     pool: BlockPool,
@@ -92,7 +92,7 @@ MARGIN = 1.5  # what a lease is longer than that quantile
 LEAST_S = 0.05
 
 
-class Leases:
+class KVPins:
     """Waits by the name of what was waited for."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Leases:
 UNKNOWN_TOKEN_S = 1.0  # what a token takes while nothing is known: blocks are copied then
 
 
-def bring_up(seq: SequenceState, size: int, pool: BlockPool, tiers: Tiers, token_s: float | None) -> bool:
+def load_blocks(seq: SequenceState, size: int, pool: BlockPool, tiers: OffloadTiers, token_s: float | None) -> bool:
     """Have blocks of `size` tokens that continue a sequence's K/V copied to the pool; True when it should wait.
 
     They must follow each other, so as many are copied as save the most time in all. `token_s`: seconds of computing a
@@ -153,7 +153,7 @@ def bring_up(seq: SequenceState, size: int, pool: BlockPool, tiers: Tiers, token
     return tiers.is_waiting(seq.id)
 
 
-def _below(seq: SequenceState, size: int, tiers: Tiers) -> list[tuple[bytes, int, Tier | None]]:
+def _below(seq: SequenceState, size: int, tiers: OffloadTiers) -> list[tuple[bytes, int, Tier | None]]:
     """Blocks that continue this sequence's K/V and lie anywhere: digest, tokens, and the tier to copy from."""
     found: list[tuple[bytes, int, Tier | None]] = []
     for index in range(len(seq.table), -(-len(seq) // size)):

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.kv_cache.eviction import Order
+from engine.kv_cache.eviction import EvictionOrder
 from engine.model.batch import NULL_BLOCK
 
 
@@ -62,7 +62,7 @@ class BlockPool:
         self._content: list[Content | None] = [None] * (blocks + 1)
         self._index: dict[bytes, int] = {}
         self._empty = list(range(blocks, NULL_BLOCK, -1))  # a stack: the block used last is warm in the CPU's cache
-        self._cached = Order(blocks, share)
+        self._cached = EvictionOrder(blocks, share)
         self._evicted: dict[bytes, tuple[int, Content]] = {}
         self._pending: set[bytes] = set()
 

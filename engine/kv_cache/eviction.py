@@ -20,7 +20,7 @@ from typing import Literal
 _Entry = tuple[float, int, bytes, bytes]  # worth, number, key, group
 
 
-class Order:
+class EvictionOrder:
     """Keys by worth. `capacity`: how many are kept where this order is used; as many that were given up are remembered.
 
     With a `share` below 1, a group (a tenant) that has more than that share of the capacity gives up its own first.
@@ -119,7 +119,7 @@ _HOPE = (
 )
 
 
-class Rates:
+class TransferRates:
     """Bytes a second of each tier."""
 
     def __init__(self) -> None:

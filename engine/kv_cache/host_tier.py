@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from engine.kv_cache.block_pool import Content
-from engine.kv_cache.eviction import Order
+from engine.kv_cache.eviction import EvictionOrder
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class HostTier:
             self._unlock.atexit = False  # a process that ends gives all of it back
         self._rows: dict[bytes, Row] = {}
         self._free = list(range(rows))
-        self._clean, self._dirty = Order(rows, share), Order(rows, share)
+        self._clean, self._dirty = EvictionOrder(rows, share), EvictionOrder(rows, share)
 
     def __len__(self) -> int:
         return len(self._rows)

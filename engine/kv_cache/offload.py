@@ -27,11 +27,22 @@ from engine.config import EngineConfig
 from engine.errors import InvalidParameter
 from engine.kv_cache.block_pool import BlockPool, Content
 from engine.kv_cache.disk_tier import DiskTier, is_full
-from engine.kv_cache.eviction import Order, Rates, Tier
+from engine.kv_cache.eviction import EvictionOrder, Tier, TransferRates
 from engine.kv_cache.host_tier import HostTier, Row
-from engine.kv_cache.quantized_cache import CodedCache
+from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.snapshot import HEADER_BYTES, BadImage, layout_of
-from engine.kv_cache.transfers import LATER, SOON, BlockStore, Here, Loaded, ThreadWorker, Worker, Written, load, write
+from engine.kv_cache.transfers import (
+    LATER,
+    SOON,
+    BlockStore,
+    InlineWorker,
+    Loaded,
+    ThreadWorker,
+    Worker,
+    Written,
+    load,
+    write,
+)
 from engine.model.batch import KVCache
 from engine.model.numerics import Numerics
 from engine.outputs import TierStats
@@ -56,7 +67,7 @@ class TierCounters:
     failed_writes: int = 0
 
 
-class Tiers:
+class OffloadTiers:
     """Host memory and, where there is one, a disk of at most `files` files below a pool.
 
     `wake` is called from the worker's thread when there is something to collect. With `keep` host memory is a tier of
@@ -78,7 +89,7 @@ class Tiers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = TierCounters()
-        self.rates = Rates()
+        self.rates = TransferRates()
         self.host = host
         self.wake: Callable[[], None] = lambda: None
         self._pool = pool
@@ -91,7 +102,7 @@ class Tiers:
         self._clock = clock
         self._paused_until = 0.0
         self._files: dict[bytes, Content] = {}
-        self._order = Order(files, share)
+        self._order = EvictionOrder(files, share)
         self._writing: set[bytes] = set()
         self._saves: list[bytes] = []  # busy rows that the coming step fills
         self._starting: list[Callable[[Callable[[], None]], None]] = []  # loads: each takes what to wait for
@@ -272,7 +283,7 @@ class Tiers:
         The core is at rest: no step runs.
         """
         self._worker.close()
-        self._worker, self._paused_until = Here(), float("inf")
+        self._worker, self._paused_until = InlineWorker(), float("inf")
         self.collect()
         for digest in self._writing:
             self.host.release(digest)
@@ -427,15 +438,15 @@ STAGED_BYTES = 64 << 20  # of blocks on their way to a disk, where there is no h
 STAGED_ROWS = (8, 256)  # at least and at most
 
 
-def tiers_of(
+def build_offload(
     config: EngineConfig,
     model: bytes,
     numerics: Numerics,
     pool: BlockPool,
-    kv: KVCache | CodedCache,
+    kv: KVCache | QuantizedCache,
     store: BlockStore,
     device: torch.device,
-) -> Tiers | None:
+) -> OffloadTiers | None:
     """The tiers that `config` asks for, with what an earlier engine left on the disk; None: none. `model` is the
     fingerprint of the model's files.
 
@@ -457,7 +468,7 @@ def tiers_of(
         layout = layout_of(model, config, numerics, kv.block_shape)
         disk = DiskTier(Path(config.kv_dir), layout, nbytes)
     host = HostTier(rows, nbytes, pinned=device.type == "cuda", share=config.kv_tenant_share)
-    return Tiers(
+    return OffloadTiers(
         pool,
         store,
         host,

@@ -39,7 +39,7 @@ def plain(codes: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class CodedLayer:
+class QuantizedLayer:
     """One layer: codes (2, blocks, block_size, kv_heads, head_dim), scales the same without head_dim, float32."""
 
     codes: Tensor
@@ -69,7 +69,7 @@ class CodedLayer:
         torch.mul(plain(codes).view(shape), scales.view(*shape[:3], 1), out=out.view(shape))
 
 
-class CodedCache:
+class QuantizedCache:
     """What `KVCache` is, in 8 bits. `like` has the shape of a layer and the dtype that is computed in."""
 
     in_place = False
@@ -110,8 +110,8 @@ class CodedCache:
     def block_nbytes(self) -> int:
         return self._codes[:, :, 0].nbytes + self._scales[:, :, 0].nbytes
 
-    def layers(self) -> list[CodedLayer]:
-        return [CodedLayer(*each) for each in zip(self._codes.unbind(0), self._scales.unbind(0), strict=True)]
+    def layers(self) -> list[QuantizedLayer]:
+        return [QuantizedLayer(*each) for each in zip(self._codes.unbind(0), self._scales.unbind(0), strict=True)]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """See `KVCache.copy_blocks`."""

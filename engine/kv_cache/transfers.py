@@ -130,7 +130,7 @@ class Worker(Protocol):
         ...
 
 
-class Here:
+class InlineWorker:
     """Runs a job at once, in the thread that asks for it."""
 
     def submit(self, urgency: int, job: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.kv_cache.quantized_cache import CodedCache, CodedLayer
+from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model.batch import Batch, KVCache
 
 BATCHED_QUERIES = 8  # rows of at most this many query tokens are batched with rows of as many; longer ones go alone
@@ -80,7 +80,7 @@ class AttentionPlan:
     def __init__(
         self,
         batch: Batch,
-        kv: KVCache | CodedCache,
+        kv: KVCache | QuantizedCache,
         windows: Iterable[int | None],
         *,
         group_heads: int,
@@ -234,7 +234,7 @@ def _similar(rows: list[_Row]) -> list[list[_Row]]:
 
 def paged(
     query: Tensor,
-    cache: Tensor | CodedLayer,
+    cache: Tensor | QuantizedLayer,
     plan: AttentionPlan,
     *,
     window: int | None,
@@ -264,7 +264,7 @@ def paged(
 
 def _attend_group(
     q: Tensor,
-    cache: Tensor | CodedLayer,
+    cache: Tensor | QuantizedLayer,
     group: _Group,
     kv_heads: int,
     shared: int,
@@ -288,15 +288,15 @@ def _attend_group(
     return attended.reshape(rows * queries, kv_heads * shared, width)
 
 
-def _keys_and_values(cache: Tensor | CodedLayer, group: _Group, shared: int) -> tuple[Tensor, Tensor]:
+def _keys_and_values(cache: Tensor | QuantizedLayer, group: _Group, shared: int) -> tuple[Tensor, Tensor]:
     _, blocks, block_size, kv_heads, width = cache.shape
     if group.k is not None and group.v is not None and group.buffer is not None and group.gathered is not None:
-        if isinstance(cache, CodedLayer):
+        if isinstance(cache, QuantizedLayer):
             cache.gather(group.gathered, group.buffer)
         else:
             torch.index_select(cache.view(2 * blocks, -1), 0, group.gathered, out=group.buffer)
         return group.k, group.v
-    assert group.run is not None and not isinstance(cache, CodedLayer)
+    assert group.run is not None and not isinstance(cache, QuantizedLayer)
     token = kv_heads * width
     if group.queries > BATCHED_QUERIES:
         shape, strides = (kv_heads, shared, group.keys, width), (width, 0, token, 1)

@@ -23,7 +23,7 @@ from engine.kernels import quantized
 from engine.kernels.cpu import has_tiles
 from engine.kernels.cpu.binding import TiledWeight
 from engine.kernels.matmul import invariant
-from engine.kv_cache.quantized_cache import CodedCache, CodedLayer
+from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, KVCache
@@ -107,7 +107,7 @@ class Decoder:
         return self._gpu is not None
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
+    def forward(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
         """Run one step, writing its K/V to the cache.
 
         Returns:
@@ -116,14 +116,14 @@ class Decoder:
         return self.logits(self._run(batch, kv).index_select(0, batch.logits_at))
 
     @torch.inference_mode()
-    def forward_step(self, step: DeviceStep, kv: KVCache | CodedCache, out: Tensor | None = None) -> Tensor:
+    def forward_step(self, step: DeviceStep, kv: KVCache | QuantizedCache, out: Tensor | None = None) -> Tensor:
         """`forward`, of a step that is on the device already; the logits are put in `out` if given."""
         states = self._run_on_gpu(step, kv)
         wanted = len(step.logits_at) < len(states)  # a decode wants them all, in order
         return self.logits(states.index_select(0, step.logits_at) if wanted else states, out)
 
     @torch.inference_mode()
-    def hidden(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
+    def hidden(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
         """Run one step; the final-normed hidden states of all its tokens: (tokens, hidden) in the model's dtype."""
         return self._norm(self._run(batch, kv))
 
@@ -143,7 +143,7 @@ class Decoder:
             logits.div_(spec.logit_softcap).tanh_().mul_(spec.logit_softcap)
         return logits
 
-    def _run_on_gpu(self, step: DeviceStep, kv: KVCache | CodedCache) -> Tensor:
+    def _run_on_gpu(self, step: DeviceStep, kv: KVCache | QuantizedCache) -> Tensor:
         assert self._gpu is not None, "on_gpu was not asked"
         x = self._embedded(step.token_ids)
         rotations = {
@@ -172,7 +172,7 @@ class Decoder:
         packed.fill(laid, works, host)
         return packed.views(torch.from_numpy(host).to(self.device), self.packed_for)
 
-    def _run(self, batch: Batch, kv: KVCache | CodedCache) -> Tensor:
+    def _run(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
         spec = self.spec
         if self._gpu is not None:
             return self._run_on_gpu(self._packed(batch, kv.block_size), kv)
@@ -192,14 +192,14 @@ class Decoder:
             scratch=self._scratch,
             maskless=spec.attention_softcap is None,
         )
-        caches: Sequence[Tensor | CodedLayer] = kv.layers()
+        caches: Sequence[Tensor | QuantizedLayer] = kv.layers()
         for layer, cache in zip(self._layers, caches, strict=True):
             self._attention(layer, x, cache, plan, None if layer.rope is None else rotations[layer.rope])
             self._mlp(layer, x)
         return x
 
     def _attention(
-        self, layer: Layer, x: Tensor, cache: Tensor | CodedLayer, plan: AttentionPlan, rotation: Tensor | None
+        self, layer: Layer, x: Tensor, cache: Tensor | QuantizedLayer, plan: AttentionPlan, rotation: Tensor | None
     ) -> None:
         """Add the layer's attention to `x` (tokens, hidden), in place."""
         spec = self.spec
@@ -219,7 +219,7 @@ class Decoder:
         # keys and values of the new tokens as (2, tokens, kv_heads, head_dim): one view instead of four
         row, side = joined.shape[1], kv_heads * width
         new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)
-        if isinstance(cache, CodedLayer):
+        if isinstance(cache, QuantizedLayer):
             cache.store(plan.batch.slots, new)
         else:
             cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)

@@ -18,10 +18,10 @@ from engine.config import KernelName
 from engine.errors import InvalidParameter
 from engine.kernels.attention import attend, attend_triton
 from engine.kernels.gated import gated, gated_triton
+from engine.kernels.gemv import gemv, gemv_triton
 from engine.kernels.norm import Norm, add_and_norm, add_and_norm_triton
-from engine.kernels.one import linear_one, linear_one_triton
 from engine.kernels.qkv import place, place_triton
-from engine.kv_cache.quantized_cache import CodedLayer
+from engine.kv_cache.quantized_cache import QuantizedLayer
 from engine.model.gpu_batch import DeviceStep
 from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Dense, Linear
@@ -91,12 +91,12 @@ class GpuLayers:
         self._place = place_triton if interpreted else place
         self._gated = gated_triton if interpreted else gated
         self._add_and_norm = add_and_norm_triton if interpreted else add_and_norm
-        self._linear_one = linear_one_triton if interpreted else linear_one
+        self._linear_one = gemv_triton if interpreted else gemv
         plain = [_Plain.of(layer) for layer in layers]
         self._plain = [each for each in plain if each is not None] if None not in plain else None
 
     def run(
-        self, x: Tensor, step: DeviceStep, caches: Sequence[Tensor | CodedLayer], rotations: Mapping[Rope, Tensor]
+        self, x: Tensor, step: DeviceStep, caches: Sequence[Tensor | QuantizedLayer], rotations: Mapping[Rope, Tensor]
     ) -> None:
         """Run all layers on `x` (tokens, hidden) in place, writing K/V to the caches. Rotations are (tokens,
         head_dim / 2, 2) float32, cosine and sine."""
@@ -138,7 +138,7 @@ class GpuLayers:
         joined: Tensor,
         layer: Layer,
         step: DeviceStep,
-        cache: Tensor | CodedLayer,
+        cache: Tensor | QuantizedLayer,
         rotations: Mapping[Rope, Tensor],
     ) -> Tensor:
         """What a layer's attention makes of its queries, keys and values: (tokens, heads * head_dim)."""
@@ -166,7 +166,7 @@ class GpuLayers:
         self,
         x: Tensor,
         step: DeviceStep,
-        caches: Sequence[Tensor | CodedLayer],
+        caches: Sequence[Tensor | QuantizedLayer],
         rotations: Mapping[Rope, Tensor],
         plain: Sequence[_Plain],
     ) -> None:

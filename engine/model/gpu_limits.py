@@ -31,19 +31,19 @@ def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool) ->
     )
 
 
-def of_coded(limits: Limits) -> Limits:
+def limits_for_quantized(limits: Limits) -> Limits:
     """The same where K/V is in 8 bits."""
     return replace(limits, pieces=max(1, limits.pieces * RESIDENT_CODED // RESIDENT))
 
 
-def ladder(most: int) -> tuple[int, ...]:
+def graph_sizes(most: int) -> tuple[int, ...]:
     """Numbers of rows that graphs are kept for, up to `most`: padding wastes less than a third above 4 rows, and few
     steps cost what a graph costs to make."""
     steps = [1, 2, 4, 8, *range(16, 65, 16), *range(96, 257, 32), *range(320, max(321, most + 64), 64)]
     return (*(step for step in steps if step < most), most)
 
 
-def decode_rooms(rows: int, windows: Sequence[int | None], limits: Limits, max_blocks: int) -> list[Room]:
+def decode_shapes(rows: int, windows: Sequence[int | None], limits: Limits, max_blocks: int) -> list[Room]:
     """What `rows` decodes may take, the least first: what they need by themselves; then, as pieces that are not there
     cost a launch too, with as much for shared prefixes as is worth a graph. What needs more is run without one."""
     if limits.fixed_keys is not None:

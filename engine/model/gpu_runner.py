@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.step import Step
-from engine.kernels.drawn import fill_drawn
+from engine.kernels.sampled_tokens import fill_sampled
 from engine.kernels.work import Work
-from engine.kv_cache.quantized_cache import CodedCache
+from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import KVCache
 from engine.model.batching import Batching, Layout
 from engine.model.decoder import Decoder
 from engine.model.gpu_batch import Cutter, DeviceStep, Packed, Parts, room_of
-from engine.model.gpu_limits import decode_rooms, ladder, of_coded
+from engine.model.gpu_limits import decode_shapes, graph_sizes, limits_for_quantized
 
 
 class Pool:
@@ -134,7 +134,7 @@ class GpuRunner:
     def __init__(
         self,
         decoder: Decoder,
-        kv: KVCache | CodedCache,
+        kv: KVCache | QuantizedCache,
         device: torch.device,
         *,
         max_rows: int,
@@ -149,7 +149,9 @@ class GpuRunner:
         self._device = device
         self._batching = Batching(kv.block_size)
         model = decoder.packed_for
-        self._model = replace(model, limits=of_coded(model.limits)) if isinstance(kv, CodedCache) else model
+        self._model = (
+            replace(model, limits=limits_for_quantized(model.limits)) if isinstance(kv, QuantizedCache) else model
+        )
         self._cutter = Cutter(self._model, kv.block_size)
         self._staging = Staging(device)
         self._rungs: list[_Rung] = []
@@ -157,8 +159,8 @@ class GpuRunner:
         # of whichever graph ran last: each would keep its own otherwise
         self._logits = torch.empty(max_rows if graphs else 0, self.vocab_size, device=device)
         parts: Parts | None = None
-        for rows in reversed(ladder(max_rows)) if graphs else ():
-            for room in reversed(decode_rooms(rows, model.windows, self._model.limits, max_blocks)):
+        for rows in reversed(graph_sizes(max_rows)) if graphs else ():
+            for room in reversed(decode_shapes(rows, model.windows, self._model.limits, max_blocks)):
                 parts = parts or Parts.like(room, self._model, device)
                 self._rungs.append(self._rung(Packed(room), parts, pool))
         self._rungs.reverse()
@@ -173,12 +175,12 @@ class GpuRunner:
         if rung is None:
             sent = self._sent(laid, works)
             if step.drawn is not None:
-                fill_drawn(sent.token_ids, step.drawn)
+                fill_sampled(sent.token_ids, step.drawn)
             return self._decoder.forward_step(sent, self._kv)
         used = rung.packed.fill(laid, works, self._staging.take(rung.packed.size))
         self._staging.send(used, rung.memory)
         if step.drawn is not None:
-            fill_drawn(rung.token_ids, step.drawn)
+            fill_sampled(rung.token_ids, step.drawn)
         self.replayed += 1
         logits = rung.recorded.replay()
         if len(laid.wanted) == len(laid.tokens):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from engine.core.step import Step
 from engine.kernels.blocks import block_nbytes, gather_blocks
-from engine.kv_cache.quantized_cache import CodedCache
+from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.transfers import at_once
 from engine.model.batch import NULL_BLOCK, Batch, KVCache
 from engine.model.batching import Batching
@@ -91,7 +91,7 @@ TILE = 16  # positions; tile t of a sequence holds positions 16 t to 16 t + 15
 
 
 def tilewise(
-    forward: Callable[[Batch, KVCache | CodedCache], Tensor], batch: Batch, kv: KVCache | CodedCache
+    forward: Callable[[Batch, KVCache | QuantizedCache], Tensor], batch: Batch, kv: KVCache | QuantizedCache
 ) -> Tensor:
     """What `forward` returns for `batch`, with K/V written alike: (len(logits_at), vocab)."""
     wanted = set(batch.logits_at.tolist())
@@ -149,7 +149,7 @@ class CacheStore:
     must come after is waited for (`queued`), and what comes after it begins when it is done.
     """
 
-    def __init__(self, kv: KVCache | CodedCache, device: torch.device) -> None:
+    def __init__(self, kv: KVCache | QuantizedCache, device: torch.device) -> None:
         self._kv = kv
         cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None
@@ -186,7 +186,7 @@ class ModelRunner:
     queues = False
 
     def __init__(
-        self, decoder: Decoder, kv: KVCache | CodedCache, device: torch.device, *, deterministic: bool = False
+        self, decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.device, *, deterministic: bool = False
     ) -> None:
         self.vocab_size = decoder.spec.vocab_size
         self._decoder = decoder

@@ -23,10 +23,10 @@ from torch import Tensor
 from engine.core.request import SpanJob
 from engine.core.step import Row
 from engine.kernels.buffers import to_device
-from engine.kernels.mask import forbid
+from engine.kernels.token_bitmask import apply_token_bitmask
 from engine.structured_output.compiler import Compiler
 from engine.structured_output.matcher import ConstraintFailed, words
-from engine.structured_output.mode_machine import Modes
+from engine.structured_output.mode_machine import ModeMachine
 
 
 class Masks:
@@ -41,7 +41,7 @@ class Masks:
         self._filling: list[Future[list[Filled]]] = []
         self._count = 0
 
-    def start(self, modes: Sequence[Modes]) -> None:
+    def start(self, modes: Sequence[ModeMachine]) -> None:
         """Begin to fill row i from `modes[i]`, which must not move before `apply`."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="mask")
@@ -71,7 +71,7 @@ class Masks:
         if len(filled) < self._count:  # they close up where they are: other memory is not page-locked
             self._bits[: len(filled)] = self._bits[filled]
         bits = self._bits[: len(filled)].to(self._device, non_blocking=True)
-        forbid(logits, bits, to_device(torch.tensor([rows[i] for i in filled]), self._device))
+        apply_token_bitmask(logits, bits, to_device(torch.tensor([rows[i] for i in filled]), self._device))
         return failed
 
     def wait(self) -> list[Filled]:
@@ -83,7 +83,7 @@ class Masks:
 Filled = bool | ConstraintFailed
 
 
-def _fill(rows: np.ndarray, modes: Sequence[Modes]) -> list[Filled]:
+def _fill(rows: np.ndarray, modes: Sequence[ModeMachine]) -> list[Filled]:
     """One that fails takes none of its neighbours with it."""
     filled: list[Filled] = []
     for row, each in zip(rows, modes, strict=True):
@@ -107,7 +107,7 @@ class Masking:
 
     def __init__(self, masks: Masks | None) -> None:
         self._masks = masks
-        self._modes: dict[int, Modes] = {}  # by request
+        self._modes: dict[int, ModeMachine] = {}  # by request
 
     def start(self, rows: Sequence[Row]) -> None:
         """Begin to fill the masks of the rows that draw in this step."""

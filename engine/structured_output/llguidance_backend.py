@@ -30,8 +30,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from engine.structured_output import sandboxed_compile, schema_gate, spec
 from engine.structured_output.matcher import ConstraintFailed, ConstraintRefused, Row, words
-from engine.structured_output.sandboxed_compile import Probe
-from engine.structured_output.schema_gate import forces_soon, plain
+from engine.structured_output.sandboxed_compile import SandboxedCompile
+from engine.structured_output.schema_gate import forces_soon, plainly_harmless
 from engine.structured_output.spec import Constraint
 from engine.structured_output.vocabulary import Vocabulary
 
@@ -210,7 +210,7 @@ class Guidance:
         if not vocabulary.eos:
             raise ConstraintRefused(["the model has no end-of-sequence token, so no text could be complete"])
         self._vocabulary = vocabulary
-        self.probe = Probe(vocabulary, deadline_s=deadline_s)
+        self.probe = SandboxedCompile(vocabulary, deadline_s=deadline_s)
         vocabulary.warm()
         self.tokenizer = LLTokenizer(
             TokenizerWrapper(_Words(vocabulary)),
@@ -220,11 +220,11 @@ class Guidance:
         )
 
     def prepare(self, constraint: Constraint) -> None:
-        if not plain(constraint):
+        if not plainly_harmless(constraint):
             self.probe.start()
 
     def compile(self, constraint: Constraint) -> GuidanceCompiled:
-        if plain(constraint):
+        if plainly_harmless(constraint):
             return self.load(lark(constraint), forces=forces_soon(constraint))
         source = self.probe.lark(constraint)
         return sandboxed_compile.aside(lambda: self.load(source, forces=forces_soon(constraint)))

@@ -41,7 +41,7 @@ class _Place:
     fed: bool = False  # the matcher took the token that led here
 
 
-class Modes:
+class ModeMachine:
     """The state of one span's layout: like a `Matcher`, but where nothing is forbidden `fill` says so."""
 
     def __init__(

@@ -32,7 +32,7 @@ from engine.structured_output.spec import Constraint
 from engine.structured_output.vocabulary import Vocabulary
 
 
-class Probe:
+class SandboxedCompile:
     """Thread-safe; constraints are tried side by side. The process starts with `start`, or with the first of them."""
 
     def __init__(

@@ -276,7 +276,7 @@ _PIECE_PLAIN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{\d*(?:,\d*)?\}|.", re.DOT
 _WIDE_CLASS = re.compile(r"\\[pPwWDS]|\[\^|\.|[^\x00-\x7f]")
 
 
-def plain(constraint: Constraint) -> bool:
+def plainly_harmless(constraint: Constraint) -> bool:
     """Whether it may be compiled without trying it elsewhere first."""
     todo: list[Constraint] = [constraint]
     characters = repeats = 0
@@ -384,7 +384,7 @@ _OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
 
 def forces_soon(constraint: Constraint) -> bool:
     """Whether what is forced at any place is soon over: the constraint is plain, and nothing in it leads back."""
-    if not plain(constraint):
+    if not plainly_harmless(constraint):
         return False
     todo: list[Constraint] = [constraint]
     while todo:

@@ -5,8 +5,8 @@ plan = dialect.plan(read_tools(tools_json), "auto")
 bodies = Bodies(plan.parser)          # then bodies.push(section, text) for body text, and bodies.end()
 """
 
-from engine.tool_parsers.base import Dialect, Tokens, ToolPlan
-from engine.tool_parsers.detect import DIALECTS, choose
+from engine.tool_parsers.base import Tokens, ToolParser, ToolPlan
+from engine.tool_parsers.detect import DIALECTS, choose_parser
 from engine.tool_parsers.streaming import (
     Bodies,
     BodyParser,
@@ -29,14 +29,14 @@ __all__ = [
     "CallBegun",
     "CallEnded",
     "CallEvent",
-    "Dialect",
     "Malformed",
     "Named",
     "Tokens",
     "Tool",
     "ToolChoice",
+    "ToolParser",
     "ToolPlan",
-    "choose",
+    "choose_parser",
     "fold",
     "read_choice",
     "read_tools",

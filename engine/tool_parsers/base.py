@@ -47,7 +47,7 @@ class ToolPlan:
         return Constrained(self.body, self.layout)
 
 
-class Dialect(Protocol):
+class ToolParser(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -74,7 +74,7 @@ class Dialect(Protocol):
 
 
 def offered(tools: Sequence[Tool], choice: ToolChoice, loose: Set[str]) -> list[Tool]:
-    """The tools that may be called. Raises as `Dialect.plan` does."""
+    """The tools that may be called. Raises as `ToolParser.plan` does."""
     if choice == "none":
         raise ValueError('tool_choice "none" needs no plan')
     if strict := [tool.name for tool in tools if tool.strict and tool.name in loose]:

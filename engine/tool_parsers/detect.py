@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from engine.errors import CheckpointError, InvalidParameter
-from engine.tool_parsers.base import Dialect, Tokens
+from engine.tool_parsers.base import Tokens, ToolParser
 from engine.tool_parsers.json_formats import ARGUMENTS, NEWER_FORM, Hermes, Llama3Json, Mistral
 from engine.tool_parsers.qwen3_coder import Qwen3Coder
 
@@ -20,7 +20,7 @@ _KINDS = (
 DIALECTS = tuple(kind.name for kind, _ in _KINDS)
 
 
-def choose(tokens: Tokens, chat_template: str | None, name: str = "auto") -> Dialect | None:
+def choose_parser(tokens: Tokens, chat_template: str | None, name: str = "auto") -> ToolParser | None:
     """The dialect of that name, or with "auto" the one whose marks are in the source of the chat template.
 
     None where "auto" finds no dialect, or one whose tokens the tokenizer lacks: then the model cannot call tools.

@@ -44,7 +44,7 @@ class Hermes:
     def plan(
         self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
     ) -> ToolPlan:
-        """See `Dialect`."""
+        """See `ToolParser`."""
         bodies = [
             sequence(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ', arguments(tool, loose), "}\n")
             for tool in offered(tools, choice, loose)
@@ -71,7 +71,7 @@ class Llama3Json:
     def plan(
         self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
     ) -> ToolPlan:
-        """See `Dialect`. `parallel` changes nothing."""
+        """See `ToolParser`. `parallel` changes nothing."""
         bodies = [
             sequence(f'{{"name": {json.dumps(tool.name)}, "parameters": ', arguments(tool, loose), "}")
             for tool in offered(tools, choice, loose)
@@ -99,7 +99,7 @@ class Mistral:
     def plan(
         self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
     ) -> ToolPlan:
-        """See `Dialect`."""
+        """See `ToolParser`."""
         chosen = offered(tools, choice, loose)
         if self._newer:
             raise InvalidParameter(

@@ -47,7 +47,8 @@ class Qwen3Coder:
     def plan(
         self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
     ) -> ToolPlan:
-        """See `Dialect`. The values of `loose` tools are of any kind, but their parameters are those of the schema."""
+        """See `ToolParser`. The values of `loose` tools are of any kind, but their parameters are those of the
+        schema."""
         functions = [_Function(tool, tool.name in loose) for tool in offered(tools, choice, loose)]
         notations = {function.tool.name: function.notations() for function in functions}
         body = one_of([function.body() for function in functions])

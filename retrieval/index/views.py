@@ -29,7 +29,7 @@ from retrieval.index.dense import Bits, DenseIndex, Ids
 from retrieval.index.lexical import LexicalIndex, unbroken
 
 
-class Places:
+class FilterBitmaps:
     """Collections and documents by chunk; 0 where there is no chunk."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def _table(numbers: Collection[int], held: NDArray[np.int32]) -> NDArray[np.bool
     return table
 
 
-class Turns:
+class ReadWriteLock:
     """A lock with two sides. Neither side may be taken twice by one thread."""
 
     def __init__(self) -> None:
@@ -118,10 +118,10 @@ class Views:
         self._chunks = chunks
         self._embedder = embedder
         self._folder = folder
-        self._turns = Turns()
+        self._turns = ReadWriteLock()
         self._saving = threading.Lock()
         self.lexical = LexicalIndex(folder / "lexical")
-        self._places = Places()
+        self._places = FilterBitmaps()
         self._placed = -1  # generation
         self.dense, self._dense_generation = self._load_dense()
         self._saved, self._unsaved = self._dense_generation, 0  # generation, chunks that came or went since

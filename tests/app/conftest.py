@@ -20,7 +20,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 
-from app.answering.model_registry import Models
+from app.answering.model_registry import ModelRegistry
 from app.cli.serve import bind
 from app.config import LOCAL_USER, Settings
 from app.current_user import user_of
@@ -86,8 +86,8 @@ def serving(
         limits |= {name: changed[name] for name in ("max_running", "policy") if name in changed}
         config = EngineConfig(model=str(model), kv_blocks=600, **limits)
         several = settings.model_copy(update={**limits, "kv_blocks": 1200})
-        async with await (Models.start(several) if also else Engine.start(config)) as running:
-            engine = running.default.engine if isinstance(running, Models) else running
+        async with await (ModelRegistry.start(several) if also else Engine.start(config)) as running:
+            engine = running.default.engine if isinstance(running, ModelRegistry) else running
             library = None if embedder is None else Library.open(data / "documents", embedder)
             app = create_app(running, settings, library=library)
             if embedder is not None:

@@ -207,16 +207,16 @@ def trial(folder: Path, kills: int, seed: int) -> dict[str, Any]:
 
 
 async def _replayed(files: list[Path]) -> dict[str, int]:
-    from app.answering.reasoning_config import Manners
-    from app.answering.served_model import Served
+    from app.answering.reasoning_config import ReasoningResolver
+    from app.answering.served_model import ServedModel
     from app.runs.trace import Trace, replay
     from engine import Engine
 
     counts = collections.Counter[str]()
     async with await Engine.start(_config()) as engine:
-        served = Served(engine, str(ROOT / "models/pebble"), None, "auto")
+        served = ServedModel(engine, str(ROOT / "models/pebble"), None, "auto")
         recipes = [Trace.loads(file.read_text("utf-8").splitlines()[0]) for file in files]
-        replayed = await asyncio.gather(*(replay(served, recipe, Manners()) for recipe in recipes))
+        replayed = await asyncio.gather(*(replay(served, recipe, ReasoningResolver()) for recipe in recipes))
         for recipe, made in zip(recipes, replayed, strict=True):
             counts["the same" if made.differs_at is None else "differ"] += 1
             counts["with a call"] += bool(recipe.results)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.core.step import Step
-from engine.kernels.drawn import fill_drawn
+from engine.kernels.sampled_tokens import fill_sampled
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.transfers import at_once
 from engine.model.batch import NULL_BLOCK
@@ -56,7 +56,7 @@ class FakeRunner:
         assert (step.drawn is not None) == any(row.drawn_at is not None for row in step.rows)
         if step.drawn is not None:
             self.followed += 1
-            fill_drawn(batch.token_ids, step.drawn.cpu())
+            fill_sampled(batch.token_ids, step.drawn.cpu())
         slots, tokens, positions = batch.slots.tolist(), batch.token_ids.tolist(), batch.positions.tolist()
         written = [slot for slot in slots if slot // self._size != NULL_BLOCK]
         assert len(written) == len(set(written)), "two tokens of one step write to one slot"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.disk_tier import DiskTier
-from engine.kv_cache.eviction import Rates, Tier
+from engine.kv_cache.eviction import Tier, TransferRates
 from engine.kv_cache.host_tier import HostTier
-from engine.kv_cache.offload import Tiers
+from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.snapshot import Bytes
 from tests.engine.fake import FakeRunner
 
@@ -38,7 +38,7 @@ class Told:
             self.work()
 
 
-class Eager(Rates):
+class Eager(TransferRates):
     """Copying always seems faster than computing."""
 
     def seconds(self, tier: Tier, nbytes: int) -> float:
@@ -69,9 +69,9 @@ def tiers_below(
     directory: Path | None = None,
     files: int = 0,
     clock: Callable[[], float] = lambda: 0.0,
-) -> tuple[Tiers, Disk | None]:
+) -> tuple[OffloadTiers, Disk | None]:
     disk = None if directory is None else Disk(directory, LAYOUT, runner.block_nbytes)
     host = HostTier(rows, runner.block_nbytes)
-    tiers = Tiers(pool, runner, host, worker, disk=disk, files=files, keep=keep, clock=clock)
+    tiers = OffloadTiers(pool, runner, host, worker, disk=disk, files=files, keep=keep, clock=clock)
     tiers.rates = Eager()
     return tiers, disk

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.answering.served_model import Served
+from app.answering.served_model import ServedModel
 from engine import GREEDY, Engine, EngineConfig, Span
 from engine.tool_parsers import read_tools
 from reasoning.agent import LIMIT_NOTES, Agent, Called, Happened, Limited, Limits, Returned, Style, Wrote
@@ -59,7 +59,7 @@ class Answers:
 class World:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.served = Served(engine, "pebble")
+        self.served = ServedModel(engine, "pebble")
         assert self.served.dialect is not None
         plan = self.served.dialect.plan(read_tools([CALCULATOR]), "auto")
         self.style = Style(

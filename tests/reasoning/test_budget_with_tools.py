@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine import GREEDY, Engine, EngineConfig, Span
-from engine.tool_parsers import choose, read_tools
+from engine.tool_parsers import choose_parser, read_tools
 from reasoning.agent import Agent, Called, Happened, Limits, Style, Wrote
 from reasoning.budget import BudgetForcing, ThinkingBudget
 from reasoning.dialogue import after_calls
@@ -52,7 +52,7 @@ async def engine() -> AsyncIterator[Engine]:
 )  # fmt: skip
 async def test_calls_are_valid_and_the_budget_is_exact(engine: Engine, budget: ThinkingBudget) -> None:
     tokenizer = engine.tokenizer
-    dialect = choose(tokenizer, tokenizer.tool_template, "auto")
+    dialect = choose_parser(tokenizer, tokenizer.tool_template, "auto")
     markers = Markers.of(tokenizer)
     assert dialect is not None and markers is not None
     style = Style(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine import Tokenizer
-from reasoning.dialogue import NoWayOn, after_calls
+from reasoning.dialogue import CannotContinue, after_calls
 
 PEBBLE = Path(__file__).resolve().parents[2] / "models/pebble"
 
@@ -59,7 +59,7 @@ class Refusing:
 
 
 def test_a_template_without_results_says_so() -> None:
-    with pytest.raises(NoWayOn, match="only users and assistants"):
+    with pytest.raises(CannotContinue, match="only users and assistants"):
         after_calls(Refusing([1, 2]), [("a", "one")], ["1"], {})
-    with pytest.raises(NoWayOn, match="otherwise"):
+    with pytest.raises(CannotContinue, match="otherwise"):
         after_calls(Refusing([1, 2], [1, 3, 4]), [("a", "one")], ["1"], {})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine import GREEDY, Engine, EngineConfig, Span, TokenLogprob
 from reasoning.candidate import Candidate, Draft
-from reasoning.route import Checked, Confident, Decided, Gate, Routed, Rung, Tried, Whole, cascade
+from reasoning.route import CascadeStep, Checked, Confident, Decided, Gate, Routed, Tried, Whole, cascade
 from reasoning.strategy import Context
 from reasoning.thinking import Markers, Piece
 
@@ -27,16 +27,16 @@ def answer(text: str, probability: float = 1.0, tokens: int = 4, finish: Any = "
     return Candidate(0, (Piece("answer", text, tokens, finish_reason=finish),), (0,) * tokens, (each,) * tokens)
 
 
-def rung(name: str, given: Candidate, cost: float = 1.0, asked: list[str] | None = None) -> Rung:
+def rung(name: str, given: Candidate, cost: float = 1.0, asked: list[str] | None = None) -> CascadeStep:
     async def write(measured: bool) -> Candidate:
         if asked is not None:
             asked.append(name)
         return given if measured else Candidate(given.index, given.pieces, given.tokens)
 
-    return Rung(name, write, cost)
+    return CascadeStep(name, write, cost)
 
 
-async def routed(rungs: Sequence[Rung], gates: Sequence[Gate]) -> tuple[list[Tried], Routed, Candidate]:
+async def routed(rungs: Sequence[CascadeStep], gates: Sequence[Gate]) -> tuple[list[Tried], Routed, Candidate]:
     items = [item async for item in cascade(rungs, gates, clock=lambda: 0.0)]
     report, given = items[-2], items[-1]
     assert isinstance(report, Routed) and isinstance(given, Candidate)
@@ -126,14 +126,14 @@ async def test_two_bundled_models_share_a_question() -> None:
         await Engine.start(EngineConfig(str(MODELS / "pebble"), **config)) as pebble,  # type: ignore[arg-type]  # fields
     ):
 
-        def of(name: str, engine: Engine, cost: float) -> Rung:
+        def of(name: str, engine: Engine, cost: float) -> CascadeStep:
             async def write(measured: bool) -> Candidate:
                 markers = Markers.of(engine.tokenizer)
                 context = Context(engine.tokenizer, Span(GREEDY, 120), markers)
                 async with await engine.open(engine.tokenizer.apply_chat_template(question)) as seq:
                     return await Draft(seq, context, measured=measured).write()
 
-            return Rung(name, write, cost)
+            return CascadeStep(name, write, cost)
 
         rungs = [of("pebble-draft", draft, 1.0), of("pebble", pebble, 8.0)]
         _, all_tried, _ = await routed(rungs, [Confident(1.0)])

@@ -30,7 +30,7 @@ from tests.retrieval.words import WordEmbedder
 
 PLACES: tuple[tuple[Any, str], ...] = (
     (parser, "parse"), (WordEmbedder, "embed"), (Chunks, "put_vectors"), (DocumentStore, "put"),
-    (places.Places, "add"), (lexical.LexicalIndex, "add"), (lexical.LexicalIndex, "remove"),
+    (places.FilterBitmaps, "add"), (lexical.LexicalIndex, "add"), (lexical.LexicalIndex, "remove"),
     (lexical.LexicalIndex, "commit"), (dense.DenseIndex, "add"), (dense.DenseIndex, "remove"),
     (dense.DenseIndex, "save"), (views.Views, "save"), (os, "replace"), (jobs.JobStore, "update"),
     (jobs.JobStore, "end"), (Path, "unlink"),

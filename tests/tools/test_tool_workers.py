@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from tools.workers.pool import WorkerFailed, Workers
+from tools.workers.pool import ProcessPool, WorkerFailed
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and limits of address space")
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    made = Workers("worker_tasks", timeout_s=1, memory_bytes=64 << 20, reply_bytes=1000, requests=5)
+def workers() -> Iterator[ProcessPool]:
+    made = ProcessPool("worker_tasks", timeout_s=1, memory_bytes=64 << 20, reply_bytes=1000, requests=5)
     yield made
     made.close()
 
 
-async def works(workers: Workers) -> bool:
+async def works(workers: ProcessPool) -> bool:
     return await workers.ask({"do": "twice", "number": 21}) == 42
 
 
@@ -36,13 +36,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def test_an_answer_comes_back_and_the_process_is_used_again(workers: Workers) -> None:
+async def test_an_answer_comes_back_and_the_process_is_used_again(workers: ProcessPool) -> None:
     assert await works(workers)
     first, second = [(await workers.ask({"do": "look"}))["pid"] for _ in range(2)]
     assert first == second != os.getpid()
 
 
-async def test_what_the_work_raises_is_told_and_does_not_end_it(workers: Workers) -> None:
+async def test_what_the_work_raises_is_told_and_does_not_end_it(workers: ProcessPool) -> None:
     before = (await workers.ask({"do": "look"}))["pid"]
     with pytest.raises(ValueError, match="KeyError: 'nothing like it'"):
         await workers.ask({"do": "raise"})
@@ -58,29 +58,31 @@ async def test_what_the_work_raises_is_told_and_does_not_end_it(workers: Workers
         ("flood", "too long"),
     ],
 )
-async def test_what_goes_wrong_is_told_and_the_next_request_is_answered(workers: Workers, task: str, said: str) -> None:
+async def test_what_goes_wrong_is_told_and_the_next_request_is_answered(
+    workers: ProcessPool, task: str, said: str
+) -> None:
     with pytest.raises((WorkerFailed, ValueError), match=said):
         await workers.ask({"do": task})
     assert await works(workers)
 
 
 @linux
-async def test_memory_is_limited_beyond_what_the_work_needs_to_be_there(workers: Workers) -> None:
+async def test_memory_is_limited_beyond_what_the_work_needs_to_be_there(workers: ProcessPool) -> None:
     assert await workers.ask({"do": "swell and catch"}) == "refused"
 
 
-async def test_what_the_work_prints_is_no_reply(workers: Workers) -> None:
+async def test_what_the_work_prints_is_no_reply(workers: ProcessPool) -> None:
     assert await workers.ask({"do": "print"}) == "heard" and await works(workers)
 
 
-async def test_an_answer_that_is_nested_without_end_is_an_error(workers: Workers) -> None:
+async def test_an_answer_that_is_nested_without_end_is_an_error(workers: ProcessPool) -> None:
     with pytest.raises((WorkerFailed, ValueError)):
         await workers.ask({"do": "nest"})
     assert await works(workers)
 
 
 @linux
-async def test_a_process_that_hangs_is_killed_with_its_children(workers: Workers, tmp_path: Path) -> None:
+async def test_a_process_that_hangs_is_killed_with_its_children(workers: ProcessPool, tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="longer than 1 s") as failed:
         await workers.ask({"do": "hang", "file": str(tmp_path / "pids")})
     assert failed.value.late
@@ -92,7 +94,9 @@ async def test_a_process_that_hangs_is_killed_with_its_children(workers: Workers
 
 
 @linux
-async def test_it_has_nothing_of_the_servers(workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_has_nothing_of_the_servers(
+    workers: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PONDER_SECRET", "hunter2")
     with open(tmp_path / "secret", "w") as file:
         os.set_inheritable(file.fileno(), True)
@@ -102,12 +106,12 @@ async def test_it_has_nothing_of_the_servers(workers: Workers, tmp_path: Path, m
     assert len(seen["descriptors"]) == 6
 
 
-async def test_a_process_is_replaced_after_so_many_requests(workers: Workers) -> None:
+async def test_a_process_is_replaced_after_so_many_requests(workers: ProcessPool) -> None:
     seen = [(await workers.ask({"do": "look"}))["pid"] for _ in range(6)]
     assert len(set(seen[:5])) == 1 and seen[5] != seen[0]
 
 
-async def test_requests_wait_for_their_turn(workers: Workers) -> None:
+async def test_requests_wait_for_their_turn(workers: ProcessPool) -> None:
     answers = await asyncio.gather(*(workers.ask({"do": "twice", "number": each}) for each in range(20)))
     assert answers == [2 * each for each in range(20)]
 
@@ -115,7 +119,7 @@ async def test_requests_wait_for_their_turn(workers: Workers) -> None:
 @linux
 @pytest.mark.parametrize("closed", [True, False])
 async def test_no_process_is_left(closed: bool) -> None:
-    workers = Workers("worker_tasks", timeout_s=5, memory_bytes=64 << 20)
+    workers = ProcessPool("worker_tasks", timeout_s=5, memory_bytes=64 << 20)
     pid = (await workers.ask({"do": "look"}))["pid"]
     assert alive(pid)
     if closed:
@@ -130,4 +134,4 @@ async def test_no_process_is_left(closed: bool) -> None:
 
 async def test_work_that_cannot_start_is_a_failure() -> None:
     with pytest.raises(WorkerFailed, match="did not start"):
-        await Workers("no_such_module_of_ours", timeout_s=5, memory_bytes=1 << 20).ask({})
+        await ProcessPool("no_such_module_of_ours", timeout_s=5, memory_bytes=1 << 20).ask({})

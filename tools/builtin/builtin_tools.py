@@ -109,14 +109,14 @@ class BuiltinConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class BuiltinTools:
     """`off`: the names of tools that are not there, and what would bring them."""
 
     tools: list[Tool | Toolset]
     off: dict[str, str]
 
 
-def offered(config: BuiltinConfig) -> Offered:
+def builtin_tools(config: BuiltinConfig) -> BuiltinTools:
     """
     Raises:
         ValueError: the search engine's address is no URL.
@@ -148,4 +148,4 @@ def offered(config: BuiltinConfig) -> Offered:
         tools.append(Web(SearXNG(config.searxng_url)))
     else:
         off["web_search"] = "No search engine is configured; give the address of a SearXNG server."
-    return Offered(tools, off)
+    return BuiltinTools(tools, off)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from tools.sandbox.records import Finished, SandboxFailed
-from tools.workers.pool import WorkerFailed, Workers
+from tools.workers.pool import ProcessPool, WorkerFailed
 
 _SHOWING_S = 3.0  # past the limit of time, to end the interpreter and to make text of the value
 _SHOWING_BYTES = 512 << 20  # of memory, for the same
@@ -44,7 +44,7 @@ class PureConfig:
 class Pure:
     """Runs small pure code. Made by `open`; `close` it, or use it in an `async with`."""
 
-    def __init__(self, config: PureConfig, workers: Workers) -> None:
+    def __init__(self, config: PureConfig, workers: ProcessPool) -> None:
         self.config = config
         self._workers = workers
         self._closed = False
@@ -57,7 +57,7 @@ class Pure:
             SandboxFailed: it could not be started.
         """
         config = config or PureConfig()
-        workers = Workers(
+        workers = ProcessPool(
             "tools.sandbox.monty", timeout_s=config.timeout_s + _SHOWING_S, memory_bytes=_SHOWING_BYTES,
             count=config.running,
         )  # fmt: skip

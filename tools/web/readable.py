@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from tools.calling import in_thread
-from tools.workers.pool import WorkerFailed, Workers
+from tools.workers.pool import ProcessPool, WorkerFailed
 
 LONGEST_HTML = 500_000  # characters given to the extractor
 EXTRACT_S = 5.0
@@ -67,7 +67,7 @@ class Reader:
     """Reads pages, two at a time. `close` it: it has processes from the first page of HTML on."""
 
     def __init__(self, *, timeout_s: float = EXTRACT_S, memory_bytes: int = EXTRACT_BYTES) -> None:
-        self._workers = Workers("tools.web.extraction", timeout_s=timeout_s, memory_bytes=memory_bytes, count=2)
+        self._workers = ProcessPool("tools.web.extraction", timeout_s=timeout_s, memory_bytes=memory_bytes, count=2)
 
     async def read(self, data: bytes, media_type: str, charset: str = "") -> Reading:
         """Title and text of what was fetched; `charset` is what the response said, if anything."""

@@ -34,7 +34,7 @@ class WorkerFailed(RuntimeError):
         self.late = late
 
 
-class Workers:
+class ProcessPool:
     """Up to `count` processes that do a module's work, started when they are needed. `close` it."""
 
     def __init__(

@@ -4,34 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.core.policies.orders import Arrival, Classes, Exclusive, FairShare, PrefillFirst, ShortestFirst, Static
-from engine.core.policies.policy import Policy, Turn
-from engine.core.policies.prefill_budget import Chunks, Queue
+from engine.core.policies.orders import (
+    Arrival,
+    Exclusive,
+    FairShare,
+    PrefillFirst,
+    PriorityClasses,
+    ShortestFirst,
+    Static,
+)
+from engine.core.policies.policy import Policy, StepGrant
+from engine.core.policies.prefill_budget import PrefillBudget, Queue
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
 
-__all__ = ["Chunks", "Policy", "Queue", "Turn", "policy_of"]
+__all__ = ["Policy", "PrefillBudget", "Queue", "StepGrant", "policy_of"]
 
 
 def policy_of(config: EngineConfig) -> Policy:
     """The policy that a configuration names."""
-    chunks = Chunks(config.step_tokens, config.itl_goal_s, fixed=config.fixed_chunks)
+    chunks = PrefillBudget(config.step_tokens, config.itl_goal_s, fixed=config.fixed_chunks)
     ageing = config.ageing_s
     match config.policy:
         case "decode-first":
             return Policy(ageing, chunks)
         case "prefill-first":
-            return PrefillFirst(ageing, Chunks(config.step_tokens, fixed=True))
+            return PrefillFirst(ageing, PrefillBudget(config.step_tokens, fixed=True))
         case "fcfs":
-            return Arrival(ageing, Chunks(config.step_tokens, fixed=True))
+            return Arrival(ageing, PrefillBudget(config.step_tokens, fixed=True))
         case "shortest-first":
             return ShortestFirst(ageing, chunks, config.step_tokens)
         case "priority":
-            return Classes(ageing, chunks)
+            return PriorityClasses(ageing, chunks)
         case "fair":
             return FairShare(ageing, chunks, max(1, config.step_tokens // 8), config.max_running)
         case "exclusive":
-            return Exclusive(ageing, Chunks(config.step_tokens, fixed=True))
+            return Exclusive(ageing, PrefillBudget(config.step_tokens, fixed=True))
         case "static":
-            return Static(ageing, Chunks(config.step_tokens, fixed=True), config.max_running)
+            return Static(ageing, PrefillBudget(config.step_tokens, fixed=True), config.max_running)

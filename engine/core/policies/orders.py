@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 
-from engine.core.policies.policy import Policy, Turn, each, parted
-from engine.core.policies.prefill_budget import Chunks
+from engine.core.policies.policy import Policy, StepGrant, each, parted
+from engine.core.policies.prefill_budget import PrefillBudget
 from engine.core.request import SequenceState
 
 
@@ -22,7 +22,7 @@ class PrefillFirst(Policy):
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
-    ) -> Iterator[Turn]:
+    ) -> Iterator[StepGrant]:
         decodes, prefills = parted(running)
         yield from each(prefills)
         yield from each(sorted(waiting, key=lambda seq: (self.lifted(seq, now), seq.arrival)))
@@ -34,7 +34,7 @@ class Arrival(Policy):
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
-    ) -> Iterator[Turn]:
+    ) -> Iterator[StepGrant]:
         yield from each(sorted([*running, *waiting], key=lambda seq: seq.arrival))
 
     def victim(self, running: Collection[SequenceState], now: float) -> SequenceState:
@@ -46,13 +46,13 @@ class ShortestFirst(Policy):
     a long prompt comes before all that arrive late enough.
     """
 
-    def __init__(self, ageing_s: float, chunks: Chunks, most: int) -> None:
+    def __init__(self, ageing_s: float, chunks: PrefillBudget, most: int) -> None:
         super().__init__(ageing_s, chunks)
         self._most = most
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
-    ) -> Iterator[Turn]:
+    ) -> Iterator[StepGrant]:
         def left(seq: SequenceState) -> tuple[float, int]:
             return seq.remaining - self._most * (now - seq.queued_at) / self._ageing_s, seq.arrival
 
@@ -61,7 +61,7 @@ class ShortestFirst(Policy):
         yield from each(sorted([*prefills, *waiting], key=left))
 
 
-class Classes(Policy):
+class PriorityClasses(Policy):
     """By class throughout: a sequence of a better class takes the place of one of a worse class that runs.
 
     Age lifts whatever is not done, whether it waits or runs, so a low class is delayed and never starved: what comes
@@ -72,7 +72,7 @@ class Classes(Policy):
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
-    ) -> Iterator[Turn]:
+    ) -> Iterator[StepGrant]:
         decodes, prefills = parted(running)
         yield from each(sorted(decodes, key=lambda seq: self._standing(seq, now)))
         yield from each(sorted([*prefills, *waiting], key=lambda seq: self._standing(seq, now)))
@@ -98,7 +98,7 @@ class FairShare(Policy):
 
     makes_way = True
 
-    def __init__(self, ageing_s: float, chunks: Chunks, quantum: int, places: int) -> None:
+    def __init__(self, ageing_s: float, chunks: PrefillBudget, quantum: int, places: int) -> None:
         """`quantum`: tokens of a round; `places`: of a batch."""
         super().__init__(ageing_s, chunks)
         self._quantum = quantum
@@ -110,7 +110,7 @@ class FairShare(Policy):
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
-    ) -> Iterator[Turn]:
+    ) -> Iterator[StepGrant]:
         decodes, prefills = parted(running)
         queues: dict[str, deque[SequenceState]] = defaultdict(deque)
         for seq in prefills:
@@ -129,7 +129,7 @@ class FairShare(Policy):
             self._accounts[tenant] += self._quantum
             while queue and (most := int(self._accounts[tenant])) > 0:
                 seq, self._used = queue[0], 0
-                yield Turn(seq, most)
+                yield StepGrant(seq, most)
                 granted[seq.id] += self._used
                 if self._used == 0 or granted[seq.id] >= seq.remaining:
                     queue.popleft()
@@ -163,13 +163,13 @@ class FairShare(Policy):
 class Exclusive(Policy):
     """A step reads prompts or writes answers, never both: whoever writes halts while anybody reads."""
 
-    def __init__(self, ageing_s: float, chunks: Chunks) -> None:
+    def __init__(self, ageing_s: float, chunks: PrefillBudget) -> None:
         super().__init__(ageing_s, chunks)
         self._read = 0
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
-    ) -> Iterator[Turn]:
+    ) -> Iterator[StepGrant]:
         decodes, prefills = parted(running)
         self._read = 0
         yield from each(prefills)
@@ -195,7 +195,7 @@ class Static(Exclusive):
     What is done costs nothing more, where padded batches go on computing it: a comparison with this flatters them.
     """
 
-    def __init__(self, ageing_s: float, chunks: Chunks, places: int) -> None:
+    def __init__(self, ageing_s: float, chunks: PrefillBudget, places: int) -> None:
         """`places`: sequences of a batch."""
         super().__init__(ageing_s, chunks)
         self._places = places
@@ -203,7 +203,7 @@ class Static(Exclusive):
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
-    ) -> Iterator[Turn]:
+    ) -> Iterator[StepGrant]:
         self._batch &= {seq.id for seq in (*running, *waiting)}
         if not self._batch:
             self._batch = {seq.id for seq in super()._line(waiting, now)[: self._places]}

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from engine.core.policies.prefill_budget import Chunks, Queue
+from engine.core.policies.prefill_budget import PrefillBudget, Queue
 from engine.core.request import SequenceState
 
 
-class Turn(NamedTuple):
+class StepGrant(NamedTuple):
     """A sequence may run in this step: up to `most` tokens, None for as many as the step has left.
 
     One that waits is admitted by its turn, if there is room.
@@ -30,7 +30,7 @@ class Policy:
 
     makes_way = False  # whether anybody ever has to make place for another
 
-    def __init__(self, ageing_s: float, chunks: Chunks) -> None:
+    def __init__(self, ageing_s: float, chunks: PrefillBudget) -> None:
         self._ageing_s = ageing_s
         self._chunks = chunks
 
@@ -41,7 +41,7 @@ class Policy:
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
-    ) -> Iterator[Turn]:
+    ) -> Iterator[StepGrant]:
         """Whose turn it is, in order. Read one by one: `charged` comes between two of them."""
         decodes, prefills = parted(running)
         yield from each(decodes)
@@ -81,5 +81,5 @@ def parted(running: Iterable[SequenceState]) -> tuple[list[SequenceState], list[
     return decodes, prefills
 
 
-def each(seqs: Iterable[SequenceState]) -> Iterator[Turn]:
-    return map(Turn, seqs)
+def each(seqs: Iterable[SequenceState]) -> Iterator[StepGrant]:
+    return map(StepGrant, seqs)

@@ -16,7 +16,7 @@ _FORGET = 0.98  # what an earlier step counts, for each later one
 _LEARNT = 8  # steps before what was learnt is trusted
 
 
-class Costs(NamedTuple):
+class StepCosts(NamedTuple):
     """Seconds: of a step, of each sequence that decodes in it, and of each token that is read."""
 
     step: float
@@ -31,7 +31,7 @@ class Queue(NamedTuple):
     tokens: int = 0
 
 
-class Chunks:
+class PrefillBudget:
     """`most` tokens a step, or fewer where decodes run: as many as `goal_s` seconds allow.
 
     Without a goal a step with decodes may take `STRETCH` times as long as they would take alone; and longer, up to
@@ -75,7 +75,7 @@ class Chunks:
         return None if self.costs is None else self.costs.step / self._most + self.costs.read
 
     @property
-    def costs(self) -> Costs | None:
+    def costs(self) -> StepCosts | None:
         """What fits the steps best, by least squares; None while too little is known."""
         n, d, r, s, dd, dr, rr, ds, rs = self._sums
         if self._steps < _LEARNT:
@@ -88,7 +88,7 @@ class Chunks:
         decode = 0.0 if alike or det <= 1e-9 * dd * rr else (ds * rr - rs * dr) / det
         read = (rs - decode * dr) / rr if decode > 0 else rs / rr
         decode, read = max(0.0, decode), max(0.0, read)
-        return Costs(max(0.0, (s - decode * d - read * r) / n), decode, read)
+        return StepCosts(max(0.0, (s - decode * d - read * r) / n), decode, read)
 
     def _wanted(self, alone: float, read: float, queue: Queue) -> float:
         """Tokens to read in each step, so that what waits is read in time."""

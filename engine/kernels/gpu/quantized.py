@@ -50,7 +50,7 @@ def _plane(words, plane: tl.constexpr, bits: tl.constexpr, group: tl.constexpr, 
 
 
 @triton.jit
-def few_kernel(
+def small_gemm_kernel(
     x,
     packed,
     scales,
@@ -153,7 +153,7 @@ def _finished(sums, rows, inside, scales, bias, per_row: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def some_kernel(
+def gemm_kernel(
     x,
     packed,
     scales,
@@ -258,13 +258,13 @@ def variants() -> list[Variant]:
         for tokens, splits, whole in ((1, 1, True), (1, 8, True), (1, 8, False), (2, 8, True), (2, 8, False)):
             constants = {**kind, "tokens": tokens, "splits": splits, "repeats": REPEATS[tokens], "whole": whole}
             name = f"quantized few int{bits} tokens {tokens} splits {splits}{'' if whole else ' masked'}"
-            made.append(Variant(name, few_kernel, few | scales, constants, divisible=divisible))
+            made.append(Variant(name, small_gemm_kernel, few | scales, constants, divisible=divisible))
         for tokens in (16, 32, 64):
             for splits in (1, 4):
                 constants = {**kind, "splits": splits, "block_tokens": tokens, "block_rows": BLOCK_ROWS}
                 name = f"quantized some int{bits} tokens {tokens} splits {splits}"
                 typed = types | scales | ({"out": "*fp32"} if splits > 1 else {})
-                made.append(Variant(name, some_kernel, typed, constants, some_warps(tokens), STAGES[tokens], divisible))
+                made.append(Variant(name, gemm_kernel, typed, constants, some_warps(tokens), STAGES[tokens], divisible))
         constants = {"splits": 4, "group": group, "block": SUM_BLOCK}
         typed = {"parts": "*fp32", "bias": "*bf16", "out": "*bf16", "tokens": "i32", "height": "i32"} | scales
         made.append(Variant(f"quantized sum int{bits}", sum_kernel, typed, constants, divisible=divisible))

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from limits.storage import memory
 
 from app.admission.admission import Admission
-from app.admission.queue_estimate import Backlog, Pace, Work
-from app.admission.rate_limits import KeyLimits, Rates, Window
-from app.auth import Who
+from app.admission.queue_estimate import AdmittedWork, QueueEstimate, ThroughputEstimate
+from app.admission.rate_limits import KeyLimits, RateWindows, Window
+from app.auth import Principal
 from app.config import BadSetting, Settings, load_settings
 from app.errors import ApiError
 from engine.outputs import Stats
 
-ANA, BOB = Who("ana", "Ana", "user", "key_a"), Who("bob", "Bob", "user", "key_b")
+ANA, BOB = Principal("ana", "Ana", "user", "key_a"), Principal("bob", "Bob", "user", "key_b")
 STEP_S, READ_S, WRITE_S = 0.02, 0.002, 0.001
 
 
@@ -27,7 +27,7 @@ STEP_S, READ_S, WRITE_S = 0.02, 0.002, 0.001
 class Asked:
     """A request in the simulated engine."""
 
-    work: Work
+    work: AdmittedWork
     at: float
     expected_s: float
     prompt: int
@@ -38,14 +38,14 @@ class Asked:
 @dataclass
 class Simulated:
     """An engine of some places that decodes first and reads 64 tokens of prompts a step beside that, first come first
-    served. Its steps take exactly what `Pace` has to learn."""
+    served. Its steps take exactly what `ThroughputEstimate` has to learn."""
 
     places: int
     now: float = 0.0
     stats: Stats = field(default_factory=Stats)
 
     def __post_init__(self) -> None:
-        self.backlog = Backlog(self.places, clock=lambda: self.now)
+        self.backlog = QueueEstimate(self.places, clock=lambda: self.now)
         self.waiting: list[Asked] = []
         self.running: list[Asked] = []
         self.begun: list[Asked] = []
@@ -84,7 +84,7 @@ class Simulated:
 
 
 def test_the_pace_is_found_in_the_counters() -> None:
-    pace, steps, read, written, seconds = Pace(), 0, 0, 0, 0.0
+    pace, steps, read, written, seconds = ThroughputEstimate(), 0, 0, 0, 0.0
     for each in range(100):  # looks at the counters, of some steps each
         more = (10 + each % 3 * 10, each % 7 * 100, each % 5 * 100)
         steps, read, written = (a + b for a, b in zip((steps, read, written), more, strict=True))
@@ -96,7 +96,7 @@ def test_the_pace_is_found_in_the_counters() -> None:
 
 
 def test_nothing_of_the_pace_is_ever_negative() -> None:
-    pace, counts = Pace(), [(1, 10, 0, 5.0), (1, 1000, 1, 0.001), (1, 10, 60, 4.0), (1, 2000, 1, 0.001)]
+    pace, counts = ThroughputEstimate(), [(1, 10, 0, 5.0), (1, 1000, 1, 0.001), (1, 10, 60, 4.0), (1, 2000, 1, 0.001)]
     steps = read = written = 0
     seconds = 0.0
     for more in counts * 20:
@@ -106,7 +106,7 @@ def test_nothing_of_the_pace_is_ever_negative() -> None:
 
 
 def test_who_comes_to_an_idle_model_does_not_wait() -> None:
-    assert Backlog(4).wait_s() == 0
+    assert QueueEstimate(4).wait_s() == 0
 
 
 def test_a_burst_is_told_how_long_it_waits() -> None:
@@ -142,7 +142,7 @@ def test_under_a_steady_overload_the_expectation_is_right_on_average() -> None:
 
 
 def test_prompts_in_the_cache_are_not_waited_for() -> None:
-    cold, warm = Backlog(4), Backlog(4)
+    cold, warm = QueueEstimate(4), QueueEstimate(4)
     for _ in range(60):
         work = warm.admit("ana", 1000, 100)
         work.got(10, 1000)
@@ -156,7 +156,7 @@ def test_prompts_in_the_cache_are_not_waited_for() -> None:
 
 
 def test_what_ended_is_waited_for_no_more() -> None:
-    backlog = Backlog(1)
+    backlog = QueueEstimate(1)
     works = [backlog.admit("ana", 100, 100) for _ in range(3)]
     assert len(backlog) == 3 and backlog.wait_s() > 0 and backlog.tokens == 600
     for work in works:
@@ -167,7 +167,7 @@ def test_what_ended_is_waited_for_no_more() -> None:
 
 @given(steps=st.lists(st.tuples(st.sampled_from(["admit", "got", "end"]), st.integers(0, 5), st.integers(0, 3000))))
 def test_nothing_is_left_of_what_is_gone(steps: list[tuple[str, int, int]]) -> None:
-    backlog, open_works = Backlog(2), list[Work]()
+    backlog, open_works = QueueEstimate(2), list[AdmittedWork]()
     for what, place, tokens in steps:
         if what == "admit":
             open_works.append(backlog.admit(f"t{place}", tokens, 100, place + 1))
@@ -202,7 +202,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def test_a_request_counts_for_exactly_a_minute(clock: Clock) -> None:
-    rates = Rates()
+    rates = RateWindows()
     for _ in range(3):
         assert rates.request("a", 3) == 0
         clock.now += 10
@@ -218,7 +218,7 @@ def test_a_request_counts_for_exactly_a_minute(clock: Clock) -> None:
 @pytest.mark.parametrize("later_s", [0.0, 13.0, 47.0, 59.0])
 @pytest.mark.parametrize("wanted", [1, 300, 1000])
 def test_tokens_are_there_when_it_was_said(clock: Clock, later_s: float, wanted: int) -> None:
-    rates = Rates()
+    rates = RateWindows()
     rates.spend("a", 700)
     clock.now += later_s
     rates.spend("a", 500)
@@ -231,7 +231,7 @@ def test_tokens_are_there_when_it_was_said(clock: Clock, later_s: float, wanted:
 
 
 def test_tokens_that_nobody_foresaw_count_too(clock: Clock) -> None:
-    rates = Rates()
+    rates = RateWindows()
     rates.spend("a", 450)
     assert rates.windows("a", KeyLimits(tokens=100)) == [Window("tokens", 100, 0, pytest.approx(100))]
     assert rates.room("a", 100, 1) == pytest.approx(40 + 60 * (1 - 99 / 450), abs=0.01)
@@ -240,7 +240,7 @@ def test_tokens_that_nobody_foresaw_count_too(clock: Clock) -> None:
 def test_a_wait_for_a_key_ends_when_it_was_said(clock: Clock) -> None:
     settings = Settings(requests_per_minute=2, concurrent_requests=2, tokens_per_minute=50)
     reasons: list[str] = []
-    admission = Admission(settings, {"m": Backlog(4)}, reasons.append)
+    admission = Admission(settings, {"m": QueueEstimate(4)}, reasons.append)
     first, second = admission.begin(ANA), admission.begin(ANA)
     with pytest.raises(ApiError) as refused:
         admission.begin(ANA)
@@ -266,7 +266,7 @@ def test_a_wait_for_a_key_ends_when_it_was_said(clock: Clock) -> None:
 
 def test_an_overloaded_model_refuses_and_says_until_when() -> None:
     settings = Settings(max_wait_s=2, max_running=4, max_waiting=2)
-    backlog = Backlog(4)
+    backlog = QueueEstimate(4)
     reasons: list[str] = []
     admission = Admission(settings, {"m": backlog}, reasons.append)
     backlog.admit("a", 20_000, 1)
@@ -274,7 +274,7 @@ def test_an_overloaded_model_refuses_and_says_until_when() -> None:
         admission.begin(ANA)
     seconds = int(refused.value.headers["Retry-After"])
     assert refused.value.code == "overloaded" and seconds == math.ceil(backlog.wait_s() - 2)
-    empty = Backlog(4)
+    empty = QueueEstimate(4)
     either = Admission(settings, {"m": backlog, "n": empty}, reasons.append)
     either.begin(ANA).leave()  # which of them it asks is not known yet
     for _ in range(6):

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.admission.request_budget import Terms, Ticket
+from app.admission.request_budget import RequestBudget, RequestTerms
 from app.db.accounts import Accounts
 from app.db.quotas import Quota
 from tests.app.chatting import begin, log_of, new_chat
@@ -101,8 +101,8 @@ def test_a_run_ends_at_its_deadline_and_keeps_what_it_wrote(http: httpx.Client) 
 
 
 def test_a_deadline_that_has_passed_is_told() -> None:
-    ticket = Ticket.__new__(Ticket)
-    ticket.terms, ticket.began = Terms(deadline_s=1.0), time.monotonic() - 2
+    ticket = RequestBudget.__new__(RequestBudget)
+    ticket.terms, ticket.began = RequestTerms(deadline_s=1.0), time.monotonic() - 2
     with pytest.raises(Exception, match="deadline") as caught:
         _ = ticket.left_s
     assert getattr(caught.value, "status", 0) == 408

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from app.answering.model_cascade import CONFIDENCE, ENTROPY, Auto, Prompted, Speaks, gate_of
-from app.answering.model_registry import Models
-from app.answering.served_model import Served
+from app.answering.model_cascade import CONFIDENCE, ENTROPY, ModelCascade, ModelChosen, ModelPrompt, gate_of
+from app.answering.model_registry import ModelRegistry
+from app.answering.served_model import ServedModel
 from app.errors import ApiError, invalid
 from engine import GREEDY, InvalidParameter, Span
 from reasoning.route import Confident, Decided, Gate, Routed, Tried, Whole
@@ -26,16 +26,18 @@ LONG = Span(GREEDY, 1000, ignore_eos=True)
 Items = list[Piece | Event]
 
 
-def auto_of(server: Server, gate: Gate) -> Auto:
-    models: Models = server.app.state.ponder.models
-    return Auto([models.get("small"), models.get("pebble")], gate)
+def auto_of(server: Server, gate: Gate) -> ModelCascade:
+    models: ModelRegistry = server.app.state.ponder.models
+    return ModelCascade([models.get("small"), models.get("pebble")], gate)
 
 
-async def prompted(served: Served, span: Span = SPAN, *, thinking: bool = True) -> Prompted:
-    return Prompted(served, await served.chat_tokens(QUESTION, {"enable_thinking": thinking}), span)
+async def prompted(served: ServedModel, span: Span = SPAN, *, thinking: bool = True) -> ModelPrompt:
+    return ModelPrompt(served, await served.chat_tokens(QUESTION, {"enable_thinking": thinking}), span)
 
 
-async def all_of(auto: Auto, span: Span = SPAN, *, thinking: bool = True, tenant: str = "", **changes: Any) -> Items:
+async def all_of(
+    auto: ModelCascade, span: Span = SPAN, *, thinking: bool = True, tenant: str = "", **changes: Any
+) -> Items:
     asked = await auto.prompted(lambda served: prompted(served, span, thinking=thinking))
     asked = [replace(each, **changes) for each in asked]
     async with aclosing(auto.answer(asked, tenant)) as items:
@@ -57,7 +59,7 @@ def only(items: Items, kind: type[Any]) -> Any:
     return found
 
 
-async def alone(served: Served) -> list[Piece]:
+async def alone(served: ServedModel) -> list[Piece]:
     prompt = await served.chat_tokens(QUESTION, {})
     async with await served.engine.open(prompt) as seq:
         opened = served.opens_thinking(prompt)
@@ -90,7 +92,7 @@ def test_a_bar_that_nothing_reaches_gives_the_last_ones_answer_as_it_is_written(
     assert again.read < spent.read  # what the model still knows was not read again
     report: Routed = only(items, Routed)
     assert report.escalated and report.model == "pebble" and report.tried == (small, large)
-    assert only(items, Speaks).asked.served is auto.rungs[1]
+    assert only(items, ModelChosen).asked.served is auto.rungs[1]
     assert text(pieces(items)) == text(both.on_loop(alone(auto.rungs[1])))
     assert pieces(items)[-1].finish_reason is not None
     both.on_loop(free(both))
@@ -102,7 +104,7 @@ def test_a_bar_that_everything_reaches_gives_the_first_ones_answer_when_it_is_wh
     assert kinds(items) == ["Tried", "Routed", "Speaks", "Piece"]
     report: Routed = only(items, Routed)
     assert not report.escalated and report.model == "small" and report.tried[0].why == ""
-    assert only(items, Speaks).asked.served is auto.rungs[0]
+    assert only(items, ModelChosen).asked.served is auto.rungs[0]
     assert text(pieces(items)) == text(both.on_loop(alone(auto.rungs[0])))
     both.on_loop(free(both))
 
@@ -153,15 +155,15 @@ def test_a_writer_of_its_own_writes(both: Server) -> None:
 def test_a_model_that_has_no_room_is_not_asked(both: Server) -> None:
     auto = auto_of(both, Confident(1.0))
 
-    async def make(served: Served) -> Prompted:
+    async def make(served: ServedModel) -> ModelPrompt:
         if served.name == "small":
             raise invalid("messages", "Too long.", "context_length_exceeded")
         return await prompted(served)
 
-    async def nowhere(served: Served) -> Prompted:
+    async def nowhere(served: ServedModel) -> ModelPrompt:
         raise invalid("messages", f"Too long for {served.name}.", "context_length_exceeded")
 
-    async def wrong(served: Served) -> Prompted:
+    async def wrong(served: ServedModel) -> ModelPrompt:
         raise invalid("messages", "Wrong.")
 
     async def answered() -> Items:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.answering.model_cascade import Auto
+from app.answering.model_cascade import ModelCascade
 from reasoning.route import Confident, Gate
 from tests.app.chatting import begin, log_of, new_chat, read
 from tests.app.conftest import Server
@@ -45,7 +45,7 @@ def gate(both: Server) -> Iterator[Any]:
     before = models.auto
 
     def set_gate(gate: Gate) -> None:
-        models.auto = Auto([models.get("small"), models.get("pebble")], gate)
+        models.auto = ModelCascade([models.get("small"), models.get("pebble")], gate)
 
     yield set_gate
     models.auto = before

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from app.answering.model_registry import Models
+from app.answering.model_registry import ModelRegistry
 from app.config import BadSetting, Settings, load_settings
 from app.errors import ApiError
 from app.server import create_app
@@ -67,7 +67,7 @@ def test_a_name_that_is_not_served_is_told_all_that_are(both: Server, both_http:
     error = reply.json()["error"]
     assert reply.status_code == 404 and (error["code"], error["param"]) == ("model_not_found", "model")
     assert "'gpt-4'" in error["message"] and "'pebble', 'small', 'default' or 'auto'" in error["message"]
-    models: Models = both.app.state.ponder.models
+    models: ModelRegistry = both.app.state.ponder.models
     with pytest.raises(
         ApiError, match=r"one must be named here; accepted: 'pebble', 'small' or 'default'\."
     ) as refused:
@@ -95,7 +95,7 @@ def test_health_and_metrics_tell_of_all(both_http: httpx.Client) -> None:
 
 async def test_one_that_has_stopped_is_told_by_name(model: Path, second: Path, tmp_path: Path) -> None:
     wanted = settings(model, tmp_path, models={"second": str(second)})
-    async with await Models.start(wanted) as models:
+    async with await ModelRegistry.start(wanted) as models:
         transport = httpx.ASGITransport(create_app(models, wanted))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             await models.get("second").engine.stop()
@@ -110,7 +110,7 @@ async def test_one_that_has_stopped_is_told_by_name(model: Path, second: Path, t
 async def test_memory_is_divided_and_leaving_stops_all(model: Path, second: Path, tmp_path: Path) -> None:
     begun: list[str] = []
     wanted = settings(model, tmp_path, models={"second": str(second), "third": str(model)})
-    async with await Models.start(wanted, begun.append) as models:
+    async with await ModelRegistry.start(wanted, begun.append) as models:
         assert begun == [str(model), str(second), str(model)]
         assert [(await each.engine.stats()).blocks_total for each in models] == [200, 200, 200]
         assert models.default.name == "tiny" and len(models) == 3
@@ -131,14 +131,14 @@ async def test_one_that_cannot_be_loaded_leaves_none_running(
     broken = write_checkpoint(tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(BadSetting, match="The model 'third' cannot be loaded: .*model.safetensors"):
-        await Models.start(settings(model, tmp_path, models={"second": str(second), "third": str(broken)}))
+        await ModelRegistry.start(settings(model, tmp_path, models={"second": str(second), "third": str(broken)}))
     assert len(started) == 2 and not any(engine.healthy for engine in started)
 
 
 async def test_two_of_one_name_are_refused(model: Path, second: Path, tmp_path: Path) -> None:
-    async with await Models.start(settings(model, tmp_path, models={"second": str(second)})) as models:
+    async with await ModelRegistry.start(settings(model, tmp_path, models={"second": str(second)})) as models:
         with pytest.raises(BadSetting, match="Two models are called 'second'"):
-            Models([*models, models.get("second")])
+            ModelRegistry([*models, models.get("second")])
 
 
 def test_the_list_says_who_thinks_and_takes_tools(both_http: httpx.Client) -> None:
@@ -158,14 +158,14 @@ def test_the_list_says_who_thinks_and_takes_tools(both_http: httpx.Client) -> No
 def test_the_router_asks_the_smallest_first_or_as_it_is_told(
     both: Server, tmp_path: Path, router: tuple[str, ...], gate: dict[str, Any], order: list[str], chosen: type
 ) -> None:
-    models: Models = both.app.state.ponder.models
+    models: ModelRegistry = both.app.state.ponder.models
     wanted = settings(PEBBLE, tmp_path, models={"small": "x"}, **gate, **({"router": router} if router else {}))
-    auto = Models.of({each.name: each.engine for each in models}, wanted).auto
+    auto = ModelRegistry.of({each.name: each.engine for each in models}, wanted).auto
     assert auto is not None and [each.name for each in auto.rungs] == order and isinstance(auto.gate, chosen)
 
 
 async def test_one_model_alone_has_no_auto(model: Path, tmp_path: Path) -> None:
-    async with await Models.start(settings(model, tmp_path)) as models:
+    async with await ModelRegistry.start(settings(model, tmp_path)) as models:
         assert models.auto is None and models.names == ("tiny", "default")
         with pytest.raises(ApiError, match=r"'auto' is not served here; accepted: 'tiny' or 'default'\."):
             models.get("auto")

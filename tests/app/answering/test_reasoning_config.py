@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.answering.reasoning_config import Manners
+from app.answering.reasoning_config import ReasoningResolver
 from app.config import BadSetting, Settings
 from app.server import create_app
 from reasoning.strategies import Strategies
@@ -269,7 +269,7 @@ def with_plugins(server: Server) -> Iterator[None]:
     offered = Strategies()
     for each in (raises, endless, brief):
         offered.add(each, "plugin")
-    state.manners = Manners(offered, seconds=0.3)
+    state.manners = ReasoningResolver(offered, seconds=0.3)
     yield
     state.manners = before
 
@@ -350,7 +350,7 @@ def test_a_summary_by_a_model_that_is_not_served_is_refused_at_the_start(server:
 
 
 def test_a_run_with_a_strategy_replays_to_the_same_tokens(pebble: Server, pebble_http: httpx.Client) -> None:
-    from app.answering.served_model import Served
+    from app.answering.served_model import ServedModel
     from app.runs.trace import Trace, replay
 
     for fields in (
@@ -362,6 +362,6 @@ def test_a_run_with_a_strategy_replays_to_the_same_tokens(pebble: Server, pebble
         log_of(pebble_http, begun["run_id"])
         text = pebble_http.get(f"/api/runs/{begun['run_id']}/trace").text
         trace = Trace.loads(text.partition("\n")[0])
-        made = pebble.on_loop(replay(Served(pebble.engine, "pebble"), trace, Manners()))
+        made = pebble.on_loop(replay(ServedModel(pebble.engine, "pebble"), trace, ReasoningResolver()))
         assert made.differs_at is None, fields
         assert made.tokens > 0

@@ -13,7 +13,7 @@ import pytest
 from app.config import LOCAL_USER
 from app.db.runs import LoggedEvent, Place
 from app.db.store import Store
-from app.runs.live_runs import remains
+from app.runs.live_runs import recover_runs
 from app.runs.prompt_builder import IMPORTED, History
 from tests.app.chatting import Json, begin, file, imported, log_of, message, new_chat, read
 from tests.app.conftest import Server, serving
@@ -159,7 +159,7 @@ async def test_a_crash_leaves_the_steps_that_were_logged(tmp_path: Path) -> None
     ]  # fmt: skip
     store.runs.write_events("run_1", [LoggedEvent(at, e["type"], json.dumps(e)) for at, e in enumerate(logged, 1)])
     ending = LoggedEvent(0, "run.failed", "{}")
-    assert await store.runs.fail_unfinished(ending, lambda events: remains(events, "crashed")) == 1
+    assert await store.runs.fail_unfinished(ending, lambda events: recover_runs(events, "crashed")) == 1
     answer = (await store.chats.whole(LOCAL_USER, chat))[1][1]
     assert (answer["status"], answer["content"], answer["thinking"]) == ("failed", "I look. So ", "hm")
     first, second, last = answer["steps"]

@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from app.cli.document_source import ServerShelf
+from app.cli.document_source import RemoteDocuments
 from app.cli.main import cli
 from app.config import Settings
 from app.db.accounts import Accounts
@@ -161,7 +161,7 @@ def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 
 def test_the_command_line_gets_at_documents_through_a_server_that_asks_for_keys(keyed: Server, tmp_path: Path) -> None:
-    shelf = ServerShelf(keyed.url, Settings(data_dir=keyed.data))
+    shelf = RemoteDocuments(keyed.url, Settings(data_dir=keyed.data))
     accounts = Accounts.open(keyed.data)
     try:
         assert [each.name for each in accounts.keys_of("local")] == ["the command line"]

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from app.config import Settings, changed_settings
-from app.observability.time_windows import BIN_S, BINS, SAMPLE, Sample, Windows, percentiles
+from app.observability.time_windows import BIN_S, BINS, SAMPLE, Sample, TimeWindows, percentiles
 from engine import Stats
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
@@ -181,7 +181,7 @@ def test_percentiles_are_those_of_all_that_passed() -> None:
 
 def test_windows_slide_and_hold_no_more_than_a_quarter_of_an_hour() -> None:
     clock = [10_000.0]
-    windows = Windows(lambda: clock[0])
+    windows = TimeWindows(lambda: clock[0])
     windows.counted("a", Stats(blocks_total=10, blocks_used=5))
     for step in range(400):
         windows.observed("ttft", 1.0 if step < 380 else 3.0)
@@ -201,7 +201,7 @@ def test_windows_slide_and_hold_no_more_than_a_quarter_of_an_hour() -> None:
 
 def test_tokens_are_counted_in_the_time_in_which_they_were_made() -> None:
     clock = [10_000.0]
-    windows = Windows(lambda: clock[0])
+    windows = TimeWindows(lambda: clock[0])
     windows.counted("a", Stats(blocks_total=4))
     for made in (100, 200, 300):
         windows.busy(1)

@@ -14,7 +14,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from app.auth import COOKIE, FREE, LONGEST_S, Attempts
+from app.auth import COOKIE, FREE, LONGEST_S, LoginThrottle
 from app.db.accounts import Accounts
 from tests.app.chatting import ask, begin, new_chat
 from tests.app.conftest import Server
@@ -181,7 +181,7 @@ def test_wrong_keys_have_to_wait_and_right_ones_do_not(keyed: Server) -> None:
 
 def test_waits_double_up_to_five_minutes_and_are_forgotten() -> None:
     clock = [1000.0]
-    attempts = Attempts(lambda: clock[0])
+    attempts = LoginThrottle(lambda: clock[0])
     waits = []
     for _ in range(16):
         attempts.failed("2001:db8::1")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from markdown_it import MarkdownIt
 
-from app.api.chat_export import Told, Turn, markdown, page
+from app.api.chat_export import SharedChat, Turn, markdown, page
 from app.db.steps import Step, StepCall, StepResult
 from app.runs.events import SourceShown
 from tests.app.chatting import ask, change, file, imported, message, new_chat
@@ -25,8 +25,8 @@ HOSTILE = (
 SOURCE = SourceShown(label="S1", document=7, title="Dams <b>", page=3, start=0, end=5, text="Built in 1931.", score=0.5)
 
 
-def chat(*turns: Turn, title: str = "Dams") -> Told:
-    return Told(title, datetime(2026, 11, 22, tzinfo=UTC), list(turns))
+def chat(*turns: Turn, title: str = "Dams") -> SharedChat:
+    return SharedChat(title, datetime(2026, 11, 22, tzinfo=UTC), list(turns))
 
 
 class Reader(HTMLParser):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from app import documents
 from app.cli import evaluation
-from app.cli.document_source import LibraryShelf
+from app.cli.document_source import LocalDocuments
 from app.cli.main import cli
 from retrieval import Library
 from tests.app.conftest import Server, serving
@@ -148,13 +148,13 @@ def test_ctrl_c_cancels_and_keeps_what_was_done(
 ) -> None:
     (papers / "z.txt").write_text(f"{HELD} at the end")
     embedder.gate.clear()
-    really_cancel = LibraryShelf.cancel
+    really_cancel = LocalDocuments.cancel
 
-    def cancel(shelf: LibraryShelf, job: str) -> None:
+    def cancel(shelf: LocalDocuments, job: str) -> None:
         really_cancel(shelf, job)
         embedder.gate.set()  # not before: a job that ends first is no longer there to be cancelled
 
-    monkeypatch.setattr(LibraryShelf, "cancel", cancel)
+    monkeypatch.setattr(LocalDocuments, "cancel", cancel)
 
     def press() -> None:
         assert embedder.waiting.wait(30)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.admission.rate_limits import KeyLimits, Rates
-from app.auth import Attempts
+from app.admission.rate_limits import KeyLimits, RateWindows
+from app.auth import LoginThrottle
 from app.db.database import NotThere, insert
 from app.db.runs import RunKey, remember
 from app.db.store import Store
@@ -35,7 +35,7 @@ def jump(monkeypatch: pytest.MonkeyPatch) -> Jump:
 
 @both_ways
 def test_a_key_at_its_limit_waits_a_minute_at_most(jump: Jump, by_s: float) -> None:
-    rates = Rates()
+    rates = RateWindows()
     rates.spend("key", 100)
     assert not rates.request("key", 1) and rates.request("key", 1) > 0
     jump(by_s)
@@ -102,7 +102,7 @@ async def test_an_idempotency_key_is_known_for_its_day(jump: Jump, by_s: float, 
 
 @both_ways
 def test_attempts_wait_as_long_as_they_did(jump: Jump, by_s: float) -> None:
-    attempts = Attempts()
+    attempts = LoginThrottle()
     for _ in range(6):
         attempts.failed("203.0.113.1")
     before = attempts.wait_s("203.0.113.1", "hash")

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.config import LOCAL_USER, Settings
 from app.db.runs import Place
 from app.db.store import Store
-from app.middleware import Guard, is_loopback
+from app.middleware import CsrfGuard, is_loopback
 from app.openai import event_stream
 from app.openai.event_stream import EventStream
 from app.server import create_app
@@ -226,8 +226,8 @@ def _is_lock(descriptor: Path, folder: Path) -> bool:
 
 
 def test_bound_to_the_network_any_name_will_do_unless_names_are_listed() -> None:
-    assert not Guard(None, bound="0.0.0.0", allowed_hosts=(), cors_origins=()).check_host  # type: ignore[arg-type]  # unused
-    assert Guard(None, bound="0.0.0.0", allowed_hosts=("a",), cors_origins=()).check_host  # type: ignore[arg-type]  # unused
+    assert not CsrfGuard(None, bound="0.0.0.0", allowed_hosts=(), cors_origins=()).check_host  # type: ignore[arg-type]  # unused
+    assert CsrfGuard(None, bound="0.0.0.0", allowed_hosts=("a",), cors_origins=()).check_host  # type: ignore[arg-type]  # unused
     assert is_loopback("::1") and not is_loopback("localhost.evil.example")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.answering.served_model import Served
+from app.answering.served_model import ServedModel
 from app.errors import ApiError
 from app.openai.request_fields import CHAT_REFUSED, parse
 from app.openai.request_models import ChatRequest
@@ -16,16 +16,16 @@ from tests.app.toolbox import TOOLS
 
 
 @pytest.fixture
-def served(pebble: Server) -> Served:
-    return Served(pebble.engine, "pebble")
+def served(pebble: Server) -> ServedModel:
+    return ServedModel(pebble.engine, "pebble")
 
 
-def calling(server: Server, served: Served, user: str = "", **fields: Any) -> Calling:
+def calling(server: Server, served: ServedModel, user: str = "", **fields: Any) -> Calling:
     body = {"model": "pebble", "messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
     return server.on_loop(Calling.of(parse(body, ChatRequest, CHAT_REFUSED), served, user))
 
 
-def test_the_same_tools_are_planned_once(pebble: Server, served: Served) -> None:
+def test_the_same_tools_are_planned_once(pebble: Server, served: ServedModel) -> None:
     first = calling(pebble, served)
     assert first.plan is not None
     assert calling(pebble, served, temperature=0.5).plan is first.plan
@@ -33,19 +33,19 @@ def test_the_same_tools_are_planned_once(pebble: Server, served: Served) -> None
         assert calling(pebble, served, **other).plan is not first.plan
 
 
-def test_another_users_plan_is_not_found(pebble: Server, served: Served) -> None:
+def test_another_users_plan_is_not_found(pebble: Server, served: ServedModel) -> None:
     first = calling(pebble, served, "alice")
     assert calling(pebble, served, "bob").plan is not first.plan
     assert calling(pebble, served, "alice").plan is first.plan
 
 
-def test_what_does_not_go_with_tools_is_refused_the_second_time_too(pebble: Server, served: Served) -> None:
+def test_what_does_not_go_with_tools_is_refused_the_second_time_too(pebble: Server, served: ServedModel) -> None:
     calling(pebble, served)
     with pytest.raises(ApiError, match="ignore_eos"):
         calling(pebble, served, ignore_eos=True)
 
 
-def test_the_oldest_plans_are_forgotten(pebble: Server, served: Served) -> None:
+def test_the_oldest_plans_are_forgotten(pebble: Server, served: ServedModel) -> None:
     first = calling(pebble, served).plan
     for at in range(MOST_PLANS):
         tool = {"type": "function", "function": {"name": f"tool_{at}"}}

@@ -21,7 +21,7 @@ from app.db.runs import RESTART_GAP, Place
 from app.db.store import LoggedEvent, Store
 from app.runs.event_log import Deltas, RunLog
 from app.runs.events import AnswerDelta, RunCancelled, RunQueued
-from app.runs.live_runs import RESTARTED, remains
+from app.runs.live_runs import RESTARTED, recover_runs
 
 NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, reasoning_tokens=0, cached_tokens=0)
 
@@ -132,13 +132,13 @@ async def test_a_crash_leaves_runs_that_the_next_start_fails(tmp_path: Path) -> 
 
     store = await Store.open(tmp_path)
     restarted = LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json())
-    assert await store.runs.fail_unfinished(restarted, lambda events: remains(events, "restarted")) == 1
+    assert await store.runs.fail_unfinished(restarted, lambda events: recover_runs(events, "restarted")) == 1
     events = await store.runs.events("run_1")
     assert events[-1].type == "run.failed" and json.loads(events[-1].data)["code"] == "server_restarted"
     assert events[-1].seq == 3 + RESTART_GAP  # above any number that a reader saw before the crash
     answer = (await store.chats.whole(LOCAL_USER, chat["id"]))[1][1]
     assert (answer["status"], answer["content"], answer["error"]) == ("failed", "half an answer", "restarted")
-    assert await store.runs.fail_unfinished(restarted, lambda events: remains(events, "")) == 0
+    assert await store.runs.fail_unfinished(restarted, lambda events: recover_runs(events, "")) == 0
     await store.close()
 
 

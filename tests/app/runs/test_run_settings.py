@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.runs.rag import INSTRUCTION, Grounds
+from app.runs.rag import INSTRUCTION, RetrievedContext
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
 
@@ -35,10 +35,10 @@ def test_the_system_prompt_stands_before_the_whole_conversation(server: Server, 
 
 def test_sources_stand_behind_the_system_prompt_in_one_message() -> None:
     turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Why?"}]
-    first, *rest = Grounds((), "answer", 1.0).messages(turns)
+    first, *rest = RetrievedContext((), "answer", 1.0).messages(turns)
     assert first["role"] == "system" and first["content"].startswith(f"{SYSTEM}\n\n{INSTRUCTION}")
     assert rest == turns[1:]
-    first, *rest = Grounds((), "answer", 1.0).messages(turns[1:])
+    first, *rest = RetrievedContext((), "answer", 1.0).messages(turns[1:])
     assert first["content"].startswith(INSTRUCTION) and rest == turns[1:]
 
 

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from app.answering.reasoning_config import Manners, Writer, restored
-from app.answering.served_model import Served
+from app.answering.reasoning_config import AnswerGenerator, ReasoningResolver, restored
+from app.answering.served_model import ServedModel
 from app.cli.main import cli
-from app.runs.trace import BadTrace, Doubts, Replayed, Trace, doubts, lines, recorded_sampling, replay
+from app.runs.trace import BadTrace, ReplayDoubts, Replayed, Trace, doubts, lines, recorded_sampling, replay
 from engine import Engine, EngineConfig, Sampling, Span
 from tests.app.conftest import PEBBLE, Server
 from tests.app.library import error
@@ -46,7 +46,9 @@ def trace_of(http: httpx.Client, run: str) -> str:
 
 def again(pebble: Server, text: str) -> Replayed:
     engine: Engine = pebble.engine
-    return pebble.on_loop(replay(Served(engine, "pebble"), Trace.loads(text.partition("\n")[0]), Manners()))
+    return pebble.on_loop(
+        replay(ServedModel(engine, "pebble"), Trace.loads(text.partition("\n")[0]), ReasoningResolver())
+    )
 
 
 @pytest.mark.parametrize("body", [{"temperature": 0}, {"temperature": 1.5}, {}, {"thinking": False, "temperature": 1}])
@@ -159,12 +161,12 @@ async def test_in_bfloat16_runs_that_were_made_beside_others_replay_to_the_same_
     async with await Engine.start(config) as engine:
         if not engine.numerics.batch_invariant:
             pytest.skip("no kernels in C++ here: bfloat16 on torch is the same with deterministic alone")
-        served = Served(engine, "pebble")
+        served = ServedModel(engine, "pebble")
         prompts = [engine.tokenizer.encode(f"Tell me of {thing}.") for thing in ("rain", "bees", "a long road", "seas")]
 
         async def run(index: int, prompt: list[int]) -> Trace:
             span = Span(sampling=Sampling(1.0, seed=index), max_tokens=60)
-            writer = Writer(restored({}, served, Manners()), served, {})
+            writer = AnswerGenerator(restored({}, served, ReasoningResolver()), served, {})
             opened, closed = served.opens_thinking(prompt), served.closes_thinking(prompt)
             async with await engine.open(prompt) as seq:
                 async for _ in writer(seq, span, served.markers, opened=opened, closed=closed):
@@ -176,8 +178,8 @@ async def test_in_bfloat16_runs_that_were_made_beside_others_replay_to_the_same_
 
         traces = await asyncio.gather(*(run(index, prompt) for index, prompt in enumerate(prompts)))
         for trace in traces:
-            assert doubts(trace, served) == Doubts([], [])
-            assert (await replay(served, trace, Manners())).differs_at is None
+            assert doubts(trace, served) == ReplayDoubts([], [])
+            assert (await replay(served, trace, ReasoningResolver())).differs_at is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"type": "trace"}', '{"type": "run"}'])

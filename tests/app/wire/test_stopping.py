@@ -16,9 +16,9 @@ import msgspec
 import psutil
 import pytest
 
-from app.answering.model_registry import Models
+from app.answering.model_registry import ModelRegistry
 from app.sequences import persistence
-from app.sequences.persistence import Kept, file_of, take_up
+from app.sequences.persistence import PersistedSequences, file_of, take_up
 from app.sequences.sequences import Sequences
 from tests.app.cli.test_cli import FOREVER, serving
 
@@ -162,7 +162,7 @@ def test_sequences_go_on_after_a_restart_where_they_were(tmp_path: Path, model: 
 
 def test_kept_sequences_that_cannot_go_on_are_told_in_the_log_and_dropped(tmp_path: Path, model: Path) -> None:
     (tmp_path / "data").mkdir()
-    one = Kept("seq-1", "local", "tiny", 0.0, 60.0, None, b"no snapshot")
+    one = PersistedSequences("seq-1", "local", "tiny", 0.0, 60.0, None, b"no snapshot")
     other = msgspec.structs.replace(one, id="seq-2", model="gone")
     file_of(tmp_path / "data").write_bytes(msgspec.msgpack.encode([one, other]))
     with serving("--model", str(model), "--data-dir", "data", cwd=tmp_path) as (process, url):
@@ -175,7 +175,7 @@ def test_kept_sequences_that_cannot_go_on_are_told_in_the_log_and_dropped(tmp_pa
 async def test_a_damaged_file_of_sequences_is_told_and_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file_of(tmp_path).write_bytes(b"damaged")
     held = Sequences(most=1, most_tokens=1, longest_lease_s=1.0)
-    assert await take_up(held, Models.__new__(Models), file_of(tmp_path)) == 0
+    assert await take_up(held, ModelRegistry.__new__(ModelRegistry), file_of(tmp_path)) == 0
     assert "is damaged: the sequences that it kept are lost" in caplog.text
     assert not list(tmp_path.iterdir())
 
@@ -211,11 +211,11 @@ async def test_a_stopping_server_is_held_up_neither_by_an_engine_nor_by_a_disk(
             held.take_up(f"seq-{number}", "ana", served, handle, 60.0, 1.0, None)
         assert await persistence.keep(held, file_of(tmp_path)) == 1
         assert "1 sequences are kept, and there was no time for the rest" in caplog.text
-        (one,) = msgspec.msgpack.decode(file_of(tmp_path).read_bytes(), type=list[Kept])
+        (one,) = msgspec.msgpack.decode(file_of(tmp_path).read_bytes(), type=list[PersistedSequences])
         assert (one.id, one.user, one.snapshot) == ("seq-0", "ana", b"a snapshot")
         assert await persistence.keep(held, tmp_path / "missing" / "file") == 0
         assert "cannot be written" in caplog.text
     file_of(tmp_path).unlink()
     file_of(tmp_path).mkdir()  # what cannot be read
-    assert await take_up(held, Models.__new__(Models), file_of(tmp_path)) == 0
+    assert await take_up(held, ModelRegistry.__new__(ModelRegistry), file_of(tmp_path)) == 0
     assert "cannot be read and removed" in caplog.text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.core import gpu_sampler
 from engine.core.gpu_sampler import adjustments, keys, sample_on_device, warm_up
 from engine.core.sampler import sample
-from engine.core.sampling_types import Draw, Drawn, mix64
+from engine.core.sampling_types import RowSampling, SampledTokens, mix64
 from engine.kernels import logprobs, sampling
 from engine.params import Sampling
 from tests.engine.core.test_sampler import allowed, draw, logits
@@ -25,7 +25,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(params=["twin", "kernel"])
-def on_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
+def on_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SampledTokens]:
     """`sample_on_device` of logits on the CPU, with twins or with kernels."""
     for module, name in ((sampling, "draw"), (sampling, "adjust"), (logprobs, "logprobs")):
         monkeypatch.setattr(module, name, getattr(module, f"{name}_{'torch' if request.param == 'twin' else 'triton'}"))
@@ -42,7 +42,7 @@ adjusting = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 79), st.floats(-9, 9, width=32), max_size=4),
 )
 draws = st.builds(
-    Draw,
+    RowSampling,
     sampling=adjusting,
     seed=st.integers(-(2**63), 2**63 - 1),
     stream=st.integers(0, 2**64 - 1),
@@ -57,7 +57,7 @@ draws = st.builds(
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=st.lists(st.none() | draws, min_size=1, max_size=5), seed=st.integers(0, 99), masked=st.booleans())
 def test_likeliest_tokens_and_logprobs_are_those_of_the_cpu(
-    on_device: Callable[..., Drawn], asked: list[Draw | None], seed: int, masked: bool
+    on_device: Callable[..., SampledTokens], asked: list[RowSampling | None], seed: int, masked: bool
 ) -> None:
     rows = logits(len(asked), 80, seed)
     forbidden = torch.rand(rows.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
@@ -90,7 +90,7 @@ def test_likeliest_tokens_and_logprobs_are_those_of_the_cpu(
     ids=str,
 )
 def test_every_token_that_the_filters_leave_is_drawn_and_no_other(
-    on_device: Callable[..., Drawn], asked: Sampling, request: pytest.FixtureRequest
+    on_device: Callable[..., SampledTokens], asked: Sampling, request: pytest.FixtureRequest
 ) -> None:
     count = 10 if "kernel" in request.node.name and DEVICE == "cpu" else 3000
     row = logits(1, 30, seed=4)
@@ -103,7 +103,7 @@ def test_every_token_that_the_filters_leave_is_drawn_and_no_other(
         assert counts[weights / weights.sum() > 0.01].all()
 
 
-def test_draws_are_keyed_by_seed_stream_and_position(on_device: Callable[..., Drawn]) -> None:
+def test_draws_are_keyed_by_seed_stream_and_position(on_device: Callable[..., SampledTokens]) -> None:
     rows = torch.zeros(4, 5000)
     seeds = [draw(Sampling(), seed=1, position=5), draw(Sampling(), seed=1, position=6), draw(Sampling(), seed=2), None]
     together = on_device(rows.clone(), seeds).token_ids
@@ -126,8 +126,8 @@ def test_warming_up_draws_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel runs for one row and for two; but a greedy row changes no logits."""
     ran: dict[str, set[int]] = {}
     for module, name in (
-        (sampling, "adjust"), (sampling, "draw"), (logprobs, "logprobs"), (gpu_sampler, "forbid"),
-        (gpu_sampler, "fill_drawn"),
+        (sampling, "adjust"), (sampling, "draw"), (logprobs, "logprobs"), (gpu_sampler, "apply_token_bitmask"),
+        (gpu_sampler, "fill_sampled"),
     ):  # fmt: skip
         kernel = getattr(module, name)
 
@@ -137,4 +137,4 @@ def test_warming_up_draws_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(module, name, counted)
     warm_up(40, torch.device("cpu"))
-    assert ran == {name: {1, 2} for name in ("adjust", "draw", "logprobs", "forbid", "fill_drawn")}
+    assert ran == {name: {1, 2} for name in ("adjust", "draw", "logprobs", "apply_token_bitmask", "fill_sampled")}

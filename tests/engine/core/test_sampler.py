@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from engine.core.request import SequenceState
 from engine.core.sampler import sample, uniform
-from engine.core.sampling_types import Draw
+from engine.core.sampling_types import RowSampling
 from engine.params import Sampling
 
 
-def draw(sampling: Sampling, *, seed: int = 1, position: int = 0, **options: object) -> Draw:
-    return Draw(
+def draw(sampling: Sampling, *, seed: int = 1, position: int = 0, **options: object) -> RowSampling:
+    return RowSampling(
         **{"sampling": sampling, "seed": seed, "stream": 0, "position": position, "counts": {}, "seen": (), **options}
     )  # type: ignore[arg-type]  # test options
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.kernels.work import QUERIES, Limits
 from engine.model.batching import Layout
 from engine.model.gpu_batch import Model, Packed, room_of, works_of
-from engine.model.gpu_limits import decode_rooms, ladder
+from engine.model.gpu_limits import decode_shapes, graph_sizes
 from engine.model.gpu_runner import Staging
 
 BLOCK = 16
@@ -38,7 +38,7 @@ def test_decodes_are_unpacked_as_they_were(
     model = Model(windows, 4, 32, limits)
     laid = laid_out(contexts, shared)
     works = works_of(laid, BLOCK, model)
-    rooms = [room_of(laid, works), *decode_rooms(len(contexts) + spare, windows, limits, 60)]
+    rooms = [room_of(laid, works), *decode_shapes(len(contexts) + spare, windows, limits, 60)]
     assert any(all(r.holds(w) for r, w in zip(room.work, works, strict=True)) for room in rooms[1:])
     for room in rooms:
         if not all(r.holds(w) for r, w in zip(room.work, works, strict=True)):
@@ -71,9 +71,9 @@ def test_decodes_are_unpacked_as_they_were(
 
 def test_the_ladder_ends_at_the_most_and_wastes_little() -> None:
     for most in (1, 3, 64, 100, 256, 1000):
-        steps = ladder(most)
+        steps = graph_sizes(most)
         assert steps[-1] == most and list(steps) == sorted(set(steps)) and len(steps) < 30
-    assert all(b <= 2 * a for a, b in zip(ladder(512), ladder(512)[1:], strict=False))
+    assert all(b <= 2 * a for a, b in zip(graph_sizes(512), graph_sizes(512)[1:], strict=False))
 
 
 def test_staging_sends_what_was_written_last() -> None:

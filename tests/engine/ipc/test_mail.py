@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 from engine import GREEDY, Engine, EngineConfig, Span
-from engine.builder import Parts
-from engine.builder import assemble as assemble_default
+from engine.builder import EngineParts
+from engine.builder import build as assemble_default
 from engine.core import messages as m
 from engine.ipc.child import Mail
 from engine.ipc.supervisor import SupervisedLink
@@ -122,7 +122,7 @@ def test_many_threads_post_while_one_takes(mail: Mail) -> None:
     assert got == threads * each
 
 
-def assemble_with_pauses(config: EngineConfig) -> Parts:
+def assemble_with_pauses(config: EngineConfig) -> EngineParts:
     """An engine in whose process threads halt between posting a command and waking, and between waking and taking."""
     read, write = os.read, os.write
 

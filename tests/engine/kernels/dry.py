@@ -18,10 +18,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from engine.core.gpu_sampler import sample_on_device
-from engine.core.sampling_types import Draw
-from engine.kernels import blocks, gated, lora, mask, matmul, quantized, sampling
+from engine.core.sampling_types import RowSampling
+from engine.kernels import blocks, gated, lora, matmul, quantized, sampling, token_bitmask
 from engine.kernels import logprobs as of_rows
-from engine.kv_cache.quantized_cache import CodedCache
+from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model import gpu_layers
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
@@ -78,9 +78,9 @@ def run_models(folder: Path) -> None:
             stepper = Stepper(model, [[5] * 420, [6] * 420, [7] * 30])
             shape = (model.spec.layers, 80, 16, model.spec.kv_heads, model.spec.head_dim)
             if kind == "int8":
-                stepper._kv = CodedCache(*shape, torch.bfloat16, "cpu", "int8")
+                stepper._kv = QuantizedCache(*shape, torch.bfloat16, "cpu", "int8")
             elif kind == "fp8":
-                stepper._kv = CodedCache(*shape, torch.bfloat16, "cpu", "fp8")
+                stepper._kv = QuantizedCache(*shape, torch.bfloat16, "cpu", "fp8")
             else:
                 stepper._kv = KVCache(*shape, torch.bfloat16, "cpu")
             stepper._tables[1] = stepper._tables[0][:25] + stepper._tables[1][25:]
@@ -93,10 +93,10 @@ def run_the_rest() -> None:
     told = Sampling(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.1)
     for rows, vocabulary in ((1, 389), (3, 4096), (2, 70_000)):
         logits = torch.randn(rows, vocabulary)
-        for draws in ([None] * rows, [Draw(told, 1, 0, 1, {}, {0}, logprobs=3)] * rows):
+        for draws in ([None] * rows, [RowSampling(told, 1, 0, 1, {}, {0}, logprobs=3)] * rows):
             prepare(logits, draws)
         bits = torch.full((1, -(-vocabulary // 32)), -1, dtype=torch.int32)
-        mask.forbid_triton(logits, bits, torch.tensor([0]))
+        token_bitmask.apply_token_bitmask_triton(logits, bits, torch.tensor([0]))
     cache = [torch.zeros(2, 2, 9, 16, 1, 32, dtype=torch.int8), torch.zeros(2, 2, 9, 16, 1)]
     blocks.copy_blocks_triton(cache, [(1, 2)])
     blocks.copy_blocks_triton(cache, [(1, 2), (2, 3), (4, 5)])
@@ -120,7 +120,7 @@ def run_the_rest() -> None:
     gated.gated_triton(torch.randn(1, 2, dtype=torch.float16), "gelu")
 
 
-def prepare(logits: torch.Tensor, draws: Sequence[Draw | None]) -> None:
+def prepare(logits: torch.Tensor, draws: Sequence[RowSampling | None]) -> None:
     """What a GPU's sampler launches."""
     sampling.draw, sampling.adjust = sampling.draw_triton, sampling.adjust_triton
     of_rows.logprobs = of_rows.logprobs_triton

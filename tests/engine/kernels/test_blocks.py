@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kernels import blocks as b
-from engine.kv_cache.quantized_cache import CodedCache
+from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import KVCache
 from engine.model.runner import Saving
 
@@ -87,8 +87,8 @@ def test_a_destination_comes_once(three: Three, device: str) -> None:
         three[0](made([((torch.int8, (4,)), 1)], device), [(1, 2), (3, 2)])
 
 
-@pytest.mark.parametrize("kind", [KVCache, CodedCache])
-def test_rows_are_those_of_the_caches(kind: type[KVCache] | type[CodedCache], device: str) -> None:
+@pytest.mark.parametrize("kind", [KVCache, QuantizedCache])
+def test_rows_are_those_of_the_caches(kind: type[KVCache] | type[QuantizedCache], device: str) -> None:
     cache = kind(2, BLOCKS, 4, 2, 16, torch.float32, device)
     for at, each in enumerate(cache.tensors):
         each.copy_(torch.arange(each.numel()).view(each.shape) % (97 + at))

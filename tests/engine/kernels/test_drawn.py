@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.drawn import fill_drawn_torch, fill_drawn_triton
+from engine.kernels.sampled_tokens import fill_sampled_torch, fill_sampled_triton
 
 
 @st.composite
@@ -21,7 +21,7 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return draw(st.lists(st.one_of(known, unknown), min_size=1, max_size=300)), drawn
 
 
-@pytest.mark.parametrize("fill", [fill_drawn_torch, fill_drawn_triton])
+@pytest.mark.parametrize("fill", [fill_sampled_torch, fill_sampled_triton])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @given(steps())
 def test_tokens_stand_where_their_places_stood(

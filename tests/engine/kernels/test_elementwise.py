@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.kernels import gated, norm, qkv
 from engine.kernels.norm import Norm
-from engine.kv_cache.quantized_cache import CodedCache, Coding, plain
+from engine.kv_cache.quantized_cache import Coding, QuantizedCache, plain
 from engine.model.layers import ACTIVATIONS, RMSNorm, Rotation, rotate_
 from engine.model.model_spec import Activation, Rope
 from tests.engine.kernels.examples import examples
@@ -104,7 +104,7 @@ def test_queries_keys_and_values_are_finished_and_put_in_their_place(
             queries = run(mine, query_heads, cache, slots, rotation=rotation, norm=each)
             found.append((queries, cache, None))
         else:
-            coded = CodedCache(1, blocks, size, kv_heads, width, dtype, device, coding).layers()[0]
+            coded = QuantizedCache(1, blocks, size, kv_heads, width, dtype, device, coding).layers()[0]
             coded.codes.fill_(7)
             queries = run(mine, query_heads, coded, slots, rotation=rotation, norm=each)
             found.append((queries, coded.codes, coded.scales))
@@ -147,7 +147,7 @@ def test_codes_of_every_magnitude(coding: Coding, device: str) -> None:
     joined[0, 2 * width :] = -values.flip(0)
     caches = []
     for run in (qkv.place_triton, qkv.place_torch):
-        cache = CodedCache(1, 2, 16, 1, width, torch.float32, device, coding).layers()[0]
+        cache = QuantizedCache(1, 2, 16, 1, width, torch.float32, device, coding).layers()[0]
         run(joined.clone(), 1, cache, torch.tensor([17], dtype=torch.int32, device=device))
         caches.append(cache)
     assert torch.equal(plain(caches[0].codes), plain(caches[1].codes)), "0 and -0 are the same"

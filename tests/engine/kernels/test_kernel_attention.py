@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.kernels import attention
 from engine.kernels.attention import Pieces
 from engine.kernels.work import LEAST_KEYS, SHARED_KEYS, Limits, Rows, Work, cut, grown
-from engine.kv_cache.quantized_cache import CodedCache, CodedLayer, Coding
+from engine.kv_cache.quantized_cache import Coding, QuantizedCache, QuantizedLayer
 from tests.engine.kernels.examples import examples
 
 BOUND = {torch.float32: 2e-3, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # of the largest number of a result
@@ -26,7 +26,7 @@ RUNS = {"kernel": attention.attend_triton, "twin": attention.attend_torch}
 class Case:
     rows: Rows
     query: Tensor
-    cache: Tensor | CodedLayer
+    cache: Tensor | QuantizedLayer
     positions: Tensor
 
 
@@ -57,16 +57,16 @@ def case(
     contexts = np.array([context for _, context in shapes])
     positions = np.concatenate([np.arange(context - queries, context) for queries, context in shapes])
     values = torch.randn(2, total, block_size, kv_heads, width, generator=generator)
-    cache: Tensor | CodedLayer
+    cache: Tensor | QuantizedLayer
     if coding is None:
         cache = values.to(device, dtype)
         cache[:, 0] = float("nan")  # what is in no row's context must not be seen
         for row, count in enumerate(counts):
             cache[:, tables[row, count - 1], (contexts[row] - 1) % block_size + 1 :] = float("nan")
     else:
-        whole = CodedCache(1, total, block_size, kv_heads, width, torch.float32, "cpu", coding).layers()[0]
+        whole = QuantizedCache(1, total, block_size, kv_heads, width, torch.float32, "cpu", coding).layers()[0]
         whole.store(torch.arange(total * block_size), values.view(2, -1, kv_heads, width))
-        cache = CodedLayer(whole.codes.to(device), whole.scales.to(device))
+        cache = QuantizedLayer(whole.codes.to(device), whole.scales.to(device))
     query = torch.randn(len(positions), heads + 3, width, generator=generator)[:, :heads]  # rows do not follow closely
     return Case(
         Rows(starts, contexts, tables, block_size),
@@ -101,7 +101,7 @@ def expected(made: Case, *, scale: float, window: int | None, softcap: float | N
     """One token after the other, in double precision."""
     rows, query = made.rows, made.query.double().cpu()
     out = torch.zeros(query.shape, dtype=torch.float64)
-    if isinstance(made.cache, CodedLayer):
+    if isinstance(made.cache, QuantizedLayer):
         read = torch.empty(2 * made.cache.shape[1], made.cache.shape[2:].numel(), device=made.cache.codes.device)
         made.cache.gather(torch.arange(2 * made.cache.shape[1], device=read.device), read)
         cache = read.view(made.cache.shape).double().cpu()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels.mask import forbid_torch, forbid_triton
+from engine.kernels.token_bitmask import apply_token_bitmask_torch, apply_token_bitmask_triton
 
 SHAPES = [(1, 5, 1), (4, 64, 2), (3, 1000, 3), (7, 2049, 4), (3, 151_936, 2)]  # rows, vocabulary, constrained rows
 
@@ -35,7 +35,7 @@ def test_the_twin_forbids_where_a_bit_is_zero(shape: tuple[int, int, int], dtype
     logits, bits, rows, wanted = case(shape, dtype, "cpu")
     for _ in range(3):  # a mask that comes again may be remembered
         again = logits.clone()
-        forbid_torch(again, bits, rows)
+        apply_token_bitmask_torch(again, bits, rows)
         assert torch.equal(again, wanted)
 
 
@@ -43,8 +43,8 @@ def test_the_twin_forbids_where_a_bit_is_zero(shape: tuple[int, int, int], dtype
 @pytest.mark.parametrize("shape", SHAPES[: None if torch.cuda.is_available() else -1], ids=str)
 def test_the_kernel_does_the_same(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
     logits, bits, rows, wanted = case(shape, dtype, device)
-    forbid_triton(logits, bits, rows)
+    apply_token_bitmask_triton(logits, bits, rows)
     assert torch.equal(logits, wanted)
     twin, bits, rows, wanted = case(shape, dtype, device)
-    forbid_torch(twin, bits, rows)
+    apply_token_bitmask_torch(twin, bits, rows)
     assert torch.equal(twin, wanted)

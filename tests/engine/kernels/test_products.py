@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels import matmul, one
+from engine.kernels import gemv, matmul
 from engine.kernels.norm import Norm
 from engine.model.model_spec import Activation
 
@@ -44,7 +44,7 @@ def test_one_token(
     extra = numbers(of_weight, device=device, dtype=dtype, seed=seed + 3) if bias else None
     residual = numbers(1, rows, device=device, dtype=dtype, seed=seed + 4) if adds else None
     found = []
-    for run in (one.linear_one_triton, one.linear_one_torch):
+    for run in (gemv.gemv_triton, gemv.gemv_torch):
         into = None if residual is None else residual.clone()
         result = run(x, weight, extra, norm=norm, activation=activation, add_to=into, multiplier=0.7)
         assert into is None or result.data_ptr() == into.data_ptr()
@@ -54,8 +54,8 @@ def test_one_token(
 
 def test_logits_of_one_token_are_wide(device: str) -> None:
     x, weight = (numbers(*shape, device=device, dtype=torch.float16) for shape in ((1, 64), (40, 64)))
-    found = one.linear_one_triton(x, weight, dtype=torch.float32)
-    same(found, one.linear_one_torch(x, weight, dtype=torch.float32), torch.float32)
+    found = gemv.gemv_triton(x, weight, dtype=torch.float32)
+    same(found, gemv.gemv_torch(x, weight, dtype=torch.float32), torch.float32)
 
 
 @few

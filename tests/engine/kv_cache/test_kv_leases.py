@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from engine.core import messages as m
-from engine.kv_cache.allocation import LEARNT, MARGIN, NAMES, Leases
+from engine.kv_cache.allocation import LEARNT, MARGIN, NAMES, KVPins
 from tests.engine.core.test_scheduler import Bench
 
 
-def learnt(name: str, *seconds: float) -> Leases:
-    leases = Leases()
+def learnt(name: str, *seconds: float) -> KVPins:
+    leases = KVPins()
     for each in seconds:
         leases.waited([name], each)
     return leases
@@ -35,7 +35,7 @@ def test_several_tools_are_waited_for_as_long_as_the_slowest_and_teach_about_tha
 
 
 def test_no_more_names_are_remembered_than_there_is_room_for() -> None:
-    leases = Leases()
+    leases = KVPins()
     for at in range(NAMES + 10):
         for _ in range(LEARNT):
             leases.waited([f"tool {at}"], 1.0)

@@ -8,7 +8,7 @@ import pytest
 
 from engine import EngineConfig, InvalidParameter
 from engine.core import messages as m
-from engine.kv_cache.eviction import Order
+from engine.kv_cache.eviction import EvictionOrder
 from tests.engine.core.test_scheduler import Bench
 
 
@@ -73,7 +73,7 @@ def test_running_sequences_of_who_has_too_much_give_way_first() -> None:
 
 
 def test_an_order_gives_up_what_a_group_has_too_much_of() -> None:
-    order = Order(4, share=0.5)
+    order = EvictionOrder(4, share=0.5)
     for key in (b"b1", b"a1", b"a2", b"a3"):
         order.put(key, group=key[:1])
     assert [order.pop() for _ in range(5)] == [b"a1", b"b1", b"a2", b"a3", None]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine import Engine, InvalidParameter
-from engine.kv_cache.quantized_cache import CodedCache, Coding
+from engine.kv_cache.quantized_cache import Coding, QuantizedCache
 from engine.model.attention import AttentionPlan, paged
 from engine.model.batch import Batch, KVCache
 from engine.model.memory import block_bytes
@@ -22,12 +22,12 @@ SHAPE = (2, 9, 4, 2, 16)  # layers, blocks, block size, heads, width
 
 def filled(
     seed: int = 0, coding: Coding = "int8"
-) -> tuple[CodedCache, KVCache, list[tuple[torch.Tensor, torch.Tensor]]]:
+) -> tuple[QuantizedCache, KVCache, list[tuple[torch.Tensor, torch.Tensor]]]:
     """The same K/V in both kinds of cache, as far as 8 bits say it: every slot is written. And what was, by layer: as
     it was given, and as it is read back.
     """
     torch.manual_seed(seed)
-    quantised = CodedCache(*SHAPE, torch.float32, "cpu", coding)
+    quantised = QuantizedCache(*SHAPE, torch.float32, "cpu", coding)
     plain = KVCache(*SHAPE, torch.float32, "cpu")
     slots = torch.randperm(SHAPE[1] * SHAPE[2])
     written = list[tuple[torch.Tensor, torch.Tensor]]()
@@ -53,7 +53,7 @@ def test_fp8_is_within_a_sixteenth_of_each_number_or_half_a_step_of_the_least() 
 
 
 def test_zeros_stay_zeros() -> None:
-    cache = CodedCache(*SHAPE, torch.float32, "cpu")
+    cache = QuantizedCache(*SHAPE, torch.float32, "cpu")
     out = torch.ones(1, 4 * 2 * 16)
     cache.layers()[0].store(torch.tensor([4]), torch.zeros(2, 1, 2, 16))
     cache.layers()[0].gather(torch.tensor([1]), out)
@@ -94,7 +94,7 @@ def test_a_block_takes_the_memory_that_is_told() -> None:
     spec = ModelSpec.__new__(ModelSpec)
     for name, value in (("layers", SHAPE[0]), ("kv_heads", SHAPE[3]), ("head_dim", SHAPE[4])):
         object.__setattr__(spec, name, value)
-    for kind, name in ((CodedCache, "int8"), (KVCache, "auto")):
+    for kind, name in ((QuantizedCache, "int8"), (KVCache, "auto")):
         assert kind(*SHAPE, torch.float32, "cpu").block_nbytes == block_bytes(spec, SHAPE[2], torch.float32, name)
 
 

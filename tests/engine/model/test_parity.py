@@ -17,8 +17,8 @@ from engine.model.decoder import Decoder, load_decoder
 from engine.model.loader import Weights, read_json
 from engine.model.model_spec import ModelSpec, Rope
 from tests.engine.model import tiny
-from tests.engine.model.stepping import Stepper, apart
 from tests.engine.model.conftest import LENGTHS, SHARED, Case, make_case
+from tests.engine.model.stepping import Stepper, apart
 
 TOLERANCE = 1e-4
 VISIBLE = 1e-2  # a feature that matters moves the logits by more than this

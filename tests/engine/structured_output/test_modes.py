@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.structured_output.layout import MOST_BREAKS, Layout
 from engine.structured_output.matcher import words
-from engine.structured_output.mode_machine import Mode, Modes
+from engine.structured_output.mode_machine import Mode, ModeMachine
 from tests.engine.structured_output.words import Words, allowed
 
 A, B, C, EOS, BEGIN, END, THINK, THOUGHT, BREAK, STOP = range(10)
@@ -30,15 +30,15 @@ LAYOUTS = {
 }
 
 
-def machine(layout: Layout, *tokens: int, stops: frozenset[int] = frozenset()) -> Modes:
+def machine(layout: Layout, *tokens: int, stops: frozenset[int] = frozenset()) -> ModeMachine:
     """A machine that has accepted `tokens`."""
-    modes = Modes(layout, BODY, frozenset({EOS}), stops)
+    modes = ModeMachine(layout, BODY, frozenset({EOS}), stops)
     for token in tokens:
         assert modes.accept(token), token
     return modes
 
 
-def following(modes: Modes) -> set[int]:
+def following(modes: ModeMachine) -> set[int]:
     row = np.full(words(VOCABULARY), 0x5A5A5A5A, dtype=np.int32)  # what an earlier step may have left
     return allowed(row, VOCABULARY) if modes.fill(row) else set(range(VOCABULARY))
 

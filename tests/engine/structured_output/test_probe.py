@@ -18,8 +18,8 @@ from engine.structured_output import llguidance_backend, spec
 from engine.structured_output.compiler import Compiler, default_compiler
 from engine.structured_output.llguidance_backend import Guidance, GuidanceCompiled, lark
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
-from engine.structured_output.sandboxed_compile import Probe
-from engine.structured_output.schema_gate import plain
+from engine.structured_output.sandboxed_compile import SandboxedCompile
+from engine.structured_output.schema_gate import plainly_harmless
 from engine.structured_output.spec import Constraint
 from tests.engine.structured_output import bfcl, sources
 from tests.engine.structured_output.sources import SIZES, accepts, small, vocabulary
@@ -33,20 +33,20 @@ TRIED = spec.Grammar('start: "a" start "b" | "c"')
 
 
 @pytest.fixture(scope="module")
-def probe() -> Iterator[Probe]:
-    made = Probe(vocabulary("small"), deadline_s=PATIENCE)
+def probe() -> Iterator[SandboxedCompile]:
+    made = SandboxedCompile(vocabulary("small"), deadline_s=PATIENCE)
     yield made
     made.close()
 
 
-def refusal(probe: Probe, constraint: Constraint) -> ConstraintRefused:
+def refusal(probe: SandboxedCompile, constraint: Constraint) -> ConstraintRefused:
     with pytest.raises(ConstraintRefused) as refused:
         probe.lark(constraint)
     return refused.value
 
 
 def test_what_would_take_the_engine_too_long_to_compile_is_refused() -> None:
-    probe = Probe(vocabulary("small"), deadline_s=PATIENCE, load_s=0.0)
+    probe = SandboxedCompile(vocabulary("small"), deadline_s=PATIENCE, load_s=0.0)
     assert "of processor time; at most 0 s" in str(refusal(probe, TRIED))
     probe.close()
 
@@ -72,7 +72,7 @@ def test_what_was_tried_is_compiled_behind_all_others(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", CRASHES)
 def test_a_grammar_that_overflows_the_stack_is_refused_by_name_and_the_next_one_is_taken(
-    probe: Probe, name: str
+    probe: SandboxedCompile, name: str
 ) -> None:
     assert "too deeply nested" in str(refusal(probe, BOMBS[name]))
     assert "inner" in probe.lark(TRIED)
@@ -80,7 +80,7 @@ def test_a_grammar_that_overflows_the_stack_is_refused_by_name_and_the_next_one_
 
 
 def test_past_its_deadline_a_compile_is_stopped() -> None:
-    probe = Probe(vocabulary("small"), deadline_s=0.1)
+    probe = SandboxedCompile(vocabulary("small"), deadline_s=0.1)
     refused = refusal(probe, SLOW)
     assert isinstance(refused, CompileTimeout) and "longer than 0.1 s" in str(refused)
     assert probe.started == 1
@@ -88,24 +88,24 @@ def test_past_its_deadline_a_compile_is_stopped() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    probe = Probe(vocabulary("small"), deadline_s=PATIENCE, memory_bytes=230 << 20)
+    probe = SandboxedCompile(vocabulary("small"), deadline_s=PATIENCE, memory_bytes=230 << 20)
     assert "230 MiB of memory" in str(refusal(probe, LARGE))
     assert "inner" in probe.lark(TRIED)
     probe.close()
 
 
 def test_slow_masks_are_refused() -> None:
-    probe = Probe(vocabulary("small"), mask_s=0.0)
+    probe = SandboxedCompile(vocabulary("small"), mask_s=0.0)
     assert "its masks take" in str(refusal(probe, TRIED))
     probe.close()
 
 
-def test_what_soon_meets_a_limit_is_refused(probe: Probe) -> None:
+def test_what_soon_meets_a_limit_is_refused(probe: SandboxedCompile) -> None:
     many_words = {"type": "string", "maxLength": 4_000, "pattern": r"^(?:\S+\s+){0,399}\S+$"}
     assert "too many" in str(refusal(probe, spec.JsonSchema.of(many_words)))
 
 
-def test_what_cannot_be_held_is_refused_with_the_same_reasons(probe: Probe) -> None:
+def test_what_cannot_be_held_is_refused_with_the_same_reasons(probe: SandboxedCompile) -> None:
     for constraint in (spec.Grammar("start: other"), spec.JsonSchema.of({"not": {}}), spec.Regex("a)(b")):
         with pytest.raises(ConstraintRefused) as here:
             sources.guidance("small").load(lark(constraint))
@@ -113,7 +113,7 @@ def test_what_cannot_be_held_is_refused_with_the_same_reasons(probe: Probe) -> N
 
 
 def test_constraints_are_tried_side_by_side() -> None:
-    probe = Probe(vocabulary("small"), deadline_s=PATIENCE)
+    probe = SandboxedCompile(vocabulary("small"), deadline_s=PATIENCE)
     probe.start()
     outcome: Queue[str] = Queue()
 
@@ -129,7 +129,7 @@ def test_constraints_are_tried_side_by_side() -> None:
     assert "stopping" in str(refusal(probe, TRIED))
 
 
-def test_a_process_that_was_killed_is_started_again(probe: Probe) -> None:
+def test_a_process_that_was_killed_is_started_again(probe: SandboxedCompile) -> None:
     probe.start()
     before = probe.started
     process = probe._process
@@ -180,7 +180,7 @@ def test_a_bomb_is_written_and_compiled_elsewhere_and_others_go_on(
 
     monkeypatch.setattr(llguidance_backend, "lark", write)
     outcome = asked(compiler, HARMFUL[name])
-    assert bool(written) == plain(HARMFUL[name])
+    assert bool(written) == plainly_harmless(HARMFUL[name])
     if isinstance(outcome, ConstraintRefused):
         assert outcome.reasons[0]
     assert not (written and isinstance(outcome, CompileTimeout))
@@ -208,7 +208,7 @@ def tool_sets() -> list[Constraint]:
 
 
 def test_64_tools_are_plain() -> None:
-    assert all(map(plain, tool_sets()))
+    assert all(map(plainly_harmless, tool_sets()))
 
 
 ORDINARY: list[Constraint] = [
@@ -274,9 +274,9 @@ def items(levels: int) -> str:
     ],
 )
 def test_what_may_do_harm_is_tried_first(constraint: Constraint) -> None:
-    assert not plain(constraint)
+    assert not plainly_harmless(constraint)
 
 
 def test_a_property_named_like_a_keyword_is_no_keyword() -> None:
     names = {"pattern": {"type": "string"}, "maxLength": {"type": "integer"}, "allOf": {"type": "string"}}
-    assert plain(spec.JsonSchema(json.dumps({"type": "object", "properties": names})))
+    assert plainly_harmless(spec.JsonSchema(json.dumps({"type": "object", "properties": names})))

@@ -15,7 +15,7 @@ from engine.model.chat_template import ChatTemplate
 from engine.structured_output.llguidance_backend import Guidance
 from engine.structured_output.spec import Constraint
 from engine.structured_output.vocabulary import Vocabulary
-from engine.tool_parsers import Call, CallArguments, CallEvent, Dialect, Malformed, choose, fold
+from engine.tool_parsers import Call, CallArguments, CallEvent, Malformed, ToolParser, choose_parser, fold
 
 HERMES = """{%- for m in messages %}{%- for call in m.tool_calls %}
     {{- '\\n' if not loop.first }}
@@ -64,8 +64,8 @@ TOKENS = ByteTokens()
 
 
 @lru_cache
-def dialect(name: str) -> Dialect:
-    found = choose(TOKENS, TEMPLATES[name])
+def dialect(name: str) -> ToolParser:
+    found = choose_parser(TOKENS, TEMPLATES[name])
     assert found is not None
     assert found.name == name
     return found

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from engine.model.detokenizer import Detokenizer
 from engine.structured_output.matcher import Matcher
-from engine.tool_parsers import Tool, ToolPlan, choose, fold, read_tools
+from engine.tool_parsers import Tool, ToolPlan, choose_parser, fold, read_tools
 from engine.tool_parsers.tagged_calls import STOP
 from tests.engine.structured_output.bfcl import tool_sets
 from tests.engine.structured_output.sources import allowed, guidance, pebble, vocabulary
@@ -29,7 +29,7 @@ SOON, MOST = 30, 400  # tokens after which a walk goes for its end, and after wh
 
 @lru_cache
 def plans(name: str) -> list[tuple[tuple[Tool, ...], ToolPlan]]:
-    dialect = choose(TOKENS, TEMPLATES[name])
+    dialect = choose_parser(TOKENS, TEMPLATES[name])
     assert dialect is not None
     sets = [read_tools([{"type": "function", "function": tool} for tool in tools]) for tools in tool_sets()]
     return [(tools, dialect.plan(tools, "required")) for tools in sets]

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import CheckpointError, InvalidParameter
 from engine.model.tokenizer import Tokenizer
-from engine.tool_parsers import DIALECTS, choose, read_tools
+from engine.tool_parsers import DIALECTS, choose_parser, read_tools
 from tests.engine.model.test_tokenizer import CHATML, STRICT, THINKING
 from tests.engine.tool_parsers.samples import TEMPLATES, TOKENS, ByteTokens
 from tests.tiny import TEMPLATE
@@ -23,7 +23,7 @@ R1 = "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_tells_its_dialect(name: str) -> None:
-    found = choose(TOKENS, TEMPLATES[name])
+    found = choose_parser(TOKENS, TEMPLATES[name])
     assert found is not None
     assert found.name == name
 
@@ -32,7 +32,7 @@ def test_quotes_may_be_escaped_in_the_templates_source() -> None:
     source = (
         """{{- "<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call>" }}"""
     )
-    found = choose(TOKENS, source)
+    found = choose_parser(TOKENS, source)
     assert found is not None
     assert found.name == "hermes"
 
@@ -40,24 +40,24 @@ def test_quotes_may_be_escaped_in_the_templates_source() -> None:
 @pytest.mark.parametrize("model", ["pebble", "pebble-draft"])
 def test_the_bundled_models_speak_hermes(model: str) -> None:
     tokenizer = Tokenizer.load(Path(__file__).parents[3] / "models" / model)
-    found = choose(tokenizer, tokenizer.chat_template)
+    found = choose_parser(tokenizer, tokenizer.chat_template)
     assert found is not None
     assert found.name == "hermes"
 
 
 @pytest.mark.parametrize("source", [None, CHATML, STRICT, THINKING, TEMPLATE, GLM, R1])
 def test_a_template_that_writes_no_known_calls_has_none(source: str | None) -> None:
-    assert choose(TOKENS, source) is None
+    assert choose_parser(TOKENS, source) is None
 
 
 def test_a_template_whose_tags_are_no_tokens_has_none() -> None:
-    assert choose(ByteTokens(["<tool_call>"]), TEMPLATES["hermes"]) is None
-    assert choose(ByteTokens([]), TEMPLATES["mistral"]) is None
+    assert choose_parser(ByteTokens(["<tool_call>"]), TEMPLATES["hermes"]) is None
+    assert choose_parser(ByteTokens([]), TEMPLATES["mistral"]) is None
 
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_dialect_may_be_asked_for_by_name(name: str) -> None:
-    found = choose(TOKENS, None, name)
+    found = choose_parser(TOKENS, None, name)
     assert found is not None
     assert found.name == name
 
@@ -68,19 +68,19 @@ def test_a_dialect_may_be_asked_for_by_name(name: str) -> None:
 def test_a_dialect_asked_for_without_its_token_is_refused_by_the_tokens_name(name: str, token: str) -> None:
     without = ByteTokens([text for text in ByteTokens.CONTROL if text != token])
     with pytest.raises(CheckpointError, match="needs the token " + token.replace("[", r"\[")):
-        choose(without, TEMPLATES[name], name)
+        choose_parser(without, TEMPLATES[name], name)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidParameter, match="'xml'; accepted: auto, qwen3_coder, hermes, mistral, llama3_json"):
-        choose(TOKENS, None, "xml")
+        choose_parser(TOKENS, None, "xml")
 
 
 def test_mistrals_newer_form_is_refused_rather_than_done_wrong() -> None:
     newer = ByteTokens([*ByteTokens.CONTROL, "[ARGS]"])
     with pytest.raises(CheckpointError, match=r"\[TOOL_CALLS\]name\[ARGS\]"):
-        choose(newer, None, "mistral")
-    found = choose(newer, TEMPLATES["mistral"])  # the model is served all the same, but not with tools
+        choose_parser(newer, None, "mistral")
+    found = choose_parser(newer, TEMPLATES["mistral"])  # the model is served all the same, but not with tools
     assert found is not None
     with pytest.raises(InvalidParameter, match=r"\[TOOL_CALLS\]name\[ARGS\].*not supported") as refused:
         found.plan(TOOLS, "auto")

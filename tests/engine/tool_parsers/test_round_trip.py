@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.detokenizer import Detokenizer
-from engine.tool_parsers import Bodies, choose, fold, read_tools
+from engine.tool_parsers import Bodies, choose_parser, fold, read_tools
 from tests.engine.structured_output.sources import guidance, pebble
 from tests.engine.tool_parsers.samples import TEMPLATES, accepts, dialect, json_objects, json_values, read, rendered
 
@@ -84,7 +84,7 @@ def test_the_constraint_takes_what_the_template_writes(name: str, data: st.DataO
 def test_the_bundled_models_template_writes_what_its_constraint_takes() -> None:
     """The model is trained on what the template writes: token by token, that must be what the constraint allows."""
     tokenizer = pebble()
-    spoken = choose(tokenizer, tokenizer.chat_template)
+    spoken = choose_parser(tokenizer, tokenizer.chat_template)
     assert spoken is not None
     assert spoken.name == "hermes"
     schema = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}

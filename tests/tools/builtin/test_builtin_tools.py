@@ -22,7 +22,14 @@ from ponder import (
     calls,
 )
 from tests.tools.loopback_web import PUBLIC, Site, fetcher, redirect, response, served
-from tools.builtin.builtin_tools import BuiltinConfig, ask_user, calculator, current_time, date_arithmetic, offered
+from tools.builtin.builtin_tools import (
+    BuiltinConfig,
+    ask_user,
+    builtin_tools,
+    calculator,
+    current_time,
+    date_arithmetic,
+)
 from tools.builtin.databases import Databases
 from tools.builtin.notes import MOST_NOTES, Notebook, NoteError, Notes
 from tools.builtin.pages import Pages, Web
@@ -250,7 +257,7 @@ async def test_an_engine_that_is_not_there_is_told_of() -> None:
 
 
 def test_what_is_not_configured_is_off_and_says_why(tmp_path: Path, shop: Database) -> None:
-    bare = offered(BuiltinConfig(web=False))
+    bare = builtin_tools(BuiltinConfig(web=False))
     assert [each.name for each in bare.tools if isinstance(each, Tool)] == [
         "ask_user",
         "calculator",
@@ -259,10 +266,12 @@ def test_what_is_not_configured_is_off_and_says_why(tmp_path: Path, shop: Databa
     ]
     assert bare.off["web_search"] == "No search engine is configured; give the address of a SearXNG server."
     assert len(bare.tools) == 4 and len(bare.off) == 4
-    full = offered(BuiltinConfig(tmp_path / "notes.db", {"shop": shop}, searxng_url="http://search.internal:8080"))
+    full = builtin_tools(
+        BuiltinConfig(tmp_path / "notes.db", {"shop": shop}, searxng_url="http://search.internal:8080")
+    )
     assert len(full.tools) == 8 and not full.off
     with pytest.raises(ValueError, match="no URL"):
-        offered(BuiltinConfig(searxng_url="search"))
+        builtin_tools(BuiltinConfig(searxng_url="search"))
 
 
 def test_the_tools_load_without_torch_or_a_page_reader() -> None:

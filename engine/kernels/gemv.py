@@ -17,7 +17,7 @@ from engine.kernels.norm import Norm, normed
 from engine.model.model_spec import Activation
 
 
-def linear_one(
+def gemv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -41,13 +41,13 @@ def linear_one(
     Returns:
         (1, out), or (1, out / 2) with an activation.
     """
-    run = linear_one_triton if x.is_cuda else linear_one_torch
+    run = gemv_triton if x.is_cuda else gemv_torch
     return run(
         x, weight, bias, norm=norm, activation=activation, add_to=add_to, multiplier=multiplier, dtype=dtype
     )  # fmt: skip
 
 
-def linear_one_torch(
+def gemv_torch(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -58,7 +58,7 @@ def linear_one_torch(
     multiplier: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The twin, in float32. See `linear_one`."""
+    """The twin, in float32. See `gemv`."""
     wide = x.float() if norm is None else normed(x, norm)
     y = wide @ weight.float().T
     if bias is not None:
@@ -70,7 +70,7 @@ def linear_one_torch(
     return y.to(dtype or x.dtype)
 
 
-def linear_one_triton(
+def gemv_triton(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -82,14 +82,14 @@ def linear_one_triton(
     dtype: torch.dtype | None = None,
     shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """The kernel. See `linear_one`. `shape` is one to try, where they are being tuned."""
-    from engine.kernels.gpu.one import Shape, linear_one_kernel, shape_for
+    """The kernel. See `gemv`. `shape` is one to try, where they are being tuned."""
+    from engine.kernels.gpu.gemv import Shape, gemv_kernel, shape_for
 
     rows, width = weight.shape
     rows = rows if activation is None else rows // 2
     out = torch.empty(1, rows, dtype=dtype or x.dtype, device=x.device) if add_to is None else add_to
     chosen = Shape(*shape) if shape is not None else shape_for(rows, width, gated=activation is not None)
-    linear_one_kernel[(-(-rows // chosen.rows),)](
+    gemv_kernel[(-(-rows // chosen.rows),)](
         x,
         weight,
         bias,

@@ -19,17 +19,17 @@ _FEW_FORBIDDEN = 0.15  # of the vocabulary, up to which forbidden tokens are
 _KEPT_MASKS = 64
 
 
-def forbid(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
+def apply_token_bitmask(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
     """Set `logits[rows[i], t]` to -inf where bit `t % 32` of `bits[i, t // 32]` is 0, in place.
 
     `logits` is (n, vocabulary) of any floating type, its last dimension contiguous; `bits` is (m, words) int32; `rows`
     is (m,) int64, without repeats. All on one device. What is not a number may stay so.
     """
-    (forbid_triton if logits.is_cuda else forbid_torch)(logits, bits, rows)
+    (apply_token_bitmask_triton if logits.is_cuda else apply_token_bitmask_torch)(logits, bits, rows)
 
 
-def forbid_torch(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
-    """The twin. See `forbid`."""
+def apply_token_bitmask_torch(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
+    """The twin. See `apply_token_bitmask`."""
     if logits.is_cpu and logits.dtype == torch.float32:
         _forbid_numpy(logits.detach().numpy(), bits.contiguous().numpy(), rows.tolist())
         return
@@ -103,10 +103,10 @@ _MANY = np.empty(0, dtype=np.int64)
 _scratch = _Scratch()
 
 
-def forbid_triton(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
-    """The kernel; on CPU tensors only under Triton's interpreter. See `forbid`."""
-    from engine.kernels.gpu.mask import BLOCK, forbid_kernel
+def apply_token_bitmask_triton(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
+    """The kernel; on CPU tensors only under Triton's interpreter. See `apply_token_bitmask`."""
+    from engine.kernels.gpu.token_bitmask import BLOCK, apply_token_bitmask_kernel
 
     vocabulary = logits.shape[1]
     grid = (len(rows), -(-vocabulary // BLOCK))
-    forbid_kernel[grid](logits, bits, rows, vocabulary, logits.stride(0), bits.stride(0), block=BLOCK)
+    apply_token_bitmask_kernel[grid](logits, bits, rows, vocabulary, logits.stride(0), bits.stride(0), block=BLOCK)

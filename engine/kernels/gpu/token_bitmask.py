@@ -11,7 +11,7 @@ BLOCK = 1024  # logits that one program looks at
 
 
 @triton.jit
-def forbid_kernel(logits, bits, rows, vocabulary, logits_stride, bits_stride, block: tl.constexpr):
+def apply_token_bitmask_kernel(logits, bits, rows, vocabulary, logits_stride, bits_stride, block: tl.constexpr):
     """One program looks at `block` logits of one row. See `mask.forbid` for the arguments."""
     index = tl.program_id(0)
     row = tl.load(rows + index)
@@ -26,6 +26,8 @@ def variants() -> list[Variant]:
     """Of logits in fp32, as the model gives them, and in bf16."""
     types = {"bits": "*i32", "rows": "*i64", "vocabulary": "i32", "logits_stride": "i32", "bits_stride": "i32"}
     return [
-        Variant(f"mask {dtype}", forbid_kernel, {"logits": f"*{dtype}", **types}, {"block": BLOCK}, stages=1)
+        Variant(
+            f"mask {dtype}", apply_token_bitmask_kernel, {"logits": f"*{dtype}", **types}, {"block": BLOCK}, stages=1
+        )
         for dtype in ("fp32", "bf16")
     ]

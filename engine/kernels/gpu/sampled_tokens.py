@@ -11,7 +11,7 @@ BLOCK = 128  # tokens of one program
 
 
 @triton.jit(do_not_specialize=["tokens"])  # which differ by step
-def fill_drawn_kernel(token_ids, drawn, tokens, block: tl.constexpr):
+def fill_sampled_kernel(token_ids, drawn, tokens, block: tl.constexpr):
     """See `drawn.fill_drawn` for the arguments."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     token = tl.load(token_ids + at, mask=at < tokens, other=0)
@@ -23,4 +23,4 @@ def fill_drawn_kernel(token_ids, drawn, tokens, block: tl.constexpr):
 def variants() -> list[Variant]:
     """As the engine has them."""
     types = {"token_ids": "*i32", "drawn": "*i64", "tokens": "i32"}
-    return [Variant("drawn tokens", fill_drawn_kernel, types, {"block": BLOCK}, warps=1, stages=1)]
+    return [Variant("drawn tokens", fill_sampled_kernel, types, {"block": BLOCK}, warps=1, stages=1)]

@@ -13,7 +13,7 @@ from engine.kernels.gpu.variants import Variant
 
 
 @triton.jit
-def linear_one_kernel(
+def gemv_kernel(
     x, weight, bias, norm_weight, out, rows, width, eps, multiplier,
     activation: tl.constexpr, adds: tl.constexpr, block_rows: tl.constexpr, block_width: tl.constexpr,
     whole: tl.constexpr,
@@ -117,7 +117,5 @@ def variants() -> list[Variant]:
         else:
             types["norm_weight"] = "*fp32"
         divisible = frozenset({"rows", "width"}) if whole else frozenset({"width"})
-        found.append(
-            Variant(f"one token {name}", linear_one_kernel, types, constants, shape.warps, shape.stages, divisible)
-        )
+        found.append(Variant(f"one token {name}", gemv_kernel, types, constants, shape.warps, shape.stages, divisible))
     return found
