@@ -45,7 +45,7 @@ from app.errors import ApiError, note
 from app.page import is_pages
 
 FREE = 5
-LONGEST_S = 300.0
+MAX_S = 300.0
 _FORGOTTEN_S = 900.0
 _ADDRESSES, _ACCEPTED = 4096, 4096  # remembered at once
 
@@ -63,7 +63,7 @@ class LoginThrottle:
         times, last = self._failed.get(_network(address), (0, 0.0))
         if times < FREE or self._now() - last > _FORGOTTEN_S:
             return 0.0
-        return max(0.0, last + min(LONGEST_S, 2.0 ** (times - FREE)) - self._now())
+        return max(0.0, last + min(MAX_S, 2.0 ** (times - FREE)) - self._now())
 
     def failed(self, address: str) -> None:
         network = _network(address)

@@ -43,7 +43,7 @@ SECURITY = {
 REVALIDATE = {"Cache-Control": "no-cache"}
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}  # for names that carry a hash of their content
 
-LONGEST_PART = 255  # bytes of a file's name
+MAX_PART_LENGTH = 255  # bytes of a file's name
 
 TEXTS = frozenset({".html", ".js", ".css", ".svg", ".md"})  # fonts are compressed already
 
@@ -83,7 +83,7 @@ class Page(BaseRoute):
 
     def respond(self, request: Request) -> Response:
         # Looked for at each request: a page that is built while the server runs is there on the next load.
-        if any(len(part.encode("utf-8", "replace")) > LONGEST_PART for part in request.scope["path"].split("/")):
+        if any(len(part.encode("utf-8", "replace")) > MAX_PART_LENGTH for part in request.scope["path"].split("/")):
             raise HTTPException(404)  # no file system has such a name, and the page no such place
         root = next((place for place in self.places if (place / "index.html").is_file()), None)
         if root is None:

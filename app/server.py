@@ -78,7 +78,7 @@ def create_app(
     def used(key_id: str, tokens: int) -> None:
         state.auth.later(lambda accounts: accounts.add_use(key_id, 1, tokens))
 
-    admission = Admission(settings, meter.backlogs, meter.refusal, used)
+    admission = Admission(settings, meter.queue_estimates, meter.refusal, used)
     state = State(settings, models, meter, ReasoningResolver.of_settings(settings), Drain(), meter, admission)
     if settings.summary_model is not None and settings.summary_model not in models.names:
         accepted = ", ".join(models.names)
@@ -94,16 +94,16 @@ def create_app(
             closing.callback(state.auth.close)
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
-            toolshed = await closing.enter_async_context(ToolService(settings, shelf))
-            state.manners.checkers.toolshed = toolshed
-            closing.push_async_callback(state.manners.checkers.close)
+            tool_service = await closing.enter_async_context(ToolService(settings, shelf))
+            state.reasoning_resolver.checkers.tool_service = tool_service
+            closing.push_async_callback(state.reasoning_resolver.checkers.close)
             runs = Runs(
                 models.default,
                 state.thoughts,
                 state.meter,
                 opened,
                 shelf,
-                toolshed,
+                tool_service,
                 Limits(settings.tool_steps, seconds=settings.tool_seconds),
             )
             closing.push_async_callback(runs.stop)
@@ -111,7 +111,7 @@ def create_app(
             closing.callback(asyncio.create_task(opened.deleted.purge_when_due()).cancel)
             state.sequences = closing.enter_context(Sequences.of_settings(settings))
             await persistence.take_up(state.sequences, models, persistence.file_of(settings.resolved_data_dir))
-            state.opened(opened, runs, shelf, toolshed)
+            state.opened(opened, runs, shelf, tool_service)
             closing.push_async_callback(mcp.close)
             yield
 

@@ -54,7 +54,7 @@ class Serving:
     settings: Settings
     models: ModelRegistry
     counting: Counting
-    manners: ReasoningResolver
+    reasoning_resolver: ReasoningResolver
     drain: Drain
 
     @classmethod
@@ -95,10 +95,10 @@ class State(Serving):
     _store: Store | None = None  # open while the app's lifespan lasts
     _runs: Runs | None = None
     _library: Library | None = None
-    _toolshed: ToolService | None = None
+    _tool_service: ToolService | None = None
 
-    def opened(self, store: Store, runs: Runs, library: Library, toolshed: ToolService) -> None:
-        self._store, self._runs, self._library, self._toolshed = store, runs, library, toolshed
+    def opened(self, store: Store, runs: Runs, library: Library, tool_service: ToolService) -> None:
+        self._store, self._runs, self._library, self._tool_service = store, runs, library, tool_service
 
     @property
     def store(self) -> Store:
@@ -116,6 +116,6 @@ class State(Serving):
         return self._library
 
     @property
-    def toolshed(self) -> ToolService:
-        assert self._toolshed is not None, "the app's lifespan has not begun"
-        return self._toolshed
+    def tool_service(self) -> ToolService:
+        assert self._tool_service is not None, "the app's lifespan has not begun"
+        return self._tool_service

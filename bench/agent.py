@@ -138,7 +138,10 @@ async def _live(engine: Engine, served: ServedModel, prompt: list[int]) -> list[
 
     style = Style(plan, served.markers, after)
     agent = Agent(style, stock, Span(sampling=GREEDY), Limits(steps=STEPS, tokens=STEPS * 60))
-    async with await engine.open(prompt) as seq, aclosing(agent.run(seq, engine.max_tokens - len(prompt))) as happening:
+    async with (
+        await engine.open(prompt) as seq,
+        aclosing(agent.run(seq, engine.max_model_len - len(prompt))) as happening,
+    ):
         before, count, waiting = list[int](), 0, False
         async for each in happening:
             match each:

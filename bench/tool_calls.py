@@ -118,9 +118,9 @@ def _read(file: Path) -> list[Any]:
 async def ask(engine: Engine, question: Question, choice: ToolChoice, sampling: Sampling) -> tuple[list[Call], bool]:
     """The calls that the model writes, and whether it came to an end."""
     tokenizer = engine.tokenizer
-    dialect = choose_parser(tokenizer, tokenizer.tool_template)
-    assert dialect is not None, "the model cannot call tools"
-    plan = dialect.plan(question.tools, choice)
+    tool_parser = choose_parser(tokenizer, tokenizer.tool_template)
+    assert tool_parser is not None, "the model cannot call tools"
+    plan = tool_parser.plan(question.tools, choice)
     opening, closing = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
     assert opening is not None and closing is not None
     layout = replace(plan.layout, think=(opening, closing)) if choice == "auto" else plan.layout

@@ -13,7 +13,7 @@ from engine.config import DETERMINISTIC_STEP_TOKENS, GPU_STEP_TOKENS, EngineConf
 from engine.core.engine_core import EngineCore
 from engine.core.gpu_sampler import warm_up
 from engine.core.messages import Loaded
-from engine.core.scheduler import MOST_LOGITS
+from engine.core.scheduler import MAX_LOGITS
 from engine.errors import InvalidParameter
 from engine.kernels import cpu
 from engine.kv_cache.block_pool import BlockPool
@@ -27,7 +27,7 @@ from engine.model.detokenizer import Detokenizer
 from engine.model.gpu_runner import GpuRunner
 from engine.model.loader import resolve
 from engine.model.memory import (
-    LONGEST_BY_DEFAULT,
+    MAX_LEN_BY_DEFAULT,
     block_bytes,
     find_device,
     find_dtype,
@@ -96,7 +96,7 @@ def build(config: EngineConfig) -> EngineParts:
             "max_model_len",
             f"max_model_len is {config.max_model_len}; accepted: 1 to {declared}, the model's positions.",
         )
-    max_model_len = config.max_model_len or min(declared, LONGEST_BY_DEFAULT)
+    max_model_len = config.max_model_len or min(declared, MAX_LEN_BY_DEFAULT)
     blocks = _kv_blocks(config, decoder, device, max_model_len)
     shape = (spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim)  # one more: the null block
     kv: KVCache | QuantizedCache
@@ -131,8 +131,7 @@ def build(config: EngineConfig) -> EngineParts:
         loaded=Loaded(
             path=str(path),
             vocab_size=spec.vocab_size,
-            max_model_len=max_model_len,
-            max_tokens=min(max_model_len, blocks * config.block_size),
+            max_model_len=min(max_model_len, blocks * config.block_size),
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             threads=threads,
@@ -216,7 +215,7 @@ def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max
         return blocks
     if device.type == "cuda":
         tokens = min(config.step_tokens, max_model_len)
-        rows = config.max_running + MOST_LOGITS
+        rows = config.max_running + MAX_LOGITS
         room = left_for_kv(decoder, device, batch_tokens=tokens, rows=rows, longest=max_model_len)
     else:
         room = free_bytes(device) // 4

@@ -44,8 +44,7 @@ class Engine:
     model_path: Path
     model_name: str
     vocab_size: int
-    max_model_len: int  # tokens that the model's positions allow
-    max_tokens: int  # tokens that one sequence can have here: the same, or what the KV pool holds
+    max_model_len: int  # tokens that a sequence can have: what the model's positions allow and the KV pool holds
     device: str
     dtype: str
     threads: int  # CPU threads of the model
@@ -109,7 +108,6 @@ class Engine:
         self.model_name = self.model_path.name if Path(self.config.model).is_dir() else self.config.model
         self.vocab_size = loaded.vocab_size
         self.max_model_len = loaded.max_model_len
-        self.max_tokens = loaded.max_tokens
         self.fingerprint = loaded.fingerprint
         self.numerics = loaded.numerics
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
@@ -277,9 +275,10 @@ class Engine:
                 )
 
     def check_length(self, length: int) -> None:
-        if length > self.max_tokens:
+        if length > self.max_model_len:
             raise ContextLengthExceeded(
-                f"{length} tokens are needed; the context holds {self.max_tokens}, of which at least one is generated."
+                f"{length} tokens are needed; the context holds {self.max_model_len}, "
+                "of which at least one is generated."
             )
 
     def check_queue(self) -> None:

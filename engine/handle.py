@@ -258,11 +258,11 @@ class Sequence:
         """The span's `max_tokens` as a number that fits."""
         self._check_not_empty()
         self._engine.check_tokens((*span.stop_token_ids, *span.sampling.logit_bias))
-        room = self._engine.max_tokens - len(self)
+        room = self._engine.max_model_len - len(self)
         if room < max(1, span.min_tokens) or (span.max_tokens or 1) > room:
             asked = f" and max_tokens is {span.max_tokens}" if span.max_tokens is not None else ""
             raise ContextLengthExceeded(
-                f"The sequence has {len(self)} tokens{asked}; the context holds {self._engine.max_tokens} in all."
+                f"The sequence has {len(self)} tokens{asked}; the context holds {self._engine.max_model_len} in all."
             )
         return span.max_tokens or room
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 HELD_S = 60.0  # that a sequence's K/V waits for tools at most; how long they take, the engine learns
 WRAP_UP_TOKENS = 512  # of the budget, kept for the last answer, or an eighth of it where that is less
-LEAST_ANSWER = 128  # tokens that results leave for the last answer
-SHORTEST_RESULT = 200  # characters of a result that is cut
+MIN_ANSWER = 128  # tokens that results leave for the last answer
+MIN_RESULT_LENGTH = 200  # characters of a result that is cut
 NEVER = -100.0  # the bias of a token that is not wanted
 
 Limit = Literal["steps", "tokens", "seconds", "context"]
@@ -170,9 +170,9 @@ class Agent:
         while True:
             tokens = self.style.after_calls([(call.id, call.name) for call in calls], texts)
             longest = max(range(len(texts)), key=lambda at: len(texts[at]))
-            if len(tokens) <= room - LEAST_ANSWER or len(texts[longest]) <= SHORTEST_RESULT:
+            if len(tokens) <= room - MIN_ANSWER or len(texts[longest]) <= MIN_RESULT_LENGTH:
                 return tokens
-            kept = max(SHORTEST_RESULT, len(texts[longest]) // 2) // 2
+            kept = max(MIN_RESULT_LENGTH, len(texts[longest]) // 2) // 2
             texts[longest] = f"{texts[longest][:kept]} […] {texts[longest][-kept:]}"
 
     async def _turn(self, seq: EngineSequence, room: int, *, wrap_up: bool) -> AsyncGenerator[Piece, None]:

@@ -13,9 +13,9 @@ from retrieval.library import Library
 from retrieval.records import Among, Document, NotFound
 from retrieval.spans import Folded, sentences
 
-MOST = 20  # results of one call
+MAX_COUNT = 20  # results of one call
 WINDOW = 1500  # characters around a place
-LONGEST_STRING = 200  # characters to look for
+MAX_STRING_LENGTH = 200  # characters to look for
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Browser:
         Raises:
             BadQuery: it is empty or too long.
         """
-        found = self._library.search(Query(self._user, query, min(limit, MOST), self._collections))
+        found = self._library.search(Query(self._user, query, min(limit, MAX_COUNT), self._collections))
         return [self._excerpt(hit.passage.document, hit.passage.start, hit.passage.end) for hit in found.hits]
 
     def open(self, document: int, start: int, end: int | None = None, around: int = WINDOW) -> Excerpt:
@@ -78,28 +78,28 @@ class Browser:
             NotFound: there is no such document.
         """
         string = " ".join(string.split())
-        if not string or len(string) > LONGEST_STRING:
-            raise BadQuery(f"The string has {len(string)} characters; 1 to {LONGEST_STRING} are looked for.")
+        if not string or len(string) > MAX_STRING_LENGTH:
+            raise BadQuery(f"The string has {len(string)} characters; 1 to {MAX_STRING_LENGTH} are looked for.")
         if document is not None:
             candidates: Sequence[int] = [self._document(document).id]
         else:
             words = max(string.split(), key=len)  # the longest word narrows best, and has no space to differ in
             among = self._library.rights.readable(self._user, self._collections)
-            candidates = self._library.store.containing(among, words, 5 * MOST)
+            candidates = self._library.store.containing(among, words, 5 * MAX_COUNT)
         found = list[Excerpt]()
         for number in candidates:
             text = self._library.store.text(self._user, number)
             for start, end in Folded(text).all(string):
                 found.append(self.open(number, start, end, around=200))
-                if len(found) == min(limit, MOST):
+                if len(found) == min(limit, MAX_COUNT):
                     return found
         return found
 
-    def list(self, after: int = 0, limit: int = MOST) -> Sequence[Document]:
+    def list(self, after: int = 0, limit: int = MAX_COUNT) -> Sequence[Document]:
         """Documents, the newest first, from number `after` of them on."""
         among = self._library.rights.readable(self._user, self._collections)
         held = [each for each in self._library.store.documents(self._user) if each.collection in among]
-        return held[after : after + min(limit, MOST)]
+        return held[after : after + min(limit, MAX_COUNT)]
 
     def _document(self, number: int) -> Document:
         about = self._library.store.document(self._user, number)

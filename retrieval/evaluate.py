@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from retrieval.embedding import Embedder
-from retrieval.index.hybrid import DENSE_SHARE, LONGEST_QUERY, Query
+from retrieval.index.hybrid import DENSE_SHARE, MAX_QUERY_LENGTH, Query
 from retrieval.index.publish import Text
 from retrieval.library import Library
 
@@ -138,7 +138,9 @@ def run(
 
 def _ranking(library: Library, text: str, rerank: bool, dense_share: float) -> list[str]:
     """Documents by their best chunk. Copies are shown: a judged set may hold both to be relevant."""
-    query = Query(USER, text[:LONGEST_QUERY], 3 * max(RECALL_AT), rerank=rerank, repeats=True, dense_share=dense_share)
+    query = Query(
+        USER, text[:MAX_QUERY_LENGTH], 3 * max(RECALL_AT), rerank=rerank, repeats=True, dense_share=dense_share
+    )
     return list(dict.fromkeys(hit.passage.source for hit in library.search(query).hits))
 
 

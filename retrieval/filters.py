@@ -14,8 +14,8 @@ from typing import Any
 FIELDS = {"document": "id", "source": "source", "title": "title", "media_type": "media_type",
           "created_at": "created_at", "updated_at": "updated_at"}  # fmt: skip
 OPERATORS = {"eq": "=", "ne": "!=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-MOST = 20  # filters
-MOST_VALUES = 1000  # of one `in`
+MAX_COUNT = 20  # filters
+MAX_VALUES = 1000  # of one `in`
 
 Scalar = str | int | float | bool
 Filters = Mapping[str, Scalar | Mapping[str, Scalar | Sequence[Scalar]]]
@@ -31,8 +31,8 @@ def as_sql(filters: Filters) -> tuple[str, list[Any]]:
     Raises:
         BadFilter: an operator is unknown or a value of the wrong kind.
     """
-    if len(filters) > MOST:
-        raise BadFilter(f"There are {len(filters)} filters; up to {MOST} are accepted.")
+    if len(filters) > MAX_COUNT:
+        raise BadFilter(f"There are {len(filters)} filters; up to {MAX_COUNT} are accepted.")
     parts, values = list[str](), list[Any]()
     for name, wanted in filters.items():
         column = FIELDS.get(name)
@@ -50,9 +50,9 @@ def as_sql(filters: Filters) -> tuple[str, list[Any]]:
             if operator == "in":
                 if not isinstance(value, Sequence) or isinstance(value, str) or not all(map(_is_scalar, value)):
                     raise BadFilter(f"The filter on {name!r}: `in` takes a list of texts, numbers and true or false.")
-                if len(value) > MOST_VALUES:
+                if len(value) > MAX_VALUES:
                     raise BadFilter(
-                        f"The filter on {name!r}: `in` has {len(value)} values; up to {MOST_VALUES} are taken."
+                        f"The filter on {name!r}: `in` has {len(value)} values; up to {MAX_VALUES} are taken."
                     )
                 parts.append(f"{column} IN ({','.join('?' * len(value))})")
                 values += value

@@ -24,7 +24,7 @@ from retrieval.records import (
     TooManyInvited,
 )
 
-LONGEST_NAME = 200
+MAX_NAME_LENGTH = 200
 MAX_INVITATIONS = 1000  # open ones of a collection
 _MAY = {"share": ("owner",), "delete": ("owner",), "rename": ("owner",), "add documents to": ("owner", "writer"),
         "delete documents from": ("owner", "writer")}  # fmt: skip
@@ -247,8 +247,8 @@ def _checked(name: str) -> str:
         ValueError: it is no name of a collection.
     """
     name = name.strip()
-    if not name or len(name) > LONGEST_NAME:
-        raise ValueError(f"A collection's name has 1 to {LONGEST_NAME} characters.")
+    if not name or len(name) > MAX_NAME_LENGTH:
+        raise ValueError(f"A collection's name has 1 to {MAX_NAME_LENGTH} characters.")
     return name
 
 

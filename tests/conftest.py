@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Those that take longest, by far; most have few tests.
-LONGEST = (
+MAX_LENGTH = (
     "bench/test_gpu_bench.py",
     "app/runs/test_crashed_runs.py",
     "engine/gpu/test_gpu_engine.py",
@@ -72,6 +72,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     folder = Path(__file__).parent
-    rank = {folder / name: place for place, name in enumerate(LONGEST)}
+    rank = {folder / name: place for place, name in enumerate(MAX_LENGTH)}
     assert all(path.exists() for path in rank), "a file that takes long has another name now"
     items.sort(key=lambda item: rank.get(item.path, len(rank)))

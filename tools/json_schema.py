@@ -12,7 +12,7 @@ from typing import Any
 from tools.errors import BadArguments, Problem, ToolDeclarationError
 from tools.schema import JSONSchema
 
-_LONGEST = 300  # characters of one message, which may quote the argument
+_MAX_LENGTH = 300  # characters of one message, which may quote the argument
 
 
 def checker(where: str, name: str, schema: JSONSchema) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -30,7 +30,7 @@ def checker(where: str, name: str, schema: JSONSchema) -> Callable[[Mapping[str,
     try:
         kind.check_schema(schema)
     except SchemaError as error:
-        reason = error.message[:_LONGEST]
+        reason = error.message[:_MAX_LENGTH]
         raise ToolDeclarationError(f"{where}: the schema of its parameters is not JSON Schema: {reason}.") from None
     for target in external_references(schema):
         raise ToolDeclarationError(f"{where}: its schema refers to {target!r}; only references within it are read.")
@@ -40,7 +40,7 @@ def checker(where: str, name: str, schema: JSONSchema) -> Callable[[Mapping[str,
         given = copy.deepcopy(dict(arguments))
         errors = sorted(validator.iter_errors(given), key=lambda error: error.json_path)
         if errors:
-            found = [Problem(e.json_path.removeprefix("$").lstrip("."), e.message[:_LONGEST]) for e in errors]
+            found = [Problem(e.json_path.removeprefix("$").lstrip("."), e.message[:_MAX_LENGTH]) for e in errors]
             raise BadArguments(name, found)
         return given
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 _PERIODS = {"s": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
 _RATE = re.compile(r"([1-9]\d*)/(s|min|hour|day)")
-_MOST = 10_000  # times kept for a user and tool
+_MAX_COUNT = 10_000  # times kept for a user and tool
 _SWEEP = 1_000  # takes between two looks for windows that nobody is in any more
 
 
@@ -33,9 +33,9 @@ class Rate:
             ValueError: it is not a count from 1 to 10000, a slash and one of s, min, hour, day.
         """
         found = _RATE.fullmatch(text)
-        if found is None or int(found[1]) > _MOST:
+        if found is None or int(found[1]) > _MAX_COUNT:
             raise ValueError(
-                f'{text!r} is not a rate; write a count from 1 to {_MOST}, as in "20/min" (s, min, hour, day)'
+                f'{text!r} is not a rate; write a count from 1 to {_MAX_COUNT}, as in "20/min" (s, min, hour, day)'
             )
         return cls(int(found[1]), _PERIODS[found[2]])
 

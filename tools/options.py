@@ -18,7 +18,7 @@ PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
 APPROVALS: tuple[Approval, ...] = get_args(Approval)
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-LONGEST_S = 3600.0  # of a timeout
+MAX_S = 3600.0  # of a timeout
 FEWEST_CHARS = 200  # of max_chars: the note on what was cut must fit
 
 
@@ -47,8 +47,8 @@ def options(
         )
     if approval is not None and approval not in APPROVALS:
         raise ToolDeclarationError(f"{where}: approval {approval!r} is unknown; accepted: {', '.join(APPROVALS)}.")
-    if not 0 < timeout <= LONGEST_S:
-        raise ToolDeclarationError(f"{where}: timeout {timeout!r} is not above 0 and at most {LONGEST_S:g} seconds.")
+    if not 0 < timeout <= MAX_S:
+        raise ToolDeclarationError(f"{where}: timeout {timeout!r} is not above 0 and at most {MAX_S:g} seconds.")
     if not cache >= 0:
         raise ToolDeclarationError(f"{where}: cache {cache!r} is not a number of seconds; write 0 for no cache.")
     if max_chars < FEWEST_CHARS:

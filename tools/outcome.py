@@ -15,7 +15,7 @@ from tools.context import Step
 from tools.result import Result, shorten
 from tools.tool import Tool
 
-_LONGEST = 8000  # characters of a message of ours, which may quote what the model wrote
+_MAX_LENGTH = 8000  # characters of a message of ours, which may quote what the model wrote
 
 Kind = Literal[
     "ok",
@@ -74,7 +74,7 @@ class Outcome:
 
 def failed(call: Call, kind: Kind, message: str, tool: Tool | None = None) -> Outcome:
     """The outcome of a call that went wrong. What a tool itself says is as untrusted as its results."""
-    text, cut = shorten(message, _LONGEST if tool is None else tool.max_chars)
+    text, cut = shorten(message, _MAX_LENGTH if tool is None else tool.max_chars)
     return Outcome(call.id, call.name, kind, Result(text, None, (), tool is not None and tool.untrusted, cut))
 
 

@@ -22,7 +22,7 @@ from training.text import prose
 from training.trainer import Plan, Trainer, train
 
 CURVES = Path("docs/img")
-MOST_PROCESSES = 8  # a step on a CPU has some twenty conversations to share out
+MAX_PROCESSES = 8  # a step on a CPU has some twenty conversations to share out
 
 
 def make_tokenizer(path: Path, plan: Plan, samples: int = 12_000) -> Tokenizer:
@@ -43,7 +43,7 @@ def longest_conversation(trained: Tokenizer, seed: int, samples: int = 500) -> i
     """Tokens of the longest of some conversations from the end of the curriculum."""
     rng = Random(seed)
     made = ("".join(text for text, _ in tokenizer.segments(mixture.conversation(rng, 1.0))) for _ in range(samples))
-    return min(mixture.LONGEST, max(len(trained.encode(text).ids) for text in made))
+    return min(mixture.MAX_LENGTH, max(len(trained.encode(text).ids) for text in made))
 
 
 def compiles(device: str) -> bool:
@@ -60,7 +60,7 @@ def make(name: plans.Name, arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         compiled=compiles(arguments.device),
         start=arguments.start,
-        processes=arguments.processes or min(MOST_PROCESSES, torch.get_num_threads()),
+        processes=arguments.processes or min(MAX_PROCESSES, torch.get_num_threads()),
     )
     work, out = arguments.work / name, arguments.out / name
     if arguments.start is not None:
@@ -87,7 +87,7 @@ def main() -> None:
         "--processes",
         type=int,
         default=None,
-        help=f"that train together on a CPU (default: its cores, at most {MOST_PROCESSES})",
+        help=f"that train together on a CPU (default: its cores, at most {MAX_PROCESSES})",
     )
     parser.add_argument("--steps", type=int, default=None, help="instead of the plan's")
     parser.add_argument("--seed", type=int, default=1)

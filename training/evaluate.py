@@ -55,11 +55,11 @@ def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
 def held(engine: Engine, case: Case) -> Constrained | None:
     """Free text or calls of the case's tools, thinking before and between; None where there are no tools."""
     tokenizer = engine.tokenizer
-    dialect = choose_parser(tokenizer, tokenizer.tool_template)
+    tool_parser = choose_parser(tokenizer, tokenizer.tool_template)
     opening, closing = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
-    if not case.prompt.tools or dialect is None or opening is None or closing is None:
+    if not case.prompt.tools or tool_parser is None or opening is None or closing is None:
         return None
-    plan = dialect.plan(read_tools(case.prompt.tools), "auto")
+    plan = tool_parser.plan(read_tools(case.prompt.tools), "auto")
     return Constrained(plan.body, replace(plan.layout, think=(opening, closing)))
 
 

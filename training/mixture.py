@@ -27,7 +27,7 @@ from training.team import ALONE, Team
 from training.tokenizer import END_OF_TEXT, segments, token_id
 
 PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of what is read, at a small weight: 0.015 on average
-LONGEST = 2048  # tokens; a longer conversation is not trained on
+MAX_LENGTH = 2048  # tokens; a longer conversation is not trained on
 
 TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
     "grounded": grounded.conversation,
@@ -88,7 +88,7 @@ def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: in
             part = tokenizer.encode(text, add_special_tokens=False).ids
             ids += part
             weights += [1.0 if learned else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part]
-        if len(ids) <= LONGEST:
+        if len(ids) <= MAX_LENGTH:
             made.append((ids, weights))
             total += len(ids)
     return sorted(made, key=lambda row: -len(row[0]))

@@ -22,7 +22,7 @@ from typing import Literal
 Numbers = tuple[int, ...]
 Value = Literal["sure", "likely", "impossible"]
 
-LARGEST = 999  # no step makes more: nothing sensible goes that far for targets up to 100
+MAX_VALUE = 999  # no step makes more: nothing sensible goes that far for targets up to 100
 _STEP = re.compile(r"(?:Wait, )?(\d+)([-+*/])(\d+)=(\d+)((?: \d+)*)")
 _SIGNS = str.maketrans({"×": "*", "x": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
 
@@ -51,7 +51,7 @@ def apply(left: int, operator: str, right: int) -> int | None:
     if operator == "/":
         return left // right if right and left % right == 0 else None
     value = left + right if operator == "+" else left - right if operator == "-" else left * right
-    return value if 0 <= value <= LARGEST else None
+    return value if 0 <= value <= MAX_VALUE else None
 
 
 @lru_cache(maxsize=20_000)

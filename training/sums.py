@@ -20,7 +20,7 @@ from training.conversation import Phrasing
 from training.text import expression, words
 from training.text.noise import casual
 
-LARGEST = 10**13  # no result is longer
+MAX_VALUE = 10**13  # no result is longer
 
 _SPELLED = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -94,7 +94,7 @@ def _fine(text: str, decimals: int = 6) -> bool:
         found = expression.value(text)
     except expression.ExpressionError:
         return False
-    return abs(found) < LARGEST and expression.ends(found, decimals)
+    return abs(found) < MAX_VALUE and expression.ends(found, decimals)
 
 
 def random_tokens(rng: Random, progress: float) -> list[str]:

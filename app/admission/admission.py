@@ -53,7 +53,11 @@ class AdmissionDecisions(ABC):
     knows them."""
 
     def __init__(
-        self, settings: Settings, backlogs: Mapping[str, QueuedWork], rates: RateWindows, refused: Callable[[str], None]
+        self,
+        settings: Settings,
+        queue_estimates: Mapping[str, QueuedWork],
+        rates: RateWindows,
+        refused: Callable[[str], None],
     ) -> None:
         """`refused` hears the reason of each refusal."""
         self._max_wait_s = settings.max_wait_s
@@ -61,12 +65,12 @@ class AdmissionDecisions(ABC):
         self._thinking = settings.reduced_thinking
         self._queue = settings.max_running + settings.max_waiting
         self._policy = settings.policy
-        self._backlogs = backlogs
+        self._queue_estimates = queue_estimates
         self._rates = rates
         self._refused = refused
 
     @abstractmethod
-    def left(self, ticket: RequestBudget) -> None:
+    def left(self, request_budget: RequestBudget) -> None:
         """All that answered a request has ended."""
 
     def check(self, among: Iterable[ServedModel]) -> None:
@@ -74,7 +78,7 @@ class AdmissionDecisions(ABC):
         Raises:
             ApiError: 429: all of these models have too much to do.
         """
-        self._check([self._backlogs[served.name] for served in among])
+        self._check([self._queue_estimates[served.name] for served in among])
 
     def check_priority(self, priority: int | None) -> None:
         """
@@ -105,7 +109,7 @@ class AdmissionDecisions(ABC):
 
     def thinking_left(self, served: ServedModel) -> int | None:
         """Returns the most tokens that an answer may think where many wait. None: as many as were asked for."""
-        return self._thinking if self._backlogs[served.name].wait_s() >= self._reduce_from_s else None
+        return self._thinking if self._queue_estimates[served.name].wait_s() >= self._reduce_from_s else None
 
     def refusal(self, reason: str, message: str, wait_s: float, code: str) -> ApiError:
         """A 429 that says when to come again; it is counted."""
@@ -117,7 +121,7 @@ class AdmissionDecisions(ABC):
         )  # fmt: skip
 
     def _check(self, among: Iterable[QueuedWork]) -> None:
-        least = min(among, key=lambda backlog: backlog.wait_s())
+        least = min(among, key=lambda queue_estimate: queue_estimate.wait_s())
         wait_s = least.wait_s()
         if len(least) >= self._queue:
             message = f"{len(least)} answers are written or wait already; accepted: at most {self._queue}."
@@ -139,13 +143,13 @@ class Admission(AdmissionDecisions):
     def __init__(
         self,
         settings: Settings,
-        backlogs: Mapping[str, QueuedWork],
+        queue_estimates: Mapping[str, QueuedWork],
         refused: Callable[[str], None] = lambda reason: None,
         used: Callable[[str, int], None] = lambda key_id, tokens: None,
     ) -> None:
         """`backlogs` are those of the served models, by name. `used` hears of each request that ended which key it was
         for, and its tokens."""
-        super().__init__(settings, backlogs, RateWindows(), refused)
+        super().__init__(settings, queue_estimates, RateWindows(), refused)
         self._used = used
         self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
         self._deadline_s, self._longest = settings.deadline_s, settings.max_output_tokens
@@ -167,7 +171,7 @@ class Admission(AdmissionDecisions):
                 "quota", f"This key has used the {most} {unit} that it may in a {span} (UTC).", wait_s,
                 "insufficient_quota",
             )  # fmt: skip
-        self._check(self._backlogs.values())
+        self._check(self._queue_estimates.values())
         if limits.concurrent is not None and self._answering[key] >= limits.concurrent:
             raise self.refusal(
                 "concurrency", f"This key has {self._answering[key]} requests under way; accepted: at most "
@@ -182,23 +186,25 @@ class Admission(AdmissionDecisions):
                 f"{limits.requests} a minute.", wait_s, "rate_limit_exceeded",
             )  # fmt: skip
         self._answering[key] += 1
-        ticket = RequestBudget(self, key, limits, self.terms_of(who), counted=who.key_id is not None, strict=strict)
-        self._tickets.add(ticket)
-        return ticket
+        request_budget = RequestBudget(
+            self, key, limits, self.terms_of(who), counted=who.key_id is not None, strict=strict
+        )
+        self._tickets.add(request_budget)
+        return request_budget
 
     @property
     def by_priority(self) -> dict[int, int]:
         """Requests that were let in and have not ended, by class; of an API worker's, the class of its key."""
-        return dict(sorted(Counter(ticket.terms.priority for ticket in self._tickets).items()))
+        return dict(sorted(Counter(request_budget.terms.priority for request_budget in self._tickets).items()))
 
-    def left(self, ticket: RequestBudget) -> None:
-        self._tickets.discard(ticket)
-        self._answering[ticket.key] -= 1
-        if not self._answering[ticket.key]:
-            del self._answering[ticket.key]
-        self._lasts_s += _LEARN * (time.monotonic() - ticket.began - self._lasts_s)
-        if ticket.counted:
-            self._used(ticket.key, ticket.tokens)
+    def left(self, request_budget: RequestBudget) -> None:
+        self._tickets.discard(request_budget)
+        self._answering[request_budget.key] -= 1
+        if not self._answering[request_budget.key]:
+            del self._answering[request_budget.key]
+        self._lasts_s += _LEARN * (time.monotonic() - request_budget.began - self._lasts_s)
+        if request_budget.counted:
+            self._used(request_budget.key, request_budget.tokens)
 
     def limits_of(self, who: Principal) -> KeyLimits:
         """The key's own, or else the server's for every key."""
@@ -250,25 +256,30 @@ class AdmissionGate:
             return admission.windows(who)
 
         try:
-            ticket = admission.begin(who, strict=is_strict(Headers(scope=scope)))
+            request_budget = admission.begin(who, strict=is_strict(Headers(scope=scope)))
         except ApiError as refusal:
             await note(scope, refusal).response()(scope, receive, _telling(send, windows))
             return
-        await answered(self.app, ticket, windows, scope, receive, send)
+        await answered(self.app, request_budget, windows, scope, receive, send)
 
 
 async def answered(
-    app: ASGIApp, ticket: RequestBudget, windows: Callable[[], list[Window]], scope: Scope, receive: Receive, send: Send
+    app: ASGIApp,
+    request_budget: RequestBudget,
+    windows: Callable[[], list[Window]],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
 ) -> None:
     """Answer a request that was let in, and tell how its key's limits stand."""
-    ticket.use()
+    request_budget.use()
     try:
-        await app(scope, receive, _telling(send, windows, ticket))
+        await app(scope, receive, _telling(send, windows, request_budget))
     finally:
-        ticket.leave()
+        request_budget.leave()
 
 
-def _telling(send: Send, windows: Callable[[], list[Window]], ticket: RequestBudget | None = None) -> Send:
+def _telling(send: Send, windows: Callable[[], list[Window]], request_budget: RequestBudget | None = None) -> Send:
     async def told(message: Message) -> None:
         if message["type"] == "http.response.start":
             out = MutableHeaders(scope=message)
@@ -276,8 +287,8 @@ def _telling(send: Send, windows: Callable[[], list[Window]], ticket: RequestBud
                 out[f"x-ratelimit-limit-{window.what}"] = str(window.limit)
                 out[f"x-ratelimit-remaining-{window.what}"] = str(window.remaining)
                 out[f"x-ratelimit-reset-{window.what}"] = duration(window.reset_s)
-            if ticket is not None and ticket.cut:
-                out[REDUCED] = ", ".join(f'{what}="{value}"' for what, value in ticket.cut.items())
+            if request_budget is not None and request_budget.cut:
+                out[REDUCED] = ", ".join(f'{what}="{value}"' for what, value in request_budget.cut.items())
         await send(message)
 
     return told

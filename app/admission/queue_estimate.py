@@ -79,7 +79,7 @@ _LEARN = 0.1  # what a new observation counts, once there are some
 _TENANTS = 1024  # whose cached shares are remembered
 _STRETCH = 1.8 / 0.8  # reading beside answers that are written: the steps' time, by what of it is left for reading
 _TELLING_S = 0.1  # waits that are shorter say nothing of how good the estimate is
-_MOST_SKEW = 4.0
+_MAX_SKEW = 4.0
 _LONGER, _SHORTER = 0.2, 0.05  # what a wait counts that was longer than expected, or shorter: rather too long a guess
 
 
@@ -87,7 +87,7 @@ class AdmittedWork:
     """One request that was let in: `answers` of it, to prompts of so many tokens that must be read."""
 
     def __init__(
-        self, backlog: QueueEstimate, tenant: str, prompt: int, unread: int, output: int, answers: int
+        self, queue_estimate: QueueEstimate, tenant: str, prompt: int, unread: int, output: int, answers: int
     ) -> None:
         self.tenant = tenant
         self.prompt = prompt
@@ -96,15 +96,15 @@ class AdmittedWork:
         self.answers = answers
         self.written = 0
         self.reading = True
-        self._backlog = backlog
+        self._queue_estimate = queue_estimate
 
     def got(self, tokens: int, cached: int) -> None:
         """`tokens` more were written; of the prompt, `cached` needed no reading."""
-        self._backlog.got(self, tokens, cached)
+        self._queue_estimate.got(self, tokens, cached)
 
     def end(self, *, whole: bool) -> None:
         """It is over. `whole`: its answers came to their ends."""
-        self._backlog.end(self, whole=whole)
+        self._queue_estimate.end(self, whole=whole)
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class QueueEstimate:
         work.reading = False
         since, expected_s = self._works[work]
         if expected_s > _TELLING_S and (waited_s := self._clock() - since) > 0:
-            seen = math.log(min(_MOST_SKEW, max(1 / _MOST_SKEW, waited_s / expected_s)))
+            seen = math.log(min(_MAX_SKEW, max(1 / _MAX_SKEW, waited_s / expected_s)))
             self._skew += (_LONGER if seen > self._skew else _SHORTER) * (seen - self._skew)
         if work.prompt:
             before = self._cached.pop(work.tenant, 0.0)

@@ -40,7 +40,7 @@ class RequestTerms:
 class Admitter(Protocol):
     """Decides what an admitted request may still ask: admission here, or a worker's client of it."""
 
-    def left(self, ticket: RequestBudget) -> None: ...
+    def left(self, request_budget: RequestBudget) -> None: ...
 
     def check(self, among: Iterable[ServedModel]) -> None: ...
 
@@ -203,8 +203,8 @@ def narrow(priority: int | None, deadline_s: float | None) -> None:
     Raises:
         ApiError: 400: its key may not have them.
     """
-    if (ticket := RequestBudget.current()) is not None:
-        ticket.narrow(priority, deadline_s)
+    if (request_budget := RequestBudget.current()) is not None:
+        request_budget.narrow(priority, deadline_s)
 
 
 class Scheduling(TypedDict):
@@ -220,14 +220,14 @@ def scheduling() -> Scheduling:
     Raises:
         ApiError: 408: none are.
     """
-    if (ticket := RequestBudget.current()) is None:
+    if (request_budget := RequestBudget.current()) is None:
         return {"priority": 0, "deadline_s": None}
-    return {"priority": ticket.terms.priority, "deadline_s": ticket.left_s}
+    return {"priority": request_budget.terms.priority, "deadline_s": request_budget.left_s}
 
 
 def priority() -> int:
     """The current request's class."""
-    return 0 if (ticket := RequestBudget.current()) is None else ticket.terms.priority
+    return 0 if (request_budget := RequestBudget.current()) is None else request_budget.terms.priority
 
 
 def output_limit(asked: int | None, param: str = "max_tokens") -> int | None:
@@ -236,7 +236,7 @@ def output_limit(asked: int | None, param: str = "max_tokens") -> int | None:
     Raises:
         ApiError: 400: more are asked for.
     """
-    most = None if (ticket := RequestBudget.current()) is None else ticket.terms.max_output_tokens
+    most = None if (request_budget := RequestBudget.current()) is None else request_budget.terms.max_output_tokens
     if most is not None and asked is not None and asked > most:
         message = f"{param} is {asked}; accepted: at most {most}, the longest answer of this key or server."
         raise invalid(param, message)
@@ -249,8 +249,8 @@ def enter(*among: ServedModel) -> None:
     Raises:
         ApiError: 429: all of them have too much to do.
     """
-    if (ticket := RequestBudget.current()) is not None:
-        ticket.enter(*among)
+    if (request_budget := RequestBudget.current()) is not None:
+        request_budget.enter(*among)
 
 
 def charge(tokens: int) -> None:
@@ -259,5 +259,5 @@ def charge(tokens: int) -> None:
     Raises:
         ApiError: 429: its key has too few left for now.
     """
-    if (ticket := RequestBudget.current()) is not None:
-        ticket.charge(tokens)
+    if (request_budget := RequestBudget.current()) is not None:
+        request_budget.charge(tokens)

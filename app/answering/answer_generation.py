@@ -66,7 +66,7 @@ class Generation:
     spans: list[Span]  # one for each prompt
     chat: bool  # tell thinking apart
     calls: bool = False  # what the spans' constraints hold are tool calls
-    manner: ReasoningConfig = field(default_factory=ReasoningConfig)  # of a chat's answers
+    reasoning_config: ReasoningConfig = field(default_factory=ReasoningConfig)  # of a chat's answers
     variables: Mapping[str, Any] = field(default_factory=dict)  # of its template
     tenant: str = ""  # whose blocks of the prefix cache are found
     tally: Tally = field(default_factory=Tally)
@@ -111,7 +111,7 @@ class Generation:
         if not self.chat:
             return plain(seq, span)
         opened, closed = self.served.opens_thinking(prompt), self.served.closes_thinking(prompt)
-        write = AnswerGenerator(self.manner, self.served, self.variables, self._hear)
+        write = AnswerGenerator(self.reasoning_config, self.served, self.variables, self._hear)
         return write(seq, span, self.served.markers, opened=opened, closed=closed, calls=self.calls)
 
     def _hear(self, event: Event) -> None:
@@ -125,7 +125,7 @@ def remaining_context(served: ServedModel, prompt: Sequence[int], limit: int | N
     Raises:
         ApiError: 400 `context_length_exceeded`, with the numbers.
     """
-    context = served.engine.max_tokens
+    context = served.engine.max_model_len
     room = context - len(prompt)
     most = output_limit(limit)
     if room < 1:

@@ -55,7 +55,7 @@ class Checkers:
     """
 
     def __init__(self) -> None:
-        self.toolshed: ToolService | None = None
+        self.tool_service: ToolService | None = None
         self._workers = ProcessPool("tools.workers.schema_check", timeout_s=CHECK_S, memory_bytes=_MEMORY_BYTES)
         self._pure: Pure | None = None
         self._opening = asyncio.Lock()
@@ -121,12 +121,12 @@ class Checkers:
             return self._pure
 
     def _tool(self, name: Any, arguments: Any, user: str) -> Check:
-        if self.toolshed is None:
+        if self.tool_service is None:
             raise invalid(
                 "checker.type", "checker.type is 'tool', and there are no tools in this process (an API worker, or a "
                 "replay); accepted: another type, or a run.",
             )  # fmt: skip
-        executor = self.toolshed.executor
+        executor = self.tool_service.executor
         tool = executor.registry.get(name) if isinstance(name, str) else None
         if tool is None:
             there = ", ".join(sorted(each.name for each in executor.registry))

@@ -144,12 +144,12 @@ def allowed_models(asked: Sequence[ModelPrompt]) -> list[ModelPrompt]:
     """Returns the models that the current request may ask, in order: those before the first that many wait for; one at
     least."""
     kept = list(asked)
-    if (ticket := RequestBudget.current()) is None:
+    if (request_budget := RequestBudget.current()) is None:
         return kept
-    busy = [at for at, each in enumerate(kept) if at and ticket.thinking_limit(each.served) is not None]
+    busy = [at for at, each in enumerate(kept) if at and request_budget.thinking_limit(each.served) is not None]
     if busy:
         kept = kept[: busy[0]]
-        ticket.reduce_models([each.served.name for each in kept])
+        request_budget.reduce_models([each.served.name for each in kept])
     return kept
 
 

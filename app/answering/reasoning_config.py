@@ -212,24 +212,28 @@ class ReasoningConfig:
         return {"reasoning_effort": "none"} if self.unthinking else {}
 
 
-def reduced_by_load(manner: ReasoningConfig, served: ServedModel) -> ReasoningConfig:
+def reduced_by_load(reasoning_config: ReasoningConfig, served: ServedModel) -> ReasoningConfig:
     """Returns `manner`, with less thinking where many wait for the model."""
-    ticket = RequestBudget.current()
-    most = None if ticket is None else ticket.thinking_limit(served)
-    if ticket is None or most is None or served.markers is None or manner.strategy is not None:
-        return manner
-    if manner.unthinking or manner.thinks is False:
-        return manner
-    budget = manner.budget
+    request_budget = RequestBudget.current()
+    most = None if request_budget is None else request_budget.thinking_limit(served)
+    if request_budget is None or most is None or served.markers is None or reasoning_config.strategy is not None:
+        return reasoning_config
+    if reasoning_config.unthinking or reasoning_config.thinks is False:
+        return reasoning_config
+    budget = reasoning_config.budget
     if budget is not None and budget.max_tokens is not None and budget.max_tokens <= most:
-        return manner
+        return reasoning_config
     kept = budget or ThinkingBudget()
     less = replace(kept, max_tokens=most, min_tokens=min(kept.min_tokens, most), waits=0)
-    ticket.reduce_thinking(served.name, most)
-    return replace(manner, budget=less, thinks=manner.thinks if budget is None else True, reduced=True)
+    request_budget.reduce_thinking(served.name, most)
+    return replace(
+        reasoning_config, budget=less, thinks=reasoning_config.thinks if budget is None else True, reduced=True
+    )
 
 
-def restored(recorded: Mapping[str, Any], served: ServedModel, manners: ReasoningResolver) -> ReasoningConfig:
+def restored(
+    recorded: Mapping[str, Any], served: ServedModel, reasoning_resolver: ReasoningResolver
+) -> ReasoningConfig:
     """
     Raises:
         ApiError, InvalidParameter: it cannot be had on this server.
@@ -238,7 +242,7 @@ def restored(recorded: Mapping[str, Any], served: ServedModel, manners: Reasonin
         recorded.get("reasoning_effort"), None, recorded.get("strategy"), recorded.get("strategy_options"),
         checker=recorded.get("checker"),
     )  # fmt: skip
-    return manners.of(asked, served, "replay")
+    return reasoning_resolver.of(asked, served, "replay")
 
 
 class AnswerGenerator:
@@ -250,16 +254,16 @@ class AnswerGenerator:
 
     def __init__(
         self,
-        manner: ReasoningConfig,
+        reasoning_config: ReasoningConfig,
         served: ServedModel,
         variables: Mapping[str, Any],  # Any: a model's authors name them
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        self._manner = manner
+        self._reasoning_config = reasoning_config
         self._served = served
         self._variables = variables
         self._on_event = on_event
-        budget = manner.budget
+        budget = reasoning_config.budget
         self.forcing = None if budget is None else BudgetForcing(budget, served.engine.tokenizer)
 
     async def __call__(
@@ -281,7 +285,7 @@ class AnswerGenerator:
             happening: Yields | AsyncGenerator[Piece, None] = self._forced(
                 self.forcing, seq, span, markers, opened=opened, closed=closed, calls=calls
             )
-        elif (chosen := self._manner.strategy) is not None:
+        elif (chosen := self._reasoning_config.strategy) is not None:
             happening = self._by(chosen, seq, span, markers, opened=opened, closed=closed, calls=calls)
         else:
             happening = think_and_answer(seq, span, markers, opened=opened, closed=closed, calls=calls)
@@ -308,12 +312,12 @@ class AnswerGenerator:
         self, chosen: Strategy[Any], seq: EngineSequence, span: Span, markers: Markers | None, **prompt: bool
     ) -> Yields:
         """By the strategy."""
-        manner, tokenizer = self._manner, self._served.engine.tokenizer
+        reasoning_config, tokenizer = self._reasoning_config, self._served.engine.tokenizer
         context = Context(
             tokenizer, span, markers, opened=prompt["opened"], closed=prompt["closed"], calls=prompt["calls"],
-            checker=manner.checker, variables=self._variables, quota=manner.quota,
+            checker=reasoning_config.checker, variables=self._variables, quota=reasoning_config.quota,
         )  # fmt: skip
-        running = run_strategy(chosen, seq, context, manner.options, timeout_s=manner.seconds)
+        running = run_strategy(chosen, seq, context, reasoning_config.options, timeout_s=reasoning_config.seconds)
         try:
             async with aclosing(running) as happening:
                 async for each in happening:
@@ -337,13 +341,13 @@ def prompted(
     served: ServedModel,
     prompt: list[int],
     span: Span,
-    manner: ReasoningConfig,
+    reasoning_config: ReasoningConfig,
     variables: Mapping[str, Any],  # Any: a model's authors name them
     *,
     calls: bool = False,
 ) -> ModelPrompt:
     """A request as one model reads it. A budget writes the answer itself, so a gate then measures the answer alone."""
-    write = None if manner.budget is None else AnswerGenerator(manner, served, variables)
+    write = None if reasoning_config.budget is None else AnswerGenerator(reasoning_config, served, variables)
     return ModelPrompt(served, prompt, span, calls, write)
 
 
@@ -352,9 +356,9 @@ async def plan_calls(
 ) -> ToolPlan:
     """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object; one that
     takes too long to compile is refused, as what an answer is held to must not depend on what else the server does."""
-    assert served.dialect is not None
+    assert served.tool_parser is not None
     try:
-        plan = served.dialect.plan(tools, chosen, parallel)
+        plan = served.tool_parser.plan(tools, chosen, parallel)
         await served.engine.compile(plan.body, tenant=user)
         return plan
     except CompileTimeout as late:
@@ -366,14 +370,14 @@ async def plan_calls(
         if isinstance(chosen, Named) and tool.name != chosen.name:
             continue
         try:
-            await served.engine.compile(served.dialect.plan([tool], Named(tool.name)).body, tenant=user)
+            await served.engine.compile(served.tool_parser.plan([tool], Named(tool.name)).body, tenant=user)
         except ConstraintRefused as refusal:
             if tool.strict or isinstance(refusal, CompileTimeout):
                 raise constraint_error(f"tools[{at}].function.parameters", refusal) from None
             loose.add(tool.name)
     if not loose:
         raise constraint_error("tools", whole) from None
-    plan = served.dialect.plan(tools, chosen, parallel, frozenset(loose))
+    plan = served.tool_parser.plan(tools, chosen, parallel, frozenset(loose))
     try:
         await served.engine.compile(plan.body, tenant=user)
     except ConstraintRefused as refusal:

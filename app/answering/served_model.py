@@ -59,7 +59,8 @@ class ServedModel:
     def __init__(self, engine: Engine, model: str, name: str | None = None, tool_dialect: str = "auto") -> None:
         """
         Raises:
-            CheckpointError: the model's tokenizer lacks a token of the dialect, or a file of the model's is damaged.
+            CheckpointError: the model's tokenizer lacks a token of the tool parser, or a file of the model's is
+            damaged.
         """
         directory = Path(engine.model_path)
         self.engine = engine
@@ -67,7 +68,7 @@ class ServedModel:
         self.names = frozenset({self.name, model, str(directory), DEFAULT_NAME})
         self.created = int(time.time())
         self.markers = Markers.of(engine.tokenizer)
-        self.dialect = choose_parser(engine.tokenizer, engine.tokenizer.tool_template, tool_dialect)
+        self.tool_parser = choose_parser(engine.tokenizer, engine.tokenizer.tool_template, tool_dialect)
         self.line_breaks = line_breaks(engine.tokenizer)
         self.plans: dict[bytes, ToolPlan] = {}  # by user and the request's tools; the oldest first
         self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
@@ -89,7 +90,7 @@ class ServedModel:
 
         def made() -> list[int]:
             shown = [dict(tool) for tool in tools] or None
-            tokenizer, most = self.engine.tokenizer, self.engine.max_tokens
+            tokenizer, most = self.engine.tokenizer, self.engine.max_model_len
             return tokenizer.encode_chat(messages, shown, variables, max_tokens=most)
 
         long = tools or len(messages) > _MANY or sum(map(_length, messages)) > _LONG_TEXT
@@ -107,7 +108,7 @@ class ServedModel:
         """
 
         def made() -> list[int]:
-            encode, most = self.engine.tokenizer.encode, self.engine.max_tokens
+            encode, most = self.engine.tokenizer.encode, self.engine.max_model_len
             return encode(text, special=special, bos=bos, max_tokens=most)
 
         with _blaming(field):

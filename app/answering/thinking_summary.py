@@ -33,7 +33,7 @@ class Summariser:
         """
         engine = self.served.engine
         tokens = engine.tokenizer.encode(text)
-        room = engine.max_tokens // 2
+        room = engine.max_model_len // 2
         if len(tokens) > room:
             half = room // 2
             text = f"{engine.tokenizer.decode(tokens[:half])} … {engine.tokenizer.decode(tokens[-half:])}"

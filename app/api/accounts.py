@@ -33,7 +33,7 @@ router = APIRouter(prefix="/api/operator", tags=["Operator"])
 
 _NAME = "a line of 1 to 100 characters"
 _ROLE = '"operator" or "user"'
-_MOST = 10**15
+_MAX_COUNT = 10**15
 _SCOPES = f"a list of scopes ({', '.join(SCOPES)}), or null for all"
 _PRIORITIES = f"-{MAX_PRIORITY} to {MAX_PRIORITY}"
 _RANGES = f"each 1 or more, but priority from {_PRIORITIES} and deadline_s up to {MAX_DEADLINE_S}, or null"
@@ -58,7 +58,7 @@ class UserQuotaFields(BaseModel):
 
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     deadline_s: int | None = Field(None, ge=1, le=MAX_DEADLINE_S)
-    max_output_tokens: int | None = Field(None, ge=1, le=_MOST)
+    max_output_tokens: int | None = Field(None, ge=1, le=_MAX_COUNT)
 
     def quota(self) -> Quota:
         return Quota(**self.model_dump())
@@ -78,12 +78,12 @@ class UserChange(BaseModel):
 class QuotaFields(UserQuotaFields):
     """Limits on what a key may cost; null: the server's limit for a minute and at once, none for a day and a month."""
 
-    requests_per_minute: int | None = Field(None, ge=1, le=_MOST)
-    tokens_per_minute: int | None = Field(None, ge=1, le=_MOST)
-    concurrent_requests: int | None = Field(None, ge=1, le=_MOST)
-    requests_per_day: int | None = Field(None, ge=1, le=_MOST)
-    tokens_per_day: int | None = Field(None, ge=1, le=_MOST)
-    tokens_per_month: int | None = Field(None, ge=1, le=_MOST)
+    requests_per_minute: int | None = Field(None, ge=1, le=_MAX_COUNT)
+    tokens_per_minute: int | None = Field(None, ge=1, le=_MAX_COUNT)
+    concurrent_requests: int | None = Field(None, ge=1, le=_MAX_COUNT)
+    requests_per_day: int | None = Field(None, ge=1, le=_MAX_COUNT)
+    tokens_per_day: int | None = Field(None, ge=1, le=_MAX_COUNT)
+    tokens_per_month: int | None = Field(None, ge=1, le=_MAX_COUNT)
 
 
 class KeyRequest(BaseModel):

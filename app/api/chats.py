@@ -39,8 +39,8 @@ _SHOWN = (
     "id", "parent_id", "role", "content", "thinking", "run_id", "thinking_s", "ttft_s", "tokens_per_s", "usage",
     "status", "error", "created_at",
 )  # fmt: skip
-_LIMIT, _MOST = 100, 500  # chats of a page
-_FOUND, _MOST_FOUND = 20, 100
+_LIMIT, _MAX_COUNT = 100, 500  # chats of a page
+_FOUND, _MAX_FOUND = 20, 100
 _QUERY_CHARACTERS = 500
 
 
@@ -71,7 +71,7 @@ async def server(request: Request) -> dict[str, Any]:
     return {
         "version": version(),
         "model": served.name,
-        "max_model_len": served.engine.max_tokens,
+        "max_model_len": served.engine.max_model_len,
         "device": served.engine.device,
         "dtype": served.engine.dtype,
         "about": served.about.text,
@@ -83,7 +83,7 @@ async def server(request: Request) -> dict[str, Any]:
 @router.get("/chats")
 async def chats(request: Request, user: User) -> dict[str, Any]:
     given = texts(request, "limit", "before", "folder_id")
-    limit = bounded("limit", given.get("limit"), _LIMIT, _MOST)
+    limit = bounded("limit", given.get("limit"), _LIMIT, _MAX_COUNT)
     state = State.of(request)
     try:
         found, more = await state.store.chats.of(
@@ -114,7 +114,7 @@ async def search_chats(request: Request, user: User) -> dict[str, Any]:
     if not query.strip() or len(query) > _QUERY_CHARACTERS:
         what = "missing" if not query.strip() else f"{len(query)} characters long"
         raise invalid("q", f"q is {what}; accepted: words, of at most {_QUERY_CHARACTERS} characters together.")
-    limit = bounded("limit", given.get("limit"), _FOUND, _MOST_FOUND)
+    limit = bounded("limit", given.get("limit"), _FOUND, _MAX_FOUND)
     found = await State.of(request).store.search.find(user, query, limit)
     return {
         "results": [

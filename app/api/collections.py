@@ -23,7 +23,7 @@ from retrieval import NameTaken, TooManyInvited
 
 router = APIRouter(prefix="/api", tags=["Collections"])
 
-LONGEST_USER = 200
+MAX_USER_LENGTH = 200
 
 
 class CollectionRequest(BaseModel):
@@ -102,8 +102,8 @@ async def share(request: Request, user: User, collection_id: str, member: str) -
     """Invites, and answers alike whether there is such a user or not: nobody is looked up."""
     number = number_in_path(collection_id, "collection")
     wanted = parse(await json_object(request), MemberRequest, no_effect=frozenset())
-    if len(member) > LONGEST_USER or not member.strip() or not member.isprintable():
-        raise invalid("user", f"The user is {member!r:.60}; accepted: a name of 1 to {LONGEST_USER} characters.")
+    if len(member) > MAX_USER_LENGTH or not member.strip() or not member.isprintable():
+        raise invalid("user", f"The user is {member!r:.60}; accepted: a name of 1 to {MAX_USER_LENGTH} characters.")
     rights = State.of(request).library.rights
     try:
         return MemberShown.of(await asyncio.to_thread(rights.invite, user, number, member, wanted.role))

@@ -48,10 +48,10 @@ router = APIRouter(prefix="/api", tags=["Documents"])
 P = ParamSpec("P")
 T = TypeVar("T")
 
-WAIT_S, LONGEST_WAIT_S = 10.0, 60.0
-MOST_TEXT = 1_000_000  # characters in one answer
-MOST_METADATA = 100
-LONGEST_SOURCE = 1000  # characters
+WAIT_S, MAX_WAIT_S = 10.0, 60.0
+MAX_TEXT = 1_000_000  # characters in one answer
+MAX_METADATA = 100
+MAX_SOURCE_LENGTH = 1000  # characters
 _AT_ONCE = 1 << 20  # bytes of an upload that are parsed and written in one go
 FIELDS = ("file", "source", "collection", "metadata", "wait")
 
@@ -117,7 +117,7 @@ async def delete(request: Request, user: User, document_id: str) -> Response:
 @router.get("/documents/{document_id}/text")
 async def text(request: Request, user: User, document_id: str) -> dict[str, Any]:
     found = await document_of(request, user, document_id)
-    start, end = _span(request, found.characters, MOST_TEXT)
+    start, end = _span(request, found.characters, MAX_TEXT)
     part = await asyncio.to_thread(State.of(request).library.store.text, user, found.id, start, end)
     return {
         "document": found.id, "start": start, "end": start + len(part), "characters": found.characters, "text": part,
@@ -209,8 +209,8 @@ def _sources(form: Form) -> list[str]:
         raise invalid("source", message)
     sources = [plain_path(name) for name in names]
     for name, source in zip(names, sources, strict=True):
-        if not source or len(source) > LONGEST_SOURCE:
-            raise invalid("source", f"source is {name!r:.60}; accepted: a name of 1 to {LONGEST_SOURCE} characters.")
+        if not source or len(source) > MAX_SOURCE_LENGTH:
+            raise invalid("source", f"source is {name!r:.60}; accepted: a name of 1 to {MAX_SOURCE_LENGTH} characters.")
     return sources
 
 
@@ -223,12 +223,12 @@ def _collection(text: str | None) -> int | None:
 
 
 def _metadata(text: str) -> Metadata:
-    accepted = f"a JSON object of at most {MOST_METADATA} strings, numbers, true and false"
+    accepted = f"a JSON object of at most {MAX_METADATA} strings, numbers, true and false"
     try:
         value = json_value(text)
     except ValueError as error:
         raise invalid("metadata", f"metadata is not valid JSON: {error}; accepted: {accepted}.") from None
-    if not isinstance(value, Mapping) or len(value) > MOST_METADATA:
+    if not isinstance(value, Mapping) or len(value) > MAX_METADATA:
         raise invalid("metadata", f"metadata is {text!r:.60}; accepted: {accepted}.")
     for name, part in value.items():
         if not isinstance(part, str | int | float | bool):
@@ -245,8 +245,8 @@ def _wait(text: str | None) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds <= LONGEST_WAIT_S:
-        raise invalid("wait", f"wait is {text!r:.60}; accepted: 0 to {LONGEST_WAIT_S:.0f} seconds.")
+    if not 0 <= seconds <= MAX_WAIT_S:
+        raise invalid("wait", f"wait is {text!r:.60}; accepted: 0 to {MAX_WAIT_S:.0f} seconds.")
     return seconds
 
 
@@ -347,7 +347,7 @@ def gone(found: Document) -> ApiError:
 
 jobs_router = APIRouter(prefix="/api", tags=["Documents"])
 
-MOST_JOBS = 100  # in the list
+MAX_JOBS = 100  # in the list
 
 
 @jobs_router.get("/jobs")
@@ -356,7 +356,7 @@ async def jobs(request: Request, user: User) -> dict[str, list[JobSummary]]:
     library = State.of(request).library
 
     def newest() -> list[JobSummary]:
-        return [job_shown(library, user, job).summary() for job in library.ingest.jobs.of(user)[:MOST_JOBS]]
+        return [job_shown(library, user, job).summary() for job in library.ingest.jobs.of(user)[:MAX_JOBS]]
 
     return {"jobs": await asyncio.to_thread(newest)}
 
@@ -374,7 +374,7 @@ async def cancel(request: Request, user: User, job_id: str) -> JSONResponse:
 
 pages_router = APIRouter(prefix="/api", tags=["Documents"])
 
-WIDTH, MOST_WIDTH = 1200, 3000  # pixels
+WIDTH, MAX_WIDTH = 1200, 3000  # pixels
 _HEADERS = {
     "Cache-Control": "private, no-cache",  # asked for each time: whoever lost the right to it sees it no more
     "X-Content-Type-Options": "nosniff",
@@ -406,7 +406,7 @@ async def pages(request: Request, user: User, document_id: str) -> dict[str, Any
 
 @pages_router.get("/documents/{document_id}/pages/{page}")
 async def picture(request: Request, user: User, document_id: str, page: str) -> Response:
-    width = bounded("width", texts(request, "width").get("width"), WIDTH, MOST_WIDTH)
+    width = bounded("width", texts(request, "width").get("width"), WIDTH, MAX_WIDTH)
     found = await document_of(request, user, document_id)
     number = _page(found, page)
     headers = {**_HEADERS, "ETag": f'"{found.version}-{number}-{width}"'}

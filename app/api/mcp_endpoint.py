@@ -57,7 +57,7 @@ class McpEndpoint:
             await asyncio.to_thread(importlib.import_module, "tools.mcp.server")
             from tools.mcp.server import ToolServer
 
-            server = ToolServer(self._state.toolshed.executor, user=user, version=self._version)
+            server = ToolServer(self._state.tool_service.executor, user=user, version=self._version)
             async with server.http([], idle_s=self._state.settings.mcp_idle_s) as app:
                 opened.set_result(app)
                 await self._state.ending.wait()

@@ -23,9 +23,9 @@ from retrieval.durable import sync_folder
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-MOST_PARTS = 2000
-LONGEST_FIELD = 64 * 1024  # bytes
-LONGEST_NAME = 255  # characters
+MAX_PARTS = 2000
+MAX_FIELD_LENGTH = 64 * 1024  # bytes
+MAX_NAME_LENGTH = 255  # characters
 
 T = TypeVar("T")
 
@@ -129,8 +129,8 @@ class Form:
 
     def _part_begin(self) -> None:
         self._parts += 1
-        if self._parts > MOST_PARTS:
-            raise BadForm(f"The form has more than {MOST_PARTS} parts; send the files in several requests.")
+        if self._parts > MAX_PARTS:
+            raise BadForm(f"The form has more than {MAX_PARTS} parts; send the files in several requests.")
         self._disposition, self._text = b"", bytearray()
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
@@ -166,8 +166,8 @@ class Form:
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._open is not None:
             self._open.write(memoryview(data)[start:end])
-        elif len(self._text) + end - start > LONGEST_FIELD:
-            raise BadForm(f"{self._field!r:.60} has more than {LONGEST_FIELD} bytes.", self._field)
+        elif len(self._text) + end - start > MAX_FIELD_LENGTH:
+            raise BadForm(f"{self._field!r:.60} has more than {MAX_FIELD_LENGTH} bytes.", self._field)
         else:
             self._text += data[start:end]
 
@@ -195,9 +195,9 @@ def plain_name(name: str) -> str:
     if seen in ("", ".", ".."):
         return ""
     stem, dot, suffix = seen.rpartition(".")
-    if len(seen) > LONGEST_NAME and dot and len(suffix) < 20:
-        return f"{stem[: LONGEST_NAME - 1 - len(suffix)]}.{suffix}"
-    return seen[:LONGEST_NAME]
+    if len(seen) > MAX_NAME_LENGTH and dot and len(suffix) < 20:
+        return f"{stem[: MAX_NAME_LENGTH - 1 - len(suffix)]}.{suffix}"
+    return seen[:MAX_NAME_LENGTH]
 
 
 def plain_path(path: str) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/api/operator", tags=["Operator"])
 
 _WINDOWS_S = (60.0, 900.0)
-_RUNS, _MOST_RUNS = 50, 500
+_RUNS, _MAX_RUNS = 50, 500
 
 
 @router.get("/stats")
@@ -56,7 +56,7 @@ async def stats(request: Request, who: Operator) -> dict[str, Any]:
 
 @router.get("/runs")
 async def runs(request: Request, who: Operator) -> dict[str, Any]:
-    limit = bounded("limit", texts(request, "limit").get("limit"), _RUNS, _MOST_RUNS)
+    limit = bounded("limit", texts(request, "limit").get("limit"), _RUNS, _MAX_RUNS)
     state = State.of(request)
     newest = await state.store.overview.newest_runs(limit)
     return {
@@ -70,11 +70,11 @@ async def tools(request: Request, who: Operator) -> dict[str, Any]:
     parameters(request)
     state = State.of(request)
     users = [each.id for each in await state.auth.do(Accounts.users)]
-    return {**tool_list(state.toolshed), **await asyncio.to_thread(_allowed, state, users)}
+    return {**tool_list(state.tool_service), **await asyncio.to_thread(_allowed, state, users)}
 
 
 def _allowed(state: State, users: list[str]) -> dict[str, Any]:
-    policy = state.toolshed.executor.policy
+    policy = state.tool_service.executor.policy
     return {
         "users": [
             {

@@ -93,7 +93,7 @@ async def unset_chat_permissions(request: Request, user: User, chat_id: str) -> 
 
 
 def _policy(request: Request) -> Policy:
-    return State.of(request).toolshed.executor.policy
+    return State.of(request).tool_service.executor.policy
 
 
 def _shown(policy: Policy, user: str) -> dict[str, Any]:

@@ -166,16 +166,18 @@ async def start_run(request: Request, user: User, who: Asker, chat_id: str) -> R
     auto = state.models.auto if wanted.model == AUTO_NAME else None
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
     enter(*((served,) if auto is None else auto.rungs))
-    manner = reduced_by_load(state.manners.of(wanted.asked(), served, user), served if auto is None else auto.rungs[0])
+    reasoning_config = reduced_by_load(
+        state.reasoning_resolver.of(wanted.asked(), served, user), served if auto is None else auto.rungs[0]
+    )
     if wanted.content is not None:
         await _check_length(wanted.content, state.models if auto is not None else [served])
     if auto is not None:
-        manner.check_routed()
+        reasoning_config.check_routed()
         if wanted.tools is not None:
             raise invalid("tools", "tools are asked for of 'auto'; accepted: the name of one model beside tools.")
     ask = Ask(
         wanted.place(), wanted.told(), wanted.sampling(), max_tokens=wanted.max_tokens, collections=wanted.collections,
-        tools=wanted.tools, served=served, auto=auto, manner=manner, user=user,
+        tools=wanted.tools, served=served, auto=auto, reasoning_config=reasoning_config, user=user,
     )  # fmt: skip
     try:
         started = await state.runs.start(chat_id, ask, _key(request, chat_id, body))
@@ -262,8 +264,8 @@ async def _check_length(content: str, answering: Iterable[ServedModel]) -> None:
     Raises:
         ApiError: the question alone is longer than the context of every model that may answer.
     """
-    served = max(answering, key=lambda each: each.engine.max_tokens)
-    most = served.engine.max_tokens
+    served = max(answering, key=lambda each: each.engine.max_model_len)
+    most = served.engine.max_model_len
     if len(content) <= most and len(content.encode()) <= most:  # no token is shorter than a byte
         return
     tokens = len(await served.text_tokens(content, "content"))

@@ -26,7 +26,7 @@ from app.state import State
 from engine.errors import EngineError
 from retrieval import BadFilter, BadQuery, Query
 from retrieval.filters import as_sql
-from retrieval.index.hybrid import MOST_HITS
+from retrieval.index.hybrid import MAX_HITS
 from retrieval.records import among_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 QUESTION = "Does this text answer the question? Reply yes or no.\n\nQuestion: {query}\n\nText: {text}"
-LONGEST = 4000  # characters of a text that are read
+MAX_LENGTH = 4000  # characters of a text that are read
 AT_ONCE = 8  # texts scored together: as many as leave room for people who chat
 
 
@@ -57,7 +57,7 @@ class Relevance:
         return list(await asyncio.gather(*(self._score(query, text) for text in texts)))
 
     async def _score(self, query: str, text: str) -> float:
-        asked = QUESTION.format(query=query, text=text[:LONGEST])
+        asked = QUESTION.format(query=query, text=text[:MAX_LENGTH])
         variables = {"enable_thinking": False} if self._served.markers else {}
         prompt = await self._served.chat_tokens([{"role": "user", "content": asked}], variables)
         async with self._room, await self._served.engine.open(prompt, tenant=self._tenant) as sequence:
@@ -74,7 +74,7 @@ class SearchRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     query: str = Field(description="a text of 1 to 4000 characters")
-    limit: int = Field(10, ge=1, le=MOST_HITS, description=f"an integer from 1 to {MOST_HITS}")
+    limit: int = Field(10, ge=1, le=MAX_HITS, description=f"an integer from 1 to {MAX_HITS}")
     filters: dict[str, Any] = Field(  # Any: `as_sql` checks what is in it
         default_factory=dict, description='an object such as {"media_type": "application/pdf", "year": {"gte": 2020}}'
     )

@@ -51,7 +51,7 @@ class AnswerRequest(BaseModel):
 
 @router.get("/tools")
 async def tools(request: Request) -> dict[str, Any]:
-    return tool_list(State.of(request).toolshed)
+    return tool_list(State.of(request).tool_service)
 
 
 def tool_list(shed: ToolService) -> dict[str, Any]:
@@ -73,14 +73,14 @@ def tool_list(shed: ToolService) -> dict[str, Any]:
 
 @router.get("/notes")
 async def notes(request: Request, user: User) -> dict[str, Any]:
-    shed = State.of(request).toolshed
+    shed = State.of(request).tool_service
     kept = await asyncio.to_thread(lambda: shed.notebook().all(user))
     return {"notes": [asdict(note) for note in kept]}
 
 
 @router.delete("/notes/{number}", status_code=204)
 async def forget_note(request: Request, user: User, number: str) -> None:
-    shed = State.of(request).toolshed
+    shed = State.of(request).tool_service
     try:
         if not re.fullmatch(r"\d{1,9}", number):
             raise NoteError(f"There is no note {number!r:.60}; GET /api/notes lists them.")
@@ -125,19 +125,20 @@ strategies_router = APIRouter(prefix="/api", tags=["Strategies"])
 async def strategies(request: Request, user: User) -> dict[str, Any]:
     parameters(request)
     state = State.of(request)
-    manners = state.manners
+    reasoning_resolver = state.reasoning_resolver
     return {
         "strategies": [
             {
                 "name": each.name, "about": each.about, "options": each.options.model_json_schema(),
                 "origin": each.origin,
             }
-            for each in manners.strategies
+            for each in reasoning_resolver.strategies
         ],
-        "faults": [{"origin": origin, "error": why} for origin, why in manners.strategies.faults.items()],
-        "efforts": {name: budget.model_dump() for name, budget in manners.efforts.items()},
+        "faults": [{"origin": origin, "error": why} for origin, why in reasoning_resolver.strategies.faults.items()],
+        "efforts": {name: budget.model_dump() for name, budget in reasoning_resolver.efforts.items()},
         "limits": {
-            "branches": manners.quota.branches, "nodes": manners.quota.nodes, "seconds": manners.seconds,
+            "branches": reasoning_resolver.quota.branches, "nodes": reasoning_resolver.quota.nodes, "seconds":
+            reasoning_resolver.seconds,
         },
         "thinking_text": state.settings.thinking_text,
     }  # fmt: skip

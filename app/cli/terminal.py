@@ -111,7 +111,7 @@ class LocalChat:
         served = self._served
         prompt = await served.chat_tokens(list(messages), {})
         async with await served.engine.open(prompt) as seq:
-            span = Span(sampling=served.sampling, max_tokens=served.engine.max_tokens - len(prompt))
+            span = Span(sampling=served.sampling, max_tokens=served.engine.max_model_len - len(prompt))
             opened = served.opens_thinking(prompt)
             async with aclosing(think_and_answer(seq, span, served.markers, opened=opened)) as pieces:
                 async for piece in pieces:

@@ -12,7 +12,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Thinking = Literal["minimal", "low", "medium", "high", "xhigh"]  # the efforts that think
 EFFORTS = '"none", "minimal", "low", "medium", "high" or "xhigh"'
 THINKING = '{"min_tokens": 0 or more, "max_tokens": 2 or more, "waits": 0 to 64, "wait_text": "Wait"}, each optional'
-MOST_WAITS = 64
+MAX_WAITS = 64
 
 
 class BudgetFields(BaseModel):
@@ -22,7 +22,7 @@ class BudgetFields(BaseModel):
 
     min_tokens: int = Field(default=0, ge=0)
     max_tokens: int | None = Field(default=None, ge=2)
-    waits: int = Field(default=0, ge=0, le=MOST_WAITS)
+    waits: int = Field(default=0, ge=0, le=MAX_WAITS)
     wait_text: str = Field(default="Wait", min_length=1, max_length=200)
 
 

@@ -55,13 +55,13 @@ class EngineCounters(Collector):
     def __init__(
         self,
         models: ModelRegistry,
-        backlogs: Mapping[str, QueueEstimate],
+        queue_estimates: Mapping[str, QueueEstimate],
         windows: TimeWindows,
         price_per_hour: float | None,
     ) -> None:
         self.stats: dict[str, Stats] = {}  # by model
         self._block_bytes = {served.name: block_bytes_of(served) for served in models}
-        self._backlogs = backlogs
+        self._queue_estimates = queue_estimates
         self._windows = windows
         self._price = price_per_hour
         self._auto = models.auto
@@ -124,11 +124,11 @@ class EngineCounters(Collector):
         wait = GaugeMetricFamily(
             "ponder_expected_wait_seconds", "How long a request that comes now is likely to wait.", labels=self._labels
         )
-        for name, backlog in self._backlogs.items():
+        for name, queue_estimate in self._queue_estimates.items():
             model = [name] if self._labels else []
-            answers.add_metric(model, len(backlog))
-            tokens.add_metric(model, backlog.tokens)
-            wait.add_metric(model, backlog.wait_s())
+            answers.add_metric(model, len(queue_estimate))
+            tokens.add_metric(model, queue_estimate.tokens)
+            wait.add_metric(model, queue_estimate.wait_s())
         yield from (answers, tokens, wait)
 
     def _cost(self) -> Metric | None:

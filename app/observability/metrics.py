@@ -36,12 +36,12 @@ class Meter:
         self._models = models
         self.goals = goals or Goals()
         self.windows = TimeWindows()
-        self.backlogs = {each.name: QueueEstimate(each.engine.config.max_running) for each in models}
+        self.queue_estimates = {each.name: QueueEstimate(each.engine.config.max_running) for each in models}
         self._looked_at = 0.0
         self.answering = 0
         self._looking: asyncio.Task[None] | None = None
         self.registry = CollectorRegistry()
-        self._snapshot = EngineCounters(models, self.backlogs, self.windows, self.goals.price_per_hour)
+        self._snapshot = EngineCounters(models, self.queue_estimates, self.windows, self.goals.price_per_hour)
         self.registry.register(self._snapshot)
         ProcessCollector(registry=self.registry)  # memory, CPU, open files
         self.ttft = Histogram(
@@ -83,7 +83,7 @@ class Meter:
         self.passed(1)
 
     def admit(self, model: str, tenant: str, prompt: int, limit: int, answers: int) -> AdmittedWork:
-        return self.backlogs[model].admit(tenant, prompt, limit, answers)
+        return self.queue_estimates[model].admit(tenant, prompt, limit, answers)
 
     def first(self, endpoint: str, seconds: float) -> None:
         self.ttft.labels(endpoint).observe(seconds)
@@ -117,7 +117,7 @@ class Meter:
                 seen[served.name] = None
             else:
                 self.windows.counted(served.name, stats)
-                self.backlogs[served.name].seen(stats)
+                self.queue_estimates[served.name].seen(stats)
         return seen
 
     def passed(self, change: int = 0) -> None:

@@ -61,11 +61,13 @@ async def chat_job(body: Mapping[str, Any], state: Serving, user: str) -> ChatJo
 
     async def prompt_of(served: ServedModel) -> ModelPrompt:
         job = await ChatJob.of(request, served, state, user)
-        job.manner.check_routed()
+        job.reasoning_config.check_routed()
         if isinstance(job.generation, CheckedGeneration):
             raise not_routed()
         jobs.append(job)
-        return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=job.calling.plan is not None)
+        return prompted(
+            served, job.prompt, job.span, job.reasoning_config, job.variables, calls=job.calling.plan is not None
+        )
 
     asked = allowed_models(await auto.prompted(prompt_of))
     return RoutedChat(request, jobs, Routing(auto, asked, state.counting.watch("chat"), user))
@@ -77,7 +79,7 @@ class ChatJob:
 
     request: ChatRequest
     served: ServedModel
-    manner: ReasoningConfig
+    reasoning_config: ReasoningConfig
     variables: dict[str, Any]
     prompt: list[int]
     span: Span
@@ -94,16 +96,16 @@ class ChatJob:
         Raises:
             ApiError: 400, naming the field.
         """
-        manner = reduced_by_load(state.manners.of(request.asked, served, user), served)
-        manner.check(answers=request.n)
-        variables = {**manner.variables, **request.chat_template_kwargs}
+        reasoning_config = reduced_by_load(state.reasoning_resolver.of(request.asked, served, user), served)
+        reasoning_config.check(answers=request.n)
+        variables = {**reasoning_config.variables, **request.chat_template_kwargs}
         calling = await Calling.of(request, served, user)
         held = await constrain_text(request, served, user) if calling.plan is None else None
         constraint = None if held is None else held.constrained
         if calling.plan is not None:
             constraint = calling.plan.constrained
         prompt = await served.chat_tokens(request.template_messages(), variables, calling.shown)
-        prompt = manner.prompt(prompt, served)
+        prompt = reasoning_config.prompt(prompt, served)
         room = remaining_context(served, prompt, request.token_limit, "messages")
         vocab_size = served.engine.vocab_size
         span = request.span(served.sampling, room=room, vocab_size=vocab_size, default_limit=None)
@@ -112,7 +114,7 @@ class ChatJob:
         )
         made = Generation(
             served, state.counting, "chat", [prompt], request.n, [span], chat=True, calls=calling.plan is not None,
-            manner=manner, variables=variables, tenant=user,
+            reasoning_config=reasoning_config, variables=variables, tenant=user,
         )  # fmt: skip
         check = None if held is None else held.check
         generation = made if check is None else CheckedGeneration(made, check)
@@ -120,7 +122,7 @@ class ChatJob:
         return cls(
             request,
             served,
-            manner,
+            reasoning_config,
             variables,
             prompt,
             span,

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from app.errors import ApiError, invalid
 from app.request_body import is_large
 
-_MOST_FIELDS = 100  # of an object within a request
+_MAX_FIELDS = 100  # of an object within a request
 _SHOWN = 61  # characters, or parts, of a value in a message
 
 Request = TypeVar("Request", bound=BaseModel)
@@ -130,7 +130,7 @@ def _check_size(name: str, value: Any, field: FieldInfo) -> None:
     limits = [each.max_length for each in field.metadata if isinstance(each, MaxLen)]
     kinds = get_args(field.annotation) or (field.annotation,)
     if isinstance(value, dict) and any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds):
-        limits.append(_MOST_FIELDS)
+        limits.append(_MAX_FIELDS)
     if limits and len(value) > min(limits):
         accepted = f"; accepted: {field.description}" if field.description else ""
         raise invalid(name, f"{name} is {_short(value)}{accepted}.")

@@ -151,7 +151,7 @@ MAX_N = 128
 MAX_STOPS = 4
 MAX_TOP_LOGPROBS = 20
 
-_LONGEST_PATTERN = 10_000
+_MAX_PATTERN_LENGTH = 10_000
 
 _Token = Annotated[int, Field(ge=0)]
 _Choice = Annotated[str, Field(min_length=1, max_length=10_000)]
@@ -202,8 +202,9 @@ class SamplingRequest(BaseModel):
     )
     guided_json: Any = Field(None, description="a JSON Schema, as an object or as JSON text")
     guided_regex: str | None = Field(
-        None, min_length=1, max_length=_LONGEST_PATTERN,
-        description=f"a regular expression of at most {_LONGEST_PATTERN} characters, without look-around or references",
+        None, min_length=1, max_length=_MAX_PATTERN_LENGTH,
+        description=f"a regular expression of at most {_MAX_PATTERN_LENGTH} characters, without look-around or "
+        "references",
     )  # fmt: skip
     guided_choice: list[_Choice] | None = Field(
         None, min_length=1, max_length=4096, description="a list of 1 to 4096 non-empty strings"

@@ -28,7 +28,7 @@ _CHAIN = """
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
-_MOST_ITEMS = 100
+_MAX_ITEMS = 100
 
 
 class TypedEvents(EventStream):
@@ -75,8 +75,8 @@ async def input_items(request: Request, response_id: str, user: User) -> dict[st
     order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit", "20")
     if order not in ("asc", "desc"):
         raise invalid("order", f"order is {order!r:.60}; accepted: 'asc' or 'desc'.")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= _MOST_ITEMS):
-        raise invalid("limit", f"limit is {limit!r:.60}; accepted: an integer from 1 to {_MOST_ITEMS}.")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= _MAX_ITEMS):
+        raise invalid("limit", f"limit is {limit!r:.60}; accepted: an integer from 1 to {_MAX_ITEMS}.")
     items = await StoredResponses(State.of(request).store, user).input_of(response_id)
     if order == "desc":
         items.reverse()

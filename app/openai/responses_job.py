@@ -124,12 +124,12 @@ async def response_job(body: Json, state: State, user: str) -> ResponseJob | Rou
 
         async def prompt_of(served: ServedModel) -> ModelPrompt:
             job = await ResponseJob.of(request, offer, state, served, user, stored)
-            job.manner.check_routed()
+            job.reasoning_config.check_routed()
             if job.check is not None:
                 raise not_routed()
             jobs.append(job)
             calls = job.calling.plan is not None
-            return prompted(served, job.prompt, job.span, job.manner, job.variables, calls=calls)
+            return prompted(served, job.prompt, job.span, job.reasoning_config, job.variables, calls=calls)
 
         asked = allowed_models(await auto.prompted(prompt_of))
         return RoutedResponse(request, jobs, Routing(auto, asked, state.counting.watch("responses"), user))
@@ -169,7 +169,7 @@ class ResponseJob:
     request: ResponseRequest
     state: State
     served: ServedModel
-    manner: ReasoningConfig
+    reasoning_config: ReasoningConfig
     user: str
     stored: StoredResponses
     items: list[Json]  # of this request
@@ -219,13 +219,13 @@ class ResponseJob:
         wanted = [] if offer.served is None or offer.choice == "none" else _offered(state, offer)
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
         chat = await asyncio.to_thread(request.chat, messages, offer, shown)
-        manner = reduced_by_load(state.manners.of(chat.asked, served, user), served)
-        variables = {**manner.variables, **chat.chat_template_kwargs}
+        reasoning_config = reduced_by_load(state.reasoning_resolver.of(chat.asked, served, user), served)
+        variables = {**reasoning_config.variables, **chat.chat_template_kwargs}
         calling = await Calling.of(chat, served, user)
         held = await constrain_text(chat, served, user) if calling.plan is None else None
         constraint = None if held is None else held.constrained
         prompt = await served.chat_tokens(chat.template_messages(), variables, calling.shown)
-        prompt = manner.prompt(prompt, served)
+        prompt = reasoning_config.prompt(prompt, served)
         room = remaining_context(served, prompt, request.max_output_tokens, "input")
         span = chat.span(served.sampling, room=room, vocab_size=served.engine.vocab_size, default_limit=None)
         span = replace(
@@ -238,13 +238,13 @@ class ResponseJob:
 
         output = Output({tool.name for tool in wanted}, logprobs if request.include else None)
         job = cls(
-            request, state, served, manner, user, stored, with_ids(items), prompt, room, span, calling, None,
+            request, state, served, reasoning_config, user, stored, with_ids(items), prompt, room, span, calling, None,
             variables, output, state.thoughts(user), check=None if held is None else held.check,
             warnings=calling.warnings if held is None else held.warnings,
         )  # fmt: skip
         if wanted and calling.plan is not None:
             job.tools = ServedTools(
-                state.toolshed.executor, wanted, response=job.id, user=user, read_from=said.read_from,
+                state.tool_service.executor, wanted, response=job.id, user=user, read_from=said.read_from,
                 alone=not offer.functions,
             )  # fmt: skip
         return job
@@ -311,7 +311,7 @@ class ResponseJob:
         plan = self.calling.plan
         made = Generation(
             self.served, self.state.counting, "responses", [self.prompt], 1, [self.span], chat=True,
-            calls=plan is not None, manner=self.manner, variables=self.variables, tenant=self.user,
+            calls=plan is not None, reasoning_config=self.reasoning_config, variables=self.variables, tenant=self.user,
             tally=self.tally,
         )  # fmt: skip
         generation: Answering = self.routing or (made if self.check is None else CheckedGeneration(made, self.check))
@@ -363,7 +363,7 @@ class ResponseJob:
         )  # fmt: skip
         most = Limits(settings.tool_steps, seconds=settings.tool_seconds)
         limits = replace(most, tokens=self.request.max_output_tokens or min(self.span.max_tokens, most.tokens))
-        answers = AnswerGenerator(self.manner, served, self.variables, self._hear)
+        answers = AnswerGenerator(self.reasoning_config, served, self.variables, self._hear)
         return Agent(style, tools, self.span, limits, answers=answers)
 
     def _hear(self, event: Event) -> None:
@@ -413,7 +413,7 @@ def _offered(state: State, offer: Offer) -> list[Any]:
     """The server's tools that are wanted."""
     assert offer.served is not None
     try:
-        return list(state.toolshed.offered(offer.served))
+        return list(state.tool_service.offered(offer.served))
     except UnknownTool as unknown:
         path = f"tools[{offer.served_place}].allowed_tools"
         raise invalid(path, f"{path}: {unknown}") from None

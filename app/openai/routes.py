@@ -57,17 +57,17 @@ def model_entry(models: ModelRegistry, name: str) -> dict[str, Any]:
         "owned_by": "ponder",
         "max_model_len": max(served.engine.max_model_len for served in asked),
         "thinks": all(served.markers is not None for served in asked),
-        "tools": name != AUTO_NAME and all(served.dialect is not None for served in asked),
+        "tools": name != AUTO_NAME and all(served.tool_parser is not None for served in asked),
     }
 
 
-MOST_TEXTS = 2048
-LONGEST = 8192  # word pieces of a text
-MOST_CHARACTERS = 32 * LONGEST  # of it, white space included; longer ones are not even cut into pieces
+MAX_TEXTS = 2048
+MAX_LENGTH = 8192  # word pieces of a text
+MAX_CHARACTERS = 32 * MAX_LENGTH  # of it, white space included; longer ones are not even cut into pieces
 BATCH = 32
 NO_EFFECT = frozenset({"user"})
 
-_ACCEPTED = f"a non-empty string, or a list of 1 to {MOST_TEXTS} of them"
+_ACCEPTED = f"a non-empty string, or a list of 1 to {MAX_TEXTS} of them"
 
 
 class EmbeddingRequest(BaseModel):
@@ -82,7 +82,7 @@ class EmbeddingRequest(BaseModel):
     @classmethod
     def _texts(cls, value: Any) -> Any:
         texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not 1 <= len(texts) <= MOST_TEXTS:
+        if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
             had = f"a list of {len(texts)}" if isinstance(texts, list) else f"{value!r:.60}"
             raise invalid("input", f"input is {had}; accepted: {_ACCEPTED}.")
         for at, text in enumerate(texts):
@@ -90,8 +90,8 @@ class EmbeddingRequest(BaseModel):
                 raise invalid("input", f"input has token ids, which are those of another model; accepted: {_ACCEPTED}.")
             if not isinstance(text, str) or not text:
                 raise invalid("input", f"input[{at}] is {text!r:.60}; accepted: a non-empty string.")
-            if len(text) > MOST_CHARACTERS:
-                message = f"input[{at}] has {len(text)} characters; accepted: at most {MOST_CHARACTERS}."
+            if len(text) > MAX_CHARACTERS:
+                message = f"input[{at}] has {len(text)} characters; accepted: at most {MAX_CHARACTERS}."
                 raise invalid("input", message, "context_length_exceeded")
         return texts
 
@@ -130,8 +130,8 @@ def _count(embedder: Embedder, texts: Sequence[str], first: int) -> int:
     """Word pieces in the texts, the first of which is `input[first]`."""
     counts = [len(spans) for spans in embedder.pieces(texts)]
     for at, count in enumerate(counts, first):
-        if count > LONGEST:
-            message = f"input[{at}] has {count} tokens; accepted: at most {LONGEST}."
+        if count > MAX_LENGTH:
+            message = f"input[{at}] has {count} tokens; accepted: at most {MAX_LENGTH}."
             raise invalid("input", message, "context_length_exceeded")
     return sum(counts)
 

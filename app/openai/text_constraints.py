@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"name", "schema"}}'
 _SCHEMA = "accepted: a JSON Schema, which is an object"
-MOST_TOOLS = 512
-MOST_PLANS = 64
+MAX_TOOLS = 512
+MAX_PLANS = 64
 MAX_PARTS = 25_000  # values of all tools together, or of a form
 
 
@@ -212,8 +212,8 @@ class Calling:
             ApiError, InvalidParameter: the tools are not as accepted, or cannot be offered to this model.
         """
         shown, parallel = request.tools or [], request.parallel_tool_calls is not False
-        if len(shown) > MOST_TOOLS:
-            raise invalid("tools", f"tools has {len(shown)} entries; accepted: at most {MOST_TOOLS}.")
+        if len(shown) > MAX_TOOLS:
+            raise invalid("tools", f"tools has {len(shown)} entries; accepted: at most {MAX_TOOLS}.")
         _check_parts("tools", shown)
         large = is_large([shown, request.tool_choice])
 
@@ -228,7 +228,7 @@ class Calling:
         chosen = read_choice(request.tool_choice, tools)
         if not tools or chosen == "none":
             return cls(avoided=_beginning(served) if tools else None)
-        if served.dialect is None:
+        if served.tool_parser is None:
             raise invalid(
                 "tools", "tools are given, but this model's chat template has no form of tool call that Ponder knows; "
                 "accepted: a model that calls tools, or the server's option --tool-dialect.",
@@ -237,7 +237,7 @@ class Calling:
         _check_beside_tools(request, served)
         plan = await plan_calls(served, tools, chosen, parallel, user)
         served.plans[key] = plan  # an agent sends the same tools with every turn
-        if len(served.plans) > MOST_PLANS:
+        if len(served.plans) > MAX_PLANS:
             del served.plans[next(iter(served.plans))]
         return cls(shown, plan)
 
@@ -260,6 +260,6 @@ def _check_beside_tools(request: ChatRequest, served: ServedModel) -> None:
 def _beginning(served: ServedModel) -> int | None:
     """The token that begins a call, where there is one. The tools themselves, which nobody may call, don't matter."""
     try:
-        return None if served.dialect is None else served.dialect.plan([Tool("any")], "auto").layout.begin
+        return None if served.tool_parser is None else served.tool_parser.plan([Tool("any")], "auto").layout.begin
     except InvalidParameter:  # the model writes calls in a form that cannot be held
         return None

@@ -26,7 +26,7 @@ _KINDS: dict[type[Event], type[BaseModel]] = {
     CandidateDone: events.CandidateDone,
     CandidateChosen: events.CandidateChosen,
 }
-LONGEST = 10_000  # characters of what a plugin tells at once
+MAX_LENGTH = 10_000  # characters of what a plugin tells at once
 
 
 def without_text(event: BaseModel) -> BaseModel:
@@ -65,6 +65,6 @@ def _short_json(event: Event) -> dict[str, Any]:
     """A plugin's fields; none where they are too long or no JSON."""
     try:
         fields = asdict(event)
-        return fields if len(json.dumps(fields, allow_nan=False)) <= LONGEST else {}
+        return fields if len(json.dumps(fields, allow_nan=False)) <= MAX_LENGTH else {}
     except (ValueError, TypeError):  # what a plugin puts there may be anything, also what cannot be copied
         return {}

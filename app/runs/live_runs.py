@@ -81,13 +81,13 @@ class Runs:
         meter: Meter,
         store: Store,
         library: Library,
-        toolshed: ToolService,
+        tool_service: ToolService,
         limits: Limits,
     ) -> None:
         """`served` is the default model; `thoughts` says what is seen of an answer's thinking."""
         self._served = served
         self._thoughts = thoughts
-        self._toolshed = toolshed
+        self._tool_service = tool_service
         self._limits = limits
         self._library = library
         self._meter = meter
@@ -120,7 +120,7 @@ class Runs:
             return await self._store.run_keys.run_of(ask.user, key) or await self._start(chat_id, ask, key)
 
     async def _start(self, chat_id: str, ask: Ask, key: RunKey | None) -> Started:
-        offered = [] if ask.tools is None else self._toolshed.offered(ask.tools)
+        offered = [] if ask.tools is None else self._tool_service.offered(ask.tools)
         if isinstance(ask.collections, list):
             await asyncio.to_thread(self._library.rights.readable, ask.user, ask.collections)
         await self._store.chats.get(ask.user, chat_id)  # another's chat is not even busy
@@ -146,7 +146,7 @@ class Runs:
         run.log.append(RunQueued(position=ahead))
         history = History.of(begun.branch, system=ask.system, imported=begun.imported, grounded=begun.grounded)
         tools = RunTools(
-            self._toolshed.executor, offered, run.log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits,
+            self._tool_service.executor, offered, run.log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits,
             tainted_by=history.read_from,
         )  # fmt: skip
         run.begin(history, ask, tools if offered else None)

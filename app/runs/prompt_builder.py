@@ -111,7 +111,7 @@ def _untrusted(steps: Sequence[Step]) -> set[str]:
     }
 
 
-LEAST_ROOM = 256  # tokens for an answer; with fewer, what earlier answers called is left out of the prompt
+MIN_ROOM = 256  # tokens for an answer; with fewer, what earlier answers called is left out of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Prepared:
 
 async def prepare(
     served: ServedModel,
-    manner: ReasoningConfig,
+    reasoning_config: ReasoningConfig,
     history: History,
     found: RetrievedContext | None,
     specs: Sequence[dict[str, Any]],  # Any: JSON, as OpenAI's `tools` has it
@@ -146,17 +146,17 @@ async def prepare(
         ApiError: the conversation leaves no room for an answer.
         ChatTemplateError: the model's template does not take the conversation.
     """
-    variables = manner.variables
+    variables = reasoning_config.variables
 
     async def tokens(messages: Messages) -> list[int]:
         shown = messages if found is None else found.messages(messages)
-        return manner.prompt(await served.chat_tokens(shown, variables, specs), served)
+        return reasoning_config.prompt(await served.chat_tokens(shown, variables, specs), served)
 
     prompt: list[int] | None = None
     if history.messages != history.plain:
         with suppress(ChatTemplateError, ApiError):  # not every template takes calls and results; or it is too long
             whole = await tokens(history.messages)
-            prompt = whole if served.engine.max_tokens - len(whole) >= LEAST_ROOM else None
+            prompt = whole if served.engine.max_model_len - len(whole) >= MIN_ROOM else None
     if prompt is None:
         try:
             prompt = await tokens(history.plain)
@@ -164,12 +164,12 @@ async def prepare(
             raise invalid(
                 "content", f"{error.message} Start a new chat, or ask a shorter question.", error.code or "",
             ) from None  # fmt: skip
-    room = served.engine.max_tokens - len(prompt)
+    room = served.engine.max_model_len - len(prompt)
     longest = output_limit(max_tokens)
     if room < 1:
         raise invalid(
             "content", f"This conversation has {len(prompt)} tokens and the model's context "
-            f"{served.engine.max_tokens}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
+            f"{served.engine.max_model_len}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
         )  # fmt: skip
     drawn = replace(served.sampling, **sampling)
     if drawn.seed is None:
@@ -195,7 +195,7 @@ async def agent_of(
     Raises:
         ApiError, InvalidParameter: the tools cannot be offered to this model.
     """
-    if served.dialect is None:
+    if served.tool_parser is None:
         raise invalid(
             "tools", "This model's chat template has no form of tool call that Ponder knows; accepted: a model that "
             "calls tools, or the server's option --tool-dialect.", "unsupported_parameter",

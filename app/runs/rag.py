@@ -28,10 +28,10 @@ INSTRUCTION = (
     "If the sources do not say, say that you do not know."
 )
 REFUSAL = "I don't know. The sources do not say."
-MOST_SOURCES = 6
+MAX_SOURCES = 6
 SHARE = 1 / 3  # of the model's context that sources may take
 PARENTS_FROM = 1500  # tokens of sources from which on their surroundings are given too
-MOST_TOKENS = 4000
+MAX_TOKENS = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ def _grounds(library: Library, served: ServedModel, user: str, question: str, co
         return last.score
 
     found = investigate(
-        lambda text: library.search(Query(user, text, MOST_SOURCES, collections)), covered, question, limit=MOST_SOURCES
+        lambda text: library.search(Query(user, text, MAX_SOURCES, collections)), covered, question, limit=MAX_SOURCES
     )
-    budget = min(MOST_TOKENS, int(SHARE * served.engine.max_tokens))
+    budget = min(MAX_TOKENS, int(SHARE * served.engine.max_model_len))
     shown = sources(
         library.store, user, found.hits, budget, lambda text: len(served.engine.tokenizer.encode(text)),
         parents=budget >= PARENTS_FROM,

@@ -73,7 +73,7 @@ class Ask:
     tools: Literal["all"] | list[str] | None = None  # that the model may call
     served: ServedModel | None = None  # None: the default model
     auto: ModelCascade | None = None  # where several models may answer
-    manner: ReasoningConfig = field(default_factory=ReasoningConfig)
+    reasoning_config: ReasoningConfig = field(default_factory=ReasoningConfig)
     user: str = LOCAL_USER
 
     def params(self) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ class Ask:
         names = ("system", "max_tokens", "collections", "tools")
         said = {**self.sampling, **{name: getattr(self, name) for name in names}}
         model = AUTO_NAME if self.auto is not None else None if self.served is None else self.served.name
-        return {**said, "thinking": self.manner.thinks, "model": model, **self.manner.recorded()}
+        return {**said, "thinking": self.reasoning_config.thinks, "model": model, **self.reasoning_config.recorded()}
 
 
 class Run:
@@ -118,7 +118,7 @@ class Run:
         self._tally = Tally()
         self._content: list[str] = []
         self._steps = StepRecorder()
-        self._manner = ReasoningConfig()
+        self._reasoning_config = ReasoningConfig()
         self._thinking: list[str] = []
         self._thinking_began: float | None = None
         self._thinking_tokens = 0
@@ -176,17 +176,17 @@ class Run:
             self._checked = CheckedAnswer(found)
             if self.tools is not None:
                 self.tools.has_read(DOCUMENTS)
-        manner = self._manner = ask.manner
+        reasoning_config = self._reasoning_config = ask.reasoning_config
         specs = [] if self.tools is None else self.tools.specs
 
         async def prepared(served: ServedModel) -> Prepared:
             return await prepare(
-                served, manner, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens
+                served, reasoning_config, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens
             )
 
-        if manner.reduced and manner.budget is not None:
-            self.log.append(RunReduced(thinking=manner.budget.max_tokens))
-        self._unseen = manner.strategy is not None or ask.auto is not None
+        if reasoning_config.reduced and reasoning_config.budget is not None:
+            self.log.append(RunReduced(thinking=reasoning_config.budget.max_tokens))
+        self._unseen = reasoning_config.strategy is not None or ask.auto is not None
         if ask.auto is not None:
             finish = await self._route(ask.auto, prepared)
         else:
@@ -201,11 +201,11 @@ class Run:
         specs = [] if self.tools is None else self.tools.specs
         self.trace = Trace(
             served.name, recorded_sampling(span.sampling), asked.limit, asked.room, asked.variables, specs,
-            len(prompt), prompt, manner=self._manner.recorded(), fingerprint=served.engine.fingerprint.hex(),
+            len(prompt), prompt, manner=self._reasoning_config.recorded(), fingerprint=served.engine.fingerprint.hex(),
             numerics=served.engine.numerics.recorded(),
         )  # fmt: skip
         self._tally.prompt_tokens = len(prompt)
-        writer = AnswerGenerator(self._manner, served, asked.variables, self._hear)
+        writer = AnswerGenerator(self._reasoning_config, served, asked.variables, self._hear)
         agent = None
         if self.tools is not None:
             limits = replace(self.tools.limits, tokens=min(asked.limit, self.tools.limits.tokens))
@@ -229,7 +229,7 @@ class Run:
 
         async def prompt_of(served: ServedModel) -> ModelPrompt:
             asked = await prepared(served)
-            return prompted(served, asked.prompt, asked.span, self._manner, asked.variables)
+            return prompted(served, asked.prompt, asked.span, self._reasoning_config, asked.variables)
 
         able = await auto.prompted(prompt_of)
         if len(asked := allowed_models(able)) < len(able):
@@ -333,7 +333,7 @@ class Run:
             self._deltas.flush()
             began = self._writing_at if self._unseen and self._thinking_s is None else None
             self._thinking_began = now if began is None else began
-            budget = self._manner.budget
+            budget = self._reasoning_config.budget
             most, waits = (None, 0) if budget is None else (budget.max_tokens, budget.waits)
             started_at = time.time() - (now - self._thinking_began)
             self.log.append(ThinkingStarted(started_at=started_at, max_tokens=most, waits=waits))

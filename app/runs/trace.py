@@ -159,13 +159,13 @@ class _SameLimits(Agent):
         return self.ended[1] if self.ended is not None and self.steps == self.ended[0] else None
 
 
-async def replay(served: ServedModel, trace: Trace, manners: ReasoningResolver) -> Replayed:
+async def replay(served: ServedModel, trace: Trace, reasoning_resolver: ReasoningResolver) -> Replayed:
     """Make the run again with its recorded results. A strategy that ended by the clock may end elsewhere.
 
     Raises:
         ApiError, EngineError: this model cannot make it.
     """
-    writer = AnswerGenerator(restored(trace.manner, served, manners), served, trace.variables)
+    writer = AnswerGenerator(restored(trace.manner, served, reasoning_resolver), served, trace.variables)
     prompt, span = trace.tokens[: trace.prompt_tokens], Span(sampling=_sampling(trace), max_tokens=trace.max_tokens)
     async with await served.engine.open(prompt, tenant="replay") as seq:
         if trace.tools:

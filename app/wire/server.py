@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 _OTHERS = 512  # files that are no connections: the database, documents, tools, models
-_MOST = 20_000  # connections, unless told
+_MAX_COUNT = 20_000  # connections, unless told
 
 
 def raise_file_limit() -> int:
     """Let the process open as many files as the system allows it; how many that is."""
     if sys.platform == "win32":
-        return _MOST
+        return _MAX_COUNT
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -49,7 +49,7 @@ def raise_file_limit() -> int:
 
 def connections_allowed(asked: int | None, files: int) -> int:
     """Returns how many connections there may be, of those `asked` for and where so many `files` may be open."""
-    return max(16, min(_MOST if asked is None else asked, files - _OTHERS))
+    return max(16, min(_MAX_COUNT if asked is None else asked, files - _OTHERS))
 
 
 BACKLOG = 2048  # connections that wait to be accepted

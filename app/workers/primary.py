@@ -35,7 +35,7 @@ from app.workers.protocol import (
     heard,
 )
 from app.workers.worker_session import WorkerSession
-from engine.ipc.core_process import MOST_DEATHS, WITHIN_S, RestartBackoff, child_environment
+from engine.ipc.core_process import MAX_DEATHS, WITHIN_S, RestartBackoff, child_environment
 
 if TYPE_CHECKING:
     from app.state import State
@@ -147,7 +147,7 @@ class WorkerPool(Collector):
                 return
             log.error("an API worker ended with exit code %s", code)
             if (pause_s := place.deaths.pause_s()) is None:
-                log.error("it did so more than %d times in %g s, and is not started again", MOST_DEATHS, WITHIN_S)
+                log.error("it did so more than %d times in %g s, and is not started again", MAX_DEATHS, WITHIN_S)
                 return
             self.restarts += 1
             await asyncio.sleep(pause_s)

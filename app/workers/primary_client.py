@@ -137,29 +137,31 @@ class PrimaryClient:
             await self.app(scope, receive, send)
             return
         admission = RemoteAdmission(self._settings, told, self._telling)
-        ticket = RequestBudget(
+        request_budget = RequestBudget(
             admission,
             told.key,
             KeyLimits(*told.limits),
             RequestTerms(*told.terms),
             strict=is_strict(Headers(scope=scope)),
         )
-        await answered(self.app, ticket, admission.windows, scope, receive, send)
+        await answered(self.app, request_budget, admission.windows, scope, receive, send)
 
 
 class RemoteAdmission(AdmissionDecisions):
     """Of one request that the home let in."""
 
     def __init__(self, settings: Settings, told: Admitted, telling: RemoteMetrics) -> None:
-        backlogs = {model: RemoteWait(*wait) for model, wait in told.waits.items()}
+        queue_estimates = {model: RemoteWait(*wait) for model, wait in told.waits.items()}
         self._told_rates = RemoteRates(told.counts or (0, 0.0, 0, 0.0), lambda tokens: self._spent(tokens))
-        super().__init__(settings, backlogs, self._told_rates, lambda reason: telling.at_once().refused.append(reason))
+        super().__init__(
+            settings, queue_estimates, self._told_rates, lambda reason: telling.at_once().refused.append(reason)
+        )
         self._windows = [Window(what, *rest) for what, *rest in told.windows]  # type: ignore[arg-type]  # of a Window
         self._number = told.number
         self._telling = telling
 
-    def left(self, ticket: RequestBudget) -> None:
-        self._telling.at_once().left.append((self._number, ticket.tokens))
+    def left(self, request_budget: RequestBudget) -> None:
+        self._telling.at_once().left.append((self._number, request_budget.tokens))
 
     def windows(self) -> list[Window]:
         """Returns the state of the key's limits, as far as is known here."""

@@ -96,7 +96,7 @@ async def _work(start: Start, settings: Settings, listener: socket.socket) -> No
         await models.stop()  # every open stream gets its last event
         server.end()
         await running
-        await serving.manners.checkers.close()
+        await serving.reasoning_resolver.checkers.close()
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ class WorkerSession:
         for endpoint, since in self._open.items():
             for began in since:
                 self._state.meter.left(endpoint, "failed", time.monotonic() - began, False)
-        for ticket in self._tickets.values():
-            ticket.leave()
+        for request_budget in self._tickets.values():
+            request_budget.leave()
         self._works.clear()
         self._open.clear()
         self._tickets.clear()
@@ -79,17 +79,17 @@ class WorkerSession:
         told = Admitted(asked.number, who.id, who.name, who.role, who.key_id)
         if not is_metered(asked.method, asked.path):
             return told
-        ticket = state.admission.begin(who, strict=is_strict(headers))
-        self._tickets[asked.number] = ticket
-        told.metered, told.key = True, ticket.key
+        request_budget = state.admission.begin(who, strict=is_strict(headers))
+        self._tickets[asked.number] = request_budget
+        told.metered, told.key = True, request_budget.key
         limits = state.admission.limits_of(who)
         told.limits = limits.requests, limits.tokens, limits.concurrent
-        terms = ticket.terms
+        terms = request_budget.terms
         told.terms = terms.priority, terms.deadline_s, terms.max_output_tokens, terms.priority_is_a_limit
         if limits.tokens is not None:
-            told.counts = state.admission.counts(ticket.key)
+            told.counts = state.admission.counts(request_budget.key)
         told.windows = [(each.what, each.limit, each.remaining, each.reset_s) for each in state.admission.windows(who)]
-        told.waits = {model: (log.wait_s(), len(log)) for model, log in state.meter.backlogs.items()}
+        told.waits = {model: (log.wait_s(), len(log)) for model, log in state.meter.queue_estimates.items()}
         return told
 
     def _count(self, told: WorkerEvents) -> None:
@@ -125,6 +125,6 @@ class WorkerSession:
     def _left(self, number: int, tokens: int) -> None:
         if (asking := self._asking.get(number)) is not None:  # its client left before it was let in
             asking.cancel()
-        if (ticket := self._tickets.pop(number, None)) is not None:
-            ticket.spend(max(0, tokens - ticket.tokens))
-            ticket.leave()
+        if (request_budget := self._tickets.pop(number, None)) is not None:
+            request_budget.spend(max(0, tokens - request_budget.tokens))
+            request_budget.leave()

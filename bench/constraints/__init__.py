@@ -64,12 +64,12 @@ async def constraints(tokenizer: Tokenizer, vocab_size: int, model: Path, scale:
     known = material.samples(tokenizer, scale.tool_schemas)
     tell("compiling")
     compiler = default_compiler(tokenizer, vocab_size)
-    dialect = choose_parser(tokenizer, None, "hermes")
-    assert dialect is not None
+    tool_parser = choose_parser(tokenizer, None, "hermes")
+    assert tool_parser is not None
     compiled, admitted = compiling(
         compiler,
         [*known, *material.suite_samples(tokenizer, scale.suite_schemas)],
-        dialect,
+        tool_parser,
         material.tool_sets(scale.tools, scale.sets),
     )
     tell("masks")

@@ -48,7 +48,7 @@ def outcome(compiler: Compiler, constraint: Constraint) -> Outcome:
 
 
 def compiling(
-    compiler: Compiler, samples: Sequence[Sample], dialect: ToolParser, tool_sets: Sequence[tuple[Tool, ...]]
+    compiler: Compiler, samples: Sequence[Sample], tool_parser: ToolParser, tool_sets: Sequence[tuple[Tool, ...]]
 ) -> tuple[Json, list[tuple[Sample, Compiled]]]:
     """Seconds to compile what was never seen: schemas, and sets of tools; and to find what was. Also what was made."""
     outcome(compiler, JsonSchema.of({"type": "object"}))  # the first one reads the vocabulary
@@ -65,14 +65,14 @@ def compiling(
     plans, sets, hits = [], [], []
     for tools in tool_sets:
         began = clock()
-        plan = dialect.plan(tools, "required")
+        plan = tool_parser.plan(tools, "required")
         planned = clock()
         made = outcome(compiler, plan.body)
         sets.append(clock() - planned)
         plans.append(planned - began)
         if isinstance(made, ConstraintRefused):
             raise RuntimeError(f"a set of tools was refused: {made}")
-        hits.append(_hit(compiler, dialect.plan(tools, "required").body))
+        hits.append(_hit(compiler, tool_parser.plan(tools, "required").body))
     one = [_hit(compiler, JsonSchema.of(json.loads(sample.schema))) for sample, _ in admitted]
     return {
         "cold_s": spread(seconds),

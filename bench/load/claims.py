@@ -19,7 +19,7 @@ from engine import Engine
 
 TURNS = 3
 VOCAB = 6144
-LONGEST = 2048  # tokens that a contiguous region is made for
+MAX_LENGTH = 2048  # tokens that a contiguous region is made for
 BLOCK = 16
 
 
@@ -52,13 +52,13 @@ def paged_kv() -> Json:
     """Room for four sequences of 2,048 tokens, and requests that need a quarter of that."""
     rng = Random(5)
     requests = [Request(0.0, _prompt(rng, rng.randint(100, 700)), rng.randint(30, 300)) for _ in range(64)]
-    room: Json = {"kv_blocks": 4 * LONGEST // BLOCK, "prefix_cache": False}
+    room: Json = {"kv_blocks": 4 * MAX_LENGTH // BLOCK, "prefix_cache": False}
 
     async def measure(engine: Engine, way: str) -> Json:
         driven = await drive(engine, requests, at_once=True)
-        return {**_told(driven), "wasted": _wasted(driven, LONGEST if way == "off" else None)}
+        return {**_told(driven), "wasted": _wasted(driven, MAX_LENGTH if way == "off" else None)}
 
-    return _pair({"on": room, "off": {**room, "reserve_tokens": LONGEST}}, measure)
+    return _pair({"on": room, "off": {**room, "reserve_tokens": MAX_LENGTH}}, measure)
 
 
 def prefix_cache() -> Json:

@@ -46,7 +46,7 @@ def context() -> Json:
         rows = []
         async with running(prefix_cache=False) as engine:
             rng = Random(8)
-            for length in (64, 256, 512, 1024, 2048, 3072, engine.max_tokens - 32):
+            for length in (64, 256, 512, 1024, 2048, 3072, engine.max_model_len - 32):
                 runs = [await drive(engine, [Request(0.0, _prompt(rng, length), 32)], at_once=True) for _ in range(3)]
                 best = min((run.outcomes[0] for run in runs), key=lambda outcome: outcome.ended)
                 rows.append(

@@ -36,7 +36,7 @@ from engine.structured_output.compiler import default_compiler
 MODEL = Path("models/pebble")
 PACE = "BENCH_STEP_S"  # a variable: the core may be in another process
 VOCAB = 4096
-LONGEST = 4096
+MAX_LENGTH = 4096
 
 
 class NullRunner:
@@ -115,5 +115,5 @@ def assemble(config: EngineConfig) -> EngineParts:
     core = core_of(config, float(os.environ.get(PACE, "0")), paced=True)
     assert core._constraints is not None
     none = Numerics("float32", "none", "none", "auto", "cpu", "", 0, "", batch_invariant=True)
-    loaded = Loaded(str(MODEL), VOCAB, LONGEST, LONGEST, "cpu", "float32", 1, none)
+    loaded = Loaded(str(MODEL), VOCAB, MAX_LENGTH, "cpu", "float32", 1, none)
     return EngineParts(core, core._constraints.compiler, loaded)

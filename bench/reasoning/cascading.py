@@ -15,8 +15,8 @@ from reasoning.strategy import Context
 from reasoning.thinking import Markers
 
 POINTS = 24  # of a frontier, about
-LEAST = 0.98  # of the large model's accuracy
-MOST = 0.6  # of its cost
+MIN_COUNT = 0.98  # of the large model's accuracy
+MAX_COUNT = 0.6  # of its cost
 DRAFT_TOKENS = 384  # of the small model's answer at most: one that comes to no end is left to the large one
 
 
@@ -99,11 +99,11 @@ def summary(rows: Sequence[Row]) -> list[str]:
     (alone,) = (each for each in rows if each.name == "cascade/large alone")
     told = []
     for gate in GATES:
-        good = [r for r in rows if r.name.startswith(f"cascade/{gate}/") and r.share >= LEAST * alone.share]
+        good = [r for r in rows if r.name.startswith(f"cascade/{gate}/") and r.share >= MIN_COUNT * alone.share]
         best = min(good, key=lambda r: (r.more or {})["cost"])
         cost = (best.more or {})["cost"]
         told.append(
             f"{gate}: {best.share / alone.share:.1%} of the large model's accuracy at {cost:.0%} of its cost "
-            f"({'within' if cost <= MOST else 'beyond'} {MOST:.0%})"
+            f"({'within' if cost <= MAX_COUNT else 'beyond'} {MAX_COUNT:.0%})"
         )
     return told

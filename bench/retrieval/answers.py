@@ -23,7 +23,7 @@ from retrieval import Library, Query, Text, sources
 
 Json = dict[str, Any]  # Any: plain JSON
 Tell = Callable[[int, int], None]
-LONGEST = 120  # tokens of an answer
+MAX_LENGTH = 120  # tokens of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ async def _answer(served: ServedModel, library: Library, one: Asked, collections
     shown = list[tuple[str, CitationRef]]()
     prompt = await served.chat_tokens(found.messages([{"role": "user", "content": one.text}]), {})
     async with await served.engine.open(prompt, tenant=USER) as sequence:
-        span = Span(sampling=GREEDY, max_tokens=LONGEST)
+        span = Span(sampling=GREEDY, max_tokens=MAX_LENGTH)
         async with aclosing(think_and_answer(sequence, span, served.markers, opened=False)) as pieces:
             async for piece in pieces:
                 if piece.part == "answer":
@@ -139,7 +139,7 @@ async def fixed_order(engine: Engine, library: Library, asked: Sequence[Asked], 
         for one in asked:
             found = library.search(Query(USER, one.text, 6, frozenset({whole})))
             chosen = sources(
-                library.store, USER, found.hits, served.engine.max_tokens // 3,
+                library.store, USER, found.hits, served.engine.max_model_len // 3,
                 lambda text: len(engine.tokenizer.encode(text)), parents=False,
             )  # fmt: skip
             if name == "by score":

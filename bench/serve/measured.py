@@ -12,8 +12,8 @@ import numpy as np
 from bench.serve.client import Load, Outcome
 
 PERCENTS = (50, 90, 95, 99)
-MOST_LATE_S = 0.05  # the client's own delay, in 1 of 100 requests, beyond which its figures are in doubt
-MOST_BUSY = 0.8  # of a core
+MAX_LATE_S = 0.05  # the client's own delay, in 1 of 100 requests, beyond which its figures are in doubt
+MAX_BUSY = 0.8  # of a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ def summary(load: Load, objective: Objective) -> dict[str, Any]:  # Any: JSON
 def in_the_way(load: Load) -> str:
     """Why the client's own figures are in doubt; empty where they are not."""
     late = float(np.percentile(load.late, 99)) if load.late else 0.0
-    if late > MOST_LATE_S:
+    if late > MAX_LATE_S:
         return f"1 of 100 requests was sent {late * 1000:.0f} ms late: the client is short of time"
-    if load.busy > MOST_BUSY:
+    if load.busy > MAX_BUSY:
         return f"the client used {load.busy:.0%} of a core: it may be what is measured"
     return ""
 

@@ -150,7 +150,7 @@ class InFlightSteps:
         self._flight = self._told(step, began)
 
     @torch.inference_mode()
-    def follow(self) -> bool:
+    def schedule_ahead(self) -> bool:
         """Tell the device what comes after the step that is under way, and land that one. False, and nothing has
         changed, where what comes after it depends on what it draws, or on who waits."""
         flight = self._flight
@@ -159,7 +159,7 @@ class InFlightSteps:
         _, begun = flight.result
         if begun.drawing is None or not begun.only_draws:
             return False
-        began, step = self._clock(), self._scheduler.follow(flight.step)
+        began, step = self._clock(), self._scheduler.schedule_ahead(flight.step)
         if step is None:
             return False
         step.drawn = begun.drawing.token_ids

@@ -344,7 +344,7 @@ class EngineCore:
             self._expire()
             self._flights.start()
             self._flights.land()
-        elif self._later or self._due() or not self._flights.follow():
+        elif self._later or self._due() or not self._flights.schedule_ahead():
             self._flights.land()
             self._catch_up()
             self._flights.start()

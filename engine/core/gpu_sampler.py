@@ -29,14 +29,14 @@ _ALIGNED = 4  # words: a kernel is compiled anew for memory that begins at no mu
 
 
 def sample_on_device(
-    logits: Tensor, draws: Sequence[RowSampling | None], forbid: Callable[[Tensor], object] | None = None
+    logits: Tensor, draws: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
 ) -> SampledTokens:
     """See `engine.core.sampler.sample`."""
-    return begin_on_device(logits, draws, forbid).fetch()
+    return begin_on_device(logits, draws, apply_mask).fetch()
 
 
 def begin_on_device(
-    logits: Tensor, draws: Sequence[RowSampling | None], forbid: Callable[[Tensor], object] | None = None
+    logits: Tensor, draws: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
 ) -> PendingSamples:
     """See `engine.core.sampler.begin_sampling`."""
     rows, vocabulary = logits.shape
@@ -46,12 +46,12 @@ def begin_on_device(
         [_parameters(draws), entries, starts, np.array(asked, dtype=np.int32)], logits.device
     )
     raw, raw_rows = logits, where
-    if asked and (len(entries) or forbid is not None):  # what is asked for is about the logits as they are now
+    if asked and (len(entries) or apply_mask is not None):  # what is asked for is about the logits as they are now
         raw, raw_rows = logits.index_select(0, where), torch.arange(len(asked), dtype=torch.int32, device=logits.device)
     if len(entries):
         kernels.adjust(logits, changes.view(-1, 2), bounds)
-    if forbid is not None:
-        forbid(logits)
+    if apply_mask is not None:
+        apply_mask(logits)
     tokens = kernels.draw(logits, parameters.view(rows, kernels.WORDS))
     if not asked:
         arrive = from_device(tokens)
@@ -70,12 +70,12 @@ def warm_up(vocabulary: int, device: torch.device) -> None:
         [RowSampling(told, 1, 0, 1, {}, {0}, logprobs=3)],
         [RowSampling(told, 1, 0, 1, {}, {0}, logprobs=3)] * 2,
     ):
-        drawing = begin_on_device(torch.randn(len(draws), vocabulary, device=device), draws, _forbid_nothing)
+        drawing = begin_on_device(torch.randn(len(draws), vocabulary, device=device), draws, _mask_nothing)
         fill_sampled(torch.full((len(draws),), -1, dtype=torch.int32, device=device), drawing.token_ids)
         drawing.fetch()
 
 
-def _forbid_nothing(logits: Tensor) -> None:
+def _mask_nothing(logits: Tensor) -> None:
     words = -(-logits.shape[1] // 32)
     bits = torch.full((len(logits), words), -1, dtype=torch.int32, device=logits.device)
     apply_token_bitmask(logits, bits, torch.arange(len(logits), device=logits.device))

@@ -168,8 +168,7 @@ class Loaded:
 
     path: str  # the model's directory
     vocab_size: int
-    max_model_len: int  # tokens that the model's positions allow
-    max_tokens: int  # tokens that one sequence can have here: the same, or what the KV pool holds
+    max_model_len: int  # tokens that a sequence can have: what the model's positions allow and the KV pool holds
     device: str
     dtype: str
     threads: int  # CPU threads of the model

@@ -191,8 +191,8 @@ class OutputProcessor:
         # drawing changes logits, and prompts and scores are read from what the model said
         whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
         failed: dict[int, ConstraintFailed] = {}
-        forbid = self._masking.forbid([job for _, job in spans], failed)
-        drawing = begin_sampling(logits if whole else _rows(logits, index), draws, forbid)
+        apply_mask = self._masking.apply_mask([job for _, job in spans], failed)
+        drawing = begin_sampling(logits if whole else _rows(logits, index), draws, apply_mask)
         only_draws = whole and len(spans) == len(rows)
         return SamplingInFlight(spans, failed, drawing, only_draws, ahead=rows[0].drawn_at is not None)
 

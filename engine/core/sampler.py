@@ -34,36 +34,36 @@ def looks_back(sampling: Sampling) -> bool:
 
 
 def sample(
-    logits: Tensor, draws: Sequence[RowSampling | None], forbid: Callable[[Tensor], object] | None = None
+    logits: Tensor, draws: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
 ) -> SampledTokens:
     """Draw one token for each row of `logits` (rows, vocabulary), fp32: the likeliest where its draw is None.
 
-    The logits are changed in place. `forbid` sets the logits of tokens that a constraint does not allow to -inf, in
+    The logits are changed in place. `apply_mask` sets the logits of tokens that a constraint does not allow to -inf, in
     place.
     """
-    return begin_sampling(logits, draws, forbid).fetch()
+    return begin_sampling(logits, draws, apply_mask).fetch()
 
 
 def begin_sampling(
-    logits: Tensor, draws: Sequence[RowSampling | None], forbid: Callable[[Tensor], object] | None = None
+    logits: Tensor, draws: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
 ) -> PendingSamples:
     """`sample` in two: a GPU is told now, and `fetch` waits for it."""
     if logits.is_cuda:
         from engine.core.gpu_sampler import begin_on_device  # which needs what is above
 
-        return begin_on_device(logits, draws, forbid)
-    return _sample(logits, draws, forbid)
+        return begin_on_device(logits, draws, apply_mask)
+    return _sample(logits, draws, apply_mask)
 
 
 def _sample(
-    logits: Tensor, draws: Sequence[RowSampling | None], forbid: Callable[[Tensor], object] | None
+    logits: Tensor, draws: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None
 ) -> PendingSamples:
     chosen = {i: draw for i, draw in enumerate(draws) if draw is not None}
     raw = {i: row_logprobs(logits[i]) for i, draw in chosen.items() if draw.logprobs is not None}
     if chosen:
         _adjust(logits, chosen)
-    if forbid is not None:
-        forbid(logits)
+    if apply_mask is not None:
+        apply_mask(logits)
     tokens = _likeliest(logits)
     if chosen:
         _draw(logits, chosen, tokens)

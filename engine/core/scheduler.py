@@ -21,9 +21,9 @@ from engine.kv_cache.allocation import KVPins, allocate, load_blocks, reclaim_vi
 from engine.kv_cache.block_pool import BlockPool, Content, OutOfBlocks
 from engine.kv_cache.offload import OffloadTiers
 
-MOST_LOGITS = 512  # of a step, unless it has more sequences: each takes a vocabulary of memory
-MOST_FOLLOWED = 16  # steps in a row without looking at who waits: nobody could be let in before
-MOST_FETCHES = 8  # times that a job waits for blocks to come up, before it computes what is missing
+MAX_LOGITS = 512  # of a step, unless it has more sequences: each takes a vocabulary of memory
+MAX_FOLLOWED = 16  # steps in a row without looking at who waits: nobody could be let in before
+MAX_FETCHES = 8  # times that a job waits for blocks to come up, before it computes what is missing
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Scheduler:
         self._leases = KVPins()
         self._tails: list[tuple[int, Content]] = []  # partial blocks that were dropped in this step
         self._stalled = False  # nothing can run before a block has come up
-        self._logits = MOST_LOGITS  # left for this step
+        self._logits = MAX_LOGITS  # left for this step
         self.waiting: dict[int, SequenceState] = {}
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
@@ -180,7 +180,7 @@ class Scheduler:
         self.came_up()
         self._pool.clear_claims()
         rows: dict[int, Row] = {}
-        self._now, self._logits = self._clock(), MOST_LOGITS
+        self._now, self._logits = self._clock(), MAX_LOGITS
         self._full, self._soon, self._followed = False, False, 0
         waiting = dict(self.waiting)  # what is sent away in this step does not come back in it
         budget = self._policy.budget(self.running.values(), waiting.values())
@@ -194,14 +194,14 @@ class Scheduler:
                 break
         return self._step(list(rows.values()))
 
-    def follow(self, step: Step) -> Step | None:
+    def schedule_ahead(self, step: Step) -> Step | None:
         """The step after one that draws in every row and is under way: who runs in it goes on, by a token that nobody
         knows yet. `step` is completed, as the device takes all that it is told from now on after it.
 
         None, and nothing has changed, where that cannot be said: it takes the tokens to tell what comes next, others
         may run, too, or blocks are short.
         """
-        if self.waiting and (self._soon or self._followed >= MOST_FOLLOWED):
+        if self.waiting and (self._soon or self._followed >= MAX_FOLLOWED):
             return None
         running = [(at, row.seq, row.seq.job) for at, row in enumerate(step.rows) if row.seq.job is not None]
         if len(running) != len(self.running):
@@ -383,7 +383,7 @@ class Scheduler:
         """Have blocks that continue this sequence's K/V brought up, where that is faster than computing them; True when
         it should wait for them.
         """
-        if self._tiers is None or seq.fetches >= MOST_FETCHES or seq.kv_len != len(seq.table) * self._size:
+        if self._tiers is None or seq.fetches >= MAX_FETCHES or seq.kv_len != len(seq.table) * self._size:
             return False
         return load_blocks(seq, self._size, self._pool, self._tiers, self._policy.token_s)
 

@@ -54,7 +54,7 @@ class Request:
 class Client(Protocol):
     """An engine as its handles see it."""
 
-    max_tokens: int
+    max_model_len: int
 
     def next_id(self) -> int: ...
 

@@ -31,10 +31,10 @@ from engine.core import messages as m
 from engine.errors import EngineError
 from engine.ipc import wire
 
-MOST_DEATHS = 5  # within `WITHIN_S`: the next one ends it
+MAX_DEATHS = 5  # within `WITHIN_S`: the next one ends it
 WITHIN_S = 60.0
 FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 5.0
+MAX_PAUSE_S = 5.0
 
 
 class RestartBackoff:
@@ -54,9 +54,9 @@ class RestartBackoff:
         self._at.append(now)
         while now - self._at[0] > WITHIN_S:
             self._at.popleft()
-        if len(self._at) > MOST_DEATHS:
+        if len(self._at) > MAX_DEATHS:
             return None
-        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 4 ** (len(self._at) - 1))
+        return min(MAX_PAUSE_S, FIRST_PAUSE_S * 4 ** (len(self._at) - 1))
 
 
 def child_environment() -> Mapping[str, str]:

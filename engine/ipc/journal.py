@@ -15,7 +15,7 @@ from engine.core import messages as m
 from engine.core.sampling_types import children_of, mix64
 from engine.model.numerics import Numerics
 
-MOST_CRASHES = 2  # deaths in a row without a word of a span: after that it may be what kills the core
+MAX_CRASHES = 2  # deaths in a row without a word of a span: after that it may be what kills the core
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +116,7 @@ class Journal:
         for known in self._sequences.values():
             if known.running is not None:
                 known.running.crashes += 1
-                if known.running.crashes > MOST_CRASHES:
+                if known.running.crashes > MAX_CRASHES:
                     suspects.append(known)
         given_up = dict[int, str]()
         for known in suspects:

@@ -23,8 +23,8 @@ COLUMNS = 6
 
 TILE_KEYS = 64  # a piece begins at a multiple of this, so that tiles lie alike whoever shares the batch
 SMALL_TILE = 16  # queries times heads that share a K/V head, of a small piece: the least that the matrix units take
-LEAST_KEYS = 128  # of a piece: below it, merging costs more than is won
-LEAST_SHARED_KEYS = 256  # the same of a large piece, which leaves a part for each of its queries
+MIN_KEYS = 128  # of a piece: below it, merging costs more than is won
+MIN_SHARED_KEYS = 256  # the same of a large piece, which leaves a part for each of its queries
 SHARED_KEYS = 256  # that a prefix must save, over all rows that share it, to be read once for them together
 
 
@@ -208,7 +208,7 @@ def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], lim
         each = np.array(limits.fixed_keys // TILE_KEYS)
         cut_from = first // limits.fixed_keys * limits.fixed_keys  # pieces end where they do in every batch
     else:
-        least = np.where(tasks[:, SLOT] == 1, LEAST_SHARED_KEYS, LEAST_KEYS) // TILE_KEYS
+        least = np.where(tasks[:, SLOT] == 1, MIN_SHARED_KEYS, MIN_KEYS) // TILE_KEYS
         each = np.maximum(least, -(-int(tiles.sum()) // max(1, limits.pieces)))
         cut_from = first
     step = np.broadcast_to(each * TILE_KEYS, len(tasks))

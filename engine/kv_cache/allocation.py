@@ -89,7 +89,7 @@ NAMES = 1024  # that are remembered; the one not used for longest is forgotten
 LEARNT = 8  # waits before they are believed
 QUANTILE = 0.95
 MARGIN = 1.5  # what a lease is longer than that quantile
-LEAST_S = 0.05
+MIN_S = 0.05
 
 
 class KVPins:
@@ -103,7 +103,7 @@ class KVPins:
         waits = self._waits.get(name)
         if waits is None or len(waits) < LEARNT:
             return None
-        return max(LEAST_S, MARGIN * sorted(waits)[int(QUANTILE * (len(waits) - 1) + 0.5)])
+        return max(MIN_S, MARGIN * sorted(waits)[int(QUANTILE * (len(waits) - 1) + 0.5)])
 
     def lease(self, names: Iterable[str], longest_s: float) -> float:
         """Seconds that K/V is kept for who waits for all of these; 0 where that would take more than `longest_s`."""

@@ -18,15 +18,15 @@ from engine.kernels import blocks as kernels
 
 Coding = Literal["int8", "fp8"]
 
-LARGEST: dict[Coding, float] = {"int8": 127.0, "fp8": 448.0}
-LEAST_SCALE = 1e-12  # what is all zeros stays so
+MAX_VALUE: dict[Coding, float] = {"int8": 127.0, "fp8": 448.0}
+MIN_SCALE = 1e-12  # what is all zeros stays so
 
 
 def encode(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
     """Codes of float32 `values` (..., n): int8, or the bits of e4m3 as uint8; and their scales (...), float32."""
     largest = values.abs().amax(-1)
     # by a tensor: a number is divided by as its reciprocal on a GPU, one bit off from what the kernels make
-    scales = (largest / torch.full_like(largest, LARGEST[coding])).clamp_(min=LEAST_SCALE)
+    scales = (largest / torch.full_like(largest, MAX_VALUE[coding])).clamp_(min=MIN_SCALE)
     scaled = values / scales.unsqueeze(-1)
     if coding == "int8":
         return scaled.round_().to(torch.int8), scales

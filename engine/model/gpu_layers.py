@@ -29,7 +29,7 @@ from engine.model.model_spec import ModelSpec, Rope
 
 log = logging.getLogger(__name__)
 
-MOST_GROUPED = 64  # rows of attention's tile where heads are wide
+MAX_GROUPED = 64  # rows of attention's tile where heads are wide
 
 
 def chosen(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kernels: KernelName) -> bool:
@@ -58,8 +58,8 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         return f"the model is in {str(dtype).removeprefix('torch.')}, and they compute in bfloat16 and float16"
     if not 16 <= spec.head_dim <= 256 or spec.head_dim % 2:
         return f"its heads have {spec.head_dim} components, and they take even numbers from 16 to 256"
-    if spec.heads // spec.kv_heads > MOST_GROUPED:
-        return f"{spec.heads // spec.kv_heads} query heads share a K/V head, and they take {MOST_GROUPED}"
+    if spec.heads // spec.kv_heads > MAX_GROUPED:
+        return f"{spec.heads // spec.kv_heads} query heads share a K/V head, and they take {MAX_GROUPED}"
     return "" if _interpreted() else _unlaunchable()
 
 

@@ -19,7 +19,7 @@ from engine.model.linear import default_dtype
 from engine.model.loader import read_json, resolve
 from engine.model.model_spec import ModelSpec
 
-LONGEST_BY_DEFAULT = 32_768  # tokens of context
+MAX_LEN_BY_DEFAULT = 32_768  # tokens of context
 
 
 def weight_bytes(path: Path, dtype: torch.dtype) -> int:
@@ -106,7 +106,7 @@ def needs_of(config: EngineConfig) -> Needs:
     path = resolve(config.model)
     json = read_json(path / "config.json")
     spec = family_of(json).spec(json)
-    length = config.max_model_len or min(spec.max_position_embeddings, LONGEST_BY_DEFAULT)
+    length = config.max_model_len or min(spec.max_position_embeddings, MAX_LEN_BY_DEFAULT)
     return Needs(
         loaded_bytes(path, spec, dtype, config.quantization),
         block_bytes(spec, config.block_size, dtype, config.kv_dtype),

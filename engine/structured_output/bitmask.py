@@ -120,7 +120,9 @@ class Masking:
             assert self._masks is not None
             self._masks.start(list(self._modes.values()))
 
-    def forbid(self, jobs: Sequence[SpanJob], failed: dict[int, ConstraintFailed]) -> Callable[[Tensor], None] | None:
+    def apply_mask(
+        self, jobs: Sequence[SpanJob], failed: dict[int, ConstraintFailed]
+    ) -> Callable[[Tensor], None] | None:
         """What forbids tokens in logits with a row for each of `jobs`, noting the rows that failed; None if nothing."""
         if not self._modes:
             return None

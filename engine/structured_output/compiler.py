@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 Outcome = Compiled | ConstraintRefused
 Done = Callable[[Outcome], None]
 Key = tuple[str, Constraint]  # the tenant, and what it asked for
-MOST_REFUSALS = 1024
-MOST_QUEUED = 256
+MAX_REFUSALS = 1024
+MAX_QUEUED = 256
 AT_ONCE = 2
 
 
@@ -167,8 +167,8 @@ class Compiler:
         """Locked. A refusal that is not remembered."""
         if self._overdue == AT_ONCE:
             return _STUCK
-        if len(self._queue) >= MOST_QUEUED:
-            return CompileTimeout(f"{MOST_QUEUED} constraints wait to be compiled; try again in some seconds")
+        if len(self._queue) >= MAX_QUEUED:
+            return CompileTimeout(f"{MAX_QUEUED} constraints wait to be compiled; try again in some seconds")
         return None
 
     def _start_some(self) -> None:
@@ -250,7 +250,7 @@ class Compiler:
                 until = self._clock() + self._remember_s if slow else float("inf")
                 self._refusals[key] = _Refusal(outcome, until)
                 self._refusals.move_to_end(key)
-            if len(self._refusals) > MOST_REFUSALS:
+            if len(self._refusals) > MAX_REFUSALS:
                 self._refusals.popitem(last=False)
             return
         self._stats.compiled += 1

@@ -1,6 +1,6 @@
 """Where in an answer a constrained body stands, told by single control tokens. Plain data.
 
-The mode machine (modes.py) reads it; a dialect of tool calls (engine/dialects) or a response format writes it.
+The mode machine (modes.py) reads it; a tool parser or a response format writes it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from engine.structured_output.spec import Constraint
 
-MOST_BREAKS = 2  # skipped tokens in a row
+MAX_BREAKS = 2  # skipped tokens in a row
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def patterns(constraint: Constraint) -> list[str]:
     return []
 
 
-LONGEST_SOURCE = 1_000_000  # characters of a grammar
+MAX_SOURCE_LENGTH = 1_000_000  # characters of a grammar
 
 
 def lark(constraint: Constraint) -> str:
@@ -141,8 +141,8 @@ def lark(constraint: Constraint) -> str:
 
     start = f"start: {expression(constraint)}"
     source = "\n".join(['%llguidance {"no_forcing": true}', start, *rules, ""])
-    if len(source) > LONGEST_SOURCE:
-        raise ConstraintRefused([f"its grammar has {len(source)} characters; at most {LONGEST_SOURCE} are taken"])
+    if len(source) > MAX_SOURCE_LENGTH:
+        raise ConstraintRefused([f"its grammar has {len(source)} characters; at most {MAX_SOURCE_LENGTH} are taken"])
     return source
 
 

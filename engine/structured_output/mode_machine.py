@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from engine.outputs import Kind
-from engine.structured_output.layout import MOST_BREAKS, Layout
+from engine.structured_output.layout import MAX_BREAKS, Layout
 from engine.structured_output.matcher import Compiled, Matcher, Row
 
 
@@ -127,7 +127,7 @@ class ModeMachine:
     def _set_markers(self, row: Row, place: _Place) -> None:
         if self._layout.think is not None:
             _set(row, self._layout.think[:1])
-        if place.breaks < MOST_BREAKS:
+        if place.breaks < MAX_BREAKS:
             _set(row, self._layout.breaks)
 
     def accept(self, token: int) -> bool:
@@ -178,7 +178,7 @@ class ModeMachine:
         return None
 
     def _after_break(self, place: _Place, token: int) -> _Place | None:
-        if token in self._layout.breaks and place.breaks < MOST_BREAKS:
+        if token in self._layout.breaks and place.breaks < MAX_BREAKS:
             return replace(place, kind=None, breaks=place.breaks + 1)
         return None
 

@@ -38,8 +38,8 @@ from engine.structured_output.matcher import ConstraintRefused
 from engine.structured_output.schema_rewrite import NAMED, VALUES, exact, followed, schemas
 from engine.structured_output.spec import Constraint
 
-MOST_ALTERNATIVES = 1024
-MOST_REMAINDERS = 10_000
+MAX_ALTERNATIVES = 1024
+MAX_REMAINDERS = 10_000
 
 
 def check(schema: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]) -> None:
@@ -47,8 +47,8 @@ def check(schema: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]) -> None
     parts = list(parts)
     steps = [remainders(part["multipleOf"]) for part in parts if "multipleOf" in part]
     total = prod(steps) if any("allOf" in part for part in parts) else sum(steps)
-    if total > MOST_REMAINDERS:
-        raise ConstraintRefused([f"multipleOf: {total} remainders to tell apart; at most {MOST_REMAINDERS} are held"])
+    if total > MAX_REMAINDERS:
+        raise ConstraintRefused([f"multipleOf: {total} remainders to tell apart; at most {MAX_REMAINDERS} are held"])
     _Alternatives(schema).of([schema])
 
 
@@ -78,9 +78,9 @@ class _Alternatives:
             part[name] for part in flat.values() for name in ("anyOf", "oneOf") if isinstance(part.get(name), list)
         ]
         count = prod(sum(self.of([branch]) for branch in branches) for branches in lists if isinstance(branches, list))
-        if count > MOST_ALTERNATIVES:
+        if count > MAX_ALTERNATIVES:
             raise ConstraintRefused(
-                [f"allOf, anyOf, oneOf: {count} combinations of alternatives; at most {MOST_ALTERNATIVES} are held"]
+                [f"allOf, anyOf, oneOf: {count} combinations of alternatives; at most {MAX_ALTERNATIVES} are held"]
             )
         self._known[key] = count
         for same in self._members(flat.values()).values():
@@ -248,18 +248,18 @@ def exact_pattern(pattern: str, dot: str = _DOT) -> str:
     return "".join(made)
 
 
-LONGEST_SCHEMA = 16_000  # characters
-LONGEST_PATTERN = 400
-LONGEST_TOGETHER = 64_000
-MOST_COUNT = 10_000  # in a schema: of characters, items, properties
-MOST_COUNT_MATCHED = 256  # of the characters of a string with a pattern
-MOST_PROPERTIES = 200
-MOST_BRANCHES = 64  # of an anyOf
-MOST_MULTIPLIED = 12  # branches in all, where some are multiplied with something
+MAX_SCHEMA_LENGTH = 16_000  # characters
+MAX_PATTERN_LENGTH = 400
+MAX_TOTAL_LENGTH = 64_000
+MAX_COUNT = 10_000  # in a schema: of characters, items, properties
+MAX_COUNT_MATCHED = 256  # of the characters of a string with a pattern
+MAX_PROPERTIES = 200
+MAX_BRANCHES = 64  # of an anyOf
+MAX_MULTIPLIED = 12  # branches in all, where some are multiplied with something
 _PLAIN_REMAINDERS = 100  # of a multipleOf
-MOST_ITEMS = 16  # of a prefixItems
-MOST_DEPTH = 64
-MOST_REPEATS = 2_000  # characters of all expressions that count, with the counts written out
+MAX_ITEMS = 16  # of a prefixItems
+MAX_DEPTH = 64
+MAX_REPEATS = 2_000  # characters of all expressions that count, with the counts written out
 FORMAT = 10  # characters that a format counts for
 WIDE = 16  # times as much for an expression with classes of other than a few ASCII characters
 
@@ -268,7 +268,7 @@ _WRITTEN = tuple(  # in other keywords
     f'"{name}"'
     for name in ("uniqueItems", "dependencies", "dependentRequired", "dependentSchemas", "not", "propertyNames")
 )
-MOST_WRITTEN = 4  # of each
+MAX_WRITTEN = 4  # of each
 _BRANCHING = ("anyOf", "oneOf", "allOf")
 _MULTIPLIED = frozenset({"$ref", "properties", "additionalProperties", "items", "pattern"})  # beside alternatives
 _COUNTED = re.compile(r"\{(\d*)(?:,(\d*))?\}")
@@ -304,7 +304,7 @@ def plainly_harmless(constraint: Constraint) -> bool:
                 repeats += written
             case spec.Grammar():
                 return False
-        if characters > LONGEST_TOGETHER or repeats > MOST_REPEATS:
+        if characters > MAX_TOTAL_LENGTH or repeats > MAX_REPEATS:
             return False
     return True
 
@@ -312,7 +312,7 @@ def plainly_harmless(constraint: Constraint) -> bool:
 def _expressions(source: str) -> int | None:
     """How long the expressions are in a schema that is plain but for them; None where it is not plain."""
     written = [source.count(name) for name in _WRITTEN]
-    if len(source) > LONGEST_SCHEMA or max(written) > MOST_WRITTEN:
+    if len(source) > MAX_SCHEMA_LENGTH or max(written) > MAX_WRITTEN:
         return None
     try:
         schema = json.loads(source)  # as it is written for llguidance, where that is more
@@ -326,7 +326,7 @@ def _expressions(source: str) -> int | None:
         if isinstance(part, list):
             todo.extend((each, depth + 1) for each in part)
         elif isinstance(part, dict):  # what stands in an enum is looked at too: it can only make it less plain
-            if depth > MOST_DEPTH or len(part) > MOST_PROPERTIES or not _few(part):
+            if depth > MAX_DEPTH or len(part) > MAX_PROPERTIES or not _few(part):
                 return None
             lists = [some for name in _BRANCHING if isinstance(some := part.get(name), list)]
             branches += sum(map(len, lists))
@@ -337,18 +337,18 @@ def _expressions(source: str) -> int | None:
                 length += _repeats(pattern) if isinstance(pattern, str) else 0
             length += FORMAT * isinstance(part.get("format"), str)
             todo.extend((each, depth + 1) for each in part.values())
-    if multiplied and (branches > MOST_MULTIPLIED or "Ref" in source or "$ref" in source):
+    if multiplied and (branches > MAX_MULTIPLIED or "Ref" in source or "$ref" in source):
         return None
     return length
 
 
 def _few(schema: dict[str, Any]) -> bool:
     """No large counts, no long lists of alternatives or items, no large step."""
-    most = MOST_COUNT_MATCHED if "pattern" in schema else MOST_COUNT
+    most = MAX_COUNT_MATCHED if "pattern" in schema else MAX_COUNT
     if any(isinstance(count := schema.get(name), (int, float)) and count > most for name in _COUNTS):
         return False
-    lists = [(len(some), MOST_BRANCHES) for name in _BRANCHING if isinstance(some := schema.get(name), list)]
-    for name, limit in (("prefixItems", MOST_ITEMS), ("patternProperties", MOST_ITEMS)):
+    lists = [(len(some), MAX_BRANCHES) for name in _BRANCHING if isinstance(some := schema.get(name), list)]
+    for name, limit in (("prefixItems", MAX_ITEMS), ("patternProperties", MAX_ITEMS)):
         if isinstance(some := schema.get(name), (list, dict)):
             lists.append((len(some), limit))
     if any(length > limit for length, limit in lists):
@@ -358,8 +358,8 @@ def _few(schema: dict[str, Any]) -> bool:
 
 def _repeats(pattern: str) -> int:
     """How long the expression is with its counts written out; 0 where it has none."""
-    if len(pattern) > LONGEST_PATTERN:
-        return MOST_REPEATS + 1
+    if len(pattern) > MAX_PATTERN_LENGTH:
+        return MAX_REPEATS + 1
     if "{" not in pattern:
         return 0
     open_groups, last = [0], 0

@@ -1,12 +1,12 @@
-"""Tool-call dialects: how each family of models writes calls, as constraints and as incremental parsers.
+"""Tool parsers: how each family of models writes calls, as constraints and as incremental parsers.
 
-dialect = choose(tokenizer, tokenizer.chat_template)
-plan = dialect.plan(read_tools(tools_json), "auto")
+parser = choose_parser(tokenizer, tokenizer.chat_template)
+plan = parser.plan(read_tools(tools_json), "auto")
 bodies = Bodies(plan.parser)          # then bodies.push(section, text) for body text, and bodies.end()
 """
 
 from engine.tool_parsers.base import Tokens, ToolParser, ToolPlan
-from engine.tool_parsers.detect import DIALECTS, choose_parser
+from engine.tool_parsers.detect import TOOL_PARSERS, choose_parser
 from engine.tool_parsers.streaming import (
     Bodies,
     BodyParser,
@@ -21,7 +21,7 @@ from engine.tool_parsers.streaming import (
 from engine.tool_parsers.tools import Named, Tool, ToolChoice, read_choice, read_tools
 
 __all__ = [
-    "DIALECTS",
+    "TOOL_PARSERS",
     "Bodies",
     "BodyParser",
     "Call",

@@ -1,9 +1,9 @@
 """The interface of a tool parser: how a model writes its calls.
 
-What a tool-call dialect is: how one family of models writes calls, as a constraint, a layout and a parser.
+What a tool parser is: how one family of models writes calls, as a constraint, a layout and a parser.
 
 The layout says by which control tokens bodies begin and end, the constraint holds the text of a body, and the parser
-reads it. A dialect is made once for a model and makes a plan for each request. Knows nothing of backends or HTTP.
+reads it. A tool parser is made once for a model and makes a plan for each request. Knows nothing of backends or HTTP.
 
 Calls that stand each in a section of its own, between the tokens `<tool_call>` and `</tool_call>`.
 """
@@ -22,7 +22,7 @@ from engine.tool_parsers.tools import Named, Tool, ToolChoice
 
 
 class Tokens(Protocol):
-    """What a dialect must know of a tokenizer."""
+    """What a tool parser must know of a tokenizer."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -67,7 +67,7 @@ class ToolParser(Protocol):
         Raises:
             InvalidParameter: the choice cannot be met, as there are no tools or none of that name; or the model writes
                 calls in a way that this engine cannot hold.
-            ConstraintRefused: a tool cannot be written in this dialect as its schema asks.
+            ConstraintRefused: a tool cannot be written in this tool parser as its schema asks.
             ValueError: the choice is "none", which needs no plan, or a loose tool is strict.
         """
         ...

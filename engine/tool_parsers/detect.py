@@ -1,4 +1,4 @@
-"""Which dialect a model speaks: told by what its chat template writes, or chosen by name."""
+"""Which tool parser a model speaks: told by what its chat template writes, or chosen by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.tool_parsers.base import Tokens, ToolParser
 from engine.tool_parsers.json_formats import ARGUMENTS, NEWER_FORM, Hermes, Llama3Json, Mistral
 from engine.tool_parsers.qwen3_coder import Qwen3Coder
 
-# What the source of a template has in it that speaks the dialect; quotes may be escaped there. The first that fits
+# What the source of a template has in it that speaks the tool parser; quotes may be escaped there. The first that fits
 # counts: Qwen3-Coder's tags stand between those of Hermes, and others (GLM's) share the tags but not the JSON.
 _KINDS = (
     (Qwen3Coder, ("<tool_call>", "<function=", "<parameter=")),
@@ -17,17 +17,17 @@ _KINDS = (
     (Mistral, (r"\[TOOL_CALLS\]",)),
     (Llama3Json, (r"<\|start_header_id\|>", r'\{\\?"name\\?":', r'\\?"parameters\\?":')),
 )
-DIALECTS = tuple(kind.name for kind, _ in _KINDS)
+TOOL_PARSERS = tuple(kind.name for kind, _ in _KINDS)
 
 
 def choose_parser(tokens: Tokens, chat_template: str | None, name: str = "auto") -> ToolParser | None:
-    """The dialect of that name, or with "auto" the one whose marks are in the source of the chat template.
+    """The tool parser of that name, or with "auto" the one whose marks are in the source of the chat template.
 
-    None where "auto" finds no dialect, or one whose tokens the tokenizer lacks: then the model cannot call tools.
+    None where "auto" finds no tool parser, or one whose tokens the tokenizer lacks: then the model cannot call tools.
 
     Raises:
-        InvalidParameter: there is no dialect of that name.
-        CheckpointError: the tokenizer lacks a token of the dialect that was asked for.
+        InvalidParameter: there is no tool parser of that name.
+        CheckpointError: the tokenizer lacks a token of the tool parser that was asked for.
     """
     if name == "auto":
         for kind, marks in _KINDS:
@@ -44,7 +44,7 @@ def choose_parser(tokens: Tokens, chat_template: str | None, name: str = "auto")
             if kind is Mistral and not missing(tokens, (ARGUMENTS,)):
                 raise CheckpointError(f"the tool-call dialect {name!r}: {NEWER_FORM}.")
             return kind(tokens)
-    raise InvalidParameter("tool_dialect", f"tool_dialect is {name!r}; accepted: auto, {', '.join(DIALECTS)}.")
+    raise InvalidParameter("tool_dialect", f"tool_dialect is {name!r}; accepted: auto, {', '.join(TOOL_PARSERS)}.")
 
 
 def missing(tokens: Tokens, texts: tuple[str, ...]) -> list[str]:

@@ -9,7 +9,7 @@ valid against the original: nothing is closed where that could be otherwise (bel
 whose cases could overlap), nor where several schemas describe one object together and closing one would forbid what
 another asks for.
 
-Whether a value has the shape of a JSON Schema, as far as the dialects read it: what they then walk, they can trust.
+Whether a value has the shape of a JSON Schema, as far as the tool parsers read it: what they then walk, they can trust.
 
 It does not look for keywords that a backend cannot hold, nor for schemas that nothing is valid against.
 """
@@ -246,7 +246,7 @@ def _step(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-MOST_DEPTH = 100  # levels of objects and lists
+MAX_DEPTH = 100  # levels of objects and lists
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -259,10 +259,10 @@ _SCHEMAS = (
 def check_schema(schema: object, path: str) -> None:
     """Raises `InvalidParameter` that names the keyword's path, should a keyword's value be of the wrong kind."""
     level: list[Any] = [schema]  # Any: JSON
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         level = [part for whole in level if isinstance(whole, (Mapping, list)) for part in _children(whole)]
     if level:
-        raise InvalidParameter(path, f"{path} is nested too deeply; accepted: at most {MOST_DEPTH} levels.")
+        raise InvalidParameter(path, f"{path} is nested too deeply; accepted: at most {MAX_DEPTH} levels.")
     _check(schema, path)
 
 

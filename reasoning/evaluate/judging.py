@@ -14,7 +14,7 @@ from fractions import Fraction
 
 Judge = Callable[[str], bool]
 COMPARISONS = ("exact", "number", "contains", "choice", "regex", "puzzle")
-LONGEST_EXPRESSION = 200  # characters
+MAX_EXPRESSION_LENGTH = 200  # characters
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
 
@@ -116,7 +116,7 @@ def _last_choice(text: str, choices: Sequence[str]) -> str | None:
 
 def _value(expression: str, numbers: list[int]) -> Fraction:
     """Raises ValueError for all but + - * / of whole numbers, which are added to `numbers`."""
-    if len(expression) > LONGEST_EXPRESSION:
+    if len(expression) > MAX_EXPRESSION_LENGTH:
         raise ValueError("too long")
 
     def walk(node: ast.expr) -> Fraction:

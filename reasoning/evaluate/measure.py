@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engine import Engine
 
 AT_ONCE = 48  # answers and branches, so that the engine's batches are full
-LONGEST_S = 3600.0  # that one answer may take
+MAX_S = 3600.0  # that one answer may take
 PLAIN = "plain"
 
 
@@ -190,7 +190,7 @@ async def _answer(
     tokenizer = engine.tokenizer
     variables: dict[str, Any] = {} if way.thinking else {"enable_thinking": False}
     prompt = tokenizer.apply_chat_template(list(task.messages), **variables)
-    room = engine.max_tokens - len(prompt)
+    room = engine.max_model_len - len(prompt)
     made = _Answered()
     if room < 1:
         made.failed = True
@@ -231,7 +231,7 @@ def _written(
     if options is None:
         return _plain(seq, context)
     return run_strategy(
-        strategies.get(way.strategy), seq, context, options, timeout_s=LONGEST_S, silent_s=LONGEST_S
+        strategies.get(way.strategy), seq, context, options, timeout_s=MAX_S, silent_s=MAX_S
     )  # fmt: skip
 
 

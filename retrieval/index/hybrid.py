@@ -101,8 +101,8 @@ def max_sim(embedder: Embedder, query: str, texts: Sequence[str]) -> list[float]
 CANDIDATES = 200  # from each index
 RERANKED = 50
 RERANK_SHARE = 0.5  # of the reranker's score against the fused one
-MOST_HITS = 1000
-LONGEST_QUERY = 4000  # characters; the embedder reads some 1,200
+MAX_HITS = 1000
+MAX_QUERY_LENGTH = 4000  # characters; the embedder reads some 1,200
 
 
 class BadQuery(Exception):
@@ -200,10 +200,10 @@ def _checked(query: Query) -> str:
     text = query.text.strip()
     if not text:
         raise BadQuery("The query is empty.")
-    if len(text) > LONGEST_QUERY:
-        raise BadQuery(f"The query has {len(text):,} characters; up to {LONGEST_QUERY:,} are searched for.")
-    if not 1 <= query.limit <= MOST_HITS:
-        raise BadQuery(f"The limit is {query.limit}; accepted: 1 to {MOST_HITS}.")
+    if len(text) > MAX_QUERY_LENGTH:
+        raise BadQuery(f"The query has {len(text):,} characters; up to {MAX_QUERY_LENGTH:,} are searched for.")
+    if not 1 <= query.limit <= MAX_HITS:
+        raise BadQuery(f"The limit is {query.limit}; accepted: 1 to {MAX_HITS}.")
     return text
 
 

@@ -37,7 +37,7 @@ K1, B = 1.2, 0.75  # of BM25, as tantivy has them
 SHARES = {"text": 1.0, "title": 0.5}  # of the fields in a score
 LENGTH_BITS = 16  # of a field's number of words
 REMOVED_AT_ONCE = 10_000  # chunks
-MOST_WORDS = 12  # different words of a query that are looked up: the rarest, which find nearly all there is
+MAX_WORDS = 12  # different words of a query that are looked up: the rarest, which find nearly all there is
 
 _WORD = re.compile(r"[^\W_]+(?:[_'’.-][^\W_]+)*")
 _PARTS = re.compile(r"[A-Z]+(?![a-zà-þ])|[A-ZÀ-Þ]?[a-zà-þß]+|\d+|[^\W\d_]+")
@@ -45,7 +45,7 @@ _PARTS_OF_SEGMENT = ("idx", "pos", "term", "store", "fast", "fieldnorm")
 _FOOTER = 8  # bytes at a file's end: the length of a JSON object before them, then tantivy's number
 _VERSION = ("major", "minor", "patch", "index_format_version")  # of a footer
 _MAGIC = (1337).to_bytes(4, "little")
-_LONGEST_FOOTER = 4096
+_MAX_FOOTER_LENGTH = 4096
 _READ = 1 << 20  # bytes of a file that are summed up at once
 
 _POSSESSIVE = re.compile(r"['’]s$", re.IGNORECASE)
@@ -266,7 +266,7 @@ class LexicalIndex:
     def _asked(query: str, counted: _Counted) -> dict[str, _Asked]:
         """The rarest of a query's words, as each of the fields has them."""
         stemmed = set(content(query)) or set(stems(query))
-        rarest = sorted(stemmed, key=lambda stem: (-counted.rarity(stem), stem))[:MOST_WORDS]
+        rarest = sorted(stemmed, key=lambda stem: (-counted.rarity(stem), stem))[:MAX_WORDS]
         return {
             field: _Asked(
                 {stem: share * counted.rarity(stem, field) for stem in rarest if counted.holding(stem, field)},
@@ -411,7 +411,7 @@ def _footer(path: Path) -> tuple[int, Record]:
     """
     size = path.stat().st_size
     with path.open("rb") as file:
-        file.seek(max(0, size - _LONGEST_FOOTER))
+        file.seek(max(0, size - _MAX_FOOTER_LENGTH))
         end = file.read()
     length = int.from_bytes(end[-_FOOTER:-4], "little")
     try:

@@ -23,7 +23,7 @@ _MARKS = re.compile(
     r"|(?P<under>={3,}|-{3,})[ \t]*$)",
     re.MULTILINE,
 )
-LONGEST = 120  # characters of a heading's title: it goes with all that stands under it
+MAX_LENGTH = 120  # characters of a heading's title: it goes with all that stands under it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ def _heading(text: str, found: re.Match[str]) -> Heading | None:
         name = found["title"].strip()
         bare = name.rstrip("#")  # marks may close it too, after a space
         name = bare.rstrip() if not bare or bare[-1].isspace() else name
-        return Heading(found.start(), found.end(), len(found["level"]), name[:LONGEST]) if name else None
+        return Heading(found.start(), found.end(), len(found["level"]), name[:MAX_LENGTH]) if name else None
     if not found["under"] or found.start() < 2:
         return None
     start = text.rfind("\n", 0, found.start() - 1) + 1  # the line above is the heading, if it stands alone
     name = text[start : found.start() - 1].strip()
-    if len(name) > LONGEST or not name.strip("-=*_ ") or "|" in name or (start > 1 and text[start - 2] != "\n"):
+    if len(name) > MAX_LENGTH or not name.strip("-=*_ ") or "|" in name or (start > 1 and text[start - 2] != "\n"):
         return None
     return Heading(start, found.end(), 1 if found["under"][0] == "=" else 2, name)
 

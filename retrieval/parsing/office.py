@@ -21,7 +21,7 @@ from retrieval.parsing import html, markdown
 from retrieval.parsing import html as markup
 from retrieval.parsing.html import MAX_CELLS
 from retrieval.parsing.markdown import clean
-from retrieval.parsing.parsed import LONGEST, Page, Parsed, Unreadable
+from retrieval.parsing.parsed import MAX_LENGTH, Page, Parsed, Unreadable
 from retrieval.parsing.sniff import DOCX, PPTX, XLSX
 
 Value = object  # what openpyxl gives for a cell: a number, a text, a date, a truth value, or None
@@ -39,7 +39,7 @@ def text(path: Path) -> str:
     """
     book = openpyxl.load_workbook(path, read_only=True, data_only=True)  # the values that formulas last had
     try:
-        made, left, cells = list[str](), LONGEST, 0
+        made, left, cells = list[str](), MAX_LENGTH, 0
         for sheet in book.worksheets:
             sheet.reset_dimensions()  # what the file says of them may be wrong
             lines = list[str]()
@@ -111,7 +111,7 @@ def parse(path: Path, media_type: str) -> Parsed:
     except TooMuchText:
         raise Unreadable(
             f"The sheets have more than {markup.MAX_CELLS:,} cells, empty ones between others included, or more than "
-            f"{LONGEST:,} characters. Split them."
+            f"{MAX_LENGTH:,} characters. Split them."
         ) from None
     except Exception as error:  # the converters raise what their libraries raise, of many kinds
         raise Unreadable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-LONGEST = 50_000_000  # characters of text of one document
+MAX_LENGTH = 50_000_000  # characters of text of one document
 
 Kind = Literal["prose", "markdown", "table", "code"]  # how the text wants to be cut
 

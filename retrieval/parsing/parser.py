@@ -22,7 +22,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from retrieval.parsing import markdown, sniff
 from retrieval.parsing import markdown as text
-from retrieval.parsing.parsed import LONGEST, Box, Kind, Page, Parsed, Unreadable
+from retrieval.parsing.parsed import MAX_LENGTH, Box, Kind, Page, Parsed, Unreadable
 
 TITLE = 300  # characters of its title: what is longer is cut
 _KINDS: dict[str, Kind] = {
@@ -43,8 +43,10 @@ def parse(path: Path, name: str) -> Parsed:
     parsed = _parsed(path, media_type)
     if not parsed.text.strip():
         raise Unreadable("The file has no text.")
-    if len(parsed.text) > LONGEST:
-        raise Unreadable(f"The file has {len(parsed.text):,} characters of text; up to {LONGEST:,} are read. Split it.")
+    if len(parsed.text) > MAX_LENGTH:
+        raise Unreadable(
+            f"The file has {len(parsed.text):,} characters of text; up to {MAX_LENGTH:,} are read. Split it."
+        )
     return replace(parsed, title=parsed.title[:TITLE])
 
 
@@ -57,8 +59,8 @@ def _parsed(path: Path, media_type: str) -> Parsed:
         from retrieval.parsing import office  # takes a second to import
 
         return office.parse(path, media_type)
-    if (size := path.stat().st_size) > 4 * LONGEST:  # no encoding takes more than 4 bytes a character
-        raise Unreadable(f"The file has {size >> 20} MiB of text; up to {LONGEST:,} characters are read. Split it.")
+    if (size := path.stat().st_size) > 4 * MAX_LENGTH:  # no encoding takes more than 4 bytes a character
+        raise Unreadable(f"The file has {size >> 20} MiB of text; up to {MAX_LENGTH:,} characters are read. Split it.")
     data = path.read_bytes()
     if media_type == sniff.HTML:
         from retrieval.parsing import html

@@ -23,9 +23,9 @@ from retrieval.parsing.parsed import Box, Fault, Page, Parsed, Unreadable
 from retrieval.parsing.sniff import PDF
 
 SHORT = 0.75  # of a page's full line: a line that is shorter and ends a sentence ends its paragraph
-MOST_PAGES = 5000
-MOST_PIXELS = 16_000_000  # of the picture of a page
-LONGEST_SIDE = 14_400.0  # points, of a page that is drawn: more than that no PDF may have (ISO 32000, Annex C)
+MAX_PAGES = 5000
+MAX_PIXELS = 16_000_000  # of the picture of a page
+MAX_SIDE = 14_400.0  # points, of a page that is drawn: more than that no PDF may have (ISO 32000, Annex C)
 _ONE = threading.Lock()
 _ENCRYPTED = (4, 5)  # PDFium's errors for a password and for a kind of encryption it does not know
 _HYPHEN = "\ufffe"  # where PDFium joined a word that was broken at the end of a line
@@ -49,8 +49,8 @@ def parse(path: Path) -> Parsed:
 def _parsed(path: Path) -> Parsed:
     pdf = _opened(path)
     try:
-        if len(pdf) > MOST_PAGES:
-            raise Unreadable(f"The PDF has {len(pdf)} pages; up to {MOST_PAGES} are read. Split it.")
+        if len(pdf) > MAX_PAGES:
+            raise Unreadable(f"The PDF has {len(pdf)} pages; up to {MAX_PAGES} are read. Split it.")
         texts, pages, faults, start = list[str](), list[Page](), list[Fault](), 0
         for number in range(1, len(pdf) + 1):
             text, fault = _page_text(pdf, number)
@@ -97,7 +97,7 @@ def sizes(path: Path) -> list[tuple[float, float]]:
 
 
 def draw(path: Path, number: int, width: int) -> bytes:
-    """Page `number` as a PNG, `width` pixels wide; narrower where it would have more than `MOST_PIXELS`.
+    """Page `number` as a PNG, `width` pixels wide; narrower where it would have more than `MAX_PIXELS`.
 
     Raises:
         Unreadable: it is encrypted or damaged, or has no such page.
@@ -107,12 +107,12 @@ def draw(path: Path, number: int, width: int) -> bytes:
         try:
             page = pdf[number - 1]
             wide, high = page.get_size()
-            if not 1 <= min(wide, high) <= max(wide, high) <= LONGEST_SIDE:
+            if not 1 <= min(wide, high) <= max(wide, high) <= MAX_SIDE:
                 raise Unreadable(
                     f"Page {number} of the PDF measures {wide:g} by {high:g} points; drawn are those "
-                    f"whose sides have 1 to {LONGEST_SIDE:g}."
+                    f"whose sides have 1 to {MAX_SIDE:g}."
                 )
-            scale = min(width / wide, (MOST_PIXELS / (wide * high)) ** 0.5)
+            scale = min(width / wide, (MAX_PIXELS / (wide * high)) ** 0.5)
             made = io.BytesIO()
             page.render(scale=scale).to_pil().save(made, "PNG", compress_level=3)
             return made.getvalue()

@@ -146,8 +146,8 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
     bob.put(f"/api/chats/{chat}/permissions", json={"classes": ["read"]})
     bob.put("/api/permissions", json={"classes": ["none", "read"]})
     grant = Grant("bob", "weather", "built in", True, preview=SECRET)
-    server.app.state.ponder.toolshed.grants.put(grant)
-    note = server.app.state.ponder.toolshed.notebook().remember("bob", SECRET).number
+    server.app.state.ponder.tool_service.grants.put(grant)
+    note = server.app.state.ponder.tool_service.notebook().remember("bob", SECRET).number
     server.app.state.ponder.library.rights.invite("carol", _carols(server), "bob", "reader")
     collection = bob.post("/api/collections", json={"name": SECRET}).json()["id"]
     document = add(bob, f"{SECRET}.txt", f"{SECRET} is an island.", collection=collection)

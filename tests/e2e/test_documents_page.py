@@ -13,7 +13,7 @@ import pytest
 from app.config import LOCAL_USER
 from retrieval.store import DocumentStore
 from tests.e2e.conftest import NewPage, Watch
-from tests.e2e.support.real_server import MOST_UPLOAD, RealServer, add
+from tests.e2e.support.real_server import MAX_UPLOAD, RealServer, add
 from tests.e2e.test_axe import AXE, violations
 from tests.retrieval import made
 
@@ -140,7 +140,7 @@ def test_bad_files_are_refused_with_their_reason_and_the_others_go_on(page: Page
         text_file("empty.txt", ""),
         text_file("photo.png", "x", "image/png"),
         text_file("many.zip", "x"),
-        text_file("large.txt", "x" * MOST_UPLOAD),
+        text_file("large.txt", "x" * MAX_UPLOAD),
         text_file("good.txt", BEES),
         text_file("broken.pdf", "%PDF-1.7 and no more"),
         text_file("odd.bin", b"\x00\x01\x02" * 50),

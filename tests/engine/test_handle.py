@@ -179,7 +179,7 @@ async def test_cancelling_the_task_frees_the_sequence(engine: Engine) -> None:
 
 async def test_a_deadline_ends_the_span_and_closes_the_sequence(engine: Engine) -> None:
     seq = await engine.open(PROMPT, deadline_s=0.02)
-    result = await seq.generate_all(greedy(engine.max_tokens - len(PROMPT)))
+    result = await seq.generate_all(greedy(engine.max_model_len - len(PROMPT)))
     assert result.finish_reason == "deadline"
     assert await blocks_used(engine) == 0
     with pytest.raises(SequenceClosed):
@@ -202,18 +202,18 @@ async def test_two_spans_at_once_are_refused(engine: Engine) -> None:
 
 
 async def test_what_can_never_fit_is_refused_at_once(engine: Engine) -> None:
-    with pytest.raises(ContextLengthExceeded, match=str(engine.max_tokens)):
-        await engine.open([1] * engine.max_tokens)
+    with pytest.raises(ContextLengthExceeded, match=str(engine.max_model_len)):
+        await engine.open([1] * engine.max_model_len)
     async with await engine.open(PROMPT) as seq:
         with pytest.raises(ContextLengthExceeded, match="max_tokens is 5000"):
             seq.generate(greedy(5000))
         with pytest.raises(ContextLengthExceeded):
-            seq.append([1] * engine.max_tokens)
+            seq.append([1] * engine.max_model_len)
         assert seq.tokens == PROMPT
 
 
 async def test_without_max_tokens_a_span_runs_to_the_end_of_the_context(engine: Engine) -> None:
-    async with await engine.open([1] * (engine.max_tokens - 6)) as seq:
+    async with await engine.open([1] * (engine.max_model_len - 6)) as seq:
         result = await seq.generate_all(Span(GREEDY, ignore_eos=True))
         assert (len(result.token_ids), result.finish_reason) == (6, "length")
 

@@ -60,8 +60,8 @@ class World:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.served = ServedModel(engine, "pebble")
-        assert self.served.dialect is not None
-        plan = self.served.dialect.plan(read_tools([CALCULATOR]), "auto")
+        assert self.served.tool_parser is not None
+        plan = self.served.tool_parser.plan(read_tools([CALCULATOR]), "auto")
         self.style = Style(
             plan, self.served.markers, lambda calls, texts: after_calls(engine.tokenizer, calls, texts, {}),
             self.served.opens_thinking, self.served.closes_thinking,
@@ -77,7 +77,7 @@ class World:
         agent = Agent(self.style, tools, Span(sampling=GREEDY), limits or Limits(), **options)
         async with await self.engine.open(prompt) as seq:
             self.sequence = seq
-            async with aclosing(agent.run(seq, room or self.engine.max_tokens - len(prompt))) as happening:
+            async with aclosing(agent.run(seq, room or self.engine.max_model_len - len(prompt))) as happening:
                 async for each in happening:
                     yield each
 

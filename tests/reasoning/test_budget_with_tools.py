@@ -52,11 +52,11 @@ async def engine() -> AsyncIterator[Engine]:
 )  # fmt: skip
 async def test_calls_are_valid_and_the_budget_is_exact(engine: Engine, budget: ThinkingBudget) -> None:
     tokenizer = engine.tokenizer
-    dialect = choose_parser(tokenizer, tokenizer.tool_template, "auto")
+    tool_parser = choose_parser(tokenizer, tokenizer.tool_template, "auto")
     markers = Markers.of(tokenizer)
-    assert dialect is not None and markers is not None
+    assert tool_parser is not None and markers is not None
     style = Style(
-        dialect.plan(read_tools([CALCULATOR]), "auto"), markers,
+        tool_parser.plan(read_tools([CALCULATOR]), "auto"), markers,
         lambda calls, texts: after_calls(tokenizer, calls, texts, {}),
         lambda tokens: markers.left_open(tokens, tokenizer), lambda tokens: markers.left_closed(tokens, tokenizer),
     )  # fmt: skip

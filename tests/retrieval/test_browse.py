@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retrieval import BadQuery, Library, NotFound, Text
-from retrieval.browse import MOST, WINDOW, Browser
+from retrieval.browse import MAX_COUNT, WINDOW, Browser
 from retrieval.evidence import clauses, investigate
 from retrieval.records import Found, Hit, Passage
 
@@ -58,7 +58,7 @@ def test_a_string_is_found_whatever_its_case_and_spacing(browser: Browser, strin
 
 
 def test_finding_is_bounded(browser: Browser) -> None:
-    assert len(browser.find("of the report", limit=1000)) == MOST
+    assert len(browser.find("of the report", limit=1000)) == MAX_COUNT
     assert browser.find("no such words") == []
     for string in ("", " ", "x" * 201):
         with pytest.raises(BadQuery, match="1 to 200"):

@@ -13,7 +13,7 @@ import pytest
 
 import ponder
 from tools import plugins
-from tools.options import APPROVALS, FEWEST_CHARS, LONGEST_S, PERMISSIONS
+from tools.options import APPROVALS, FEWEST_CHARS, MAX_S, PERMISSIONS
 
 ROOT = Path(ponder.__file__).parent
 TEXT = (ROOT / "docs" / "plugins.md").read_text()
@@ -61,7 +61,7 @@ def test_every_option_is_listed_with_its_default_and_values() -> None:
     assert rows["permission"][1] == f"`{options['permission']}`"
     assert re.findall(r"`(\w+)`", rows["permission"][0]) == list(PERMISSIONS)
     assert re.findall(r"`(\w+)`", rows["approval"][0]) == list(APPROVALS)
-    assert str(FEWEST_CHARS) in rows["max_chars"][0] and f"{LONGEST_S:g}" in rows["timeout"][0]
+    assert str(FEWEST_CHARS) in rows["max_chars"][0] and f"{MAX_S:g}" in rows["timeout"][0]
 
 
 def test_every_member_of_the_context_is_listed() -> None:

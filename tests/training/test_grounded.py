@@ -14,7 +14,7 @@ from training import phrases
 from training.conversation import Conversation, Reply
 from training.tasks import grounded
 from training.text import cloze, entities, essays, paragraphs, quotable
-from training.text.passages import LONGEST_WORDS, Asked, Page, Passage, shape
+from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, Passage, shape
 
 MAKERS = (paragraphs.page, essays.page, quotable.page)
 
@@ -121,7 +121,7 @@ def test_the_first_conversations_are_short_and_answerable() -> None:
 def test_pages_keep_to_the_longest_context() -> None:
     for page in _pages(60):
         words = sum(len(passage.text.split()) for passage in page.passages)
-        assert words <= LONGEST_WORDS or len(page.passages) == 1
+        assert words <= MAX_WORDS_LENGTH or len(page.passages) == 1
 
 
 def test_relations_and_their_wordings_do_not_cross_over() -> None:

@@ -23,8 +23,8 @@ from pydantic import Field
 
 from ponder import Context, Retry, Toolset, tool
 
-MOST_NOTES = 500  # of one user
-LONGEST_NOTE = 2000  # characters
+MAX_NOTES = 500  # of one user
+MAX_NOTE_LENGTH = 2000  # characters
 _LAYOUT = """
 CREATE TABLE IF NOT EXISTS note(
     id INTEGER PRIMARY KEY, user TEXT NOT NULL, number INTEGER NOT NULL, text TEXT NOT NULL,
@@ -67,13 +67,13 @@ class Notebook:
             NoteError: it is empty, too long, or one too many.
         """
         text = text.replace("\0", "").strip()
-        if not 0 < len(text) <= LONGEST_NOTE:
-            raise NoteError(f"A note has 1 to {LONGEST_NOTE:,} characters; this one has {len(text):,}.")
+        if not 0 < len(text) <= MAX_NOTE_LENGTH:
+            raise NoteError(f"A note has 1 to {MAX_NOTE_LENGTH:,} characters; this one has {len(text):,}.")
         with self._open() as connection:
             connection.execute("BEGIN IMMEDIATE")
             if not (kept := self._notes(connection, "user = ? AND text = ?", (user, text))):
                 (count,) = connection.execute("SELECT count(*) FROM note WHERE user = ?", (user,)).fetchone()
-                if count >= MOST_NOTES:
+                if count >= MAX_NOTES:
                     raise NoteError(f"There are {count} notes already, which is the limit; forget one first.")
                 connection.execute(
                     "INSERT INTO counter VALUES (?, 1) ON CONFLICT (user) DO UPDATE SET number = number + 1", (user,)

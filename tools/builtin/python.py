@@ -13,9 +13,9 @@ from pydantic import Field
 from ponder import Context, tool
 from tools.sandbox import Finished, Pure, Sandbox
 
-MOST_CODE = 100_000  # characters
+MAX_CODE = 100_000  # characters
 
-Code = Annotated[str, Field(min_length=1, max_length=MOST_CODE)]
+Code = Annotated[str, Field(min_length=1, max_length=MAX_CODE)]
 
 
 @tool(permission="execute", approval="never", idempotent=True, timeout=120)

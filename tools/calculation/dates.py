@@ -36,7 +36,7 @@ _UNITS = {
     "seconds": ("second", "seconds", "sec", "secs", "s"),
 }
 _NAMES = {name: unit for unit, names in _UNITS.items() for name in names}
-_MOST_WORKDAYS = 20_000
+_MAX_WORKDAYS = 20_000
 _RANGE = "Dates are kept from the year 1 to the year 9999."
 
 
@@ -207,8 +207,8 @@ def _added(start: Moment, change: Duration) -> Moment:
 
 
 def _workdays(day: date, count: int) -> date:
-    if abs(count) > _MOST_WORKDAYS:
-        raise CalculationError(f"At most {_MOST_WORKDAYS:,} workdays are counted.")
+    if abs(count) > _MAX_WORKDAYS:
+        raise CalculationError(f"At most {_MAX_WORKDAYS:,} workdays are counted.")
     step = timedelta(days=1 if count > 0 else -1)
     for _ in range(abs(count)):
         day += step
@@ -225,7 +225,7 @@ def difference(start: Moment, end: Moment) -> str:
     days = (last.day - first.day).days
     if first.at is None or last.at is None:
         parts = [f"{sign}{days:,} days", _calendar(first.day, last.day)]
-        if days < _MOST_WORKDAYS:
+        if days < _MAX_WORKDAYS:
             work = sum((first.day + timedelta(days=n)).weekday() < 5 for n in range(1, days + 1))
             parts.append(f"{work:,} workdays (Monday to Friday, without the first day)")
         return "; ".join(dict.fromkeys(parts))

@@ -15,7 +15,7 @@ from tools.calculation.functions import FUNCTIONS, factorial
 from tools.calculation.number import APPROXIMATE, CalculationError
 from tools.calculation.units import Quantity
 
-LONGEST = 1000  # characters
+MAX_LENGTH = 1000  # characters
 DEEPEST = 40  # brackets, signs and powers within one another
 
 _TOKEN = re.compile(
@@ -49,8 +49,8 @@ def calculate(text: str) -> Quantity:
     Raises:
         CalculationError: it cannot be read, has no value, has two readings, or goes beyond a limit.
     """
-    if len(text) > LONGEST:
-        raise CalculationError(f"The expression has {len(text):,} characters; accepted: at most {LONGEST:,}.")
+    if len(text) > MAX_LENGTH:
+        raise CalculationError(f"The expression has {len(text):,} characters; accepted: at most {MAX_LENGTH:,}.")
     plain = text.translate(_SAME).replace("**", "^").strip().removesuffix("=").removeprefix("=")
     plain = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: f"^({match[0].translate(_RAISED)})", plain)
     return _Reader(plain).all()

@@ -17,7 +17,7 @@ from tools.calculation.units import UNITS, Quantity
 
 __all__ = ["FUNCTIONS", "Function"]
 
-LARGEST_FACTORIAL = 1400  # whose result has 3,799 digits
+MAX_FACTORIAL = 1400  # whose result has 3,799 digits
 _RADIAN = ((UNITS["rad"], 1),)
 
 
@@ -53,8 +53,8 @@ def _whole(value: Number) -> int:
 
 def factorial(value: Number) -> Fraction:
     n = _whole(value)
-    if not 0 <= n <= LARGEST_FACTORIAL:
-        raise CalculationError(f"The factorial of {n:,} is not worked out; accepted: 0 to {LARGEST_FACTORIAL:,}.")
+    if not 0 <= n <= MAX_FACTORIAL:
+        raise CalculationError(f"The factorial of {n:,} is not worked out; accepted: 0 to {MAX_FACTORIAL:,}.")
     return Fraction(math.factorial(n))
 
 
@@ -63,8 +63,8 @@ def _chosen(work: Callable[[int, int], int]) -> Callable[[Number, Number], Fract
         n, k = _whole(a), _whole(b)
         if not 0 <= n <= 10_000 or not 0 <= k <= 10_000:
             raise CalculationError("comb and perm take whole numbers from 0 to 10,000.")
-        if work is math.perm and k * max(n, 1).bit_length() > 4 * number.LONGEST:
-            raise CalculationError(f"The result has more than {number.LONGEST:,} digits, which is the limit.")
+        if work is math.perm and k * max(n, 1).bit_length() > 4 * number.MAX_LENGTH:
+            raise CalculationError(f"The result has more than {number.MAX_LENGTH:,} digits, which is the limit.")
         return Fraction(work(n, k))
 
     return applied

@@ -22,10 +22,10 @@ class CalculationError(ValueError):
 
 Number = Fraction | Decimal  # a Decimal is an approximation
 
-LONGEST = 4000  # digits of a whole number, of a numerator or of a denominator
+MAX_LENGTH = 4000  # digits of a whole number, of a numerator or of a denominator
 SIGNIFICANT = 10  # digits shown of a number that does not end
-_BITS = int(LONGEST * math.log2(10))
-APPROXIMATE = Context(prec=50, Emax=LONGEST, Emin=-LONGEST)
+_BITS = int(MAX_LENGTH * math.log2(10))
+APPROXIMATE = Context(prec=50, Emax=MAX_LENGTH, Emin=-MAX_LENGTH)
 _SHOWN = 60  # digits of an exact number beside which a rounded one is shown
 
 
@@ -45,7 +45,7 @@ def bounded(number: Number) -> Number:
             raise CalculationError("The result is beyond the largest number that is kept here.")
         return number
     if max(number.numerator.bit_length(), number.denominator.bit_length()) > _BITS:
-        raise CalculationError(f"The result has more than {LONGEST:,} digits, which is the limit.")
+        raise CalculationError(f"The result has more than {MAX_LENGTH:,} digits, which is the limit.")
     return number
 
 
@@ -121,8 +121,8 @@ def _whole_power(base: Fraction, exponent: int) -> Fraction:
     if size > 1 and size * abs(exponent) > _BITS + size:
         # From the exact logarithm where the number itself would be too large to make.
         digits = math.log10(max(abs(base.numerator), base.denominator)) * abs(exponent)
-        if digits > LONGEST:
-            raise CalculationError(f"The power has about {digits:,.0f} digits; the limit is {LONGEST:,}.")
+        if digits > MAX_LENGTH:
+            raise CalculationError(f"The power has about {digits:,.0f} digits; the limit is {MAX_LENGTH:,}.")
     return Fraction(base**exponent)
 
 
@@ -148,7 +148,7 @@ def _checked(work: object) -> Number:
     try:
         return bounded(work())  # type: ignore[operator]
     except (Overflow, InvalidOperation):
-        raise CalculationError(f"The result has more than {LONGEST:,} digits, or no real value.") from None
+        raise CalculationError(f"The result has more than {MAX_LENGTH:,} digits, or no real value.") from None
 
 
 def written(number: Number) -> str:

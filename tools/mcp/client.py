@@ -31,7 +31,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from tools.context import Context
 from tools.errors import ToolError
 from tools.mcp.config import McpSettings, check_name
-from tools.mcp.offers import MOST, content_of, tools_of
+from tools.mcp.offers import MAX_COUNT, content_of, tools_of
 from tools.mcp.transports import ServerFault, StdioTransport, http_transport, told
 from tools.registry import Registry
 from tools.result import shorten
@@ -208,7 +208,7 @@ class McpServer:
         offered, cursor = list[Offered](), None
         try:
             async with asyncio.timeout(within_s):
-                while len(offered) <= MOST:
+                while len(offered) <= MAX_COUNT:
                     page = await client.list_tools(cursor=cursor)
                     offered += page.tools
                     cursor = page.next_cursor

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from tools.options import FEWEST_CHARS, LONGEST_S, Approval
+from tools.options import FEWEST_CHARS, MAX_S, Approval
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,32}")  # of a server: it may stand before a tool's name, which has 64 characters
 McpName = Annotated[str, StringConstraints(pattern=rf"^{NAME.pattern}$")]
@@ -38,7 +38,7 @@ class McpSettings(BaseModel):
     headers: dict[str, str] = Field({}, description="headers that are sent to the address, such as Authorization")
     permission: McpPermission | None = Field(None, description="read, write, network or execute")
     approval: Approval | None = Field(None, description="never, once or always")
-    timeout_s: float = Field(30.0, gt=0, le=LONGEST_S, description=f"seconds for a call, up to {LONGEST_S:g}")
+    timeout_s: float = Field(30.0, gt=0, le=MAX_S, description=f"seconds for a call, up to {MAX_S:g}")
     max_chars: int = Field(8000, ge=FEWEST_CHARS, description=f"characters of a result, {FEWEST_CHARS} or more")
     trust_descriptions: bool = Field(
         False, description="true or false: whether what its tools say of themselves may lead to calls of other tools"

@@ -37,7 +37,7 @@ from tools.result import shorten
 from tools.schema import JSONSchema
 from tools.tool import Tool
 
-MOST = 128  # tools of one server: more than that no model tells apart
+MAX_COUNT = 128  # tools of one server: more than that no model tells apart
 DESCRIPTION = 1000  # characters
 SCHEMA = 16_000  # characters of a tool's parameters as JSON
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
@@ -60,8 +60,8 @@ def tools_of(
     """The tools of the server named `server`; what is `taken` is a name that others have."""
     tools, refused = dict[str, Tool](), list[str]()
     for each in offered:
-        if len(tools) == MOST:
-            refused.append(f"it offers more than {MOST} tools; those after {each.name!r:.80} are left out.")
+        if len(tools) == MAX_COUNT:
+            refused.append(f"it offers more than {MAX_COUNT} tools; those after {each.name!r:.80} are left out.")
             break
         name = _name(each.name, server, {*taken, *tools})
         try:
@@ -75,7 +75,7 @@ def _name(theirs: str, server: str, taken: Collection[str]) -> str:
     """Their name with our characters; after the server's where another tool has it, and numbered after that."""
     clean = _NOT_IN_NAMES.sub("_", theirs).strip("_") or "tool"
     long = f"{server}_{clean}"
-    tries = [clean[:64], long[:64], *(f"{long[:60]}_{number}" for number in range(2, MOST + 2))]
+    tries = [clean[:64], long[:64], *(f"{long[:60]}_{number}" for number in range(2, MAX_COUNT + 2))]
     return next(each for each in tries if each not in taken)
 
 

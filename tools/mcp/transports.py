@@ -51,7 +51,7 @@ def told(error: BaseException) -> str:
     return text if isinstance(error, ToolError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
-LONGEST = 4 << 20  # bytes of one message
+MAX_LENGTH = 4 << 20  # bytes of one message
 RATE = 100  # messages a second, however slowly we read them
 BURST = 1000  # messages at once
 RUBBISH = 10  # lines that are no message: some servers greet
@@ -88,7 +88,7 @@ class StdioTransport:
             )
         try:
             self._process = await asyncio.create_subprocess_exec(
-                program, *self._command[1:], env=self._env, cwd=self._cwd, limit=LONGEST, start_new_session=True,
+                program, *self._command[1:], env=self._env, cwd=self._cwd, limit=MAX_LENGTH, start_new_session=True,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
         except OSError as error:
@@ -139,7 +139,7 @@ class StdioTransport:
                 try:
                     line = await self._process.stdout.readline()
                 except ValueError:
-                    return self._on_end(f"it sent a message of more than {LONGEST >> 20} MiB")
+                    return self._on_end(f"it sent a message of more than {MAX_LENGTH >> 20} MiB")
                 if not line:
                     return self._on_end(await self._ended())
                 now = clock()
@@ -185,7 +185,7 @@ class StdioTransport:
         return f"{how}; its last words: {words[-1][:300]!r}" if words else how
 
 
-LONGEST_STREAM = 16 << 20  # bytes of one answer, which may be a stream of messages
+MAX_STREAM_LENGTH = 16 << 20  # bytes of one answer, which may be a stream of messages
 CONNECT_S = 10.0
 
 
@@ -198,7 +198,7 @@ async def http_transport(url: str, headers: Mapping[str, str]) -> AsyncIterator[
         trust_env=False,
         transport=_Capped(),
     )
-    async with client, streamable_http_client(url, http_client=client, max_sse_event_size=LONGEST) as streams:
+    async with client, streamable_http_client(url, http_client=client, max_sse_event_size=MAX_LENGTH) as streams:
         yield streams
 
 
@@ -210,7 +210,7 @@ class _Capped(httpx2.AsyncHTTPTransport):
             await response.stream.aclose()
             raise httpx2.DecodingError("it compresses its answer, which was not asked for", request=request)
         events = response.headers.get("content-type", "").startswith("text/event-stream")
-        response.stream = _CappedStream(response.stream, LONGEST_STREAM if events else LONGEST)
+        response.stream = _CappedStream(response.stream, MAX_STREAM_LENGTH if events else MAX_LENGTH)
         return response
 
 

@@ -86,7 +86,7 @@ T = TypeVar("T")
 _OPERATIONS = 1000  # of SQLite's virtual machine between two looks at the clock
 _LOOK_S = 0.05  # between two looks at the temporary files
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * statement.LONGEST,  # bytes
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * statement.MAX_LENGTH,  # bytes
     sqlite3.SQLITE_LIMIT_COLUMN: 200,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,

@@ -29,7 +29,7 @@ class Mistaken(QueryError):
     """The query is not SQL that this database understands."""
 
 
-LONGEST = 20_000  # characters
+MAX_LENGTH = 20_000  # characters
 _TOKEN = re.compile(
     r"""(?P<blank>\s+|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))
       | (?P<quoted>'(?:[^']|'')*(?:'|\Z)|"(?:[^"]|"")*(?:"|\Z)|`(?:[^`]|``)*(?:`|\Z)|\[[^\]]*(?:\]|\Z))
@@ -66,8 +66,8 @@ def check(sql: str) -> None:
     Raises:
         Forbidden: it is too long, is not one statement, or does not begin as one that reads.
     """
-    if len(sql) > LONGEST:
-        raise Forbidden(f"The query has {len(sql):,} characters; accepted: at most {LONGEST:,}.")
+    if len(sql) > MAX_LENGTH:
+        raise Forbidden(f"The query has {len(sql):,} characters; accepted: at most {MAX_LENGTH:,}.")
     if "\0" in sql:
         raise Forbidden("The query has a null character; accepted: text without.")
     read = list(tokens(sql))

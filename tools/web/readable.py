@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tools.calling import in_thread
 from tools.workers.pool import ProcessPool, WorkerFailed
 
-LONGEST_HTML = 500_000  # characters given to the extractor
+MAX_HTML_LENGTH = 500_000  # characters given to the extractor
 EXTRACT_S = 5.0
 EXTRACT_BYTES = 512 << 20  # of memory, beyond the extractor itself
 log = logging.getLogger("ponder")
@@ -74,14 +74,14 @@ class Reader:
         source = await in_thread(lambda: decode(data, charset))
         if media_type not in _HTML:
             return Reading("", await in_thread(lambda: _CONTROL.sub("", source).strip()))
-        page = source[:LONGEST_HTML]
+        page = source[:MAX_HTML_LENGTH]
         try:
             found: object = await self._workers.ask(page)
         except (WorkerFailed, ValueError) as error:  # whatever a page makes of the extractor, its words remain
             log.info("The main text of a page was not found: %s", error)
             found = None
         text = found if isinstance(found, str) and found else await in_thread(lambda: plain(page))
-        return Reading(_title(source), _CONTROL.sub("", text).strip(), len(source) > LONGEST_HTML)
+        return Reading(_title(source), _CONTROL.sub("", text).strip(), len(source) > MAX_HTML_LENGTH)
 
     def close(self) -> None:
         self._workers.close()

@@ -16,7 +16,7 @@ import httpx
 
 from tools.web.target import Failed, Refused, target
 
-LONGEST_QUERY = 400  # characters
+MAX_QUERY_LENGTH = 400  # characters
 _TAGS = re.compile(r"<[^<>]{0,200}>")
 _EVERY_PORT = range(1, 65536)
 
@@ -62,8 +62,8 @@ class SearXNG:
             Refused: the query is empty or too long.
         """
         query = " ".join(query.split())
-        if not 0 < len(query) <= LONGEST_QUERY:
-            raise Refused(f"The query has {len(query):,} characters; accepted: 1 to {LONGEST_QUERY}.")
+        if not 0 < len(query) <= MAX_QUERY_LENGTH:
+            raise Refused(f"The query has {len(query):,} characters; accepted: 1 to {MAX_QUERY_LENGTH}.")
         try:
             data = json.loads(await self._asked(query))
             results = data["results"]

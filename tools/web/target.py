@@ -123,7 +123,7 @@ class Failed(FetchError):
     """The site did not answer, or not in time, or not in HTTP."""
 
 
-LONGEST = 2048  # characters of a URL
+MAX_LENGTH = 2048  # characters of a URL
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _NUMBER = re.compile(r"\d+|0x[0-9a-f]*")
@@ -188,8 +188,8 @@ def target(url: str, ports: Collection[int] = (80, 443)) -> Target:
 
 
 def _check_characters(url: str) -> None:
-    if len(url) > LONGEST:
-        raise Refused(f"The URL has {len(url):,} characters; accepted: at most {LONGEST:,}.")
+    if len(url) > MAX_LENGTH:
+        raise Refused(f"The URL has {len(url):,} characters; accepted: at most {MAX_LENGTH:,}.")
     if any(c.isspace() or c == "\\" or unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in url):
         raise Refused(f"{_shown(url)} has spaces, backslashes or hidden characters; write them percent-encoded.")
 

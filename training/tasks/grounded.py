@@ -27,7 +27,7 @@ from training.text.passages import Asked, Page, Passage, shape
 Judge = Callable[[Sequence[Reply]], Verdict]
 
 MISSING = phrases.read("grounded")["missing"].train[0]
-LONGEST_REPLY = 60  # words; more is no answer but the passage
+MAX_REPLY_LENGTH = 60  # words; more is no answer but the passage
 
 _LAYOUTS = (
     *("[{s}] {text}", "[{s}] {text}", "[{s}] {text}", "[{s}] {text}", "{s}: {text}", "[{s}] {title}\n{text}"),
@@ -133,7 +133,7 @@ def _present_judge(page: Page, asked: Asked, label: str) -> Judge:
 
     def judge(replies: Sequence[Reply]) -> Verdict:
         said = replies[-1].content if replies else ""
-        brief = len(said.split()) <= max(LONGEST_REPLY, len(asked.answer.split()) + 4)
+        brief = len(said.split()) <= max(MAX_REPLY_LENGTH, len(asked.answer.split()) + 4)
         brief = brief and not any(_holds(said, one) for one in others)
         right = brief and _cited(said) == {label} and (_holds(said, asked.answer) or _holds(said, asked.value))
         refused = not said or (_REFUSAL.search(said) is not None and not right)  # a quote may have such words
@@ -174,7 +174,7 @@ def prose_case(rng: Random, passages: int = 3, present: bool = True) -> Case:
 def _xquad_judge(answers: Sequence[str], label: str) -> Judge:
     def judge(replies: Sequence[Reply]) -> Verdict:
         said = replies[-1].content if replies else ""
-        quotes = len(said.split()) <= LONGEST_REPLY and any(answer.lower() in said.lower() for answer in answers)
+        quotes = len(said.split()) <= MAX_REPLY_LENGTH and any(answer.lower() in said.lower() for answer in answers)
         return {"quotes the answer": quotes, "right label": _cited(said) == {label}}
 
     return judge
@@ -188,7 +188,7 @@ def xquad_cases(path: Path, count: int, rng: Random) -> list[Case]:
         for article in articles
         for at, paragraph in enumerate(article["paragraphs"])
         for question in paragraph["qas"]
-        if len(question["answers"][0]["text"].split()) < LONGEST_REPLY
+        if len(question["answers"][0]["text"].split()) < MAX_REPLY_LENGTH
     ]
     cases = []
     for found, at, question in rng.sample(asked, min(count, len(asked))):

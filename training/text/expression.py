@@ -13,7 +13,7 @@ from collections.abc import Callable
 from decimal import Context, Decimal
 from fractions import Fraction
 
-LONGEST = 200  # characters
+MAX_LENGTH = 200  # characters
 HIGHEST_POWER = 20
 SIGNIFICANT = 10  # digits of a result that does not end
 
@@ -33,8 +33,8 @@ class ExpressionError(ValueError):
 
 def value(text: str) -> Fraction:
     """The exact value; raises ExpressionError with a text that a tool may answer."""
-    unreadable = ExpressionError(f'error: cannot read "{text[:LONGEST]}"')
-    if len(text) > LONGEST or not _ALLOWED.fullmatch(text):
+    unreadable = ExpressionError(f'error: cannot read "{text[:MAX_LENGTH]}"')
+    if len(text) > MAX_LENGTH or not _ALLOWED.fullmatch(text):
         raise unreadable
     try:
         tree = ast.parse(text.strip(), mode="eval")

@@ -17,7 +17,7 @@ from random import Random
 
 from training.conversation import Phrasing
 from training.text import entities
-from training.text.passages import LONGEST_WORDS, Asked, Page, Passage
+from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, Passage
 
 _FACTS: dict[str, dict[str, dict[str, str | dict[str, list[str]]]]] = tomllib.loads(
     Path(__file__).with_name("facts.toml").read_text(encoding="utf-8")
@@ -257,7 +257,7 @@ def page(
         its_kind = main if at == 0 or rng.random() < 0.6 else rng.choice(kinds)
         shared = wanted if its_kind == main and (at == 0 or rng.random() < 0.7) else []
         passage, told = _passage(rng, phrasing, its_kind, at, count, rich, shared, taken)
-        if sum(len(one.text.split()) for one in (*passages, passage)) > LONGEST_WORDS:
+        if sum(len(one.text.split()) for one in (*passages, passage)) > MAX_WORDS_LENGTH:
             break
         passages.append(passage)
         page_told += told

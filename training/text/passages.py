@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from random import Random
 
-LONGEST_WORDS = 700  # of all passages of a page together
+MAX_WORDS_LENGTH = 700  # of all passages of a page together
 
 _STOP = frozenset(
     (

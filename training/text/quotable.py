@@ -16,7 +16,7 @@ from random import Random
 
 from training.conversation import Phrasing
 from training.text import cloze, entities, prose
-from training.text.passages import LONGEST_WORDS, Asked, Page, Passage, stems
+from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, Passage, stems
 
 _ENDINGS = ("ing", "ed", "ly", "s")
 _WORD = re.compile(r"\b[a-z]{5,}\b")
@@ -103,7 +103,7 @@ def page(rng: Random, phrasing: Phrasing, counts: list[int], rich: float, questi
                 flat = [list(paragraph) for paragraph in more]
             text += [sentence for sentence in flat.pop(0) if all(sentence not in other for other in (*texts, text))]
         text = text[: max(count, 1)]
-        if sum(len(sentence.split()) for kept in (*texts, text) for sentence in kept) > LONGEST_WORDS and texts:
+        if sum(len(sentence.split()) for kept in (*texts, text) for sentence in kept) > MAX_WORDS_LENGTH and texts:
             break
         texts.append(text)
     spare = [sentence for paragraph in flat[:4] for sentence in paragraph]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 STRETCH = 1.8  # without a goal: a step takes at most so many times what its decodes alone would take
-LEAST = 16  # tokens of prefill in a step, whatever the goal: else a prompt would never be read
+MIN_COUNT = 16  # tokens of prefill in a step, whatever the goal: else a prompt would never be read
 PATIENCE_S = 0.5  # without a goal: what a prompt may wait for others before steps are stretched further,
 PATIENCE_TIMES = 4.0  # beside so many times what reading one like it takes
 _FORGET = 0.98  # what an earlier step counts, for each later one
@@ -58,7 +58,7 @@ class PrefillBudget:
             reading = (self._goal - alone) / costs.read
         else:
             reading = max((STRETCH - 1) * alone / costs.read, self._wanted(alone, costs.read, queue))
-        return min(self._most, decodes + max(LEAST, int(reading)))
+        return min(self._most, decodes + max(MIN_COUNT, int(reading)))
 
     def ran(self, decodes: int, reading: int, seconds: float) -> None:
         """A step of so many decodes, in which so many tokens were read, took so many seconds."""

@@ -13,7 +13,7 @@ BLOCK_OUT = 128  # outputs of a program
 SPLITS = 8  # of the sum over columns: a token alone would leave most of the device idle
 BLOCK_TOKENS = 32  # of a run in a program
 RUN_BLOCK = 64  # columns or outputs that it has at once
-LEAST_RANK = 16  # of a tile: less, tensor cores do not take
+MIN_RANK = 16  # of a tile: less, tensor cores do not take
 
 
 @triton.jit
@@ -179,4 +179,4 @@ def shrink_block(rank: int) -> int:
 
 def block_rank(rank: int) -> int:
     """The rank of a tile."""
-    return max(LEAST_RANK, triton.next_power_of_2(rank))
+    return max(MIN_RANK, triton.next_power_of_2(rank))

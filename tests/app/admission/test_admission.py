@@ -45,14 +45,16 @@ class Simulated:
     stats: Stats = field(default_factory=Stats)
 
     def __post_init__(self) -> None:
-        self.backlog = QueueEstimate(self.places, clock=lambda: self.now)
+        self.queue_estimate = QueueEstimate(self.places, clock=lambda: self.now)
         self.waiting: list[Asked] = []
         self.running: list[Asked] = []
         self.begun: list[Asked] = []
 
     def ask(self, prompt: int, output: int) -> None:
-        expected_s = self.backlog.wait_s()
-        self.waiting.append(Asked(self.backlog.admit("ana", prompt, 4 * output), self.now, expected_s, prompt, output))
+        expected_s = self.queue_estimate.wait_s()
+        self.waiting.append(
+            Asked(self.queue_estimate.admit("ana", prompt, 4 * output), self.now, expected_s, prompt, output)
+        )
 
     def step(self) -> None:
         while self.waiting and len(self.running) < self.places:
@@ -80,7 +82,7 @@ class Simulated:
             steps=was.steps + 1, step_seconds=was.step_seconds + seconds, step_tokens=was.step_tokens + reading
             + len(writing), generated_tokens=was.generated_tokens + len(writing),
         )  # fmt: skip
-        self.backlog.seen(self.stats)
+        self.queue_estimate.seen(self.stats)
 
 
 def test_the_pace_is_found_in_the_counters() -> None:
@@ -132,7 +134,7 @@ def test_under_a_steady_overload_the_expectation_is_right_on_average() -> None:
     while engine.now < 200:
         if asked < engine.now * 2:  # about twice what it can do
             asked += 1
-            if engine.backlog.wait_s() < 20:
+            if engine.queue_estimate.wait_s() < 20:
                 engine.ask(prompt=200, output=40)
         engine.step()
     late = [(each.expected_s, (each.began or 0.0) - each.at) for each in engine.begun if each.at > 50]
@@ -147,8 +149,8 @@ def test_prompts_in_the_cache_are_not_waited_for() -> None:
         work = warm.admit("ana", 1000, 100)
         work.got(10, 1000)
         work.end(whole=True)
-    for backlog in (cold, warm):
-        backlog.admit("ana", 1000, 100)
+    for queue_estimate in (cold, warm):
+        queue_estimate.admit("ana", 1000, 100)
     assert warm.wait_s() < cold.wait_s() / 10
     before = warm.wait_s()
     warm.admit("bob", 1000, 100)  # whose prompts were never seen
@@ -156,30 +158,30 @@ def test_prompts_in_the_cache_are_not_waited_for() -> None:
 
 
 def test_what_ended_is_waited_for_no_more() -> None:
-    backlog = QueueEstimate(1)
-    works = [backlog.admit("ana", 100, 100) for _ in range(3)]
-    assert len(backlog) == 3 and backlog.wait_s() > 0 and backlog.tokens == 600
+    queue_estimate = QueueEstimate(1)
+    works = [queue_estimate.admit("ana", 100, 100) for _ in range(3)]
+    assert len(queue_estimate) == 3 and queue_estimate.wait_s() > 0 and queue_estimate.tokens == 600
     for work in works:
         work.end(whole=False)
         work.end(whole=False)
-    assert len(backlog) == 0 and backlog.wait_s() == 0 and backlog.tokens == 0
+    assert len(queue_estimate) == 0 and queue_estimate.wait_s() == 0 and queue_estimate.tokens == 0
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from(["admit", "got", "end"]), st.integers(0, 5), st.integers(0, 3000))))
 def test_nothing_is_left_of_what_is_gone(steps: list[tuple[str, int, int]]) -> None:
-    backlog, open_works = QueueEstimate(2), list[AdmittedWork]()
+    queue_estimate, open_works = QueueEstimate(2), list[AdmittedWork]()
     for what, place, tokens in steps:
         if what == "admit":
-            open_works.append(backlog.admit(f"t{place}", tokens, 100, place + 1))
+            open_works.append(queue_estimate.admit(f"t{place}", tokens, 100, place + 1))
         elif open_works and what == "got":
             open_works[place % len(open_works)].got(tokens % 7, tokens)
         elif open_works:
             open_works.pop(place % len(open_works)).end(whole=bool(tokens % 2))
-        assert len(backlog) == sum(work.answers for work in open_works)
-        assert backlog._sums.unread == sum(work.unread for work in open_works if work.reading)
+        assert len(queue_estimate) == sum(work.answers for work in open_works)
+        assert queue_estimate._sums.unread == sum(work.unread for work in open_works if work.reading)
     for work in open_works:
         work.end(whole=True)
-    assert backlog._sums == type(backlog._sums)() and backlog.wait_s() == 0
+    assert queue_estimate._sums == type(queue_estimate._sums)() and queue_estimate.wait_s() == 0
 
 
 # -- limits of a key
@@ -266,16 +268,16 @@ def test_a_wait_for_a_key_ends_when_it_was_said(clock: Clock) -> None:
 
 def test_an_overloaded_model_refuses_and_says_until_when() -> None:
     settings = Settings(max_wait_s=2, max_running=4, max_waiting=2)
-    backlog = QueueEstimate(4)
+    queue_estimate = QueueEstimate(4)
     reasons: list[str] = []
-    admission = Admission(settings, {"m": backlog}, reasons.append)
-    backlog.admit("a", 20_000, 1)
+    admission = Admission(settings, {"m": queue_estimate}, reasons.append)
+    queue_estimate.admit("a", 20_000, 1)
     with pytest.raises(ApiError) as refused:
         admission.begin(ANA)
     seconds = int(refused.value.headers["Retry-After"])
-    assert refused.value.code == "overloaded" and seconds == math.ceil(backlog.wait_s() - 2)
+    assert refused.value.code == "overloaded" and seconds == math.ceil(queue_estimate.wait_s() - 2)
     empty = QueueEstimate(4)
-    either = Admission(settings, {"m": backlog, "n": empty}, reasons.append)
+    either = Admission(settings, {"m": queue_estimate, "n": empty}, reasons.append)
     either.begin(ANA).leave()  # which of them it asks is not known yet
     for _ in range(6):
         empty.admit("a", 1, 1)

@@ -41,9 +41,9 @@ def busy(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 @pytest.fixture
 def waiting(busy: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
     def wait(seconds: float) -> None:
-        for backlog in busy.app.state.ponder.meter.backlogs.values():
-            monkeypatch.setattr(backlog, "wait_s", lambda: seconds)
-            monkeypatch.setattr(type(backlog), "__len__", lambda _: 1)
+        for queue_estimate in busy.app.state.ponder.meter.queue_estimates.values():
+            monkeypatch.setattr(queue_estimate, "wait_s", lambda: seconds)
+            monkeypatch.setattr(type(queue_estimate), "__len__", lambda _: 1)
 
     return wait
 
@@ -164,8 +164,8 @@ def test_a_run_tells_that_it_thinks_less(busy: Server, waiting: Any) -> None:
 
 
 def test_auto_asks_no_model_that_many_wait_for(both: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    backlogs = both.app.state.ponder.meter.backlogs
-    monkeypatch.setattr(backlogs["pebble"], "wait_s", lambda: 20.0)
+    queue_estimates = both.app.state.ponder.meter.queue_estimates
+    monkeypatch.setattr(queue_estimates["pebble"], "wait_s", lambda: 20.0)
     ask = {"model": "auto", "messages": [{"role": "user", "content": "Use 2, 3 and 4 to make 24."}], "max_tokens": 8}
     with httpx.Client(base_url=both.url, timeout=60) as http:
         reply = http.post(CHAT, json=ask)

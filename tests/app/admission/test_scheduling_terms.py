@@ -87,7 +87,7 @@ def test_a_better_class_is_answered_first(classed: Server) -> None:
 def test_an_answer_ends_at_its_deadline(http: httpx.Client, server: Server, stream: bool) -> None:
     before = time.monotonic()
     fields = {"max_tokens": 20_000, "ignore_eos": True, "deadline_s": 1.0, "stream": stream}
-    limit = server.engine.max_tokens - 100
+    limit = server.engine.max_model_len - 100
     reply = http.post(CHAT, json=body(**{**fields, "max_tokens": limit, "n": 32}))
     assert reply.status_code == 200 and '"finish_reason":"length"' in reply.text.replace(" ", "")
     assert time.monotonic() - before < 30
@@ -101,10 +101,10 @@ def test_a_run_ends_at_its_deadline_and_keeps_what_it_wrote(http: httpx.Client) 
 
 
 def test_a_deadline_that_has_passed_is_told() -> None:
-    ticket = RequestBudget.__new__(RequestBudget)
-    ticket.terms, ticket.began = RequestTerms(deadline_s=1.0), time.monotonic() - 2
+    request_budget = RequestBudget.__new__(RequestBudget)
+    request_budget.terms, request_budget.began = RequestTerms(deadline_s=1.0), time.monotonic() - 2
     with pytest.raises(Exception, match="deadline") as caught:
-        _ = ticket.left_s
+        _ = request_budget.left_s
     assert getattr(caught.value, "status", 0) == 408
 
 

@@ -265,13 +265,13 @@ async def brief(seq: Any, context: Context, options: Nothing) -> Any:
 @pytest.fixture
 def with_plugins(server: Server) -> Iterator[None]:
     state = server.app.state.ponder
-    before = state.manners
+    before = state.reasoning_resolver
     offered = Strategies()
     for each in (raises, endless, brief):
         offered.add(each, "plugin")
-    state.manners = ReasoningResolver(offered, seconds=0.3)
+    state.reasoning_resolver = ReasoningResolver(offered, seconds=0.3)
     yield
-    state.manners = before
+    state.reasoning_resolver = before
 
 
 def test_a_plugin_that_fails_or_never_ends_leaves_nothing(

@@ -124,7 +124,7 @@ def test_calls_are_read_even_where_no_tools_are_offered(pebble: Server, http: ht
 
 
 def test_calls_are_left_out_where_they_leave_no_room(pebble: Server, http: httpx.Client) -> None:
-    room = pebble.engine.max_tokens
+    room = pebble.engine.max_model_len
     steps: list[Json] = [json.loads(json.dumps(ACTED[0])) for _ in range(room // 1000 + 1)]
     for at, step in enumerate(steps):
         step["calls"][0]["id"] = step["results"][0]["call_id"] = f"c{at}"

@@ -15,7 +15,7 @@ from tools.session import Session
 def remember(server: Server, text: str, user: str, run: str) -> Outcome:
     state: Any = server.app.state.ponder
     call = Call("call_1", "remember", {"text": text})
-    (outcome,) = server.on_loop(state.toolshed.executor.run([call], Session(user, run)))
+    (outcome,) = server.on_loop(state.tool_service.executor.run([call], Session(user, run)))
     assert isinstance(outcome, Outcome)
     return outcome
 
@@ -37,9 +37,9 @@ def test_a_note_is_listed_and_forgotten_by_its_user_alone(http: httpx.Client, se
 def test_what_writes_or_executes_asks_unless_it_can_be_undone_or_touches_nothing(server: Server) -> None:
     """README, docs/tools.md and docs/api.md name the two that do not."""
     state: Any = server.app.state.ponder
-    server.on_loop(state.toolshed.ready())
+    server.on_loop(state.tool_service.ready())
     unasked = {
-        t.name for t in state.toolshed.registry if t.permission in ("write", "execute") and t.approval == "never"
+        t.name for t in state.tool_service.registry if t.permission in ("write", "execute") and t.approval == "never"
     }
     assert unasked <= {"python", "remember"} and "remember" in unasked
-    assert state.toolshed.registry.get("forget").approval == "always"
+    assert state.tool_service.registry.get("forget").approval == "always"

@@ -14,7 +14,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from app.auth import COOKIE, FREE, LONGEST_S, LoginThrottle
+from app.auth import COOKIE, FREE, MAX_S, LoginThrottle
 from app.db.accounts import Accounts
 from tests.app.chatting import ask, begin, new_chat
 from tests.app.conftest import Server
@@ -188,7 +188,7 @@ def test_waits_double_up_to_five_minutes_and_are_forgotten() -> None:
         waits.append(attempts.wait_s("2001:db8::beef", "another"))  # of the same network
         clock[0] += waits[-1]
     assert waits[: FREE - 1] == [0] * (FREE - 1) and waits[FREE - 1 : FREE + 3] == [1, 2, 4, 8]
-    assert waits[-1] == LONGEST_S and attempts.wait_s("2001:db8:0:1::1", "another") == 0
+    assert waits[-1] == MAX_S and attempts.wait_s("2001:db8:0:1::1", "another") == 0
     attempts.failed("2001:db8::1")
     attempts.accepted("known")
     assert attempts.wait_s("2001:db8::1", "known") == 0 < attempts.wait_s("2001:db8::1", "another")

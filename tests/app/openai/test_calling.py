@@ -10,7 +10,7 @@ from app.answering.served_model import ServedModel
 from app.errors import ApiError
 from app.openai.request_fields import CHAT_REFUSED, parse
 from app.openai.request_models import ChatRequest
-from app.openai.text_constraints import MOST_PLANS, Calling
+from app.openai.text_constraints import MAX_PLANS, Calling
 from tests.app.conftest import Server
 from tests.app.toolbox import TOOLS
 
@@ -47,8 +47,8 @@ def test_what_does_not_go_with_tools_is_refused_the_second_time_too(pebble: Serv
 
 def test_the_oldest_plans_are_forgotten(pebble: Server, served: ServedModel) -> None:
     first = calling(pebble, served).plan
-    for at in range(MOST_PLANS):
+    for at in range(MAX_PLANS):
         tool = {"type": "function", "function": {"name": f"tool_{at}"}}
         calling(pebble, served, tools=[tool])
-    assert len(served.plans) == MOST_PLANS
+    assert len(served.plans) == MAX_PLANS
     assert calling(pebble, served).plan is not first

@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from app.openai.routes import BATCH, LONGEST
+from app.openai.routes import BATCH, MAX_LENGTH
 from tests.app.conftest import Server
 from tests.app.gate import HELD, GatedEmbedder
 from tests.app.library import BEES, DAM, error
@@ -78,9 +78,9 @@ def test_token_ids_are_refused_with_the_reason(ana: httpx.Client) -> None:
 
 
 def test_a_text_that_is_too_long_is_refused_with_its_length(ana: httpx.Client) -> None:
-    reply = ana.post("/v1/embeddings", json={"model": "default", "input": ["fine", "x " * (LONGEST + 1)]})
+    reply = ana.post("/v1/embeddings", json={"model": "default", "input": ["fine", "x " * (MAX_LENGTH + 1)]})
     message = error(reply, 400, "context_length_exceeded", "input")
-    assert "input[1]" in message and str(LONGEST + 1) in message and str(LONGEST) in message
+    assert "input[1]" in message and str(MAX_LENGTH + 1) in message and str(MAX_LENGTH) in message
 
 
 def test_a_client_that_leaves_is_not_worked_for(shelf: Server, embedder: GatedEmbedder) -> None:

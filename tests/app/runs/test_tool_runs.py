@@ -176,7 +176,7 @@ def test_the_user_is_asked_which_they_mean(http: httpx.Client, plugin: Any) -> N
 
 
 async def test_a_question_that_nobody_answers_in_time_is_told_to_the_model(pebble: Server) -> None:
-    shed = pebble.app.state.ponder.toolshed
+    shed = pebble.app.state.ponder.tool_service
     log: Any = []  # all that is needed of a run's log is that it takes events
     tools = RunTools(
         shed.executor, shed.offered(["ask_user"]), log, run="run_of_nobody", chat="none", user="local",
@@ -196,7 +196,7 @@ async def test_a_question_that_nobody_answers_in_time_is_told_to_the_model(pebbl
 async def test_the_time_that_a_person_takes_is_not_the_runs(pebble: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("app.runs.run_tools.time.monotonic", lambda: now[0])
-    shed = pebble.app.state.ponder.toolshed
+    shed = pebble.app.state.ponder.tool_service
     log: Any = []  # all that is needed of a run's log is that it takes events
     tools = RunTools(shed.executor, [], log, run="r", chat="c", user="local", limits=Limits())
     both = [asyncio.create_task(tools._ask(Question(call, "ask_user", "Which?"))) for call in ("c1", "c2")]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.multipart import LONGEST_FIELD, MOST_PARTS, BadForm, Form
+from app.api.multipart import MAX_FIELD_LENGTH, MAX_PARTS, BadForm, Form
 
 KIND = "multipart/form-data; boundary=edge"
 CONTENT = b"\r\n--edg\r\n--edge-\r\n\r\x00" * 3
@@ -93,15 +93,18 @@ def test_files_that_nobody_could_take_go() -> None:
 
 def test_a_field_is_not_held_beyond_its_limit() -> None:
     with places() as (_, new_file):
-        assert len(fed([part("a", b"x" * LONGEST_FIELD) + b"--edge--\r\n"], new_file).fields["a"][0]) == LONGEST_FIELD
-        with pytest.raises(BadForm, match=str(LONGEST_FIELD)) as refused:
-            fed([part("a", b"x" * (LONGEST_FIELD + 1))], new_file)
+        assert (
+            len(fed([part("a", b"x" * MAX_FIELD_LENGTH) + b"--edge--\r\n"], new_file).fields["a"][0])
+            == MAX_FIELD_LENGTH
+        )
+        with pytest.raises(BadForm, match=str(MAX_FIELD_LENGTH)) as refused:
+            fed([part("a", b"x" * (MAX_FIELD_LENGTH + 1))], new_file)
         assert refused.value.field == "a"
 
 
 def test_parts_are_counted() -> None:
-    with places() as (_, new_file), pytest.raises(BadForm, match=str(MOST_PARTS)):
-        fed([part("a", b"")] * (MOST_PARTS + 1), new_file)
+    with places() as (_, new_file), pytest.raises(BadForm, match=str(MAX_PARTS)):
+        fed([part("a", b"")] * (MAX_PARTS + 1), new_file)
 
 
 def test_names_are_utf8_or_else_latin_1() -> None:

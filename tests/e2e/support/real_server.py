@@ -221,13 +221,13 @@ def running(folder: Path, *flags: str) -> Iterator[RealServer]:
         server.stop()
 
 
-MOST_UPLOAD = 1 << 20  # bytes, of the server of documents
+MAX_UPLOAD = 1 << 20  # bytes, of the server of documents
 
 
 @contextlib.contextmanager
 def with_documents(folder: Path) -> Iterator[RealServer]:
     """A server of the bundled model in which what reads, embeds and draws has been started."""
-    with running(folder, "--model", str(PEBBLE), "--max-upload", str(MOST_UPLOAD)) as server:
+    with running(folder, "--model", str(PEBBLE), "--max-upload", str(MAX_UPLOAD)) as server:
         first = add(server, "first.pdf", pdf([["The first."]]))
         assert server.http.get(f"/api/documents/{first}/pages/1").status_code == 200
         yield server

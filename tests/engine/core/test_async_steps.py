@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig, PolicyName
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
-from engine.core.scheduler import MOST_FOLLOWED
+from engine.core.scheduler import MAX_FOLLOWED
 from engine.core.step import Step
 from engine.kv_cache.block_pool import BlockPool
 from engine.outputs import SpanOutput
@@ -242,7 +242,7 @@ def test_who_cannot_be_let_in_does_not_hold_the_device_up_and_is_looked_at_now_a
     batches = bench.finish()
     assert batches == [[(1, 2)], *[[(1, 1)]] * 49, [(2, 2)], [(2, 1)]]
     runs = [len(list(run)) for ahead, run in itertools.groupby(bench.told.ahead) if ahead]
-    assert runs == [MOST_FOLLOWED, MOST_FOLLOWED, 49 - 2 * (MOST_FOLLOWED + 1), 1]
+    assert runs == [MAX_FOLLOWED, MAX_FOLLOWED, 49 - 2 * (MAX_FOLLOWED + 1), 1]
 
 
 @pytest.mark.parametrize("by", ["length", "id", "string"])

@@ -62,11 +62,11 @@ def test_likeliest_tokens_and_logprobs_are_those_of_the_cpu(
     rows = logits(len(asked), 80, seed)
     forbidden = torch.rand(rows.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
 
-    def forbid(given: torch.Tensor) -> None:
+    def apply_mask(given: torch.Tensor) -> None:
         given.masked_fill_(forbidden.to(given.device), -torch.inf)
 
-    wanted = sample(rows.clone(), asked, forbid if masked else None)
-    found = on_device(rows.clone(), asked, forbid if masked else None)
+    wanted = sample(rows.clone(), asked, apply_mask if masked else None)
+    found = on_device(rows.clone(), asked, apply_mask if masked else None)
     assert found.token_ids == wanted.token_ids
     assert list(found.logprobs) == list(wanted.logprobs)
     for row, record in wanted.logprobs.items():

@@ -50,7 +50,7 @@ class Places:
 async def test_clients_get_their_own_answers_side_by_side(config: EngineConfig, engine: Engine) -> None:
     expected, places = await answers(engine), Places(engine)
     async with places.joined(config, 1) as one, places.joined(config, 2) as other:
-        assert (one.max_tokens, one.vocab_size, one.dtype) == (engine.max_tokens, engine.vocab_size, engine.dtype)
+        assert (one.max_model_len, one.vocab_size, one.dtype) == (engine.max_model_len, engine.vocab_size, engine.dtype)
         for found in await asyncio.gather(*(answers(each) for each in (one, engine, other))):
             same(found, expected)
         assert (await one.stats()).sequences == 0

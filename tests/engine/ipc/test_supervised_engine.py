@@ -150,7 +150,7 @@ async def test_a_hung_process_is_killed_and_started_again(config: EngineConfig) 
 async def test_a_process_that_dies_again_and_again_is_given_up(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core_process, "MOST_DEATHS", 1)
+    monkeypatch.setattr(core_process, "MAX_DEATHS", 1)
     async with await Engine.start(config) as engine, await engine.open(PROMPT) as seq:
         stream = asyncio.create_task(seq.generate_all(SPANS[0]))
         for _ in range(2):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels import attention
 from engine.kernels.attention import Pieces
-from engine.kernels.work import LEAST_KEYS, SHARED_KEYS, Limits, Rows, Work, cut, grown
+from engine.kernels.work import MIN_KEYS, SHARED_KEYS, Limits, Rows, Work, cut, grown
 from engine.kv_cache.quantized_cache import Coding, QuantizedCache, QuantizedLayer
 from tests.engine.kernels.examples import examples
 
@@ -296,5 +296,5 @@ def test_pieces_keep_the_device_busy_and_are_few() -> None:
     assert len(work.small) == 64 and work.slots == 0, "enough rows need no cutting"
     alone = cut(Rows(np.arange(2), np.array([8192]), np.arange(512)[None], 16), Limits(4, 66))
     lengths = alone.small[:, 4] - alone.small[:, 3]
-    assert 60 <= len(lengths) <= 67 and lengths.max() == max(LEAST_KEYS, 128)
+    assert 60 <= len(lengths) <= 67 and lengths.max() == max(MIN_KEYS, 128)
     assert SHARED_KEYS > 0

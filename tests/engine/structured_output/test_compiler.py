@@ -275,7 +275,7 @@ def test_a_constraint_that_is_equal_but_another_object_is_the_same() -> None:
 
 
 def test_refused_for_being_busy_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_QUEUED", 1)
+    monkeypatch.setattr(module, "MAX_QUEUED", 1)
     it = make()
     answers = [it.ask(f"t{i}") for i in range(AT_ONCE + 1)]
     assert isinstance(it.ask("one too many").get_nowait(), CompileTimeout)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.structured_output.layout import MOST_BREAKS, Layout
+from engine.structured_output.layout import MAX_BREAKS, Layout
 from engine.structured_output.matcher import words
 from engine.structured_output.mode_machine import Mode, ModeMachine
 from tests.engine.structured_output.words import Words, allowed
@@ -160,7 +160,7 @@ def test_a_marker_inside_a_thought_is_part_of_it() -> None:
 
 
 def test_breaks_cannot_loop() -> None:
-    modes = machine(LAYOUTS["sections"], *[BREAK] * MOST_BREAKS)
+    modes = machine(LAYOUTS["sections"], *[BREAK] * MAX_BREAKS)
     assert BREAK not in following(modes)
 
 

@@ -1,4 +1,4 @@
-"""What the dialects' tests share: calls as models' templates write them, and a vocabulary of bytes.
+"""What the tool parsers' tests share: calls as models' templates write them, and a vocabulary of bytes.
 
 The templates are cut down to the assistant's calls; white space, key order and markers are those of the models' own.
 """
@@ -64,7 +64,7 @@ TOKENS = ByteTokens()
 
 
 @lru_cache
-def dialect(name: str) -> ToolParser:
+def tool_parser(name: str) -> ToolParser:
     found = choose_parser(TOKENS, TEMPLATES[name])
     assert found is not None
     assert found.name == name
@@ -91,7 +91,7 @@ def _template(name: str) -> ChatTemplate:
 
 
 def rendered(name: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
-    """The bodies that the dialect's template writes for these calls."""
+    """The bodies that the tool parser's template writes for these calls."""
     tool_calls = [{"function": {"name": function, "arguments": arguments}} for function, arguments in calls]
     text = _template(name).render(
         [{"role": "assistant", "tool_calls": tool_calls}], tools=None, add_generation_prompt=False, variables={}

@@ -1,4 +1,5 @@
-"""BFCL's tool sets in every dialect: all can be planned and compiled, and what the mask lets through is a valid call.
+"""BFCL's tool sets in every tool parser: all can be planned and compiled, and what the mask lets through is a valid
+call.
 
 Bodies are random walks over the bundled model's tokens: no model writes them, so it is the mask that is tested.
 """
@@ -23,16 +24,16 @@ from tests.engine.tool_parsers.samples import TEMPLATES, TOKENS
 
 pytestmark = pytest.mark.slow
 
-WALKS = 200  # for each dialect
-SOON, MOST = 30, 400  # tokens after which a walk goes for its end, and after which it is given up
+WALKS = 200  # for each tool parser
+SOON, MAX_COUNT = 30, 400  # tokens after which a walk goes for its end, and after which it is given up
 
 
 @lru_cache
 def plans(name: str) -> list[tuple[tuple[Tool, ...], ToolPlan]]:
-    dialect = choose_parser(TOKENS, TEMPLATES[name])
-    assert dialect is not None
+    tool_parser = choose_parser(TOKENS, TEMPLATES[name])
+    assert tool_parser is not None
     sets = [read_tools([{"type": "function", "function": tool} for tool in tools]) for tools in tool_sets()]
-    return [(tools, dialect.plan(tools, "required")) for tools in sets]
+    return [(tools, tool_parser.plan(tools, "required")) for tools in sets]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -72,7 +73,7 @@ def walk(matcher: Matcher, rng: Random) -> list[int] | None:
     text = vocabulary("pebble").tokens
     eos = set(vocabulary("pebble").eos)
     ids: list[int] = []
-    while len(ids) < MOST:
+    while len(ids) < MAX_COUNT:
         may = allowed(matcher, len(text))
         assert may, pebble().decode(ids)
         if matcher.can_end() and (len(ids) > SOON or eos >= set(may) or rng.random() < 0.5):

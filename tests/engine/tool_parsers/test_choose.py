@@ -1,4 +1,4 @@
-"""Which dialect is chosen for which model: by the marks of its template and the tokens of its tokenizer."""
+"""Which tool parser is chosen for which model: by the marks of its template and the tokens of its tokenizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import CheckpointError, InvalidParameter
 from engine.model.tokenizer import Tokenizer
-from engine.tool_parsers import DIALECTS, choose_parser, read_tools
+from engine.tool_parsers import TOOL_PARSERS, choose_parser, read_tools
 from tests.engine.model.test_tokenizer import CHATML, STRICT, THINKING
 from tests.engine.tool_parsers.samples import TEMPLATES, TOKENS, ByteTokens
 from tests.tiny import TEMPLATE
@@ -55,7 +55,7 @@ def test_a_template_whose_tags_are_no_tokens_has_none() -> None:
     assert choose_parser(ByteTokens([]), TEMPLATES["mistral"]) is None
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", TOOL_PARSERS)
 def test_a_dialect_may_be_asked_for_by_name(name: str) -> None:
     found = choose_parser(TOKENS, None, name)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Layouts and bodies that the choice of tools asks for, in every dialect."""
+"""Layouts and bodies that the choice of tools asks for, in every tool parser."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from engine.errors import InvalidParameter
 from engine.tool_parsers import Named, ToolChoice, read_tools
-from tests.engine.tool_parsers.samples import TEMPLATES, TOKENS, accepts, dialect, rendered
+from tests.engine.tool_parsers.samples import TEMPLATES, TOKENS, accepts, rendered, tool_parser
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = read_tools(
@@ -34,28 +34,28 @@ SECTIONED = ("hermes", "qwen3_coder")
 def test_sections_stand_in_free_text_or_alone(
     name: str, choice: ToolChoice, parallel: bool, free: bool, several: bool
 ) -> None:
-    layout = dialect(name).plan(TOOLS, choice, parallel).layout
+    layout = tool_parser(name).plan(TOOLS, choice, parallel).layout
     assert (layout.begin, layout.end, layout.free, layout.several) == (BEGIN, END, free, several)
     assert {TOKENS.token_bytes(id) for id in layout.breaks} == {b"\n", b"\n\n"}
 
 
 def test_llamas_call_is_the_whole_answer() -> None:
-    auto = dialect("llama3_json").plan(TOOLS, "auto").layout
+    auto = tool_parser("llama3_json").plan(TOOLS, "auto").layout
     assert (auto.begin, auto.end, auto.free, auto.several, auto.breaks) == (None, None, True, False, {TAG})
     assert {TOKENS.token_bytes(id) for id in auto.openers} == {b"{", b'{"', b" {", b"\n{", b"{}"}
-    required = dialect("llama3_json").plan(TOOLS, "required").layout
+    required = tool_parser("llama3_json").plan(TOOLS, "required").layout
     assert (required.begin, required.free, required.openers, required.breaks) == (None, False, frozenset(), {TAG})
 
 
 def test_mistrals_calls_go_on_to_the_end() -> None:
-    auto = dialect("mistral").plan(TOOLS, "auto").layout
+    auto = tool_parser("mistral").plan(TOOLS, "auto").layout
     assert (auto.begin, auto.end, auto.free, auto.several) == (CALLS, None, True, False)
-    assert not dialect("mistral").plan(TOOLS, "required").layout.free
+    assert not tool_parser("mistral").plan(TOOLS, "required").layout.free
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_body_is_a_call_of_one_of_the_tools(name: str) -> None:
-    body = dialect(name).plan(TOOLS, "auto").body
+    body = tool_parser(name).plan(TOOLS, "auto").body
     for call in (WEATHER, NOW):
         assert accepts(body, rendered(name, [call])[0])
     for call in (("weather", {}), ("weather", {"city": "Paris", "unit": "C"}), ("now", {"x": "y"}), ("when", {})):
@@ -64,7 +64,7 @@ def test_a_body_is_a_call_of_one_of_the_tools(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_named_tool_is_the_only_one(name: str) -> None:
-    body = dialect(name).plan(TOOLS, Named("now")).body
+    body = tool_parser(name).plan(TOOLS, Named("now")).body
     assert accepts(body, rendered(name, [NOW])[0])
     assert not accepts(body, rendered(name, [WEATHER])[0])
 
@@ -72,7 +72,7 @@ def test_a_named_tool_is_the_only_one(name: str) -> None:
 def test_mistrals_list_has_several_calls_only_where_they_are_allowed() -> None:
     both, alone = rendered("mistral", [WEATHER, NOW])[0], rendered("mistral", [NOW])[0]
     for choice, parallel, several in (("auto", True, True), ("auto", False, False), (Named("now"), True, False)):
-        body = dialect("mistral").plan(TOOLS, choice, parallel).body
+        body = tool_parser("mistral").plan(TOOLS, choice, parallel).body
         assert accepts(body, both) is several
         assert accepts(body, alone)
         assert accepts(body, alone.strip())  # tokenizers without SentencePiece's space
@@ -81,7 +81,7 @@ def test_mistrals_list_has_several_calls_only_where_they_are_allowed() -> None:
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral"])
 def test_the_arguments_of_a_loose_tool_are_any_object(name: str) -> None:
-    body = dialect(name).plan(TOOLS, "auto", loose={"weather"}).body
+    body = tool_parser(name).plan(TOOLS, "auto", loose={"weather"}).body
     assert accepts(body, rendered(name, [("weather", {"town": [1]})])[0])
     assert not accepts(body, rendered(name, [("now", {"town": [1]})])[0])
 
@@ -89,11 +89,11 @@ def test_the_arguments_of_a_loose_tool_are_any_object(name: str) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_what_cannot_be_planned_is_said(name: str) -> None:
     with pytest.raises(InvalidParameter, match="there is no tool 'when'; accepted: weather, now"):
-        dialect(name).plan(TOOLS, Named("when"))
+        tool_parser(name).plan(TOOLS, Named("when"))
     with pytest.raises(InvalidParameter, match="there are no tools"):
-        dialect(name).plan((), "required")
+        tool_parser(name).plan((), "required")
     with pytest.raises(ValueError, match="needs no plan"):
-        dialect(name).plan(TOOLS, "none")
+        tool_parser(name).plan(TOOLS, "none")
     strict = read_tools([{"type": "function", "function": {"name": "f", "strict": True}}])
     with pytest.raises(ValueError, match="strict tools cannot be loose: f"):
-        dialect(name).plan(strict, "auto", loose={"f"})
+        tool_parser(name).plan(strict, "auto", loose={"f"})

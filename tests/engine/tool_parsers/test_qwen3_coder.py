@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from engine.structured_output.matcher import ConstraintRefused
 from engine.tool_parsers import Call, CallArguments, CallBegun, CallEnded, ToolPlan, read_tools
 from engine.tool_parsers.tagged_calls import tagged_call
-from tests.engine.tool_parsers.samples import accepts, dialect, read
+from tests.engine.tool_parsers.samples import accepts, read, tool_parser
 
 
 def plan(properties: dict[str, Any] | None = None, *, strict: bool = False, **more: Any) -> ToolPlan:
     """Of one tool `f`. Any: JSON."""
     parameters = {"type": "object", **({} if properties is None else {"properties": properties}), **more}
     function = {"name": "f", "parameters": parameters, "strict": strict}
-    return dialect("qwen3_coder").plan(read_tools([{"type": "function", "function": function}]), "required")
+    return tool_parser("qwen3_coder").plan(read_tools([{"type": "function", "function": function}]), "required")
 
 
 def body(**values: str) -> str:

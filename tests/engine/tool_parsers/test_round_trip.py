@@ -1,4 +1,4 @@
-"""What a template writes of a call, the dialect's constraint takes and its parser reads back, for any arguments."""
+"""What a template writes of a call, the tool parser's constraint takes and its parser reads back, for any arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.model.detokenizer import Detokenizer
 from engine.tool_parsers import Bodies, choose_parser, fold, read_tools
 from tests.engine.structured_output.sources import guidance, pebble
-from tests.engine.tool_parsers.samples import TEMPLATES, accepts, dialect, json_objects, json_values, read, rendered
+from tests.engine.tool_parsers.samples import TEMPLATES, accepts, json_objects, json_values, read, rendered, tool_parser
 
 names = st.from_regex(r"[a-zA-Z0-9_.-]{1,64}", fullmatch=True)
 OPEN = {"type": "object"}
@@ -21,7 +21,7 @@ OPEN = {"type": "object"}
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral"])
 @given(function=names, arguments=json_objects)
 def test_json_arguments_come_back_as_they_were(name: str, function: str, arguments: dict[str, Any]) -> None:
-    plan = dialect(name).plan(read_tools([tool(function, OPEN)]), "required")
+    plan = tool_parser(name).plan(read_tools([tool(function, OPEN)]), "required")
     (body,) = rendered(name, [(function, arguments)])
     calls, text = read(plan.parser(), [body])
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [(function, arguments)]
@@ -51,7 +51,7 @@ TYPED: dict[str, Any] = {
 
 @given(function=names, arguments=st.fixed_dictionaries({}, optional=written_values))
 def test_tagged_arguments_come_back_as_they_were(function: str, arguments: dict[str, Any]) -> None:
-    plan = dialect("qwen3_coder").plan(read_tools([tool(function, TYPED)]), "required")
+    plan = tool_parser("qwen3_coder").plan(read_tools([tool(function, TYPED)]), "required")
     (body,) = rendered("qwen3_coder", [(function, arguments)])
     calls, text = read(plan.parser(), [body])
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [(function, arguments)]
@@ -76,7 +76,7 @@ def test_the_constraint_takes_what_the_template_writes(name: str, data: st.DataO
     calls = data.draw(st.lists(st.tuples(st.sampled_from(["first", "second"]), arguments), min_size=1, max_size=3))
     calls = calls[:1] if name == "llama3_json" else calls
     calls = [(f, {key: a[key] for key in TYPED["properties"] if key in a}) for f, a in calls]  # keys in order
-    plan = dialect(name).plan(tools, "required")
+    plan = tool_parser(name).plan(tools, "required")
     for body in rendered(name, calls):
         assert accepts(plan.body, body)
 

@@ -17,9 +17,9 @@ import pytest
 from engine.model.detokenizer import Detokenizer
 from engine.tool_parsers import Bodies, Call, CallBegun, CallEnded, CallEvent, Malformed, ToolPlan, fold, read_tools
 from tests.engine.structured_output.sources import pebble
-from tests.engine.tool_parsers.samples import TEMPLATES, dialect, joined, rendered
+from tests.engine.tool_parsers.samples import TEMPLATES, joined, rendered, tool_parser
 
-ROUNDS = 850  # for each of four dialects and three ways of splitting: over 10,000 in all
+ROUNDS = 850  # for each of four tool parsers and three ways of splitting: over 10,000 in all
 TOOLS = read_tools(
     [
         {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
@@ -119,7 +119,7 @@ def test_every_split_gives_the_same_calls_as_the_whole(
     name: str, split: Callable[[random.Random, str], Iterator[str]]
 ) -> None:
     rng = random.Random(f"{name} {split.__name__}")
-    plan = dialect(name).plan(TOOLS, "auto")
+    plan = tool_parser(name).plan(TOOLS, "auto")
     kinds = set()
     for _ in range(ROUNDS):
         bodies = some_bodies(rng, name)
@@ -134,7 +134,7 @@ def test_every_split_gives_the_same_calls_as_the_whole(
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
 def test_a_damaged_body_never_harms_the_bodies_beside_it(name: str) -> None:
     rng = random.Random(name)
-    plan = dialect(name).plan(TOOLS, "auto")
+    plan = tool_parser(name).plan(TOOLS, "auto")
     for _ in range(300):
         calls = [("plot", some_arguments(rng, "plot")), ("unknown", some_arguments(rng, "write_file"))]
         if any("\n</parameter>" in str(value) for _, arguments in calls for value in arguments.values()):
@@ -154,7 +154,7 @@ def one(plan: ToolPlan, body: str) -> list[CallEvent]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_events_of_a_call_are_never_interleaved(name: str) -> None:
     rng = random.Random(name)
-    plan = dialect(name).plan(TOOLS, "auto")
+    plan = tool_parser(name).plan(TOOLS, "auto")
     for _ in range(300):
         open_call = False
         for some in events(plan, some_bodies(rng, name), lambda text: characters(rng, text)):
@@ -170,7 +170,7 @@ def test_events_of_a_call_are_never_interleaved(name: str) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_character_of_a_body_without_a_call_is_handed_on(name: str) -> None:
     rng = random.Random(name)
-    plan = dialect(name).plan(TOOLS, "auto")
+    plan = tool_parser(name).plan(TOOLS, "auto")
     without = 0
     for _ in range(600):
         for body in some_bodies(rng, name):
@@ -183,7 +183,7 @@ def test_every_character_of_a_body_without_a_call_is_handed_on(name: str) -> Non
 
 def test_arguments_are_given_while_they_are_written() -> None:
     """Not held back to the end of a value: an argument may be a whole file."""
-    plan = dialect("qwen3_coder").plan(TOOLS, "auto")
+    plan = tool_parser("qwen3_coder").plan(TOOLS, "auto")
     parser = plan.parser()
     text = "line\n" * 100
     found = parser.push(f"\n<function=write_file>\n<parameter=path>\na\n</parameter>\n<parameter=text>\n{text}")

@@ -82,7 +82,7 @@ def test_one_line_of_5_mb_is_read_and_cut_within_the_limits(write: Write, parse:
 
 
 def test_too_much_text_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LONGEST", 1000)
+    monkeypatch.setattr(files, "MAX_LENGTH", 1000)
     with pytest.raises(Unreadable, match="up to 1,000 are read. Split it"):
         files.parse(write("a.txt", "x" * 1001), "a.txt")
     with pytest.raises(Unreadable, match="up to 1,000 characters are read. Split it"):

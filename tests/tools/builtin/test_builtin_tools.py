@@ -31,7 +31,7 @@ from tools.builtin.builtin_tools import (
     date_arithmetic,
 )
 from tools.builtin.databases import Databases
-from tools.builtin.notes import MOST_NOTES, Notebook, NoteError, Notes
+from tools.builtin.notes import MAX_NOTES, Notebook, NoteError, Notes
 from tools.builtin.pages import Pages, Web
 from tools.sql import Database
 from tools.web import Failed
@@ -135,7 +135,7 @@ def test_the_same_note_is_kept_once_and_a_number_is_not_given_twice(tmp_path: Pa
 def test_notes_have_a_limit(tmp_path: Path) -> None:
     book = Notebook(tmp_path / "notes.db")
     with sqlite3.connect(book.path) as connection:
-        rows = [("ana", number, f"note {number}") for number in range(MOST_NOTES)]
+        rows = [("ana", number, f"note {number}") for number in range(MAX_NOTES)]
         connection.executemany("INSERT INTO note(user, number, text) VALUES (?, ?, ?)", rows)
     connection.close()
     with pytest.raises(NoteError, match="500 notes already"):

@@ -28,7 +28,7 @@ from tools.executor import Executor
 from tools.mcp import mcp_servers
 from tools.mcp.client import McpServer, growing
 from tools.mcp.config import McpSettings
-from tools.mcp.offers import DESCRIPTION, MOST, SCHEMA, tools_of
+from tools.mcp.offers import DESCRIPTION, MAX_COUNT, SCHEMA, tools_of
 from tools.options import PERMISSIONS
 from tools.outcome import Call, Outcome
 from tools.policy import Policy
@@ -633,8 +633,8 @@ def test_a_tool_whose_schema_is_no_use_is_refused_and_the_others_are_not() -> No
 
 
 def test_no_more_tools_are_taken_than_there_is_sense_in() -> None:
-    made = taken(*(offered(f"t{number}") for number in range(MOST + 5)))
-    assert len(made.tools) == MOST and "more than 128" in made.refused[0]
+    made = taken(*(offered(f"t{number}") for number in range(MAX_COUNT + 5)))
+    assert len(made.tools) == MAX_COUNT and "more than 128" in made.refused[0]
 
 
 def test_a_pattern_is_shown_to_the_model_and_left_to_the_server() -> None:

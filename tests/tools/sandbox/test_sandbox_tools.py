@@ -6,7 +6,7 @@ import pytest
 
 from ponder import BadArguments, FakeContext, call_tool
 from tests.tools.sandbox.sandbox_traces import SMALL, needs_jails
-from tools.builtin.python import MOST_CODE, python, small_python
+from tools.builtin.python import MAX_CODE, python, small_python
 from tools.sandbox import Pure, Sandbox
 
 
@@ -31,7 +31,7 @@ async def test_small_python_computes_without_a_jail() -> None:
         assert "PermissionError" in refused.text
 
 
-@pytest.mark.parametrize("code", ["", "x" * (MOST_CODE + 1)])
+@pytest.mark.parametrize("code", ["", "x" * (MAX_CODE + 1)])
 async def test_code_that_is_none_or_too_long_is_refused(code: str) -> None:
     with pytest.raises(BadArguments, match="code"):
         await call_tool(python, FakeContext(), code=code)
