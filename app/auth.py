@@ -3,21 +3,18 @@
 Authenticates requests to a server that asks for keys: by a valid key, or a session that one has opened.
 
 It stands before all routes, so that one that is added is closed too. Open are the page's own files, `/health`, and
-`/api/session`, where one signs in. Knows nothing of what a user may do.
+`/api/session`, where one signs in.
 
 Limits how often an address may show an unknown key: five times at once, then after waits that double.
 
-A key accepted a short time ago is never held up: where many people come from one address, one of them with a wrong
-key does not lock the others out. Knows nothing of keys, which it is given as hashes.
+A key accepted a short time ago is never held up: where many people come from one address, one of them with a wrong key
+does not lock the others out.
 
 Credentials of a request: a key in `Authorization: Bearer`, or else the cookie of a session.
-
-Knows nothing of whether they are good.
 
 Scopes of keys: each route is in at most one, and some routes count towards limits.
 
 A path that is in no scope is for keys of every scope. A test holds the table to the routes that there are.
-Knows nothing of keys.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 Work that ends when the client that asked for it goes away.
 
 `/v1` promises that nobody pays for an answer nobody reads: a closed connection cancels the work, which closes its
-sequences. Knows nothing of what the work is.
+sequences.
 
 Lets a server that is to stop finish what it has begun: what is new is refused, what runs goes on.
 
-Reading is let in, and so is what a run that goes on may need: an approval, a cancel. Knows nothing of signals.
+Reading is let in, and so is what a run that goes on may need: an approval, a cancel.
 """
 
 from __future__ import annotations

@@ -2,14 +2,12 @@
 
 Middleware around an application in every process of a server, before anybody is asked who they are.
 
-Knows nothing of what is inside.
-
 Keeps somebody else's web page from talking to a server through its visitor's browser, whatever the page knows.
 
 A page on the internet can make a visitor's browser send requests to the visitor's own machine, directly (CSRF) or by
-pointing a host name of its own at 127.0.0.1 (DNS rebinding). So a loopback server answers only to loopback names, and
-a changing request that a browser marks as coming from another origin is refused. A request that a cookie speaks for
-must come from this server's own page, and say so. Knows nothing of routes, nor of whether a cookie is good.
+pointing a host name of its own at 127.0.0.1 (DNS rebinding). So a loopback server answers only to loopback names, and a
+changing request that a browser marks as coming from another origin is refused. A request that a cookie speaks for must
+come from this server's own page, and say so.
 
 Tells which addresses and names only this machine can reach. Needs nothing, so that starting up can ask it early.
 """

@@ -1,4 +1,5 @@
-"""What a turn with tools costs beside its new tokens, and how soon the engine is idle after Stop: `ponder bench agent`.
+"""Measures what a turn with tools costs beside its new tokens, and how soon the engine is idle after Stop: `ponder
+bench agent`.
 
 The loop writes on one live sequence, so a result's tokens are all that is prefilled. Beside it, in the same run, the
 same conversation over requests, as any client of an HTTP API does it: everything is sent again each turn, and the

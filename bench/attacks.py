@@ -1,4 +1,4 @@
-"""Whether users are served while others hold what they can: `python -m bench.attacks`.
+"""Measures whether users are served while others hold what they can: `python -m bench.attacks`.
 
 A server of its own, and answers of a few tokens asked for one after another: with nobody else there, and while each
 kind of attacker holds its connections, in one run. Attackers are sockets of this process; the model is small, so that

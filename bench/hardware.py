@@ -1,4 +1,4 @@
-"""What ran the benchmark: a name for the results file, and the memory bandwidth that bounds decoding."""
+"""Describes the hardware: a name for the results file, and the memory bandwidth that bounds decoding."""
 
 from __future__ import annotations
 

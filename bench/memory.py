@@ -74,7 +74,7 @@ def parts(process: psutil.Process) -> Json:
 
 
 def mapped(process: psutil.Process) -> list[tuple[str, int]]:
-    """What is mapped, and its proportional share in bytes."""
+    """Returns what is mapped, and its proportional share in bytes."""
     return [(each.path, each.pss) for each in process.memory_maps(grouped=True)]
 
 

@@ -20,7 +20,8 @@ Json = dict[str, Any]  # Any: plain JSON
 
 
 def measure_parts(name: str, about: str, parts: Mapping[str, Callable[[], Json]]) -> Json:
-    """What the command `python -m bench.NAME` does: returns all that is known after it, older parts included."""
+    """Returns what the command `python -m bench.NAME` does: returns all that is known after it, older parts
+    included."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=about)
     parser.add_argument("--only", action="append", choices=list(parts), default=[], help="this part alone; repeatable")
     today = datetime.date.today().isoformat()

@@ -1,4 +1,4 @@
-"""How fast a sandbox is: `python -m bench.sandbox`. From asking to the code's first line, and to its result.
+"""Measures how fast a sandbox is: `python -m bench.sandbox`. From asking to the code's first line, and to its result.
 
 The code's first line reads the machine's monotonic clock, which a jail shares with its server, so the way there is one
 difference of two readings. A warm start finds a jail waiting; a cold one makes it first. Runs follow each other at

@@ -2,10 +2,6 @@
 
 Generated tokens a second against `transformers`, on the same checkpoint, in the same process, turn by turn.
 
-Who runs a workload: this engine, and `transformers` one request at a time or as one padded batch.
-
-What the prefix cache costs when nothing repeats, and what it saves when a prompt does.
-
 Checkpoints to measure on: one that we ship, and random ones in the shape of well-known models, made on the spot.
 
 Requests to measure with: prompts and answers of mixed lengths, the same for every contestant of a run.

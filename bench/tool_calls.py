@@ -69,7 +69,7 @@ def questions(name: str) -> Iterator[Question]:
 
 
 def right(calls: Sequence[Call], accepted: Sequence[tuple[str, dict[str, list[Any]]]]) -> bool:
-    """Whether the calls are those accepted, in any order."""
+    """Returns whether the calls are those accepted, in any order."""
     left = list(accepted)
     for call in calls:
         arguments = json.loads(call.arguments)
@@ -81,7 +81,7 @@ def right(calls: Sequence[Call], accepted: Sequence[tuple[str, dict[str, list[An
 
 
 def _fits(given: dict[str, Any], accepted: dict[str, list[Any]]) -> bool:
-    """Whether every argument is one of its right values, and what may not be left out is there."""
+    """Returns whether every argument is one of its right values, and what may not be left out is there."""
     if given.keys() - accepted.keys():
         return False
     return all(

@@ -1,4 +1,4 @@
-"""How soon a plugin that was changed is the one that is called: `python -m bench.tools`.
+"""Measures how soon a plugin that was changed is the one that is called: `python -m bench.tools`.
 
 A folder is watched as a server watches it, and edited as an editor does: a new file takes the old one's place. Measured
 is the time from that moment to the first call that the new code answers, where calls are made one after another all the

@@ -25,7 +25,7 @@ GPU_STEP_TOKENS = 8192  # what fills a GPU's matrix units; policies make chunks 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What to load and how much to use.
+    """The model to load, and the resources that it may use.
 
     Raises:
         InvalidParameter: a value is out of range.

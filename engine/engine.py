@@ -206,8 +206,9 @@ class Engine:
     # -- where several processes talk to one core
 
     def share(self, moved: Callable[[str | None], None], ended: Callable[[EngineError], None]) -> str | None:
-        """Where others can `join` the core, which must run in a process of its own: None while there is none. `moved`
-        gets each new place, and None when the core is gone for a moment; `ended` hears that it is for good."""
+        """Returns the address at which others can `join` the core, which must run in a process of its own: None while
+        there is none. `moved` gets each new place, and None when the core is gone for a moment; `ended` hears that it
+        is for good."""
         from engine.ipc.supervisor import SupervisedLink
 
         assert isinstance(self._link, SupervisedLink), "the core runs in a thread of this process"
@@ -221,12 +222,12 @@ class Engine:
 
     @property
     def state(self) -> State:
-        """Whether the core runs, is being started again, or has ended for good."""
+        """Returns whether the core runs, is being started again, or has ended for good."""
         return self._link.state if self._stopped is None else "stopped"
 
     @property
     def healthy(self) -> bool:
-        """Whether the core is running."""
+        """Returns whether the core is running."""
         return self.state == "running"
 
     async def stop(self) -> None:
@@ -263,7 +264,7 @@ class Engine:
         return request
 
     def forget(self, request: Request) -> None:
-        """Whatever still comes for this request is dropped."""
+        """Drops all that still comes for this request."""
         self._requests.pop(request.id, None)
         self._queued.discard(request.id)
 

@@ -196,7 +196,7 @@ class Sequence:
             self._engine.post(m.Hold(self._id, ttl_s, tuple(waiting_for)))
 
     async def snapshot(self) -> bytes:
-        """What the sequence is, as bytes, for `Engine.resume` of another engine of the same model.
+        """Returns the sequence as bytes, for `Engine.resume` of another engine of the same model.
 
         Tokens, penalty counts and random draws go on there as they would here. K/V is written to the engine's disk
         tier, if it has one, where a later engine over the same directory finds it; else tokens are read again there.

@@ -1,4 +1,4 @@
-"""What the engine gives back. Plain data; knows nothing of HTTP."""
+"""The engine's outputs. Plain data; knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SpanOutput:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """How far a sequence has been read, in tokens: `processed` of `total`, of which `cached` needed no computing."""
+    """The progress of a prefill, in tokens: `processed` of `total`, of which `cached` needed no computing."""
 
     processed: int
     total: int
@@ -68,7 +68,8 @@ class SpanResult:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """What lies below the pool. Bytes are those in use now and those there may be; the rest counts blocks since start.
+    """Statistics of the offload tiers. Bytes are those in use now and those there may be; the rest counts blocks since
+    start.
 
     A block goes down when it is evicted from the pool, and comes up when a sequence wants it. All is 0 without tiers.
     """

@@ -1,4 +1,4 @@
-"""What a caller asks of the engine: sampling parameters and spans. Plain data; knows nothing of tensors.
+"""The engine's request parameters: sampling parameters and spans. Plain data; knows nothing of tensors.
 
 A *span* is one stretch of generation on a sequence. Stops, limits and constraints belong to the span, not to the
 request, so thinking and answering can each have their own.
@@ -20,7 +20,7 @@ def _check(ok: bool, name: str, value: object, accepted: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn from the logits.
+    """Parameters by which the next token is sampled from the logits.
 
     Applied in this order: logit bias, repetition, presence and frequency penalties, mask, temperature, top-k, top-p,
     min-p. `temperature=0` is greedy and ignores the filters after it. Draws are keyed by (`seed`, the sequence's

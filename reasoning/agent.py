@@ -41,7 +41,7 @@ LIMIT_NOTES: dict[Limit, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where calling ends: `steps` turns that call, `tokens` that the model writes, `seconds` from the start."""
+    """Limits of a run of calls: `steps` turns that call, `tokens` that the model writes, `seconds` from the start."""
 
     steps: int = 8
     tokens: int = 8192
@@ -82,10 +82,10 @@ Happened = Wrote | Called | Returned | Limited
 
 
 class Tools(Protocol):
-    """Who runs calls."""
+    """Runs calls."""
 
     def only_reads(self, call: Call) -> bool:
-        """Whether the call may run before the turn is over, beside others."""
+        """Returns whether the call may run before the turn is over, beside others."""
         ...
 
     async def run(self, calls: Sequence[Call]) -> list[str]:
@@ -95,7 +95,7 @@ class Tools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a model writes: `plan` holds its calls, `after_calls` makes tokens of (id, name) and results."""
+    """The style of a model's writing: `plan` holds its calls, `after_calls` makes tokens of (id, name) and results."""
 
     plan: ToolPlan
     markers: Markers | None

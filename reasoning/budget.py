@@ -40,7 +40,7 @@ SENTENCE_ENDS = (".", "!", "?", "\n")
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """How long an answer's thinking may be, in tokens.
+    """The budget of an answer's thinking, in tokens.
 
     The first `waits` times that the model would end its thinking, `wait_text` is written in place of the end. Then,
     below `min_tokens`, the end cannot be drawn. At `max_tokens` the thinking ends, with `closing_text` before the
@@ -76,7 +76,7 @@ class ThinkingBudget:
 
     @property
     def demands_thinking(self) -> bool:
-        """Whether the model must think, rather than may."""
+        """Returns whether the model must think, rather than may."""
         return self.min_tokens > 0 or self.waits > 0
 
 
@@ -257,7 +257,7 @@ class BudgetForcing:
         return min(self._room(answer), answer.left) - len(self._wait) - 1
 
     def _brakes(self, piece: Piece) -> bool:
-        """Whether the thinking should have ended before this piece, which is one token."""
+        """Returns whether the thinking should have ended before this piece, which is one token."""
         margin = self.budget.margin
         if margin is None or not piece.logprobs or self.thinking_tokens + 1 < self.budget.min_tokens:
             return False

@@ -68,7 +68,7 @@ class Candidate:
 
     @property
     def whole(self) -> bool:
-        """Whether it came to its own end, rather than to a limit."""
+        """Returns whether it came to its own end, rather than to a limit."""
         return bool(self.pieces) and self.pieces[-1].finish_reason == "stop"
 
     @property
@@ -117,7 +117,7 @@ class Draft:
         return self._as_it_is(begun)
 
     def cut(self, begun: int) -> Candidate:
-        """What there is of it, as an answer that a limit ended; its tokens are those from `begun` on."""
+        """Returns what there is of it, as an answer that a limit ended; its tokens are those from `begun` on."""
         part = self.pieces[-1].part if self.pieces else "answer"
         # White space that might yet have come before a thought is written, and was not told.
         untold = len(self.seq) - begun - sum(piece.spent for piece in self.pieces)

@@ -1,4 +1,5 @@
-"""What a chat format adds to a sequence that goes on: the end of a turn, results of tools, the next turn's head.
+"""The tokens that a chat format adds to a sequence that goes on: the end of a turn, results of tools, the next turn's
+head.
 
 Only what is new is made into tokens, from a conversation of that turn alone: what stands before it is in the sequence
 already, as the model wrote it. Results are somebody else's text, so nothing in them becomes a control token. Knows
@@ -16,7 +17,7 @@ _SOME_TOOL: Json = {"type": "function", "function": {"name": "tool", "parameters
 
 
 class ChatFormat(Protocol):
-    """What is needed of a tokenizer."""
+    """The part of a tokenizer that a dialogue needs."""
 
     @property
     def control_ids(self) -> frozenset[int]: ...

@@ -18,7 +18,7 @@ from reasoning.strategy import Event
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a gate measured, and whether that passes."""
+    """A gate's measurement, and whether it passes."""
 
     gate: str
     measured: float
@@ -114,7 +114,7 @@ class Tried(Event):
 
     @property
     def why(self) -> str:
-        """What it failed, for people; empty where it passed."""
+        """Returns what it failed, for people; empty where it passed."""
         failed = [each for each in self.verdicts if not each.passed]
         return "; ".join(f"{each.gate} is {each.measured:.3g}, accepted: {each.accepted}" for each in failed)
 

@@ -46,7 +46,7 @@ class SelfConsistencyOptions(Options):
 
 
 def vote_of(text: str, compare: Compared) -> str | None:
-    """What an answer votes for; None where it has nothing of the kind."""
+    """Returns what an answer votes for; None where it has nothing of the kind."""
     if compare == "last_number":
         found = _NUMBER.findall(text)
         return None if not found else _plain(found[-1])
@@ -61,7 +61,8 @@ def _plain(number: str) -> str:
 
 
 def leader(votes: dict[str, float], coming: int) -> tuple[str | None, bool]:
-    """Whom most votes are for (the first among equals), and whether `coming` more of at most 1 each can't change it."""
+    """Returns whom most votes are for (the first among equals), and whether `coming` more of at most 1 each can't
+    change it."""
     order = sorted(votes.items(), key=lambda each: -each[1])
     if not order:
         return None, coming == 0

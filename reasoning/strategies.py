@@ -132,7 +132,8 @@ async def run_strategy(
     silent_s: float = SILENT_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[Piece | Event, None]:
-    """What a strategy yields, watched over. Once it is over, `seq` has the turn; if it is left or fails, nothing.
+    """Yields what a strategy yields, watched over. Once it is over, `seq` has the turn; if it is left or fails,
+    nothing.
 
     Raises:
         StrategyTimeout: it did not end within `timeout_s`, or yielded nothing for `silent_s`.

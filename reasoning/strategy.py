@@ -1,4 +1,5 @@
-"""What a strategy is: a name, options, and a function of a live sequence that yields pieces of an answer and events.
+"""The interface of a strategy: a name, options, and a function of a live sequence that yields pieces of an answer and
+events.
 
 Ours and those of plugins are made of the same three things, see docs/strategies.md. Knows nothing of which strategies
 there are, nor of HTTP.
@@ -53,7 +54,7 @@ Check = Callable[[str], float | Awaitable[float]]  # scores an answer's text fro
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a strategy is given beside the sequence.
+    """The context of a strategy beside the sequence.
 
     `span` is the answer's: sampling, stops, constraint, and `max_tokens` (always set) for thinking and answer together.
     With `opened` the prompt has opened the thinking, with `closed` it has closed it. `checker` scores an answer's text,

@@ -38,11 +38,11 @@ class Markers:
         return None if opening is None or closing is None else cls(opening, closing)
 
     def left_open(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-        """Whether the prompt itself ends by opening the thinking, as some chat templates do."""
+        """Returns whether the prompt itself ends by opening the thinking, as some chat templates do."""
         return self._at_the_end(prompt, tokenizer) == self.opening
 
     def left_closed(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-        """Whether the prompt ends by closing the thinking, as chat templates do where none is wanted."""
+        """Returns whether the prompt ends by closing the thinking, as chat templates do where none is wanted."""
         return self._at_the_end(prompt, tokenizer) == self.closing
 
     def _at_the_end(self, prompt: Sequence[int], tokenizer: Tokenizer) -> int | None:
@@ -61,7 +61,7 @@ def empty_thinking(tokenizer: Tokenizer, markers: Markers, *, opened: bool) -> l
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one engine output adds to one part. `spent` counts tokens, the markers included.
+    """The text that one engine output adds to one part. `spent` counts tokens, the markers included.
 
     A piece of a call has text of one body; `section` tells the bodies of an answer apart.
     """
@@ -108,7 +108,7 @@ async def plain(seq: EngineSequence, span: Span, *, calls: bool = False) -> Asyn
 
 
 class AnswerFunction(Protocol):
-    """What writes a turn: `think_and_answer`, or a strategy with its signature."""
+    """Writes a turn: `think_and_answer`, or a strategy with its signature."""
 
     def __call__(
         self,
@@ -186,7 +186,7 @@ class Answering:
         self._held: list[SpanOutput] = []  # white space at the very start: content only if no thinking follows
 
     def next_span(self) -> Span:
-        """What the part that is being written may be."""
+        """Returns what the part that is being written may be."""
         return _span_of(self.part, self._span, self.left, self._markers, self._calls and self._last > 0, self._thought)
 
     async def write(self, span: Span) -> AsyncGenerator[Piece, None]:
@@ -277,7 +277,8 @@ def _around_thinking(constraint: Constrained, markers: Markers, begun: bool, tho
 
 
 def _inside_thinking(constraint: Constrained, markers: Markers) -> Constrained | None:
-    """What holds the thinking itself: an answer that must have a body cannot end before it, so neither can thinking."""
+    """Returns what holds the thinking itself: an answer that must have a body cannot end before it, so neither can
+    thinking."""
     if constraint.layout.free:
         return None
     return replace(
@@ -286,7 +287,8 @@ def _inside_thinking(constraint: Constrained, markers: Markers) -> Constrained |
 
 
 def _ends_with_body(span: Span) -> bool:
-    """Whether nothing comes after a body, so that a marker there ends the answer: another body must not follow."""
+    """Returns whether nothing comes after a body, so that a marker there ends the answer: another body must not
+    follow."""
     return span.constraint is not None and span.constraint.layout.end is None
 
 

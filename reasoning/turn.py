@@ -60,7 +60,7 @@ class Turn:
         self._space_logprobs: tuple[TokenLogprob, ...] = ()
 
     def take(self, piece: Piece) -> list[Delta]:
-        """What a piece adds to the turn."""
+        """Returns what a piece adds to the turn."""
         deltas: list[Delta] = []
         if piece.part == "thinking":
             deltas += [Reasoning(piece.text)] if piece.text else []

@@ -1,4 +1,4 @@
-"""How good a candidate is: a program's check, the model's own log-probabilities, or its judgement when asked.
+"""Scores a candidate: a program's check, the model's own log-probabilities, or its judgement when asked.
 
 Every verifier scores from 0 to 1, so that one score can be compared with another of its kind and with `enough`. Knows
 nothing of how candidates come about.

@@ -50,7 +50,7 @@ class Browser:
         return [self._excerpt(hit.passage.document, hit.passage.start, hit.passage.end) for hit in found.hits]
 
     def open(self, document: int, start: int, end: int | None = None, around: int = WINDOW) -> Excerpt:
-        """What stands at and around a place, from sentence to sentence.
+        """Returns what stands at and around a place, from sentence to sentence.
 
         Raises:
             NotFound: there is no such document.
@@ -71,7 +71,7 @@ class Browser:
         return self._made(about, low, low + len(text), text)
 
     def find(self, string: str, document: int | None = None, limit: int = 10) -> list[Excerpt]:
-        """Where a string stands word for word, whatever its case and spacing, each with its sentence.
+        """Returns where a string stands word for word, whatever its case and spacing, each with its sentence.
 
         Raises:
             BadQuery: it is empty or too long.

@@ -160,7 +160,8 @@ def _parts(text: str, inside: Sequence[tuple[int, int]], shape: Shape) -> Iterat
 
 
 def _break(text: str, inside: Sequence[tuple[int, int]], first: int, last: int) -> int:
-    """Where a part that could hold the pieces up to `last` ends best: in its last half, at the widest gap's end."""
+    """Returns where a part that could hold the pieces up to `last` ends best: in its last half, at the widest gap's
+    end."""
     best, found = 0, inside[last][0]
     for at in range(last, first + (last - first) // 2, -1):
         gap = text[inside[at - 1][1] : inside[at][0]]
@@ -171,7 +172,7 @@ def _break(text: str, inside: Sequence[tuple[int, int]], first: int, last: int) 
 
 
 def _skipped(text: str, at: int) -> int:
-    """Where the white space from `at` on ends."""
+    """Returns where the white space from `at` on ends."""
     found = _SPACE.match(text, at)
     assert found is not None  # it matches nothing too
     return found.end()
@@ -198,7 +199,7 @@ def _parents(units: Sequence[_Unit], shape: Shape) -> Iterator[list[_Unit]]:
 
 
 def _headings_last(group: Sequence[_Unit]) -> int:
-    """How many units come before the headings that a group ends with; all of them where it is nothing else."""
+    """Returns how many units come before the headings that a group ends with; all of them where it is nothing else."""
     keep = len(group)
     while keep and group[keep - 1].opens == 2:
         keep -= 1
@@ -274,7 +275,7 @@ def _joined(path: Sequence[str]) -> str:
 
 
 def _section(text: str, start: int, end: int, context: str) -> Iterator[_Span]:
-    """What stands under a heading and in no fence: prose, and tables by their rows."""
+    """Yields what stands under a heading and in no fence: prose, and tables by their rows."""
     at = start
     for table in _TABLE.finditer(text, start, end):
         yield from _sentences(text, at, table.start(), context)

@@ -90,7 +90,7 @@ class CitationChecker:
                 yield self._check(part)
 
     def _next_end(self, last: bool) -> int | None:
-        """Where the first sentence ends, white space included; None while more may belong to it."""
+        """Returns where the first sentence ends, white space included; None while more may belong to it."""
         if self._leading is None and (self._text.strip() or last):
             start = self._text.lstrip()
             if not last and len(start) < 12 and start.startswith(("[", "(", "S")) and not _LABELS.match(start):
@@ -161,7 +161,7 @@ class _Held:
         self._words = [frozenset(content(source.text[start:end])) for start, end in self._sentences]
 
     def best(self, claim: str) -> tuple[float, int, int]:
-        """How much of the claim the best span has, and where that is."""
+        """Returns how much of the claim the best span has, and where that is."""
         if exact := self._folded.find(claim.strip(" \"'“”‘’")):
             return 1.0, *exact
         wanted, exact_ones = frozenset(content(claim)), numbers(claim) | names(claim)
@@ -187,13 +187,13 @@ class _Held:
 
 
 def is_refusal(text: str) -> bool:
-    """Whether an answer begins with saying that it does not know, and goes on with no "but"."""
+    """Returns whether an answer begins with saying that it does not know, and goes on with no "but"."""
     first = next((text[start:end] for start, end in sentences(text)), "")
     return _REFUSAL.search(first) is not None and re.search(r"\bbut\b|\bhowever\b", first, re.IGNORECASE) is None
 
 
 def _may_begin_label(text: str) -> bool:
-    """Whether what has come so far could still become a label."""
+    """Returns whether what has come so far could still become a label."""
     return bool(re.fullmatch(r"[\[(]\s*(?:S[\d\s,;&Sand]*)?", text)) if len(text) < 24 else False
 
 

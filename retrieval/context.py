@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What stands for a hit: its parent, or itself."""
+    """The window that stands for a hit: its parent, or itself."""
 
     hit: Hit
     start: int
@@ -76,7 +76,7 @@ def sources(
 
 
 def _windows(store: DocumentStore, user: str, hit: Hit, parents: bool) -> Iterator[_Window]:
-    """What may stand for a hit, the largest first."""
+    """Yields what may stand for a hit, the largest first."""
     passage = hit.passage
     if parents:
         try:

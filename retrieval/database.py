@@ -2,8 +2,6 @@
 
 One SQLite file: a connection for each thread, reads at any time, writes in turn, steps to today's shape.
 
-Knows nothing of what is in it.
-
 The truth's shape in SQLite, as steps. A step that was released is never edited; a change is a new step.
 
 A document is (collection, source) and has one version, the hash of its bytes. A chunk's number is never used twice, so
@@ -69,7 +67,7 @@ class DatabaseFile:
         return connection
 
     def rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
-        """What one statement reads."""
+        """Returns what one statement reads."""
         return self._connection().execute(sql, values).fetchall()
 
     @contextmanager

@@ -62,7 +62,7 @@ Vectors = NDArray[np.float32]
 
 
 class Embedder(Protocol):
-    """What the rest needs of a model. `name` tells vectors of different models apart."""
+    """The interface of an embedding model. `name` tells vectors of different models apart."""
 
     @property
     def name(self) -> str: ...
@@ -70,7 +70,7 @@ class Embedder(Protocol):
     def size(self) -> int: ...
     @property
     def leading(self) -> int:
-        """How many of `tokens` stand before those of the text's pieces."""
+        """Returns how many of `tokens` stand before those of the text's pieces."""
         ...
 
     def pieces(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:

@@ -1,4 +1,4 @@
-"""How good a search is, on anyone's judged set in the layout of BEIR: nDCG@10, recall@k, MRR@10 and latency.
+"""Measures a search on a judged set in the layout of BEIR: nDCG@10, recall@k, MRR@10 and latency.
 
 A folder with `corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`) and `qrels/*.tsv` (query,
 document, grade). The measures are those of trec_eval: gain is the grade, discount log2(rank + 1).

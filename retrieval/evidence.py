@@ -1,6 +1,6 @@
 """Evidence: which retrieved passages answer, and what to search for next.
 
-Is the answer in what was found? A score from 0 to 1 for a question and its hits, and what follows from it.
+A score from 0 to 1 for a question and its hits, and what follows from it.
 
 Looked at are windows of one or two sentences, in two ways: how many of the question's content words one has (weighed by
 how rare they are) and how near it comes as a whole; and how near its words come to each of the question's, meaning for
@@ -8,12 +8,7 @@ meaning. Their mean is the score; nothing in it is fitted. Where "answer" and "p
 of our own (`bench/retrieval/quality.py`). Asking whether a window holds a number or a name where one is asked for did
 not help.
 
-Knows nothing of models that answer: a `sufficient` that is passed in, such as a model's own log-probability that the
-answer is there, is mixed in.
-
 A question that one search does not cover, asked in parts: bounded in hops, in questions and in what is kept.
-
-What splits a question and what says how well it is covered are passed in; `clauses` splits without a model.
 """
 
 from __future__ import annotations
@@ -44,7 +39,7 @@ Sufficient = Callable[[str, Sequence[str]], float]  # (question, texts) → how 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """How surely the hits answer, 0 to 1; `best` is the window that speaks most for it."""
+    """The probability that the hits answer, 0 to 1; `best` is the window that speaks most for it."""
 
     score: float
     verdict: Verdict
@@ -102,7 +97,7 @@ def _matched(asked: Vectors, tokens: Vectors, shares: Vectors) -> float:
 
 
 def _token_shares(question: str, embedder: Embedder, weights: dict[str, float]) -> Vectors:
-    """How much each of the embedder's tokens counts: what its word does, shared among the word's pieces."""
+    """Returns how much each of the embedder's tokens counts: what its word does, shared among the word's pieces."""
     (spans,) = embedder.pieces([question])
     made = [0.0] * embedder.leading  # tokens before the text's own
     for start, end in spans:
@@ -130,7 +125,7 @@ _BORDERS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Investigation:
-    """What was asked, in order, and the hits of all of it, best first; `coverage` is of the whole question."""
+    """The questions of an investigation, in order, and their hits, best first; `coverage` is of the whole question."""
 
     questions: tuple[str, ...]
     hits: tuple[Hit, ...]

@@ -1,4 +1,4 @@
-"""What a document must be like to be searched: its fields and its own metadata, compared with values.
+"""Filters of a search: a document's fields and its own metadata, compared with values.
 
     {"media_type": "application/pdf", "year": {"gte": 2020}, "tag": {"in": ["a", "b"]}}
 
@@ -72,7 +72,7 @@ _ACCEPTED = "a value, or an object with " + ", ".join([*OPERATORS, "in"])
 
 
 def _is_scalar(value: object) -> bool:
-    """Whether SQLite can compare with it; its integers have 64 bits."""
+    """Returns whether SQLite can compare with it; its integers have 64 bits."""
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
     return isinstance(value, str | float)

@@ -102,7 +102,7 @@ class Ingest:
         return job
 
     def cancel(self, user: str, job: str) -> None:
-        """What is done stays; what is not is left out.
+        """Returns what is done stays; what is not is left out.
 
         Raises:
             NotFound: the user has no such job.
@@ -125,7 +125,7 @@ class Ingest:
             self._at_hand.cancel()
 
     def stalled(self, job: str) -> str | None:
-        """Why a job cannot go on, where not even that can be written down."""
+        """Returns why a job cannot go on, where not even that can be written down."""
         return self._stalled.get(job)
 
     def wait(self, job: str, timeout_s: float | None = None) -> Job:

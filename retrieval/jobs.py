@@ -41,7 +41,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """How far a file of a job has come."""
+    """The progress of a job's file."""
 
     number: int
     source: str

@@ -108,7 +108,7 @@ class Library:
         return self._searcher.search(query, scorer)
 
     def rarity(self, user: str, among: Among = "own") -> Rarity:
-        """How much a stem tells in these collections.
+        """Returns how much a stem tells in these collections.
 
         Raises:
             NotFound: there is no such collection.
@@ -116,7 +116,7 @@ class Library:
         return self.views.lexical.rarity(self.rights.readable(user, among))
 
     def boxes(self, user: str, document: int, start: int, end: int) -> ProcessFuture[list[Box]]:
-        """Where characters `start` to `end` of a PDF's text stand on its pages; `viewed` takes it.
+        """Returns where characters `start` to `end` of a PDF's text stand on its pages; `viewed` takes it.
 
         Raises:
             NotFound: there is no such document, the user may not read it, or it has no pages or no file any more.

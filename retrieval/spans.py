@@ -1,4 +1,5 @@
-"""Where things stand in a text: its sentences, a quotation in it however it is spaced, its numbers and names."""
+"""Finds the places of things in a text: its sentences, a quotation in it however it is spaced, its numbers and
+names."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def sentences(text: str) -> Iterator[tuple[int, int]]:
 
 
 def shortened(text: str, start: int, end: int) -> bool:
-    """Whether the full stop before `end` ends a shortened word and not a sentence."""
+    """Returns whether the full stop before `end` ends a shortened word and not a sentence."""
     return _SHORTENED.search(text[max(start, end - 12) : end]) is not None
 
 
@@ -64,7 +65,7 @@ class Folded:
             at = self._text.find(wanted, at + len(wanted))
 
     def _joins(self, at: int) -> bool:
-        """Whether a word goes on over this place."""
+        """Returns whether a word goes on over this place."""
         return 0 < at < len(self._text) and self._text[at - 1].isalnum() and self._text[at].isalnum()
 
 

@@ -280,7 +280,7 @@ class DocumentStore:
             return tuple(Page(*row) for row in rows)
 
     def file(self, user: str, document: int) -> Path:
-        """Where the document was read from.
+        """Returns where the document was read from.
 
         Raises:
             NotFound: there is no such document, the user may not read it, or it came as text.

@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 async def evaluated(ctx: Context, start: Callable[[], Any], function: Callable[..., Any]) -> Any:
-    """What the function returns, whatever its kind; the pieces of a generator are shown as they come."""
+    """Returns what the function returns, whatever its kind; the pieces of a generator are shown as they come."""
     if inspect.isasyncgenfunction(function):
         async with aclosing(cast("AsyncGenerator[object, None]", start())) as stream:
             return "".join([_shown(ctx, piece) async for piece in stream])

@@ -1,4 +1,4 @@
-"""What a tool is given beside its arguments: who asks, and how to show progress, cite, and ask the person.
+"""The context of a call: the user, and how to show progress, cite, and ask the person.
 
 Knows nothing of models or of HTTP: the executor fills in where the reports go. `progress`, `output` and `cite` may be
 called from any thread, so that plain functions can use them; a call that has ended reports nothing any more.
@@ -25,7 +25,7 @@ Depends = Annotated[T, Injected()]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where something in a result comes from. `start` and `end` are character offsets in the source's own text."""
+    """The source of something in a result. `start` and `end` are character offsets in the source's own text."""
 
     title: str
     url: str | None = None
@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a call has come: `done` of `total`, in whatever unit the tool counts."""
+    """The progress of a call: `done` of `total`, in whatever unit the tool counts."""
 
     text: str
     done: float | None = None
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a tool asks the person. With `choices`, the answer is one of them."""
+    """A tool's question to the person. With `choices`, the answer is one of them."""
 
     call_id: str
     tool: str
@@ -88,7 +88,8 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the result any more. A plain function's thread can't be stopped: long ones look."""
+        """Returns whether nobody waits for the result any more. A plain function's thread can't be stopped: long ones
+        look."""
         return self._ended
 
     def progress(self, text: str, done: float | None = None, total: float | None = None) -> None:
@@ -125,7 +126,7 @@ class Context:
         return answer
 
     def get(self, kind: type[T]) -> T:
-        """What the host provided for this type.
+        """Returns what the host provided for this type.
 
         Raises:
             NotProvided: the host provided nothing for it.

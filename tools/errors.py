@@ -1,4 +1,4 @@
-"""What can go wrong with a tool, told so that whoever reads it can act: its author, the model, or the host.
+"""Errors of tools, worded so that their reader can act: the author, the model, or the host.
 
 `ToolDeclarationError` is for the author and comes at import. `Retry` is what a tool raises to be called again, better.
 The rest become outcomes that the model reads; none of them ends a run.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class ToolError(Exception):
-    """What tools raise by design; its message is meant to be read."""
+    """The error that tools raise by design; its message is meant to be read."""
 
 
 class ToolDeclarationError(ToolError, TypeError):
@@ -28,7 +28,7 @@ class Retry(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with one argument. `where` is its path, as in `stops[2].city`, or "" for the whole."""
+    """A fault of one argument. `where` is its path, as in `stops[2].city`, or "" for the whole."""
 
     where: str
     message: str

@@ -1,4 +1,4 @@
-"""What a person has granted and what they answered for good, kept for as long as it holds.
+"""A person's grants and lasting answers, kept for as long as they hold.
 
 A grant is plain data, with the words that the person read when they answered. `MemoryGrants` ends with its process;
 `SqliteGrants` is a file that several processes may share, and every change is on the disk before anybody acts on it.
@@ -48,13 +48,13 @@ class Grant:
 
     @property
     def id(self) -> str:
-        """What it is about, as a hash: a grant replaces the one of the same id."""
+        """Returns what it is about, as a hash: a grant replaces the one of the same id."""
         about = json.dumps([self.user, self.chat, self.tool, self.origin, self.arguments_hash])
         return hashlib.sha256(about.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 class Grants(Protocol):
-    """Where grants are kept. Every method may block, and may come from any thread."""
+    """A store of grants. Every method may block, and may come from any thread."""
 
     def classes(self, user: str, chat: str | None) -> frozenset[Permission] | None:
         """The classes granted to a user (`chat` None) or in a chat of theirs; None where nothing was set."""

@@ -2,7 +2,7 @@
 
 One tool run: within its time, heard while it runs, and its end told as an outcome, whatever the function does.
 
-Knows nothing of whether it may run. A tool that does not stop when it is cancelled is left behind: the run goes on.
+A tool that does not stop when it is cancelled is left behind: the run goes on.
 
 A time limit that can pause, because a person's thinking is not the tool's slowness.
 """

@@ -1,4 +1,4 @@
-"""How often a user may call a tool: at most N calls in any window of the given length, counted exactly.
+"""Rate limits of a user's calls of a tool: at most N calls in any window of the given length, counted exactly.
 
 A sliding log of the last N times, so no burst slips through at the edge of a window. Knows nothing of what is called,
 and takes its clock from outside.

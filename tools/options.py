@@ -1,4 +1,4 @@
-"""What is declared about a tool beside its function: names, classes and limits, read strictly.
+"""A tool's declared options: names, classes and limits, read strictly.
 
 Each option is checked where it is declared, and the message says what would be accepted. Knows nothing of functions,
 nor of how an option is enforced.

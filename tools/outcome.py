@@ -2,7 +2,7 @@
 
 A call as the model made it, and what became of it. Every way a call can end is an outcome that the model reads.
 
-What happens while calls run, as data that a page can show. `ms`: milliseconds since the call was started.
+`ms`: milliseconds since the call was started.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a call; `result.text` is the message where it failed.
+    """The outcome of a call; `result.text` is the message where it failed.
 
     `replayed`: it is a journal's, and nothing ran. `cached`: it is an earlier call's. `retry_after_s`: seconds to wait
     where the rate was exceeded.

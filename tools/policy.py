@@ -1,6 +1,4 @@
-"""Which calls may run, and the arguments by which approvals are remembered.
-
-Whether a call may run: what the user has granted, what a person has approved, and what the run has read.
+"""Decides which calls may run, by the arguments that approvals were given for.
 
 Once a run has read text that somebody else may have written, its model may be following that text. So from then on a
 call that writes, executes or leaves the machine is shown to a person first, whatever the tool says, unless they have
@@ -143,7 +141,7 @@ class Policy:
         self._clock = clock
 
     def permitted(self, user: str, chat: str | None) -> frozenset[Permission]:
-        """What the user may do in the chat: a chat can only narrow what its user may do."""
+        """Returns what the user may do in the chat: a chat can only narrow what its user may do."""
         granted = self.grants.classes(user, None)
         mine = self.default if granted is None else granted
         here = None if chat is None else self.grants.classes(user, chat)
@@ -159,7 +157,8 @@ class Policy:
         call_id: str = "",
         tainted_by: Collection[str] = (),
     ) -> Ruling:
-        """Whether the call may run now. `tainted_by` names the tools whose untrusted output the run has read."""
+        """Returns whether the call may run now. `tainted_by` names the tools whose untrusted output the run has
+        read."""
         if tool.permission not in self.permitted(user, chat):
             return Denied(f"{tool.name} needs the permission {tool.permission!r}, which is not granted here.")
         digest = fingerprint(tool.name, arguments, tool.origin)
@@ -183,7 +182,8 @@ class Policy:
     def accept(
         self, tool: Tool, asked: NeedsApproval, decision: Decision, *, user: str, chat: str | None = None
     ) -> Allowed | Denied:
-        """What the answer means for the call that was asked about; remembers it where it is to be remembered."""
+        """Returns what the answer means for the call that was asked about; remembers it where it is to be
+        remembered."""
         if decision.arguments_hash != asked.arguments_hash:
             return Denied(f"The answer was given for another call of {tool.name}; ask again.")
         allow = decision.answer in ("once", "always")

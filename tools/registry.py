@@ -25,7 +25,7 @@ Offer = object  # a Tool, a Toolset or its class, a module with such, or a list 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What could not be loaded, wholly or in part, and why."""
+    """A plugin that could not be loaded, wholly or in part, and why."""
 
     origin: str
     message: str
@@ -75,7 +75,7 @@ class Registry:
 
     @property
     def faults(self) -> list[Fault]:
-        """What is not there and why: origins that failed, and names that were taken."""
+        """Returns what is not there and why: origins that failed, and names that were taken."""
         return [*(Fault(origin, message) for origin, message in self._failures.items()), *self._clashes]
 
     def load_entry_points(self, group: str = "ponder.tools") -> None:
@@ -111,7 +111,7 @@ class Registry:
         return [self._table[name].spec() for name in wanted]
 
     def provide(self, kind: type[T], value: T | None = None, *, factory: Callable[[Context], T] | None = None) -> None:
-        """What tools are given for `Depends[kind]` and `ctx.get(kind)`: one value, or one made for every call.
+        """Returns what tools are given for `Depends[kind]` and `ctx.get(kind)`: one value, or one made for every call.
 
         Raises:
             ValueError: not exactly one of `value` and `factory` is given.
@@ -121,7 +121,7 @@ class Registry:
         self._provided[kind] = factory if factory is not None else lambda _: value
 
     def provided(self, ctx: Context, kind: type) -> Any:
-        """What was provided for a type.
+        """Returns what was provided for a type.
 
         Raises:
             NotProvided: nothing was.

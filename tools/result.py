@@ -1,4 +1,4 @@
-"""What a tool gave back: the text as the model reads it, the value as programs do, and the sources it cites.
+"""A tool's result: the text as the model reads it, the value as programs do, and the sources it cites.
 
 Text that somebody else may have written is put between delimiters that it cannot close, so the model can be told that
 what stands there is data. A long text is cut in the middle, where it says how much is missing.

@@ -3,9 +3,7 @@
 From a function's signature and docstring to a JSON schema, and from a model's arguments to the function's own.
 
 Strict: "3" is no 3, and what the schema does not name is refused, at every depth. Arguments are read as JSON is, so a
-date may be written as a string. Knows nothing of permissions, calls or results.
-
-What a docstring tells a model: what the tool does, and what each argument is.
+date may be written as a string.
 
 Google's style. Everything before the first section is the description; of the sections only `Args:` is for the model,
 the others are for the people who read the code.
@@ -38,7 +36,7 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """What a docstring tells the model: the text before its first section, and what `Args:` says of each argument."""
+    """A docstring's parts for the model: the text before its first section, and what `Args:` says of each argument."""
 
     description: str
     arguments: Mapping[str, str]
@@ -85,7 +83,7 @@ JSONSchema = dict[str, Any]  # a JSON document whose shape is JSON Schema's own
 
 
 class Signature:
-    """What a function takes: `parameters` from the model, `context` and `injected` from the host."""
+    """A function's parameters: `parameters` from the model, `context` and `injected` from the host."""
 
     def __init__(self, function: Callable[..., Any], *, method: bool, frame: FrameType | None = None) -> None:
         """Reads the function's declaration; `frame` is where it stands, for types that are local there.

@@ -1,4 +1,4 @@
-"""Who calls tools, and how a person can be reached: the host's side of a run."""
+"""The host's side of a run: the user who calls tools, and how to reach a person."""
 
 from __future__ import annotations
 

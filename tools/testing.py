@@ -1,4 +1,4 @@
-"""What a plugin's author needs to test it: run a tool, see what it did, and let a scripted model call it.
+"""Helpers to test a plugin: run a tool, see what it did, and let a scripted model call it.
 
 The real executor runs the calls; only the model and the person are scripted. Everything is permitted and approved
 unless the test says otherwise.
@@ -100,7 +100,7 @@ def calls(name: str, **arguments: Any) -> Calls:
 
 @dataclass(slots=True)
 class Log:
-    """What happened: every call with its outcome, the events, what was approved, and the model's last words."""
+    """A log of a run: every call with its outcome, the events, what was approved, and the model's last words."""
 
     called: list[tuple[Call, Outcome]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)

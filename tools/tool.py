@@ -3,13 +3,12 @@
 A tool: a function that a model may call, with everything that is declared about it.
 
 `@tool` makes one from a function's signature and docstring; `Tool.from_schema` makes one from a JSON schema, for what
-is declared elsewhere (MCP). A declared tool is still the function it wraps, so a test may simply call it. Knows nothing
-of who may call it, how often, or where its results go: the executor does.
+is declared elsewhere (MCP). A declared tool is still the function it wraps, so a test may simply call it.
 
 Tools that share something: a class whose `@tool` methods share `self`.
 
 `open` runs before the first call and `close` when the host lets the toolset go, after the calls that still run. A
-toolset that could not be opened is tried again at its next call. Knows nothing of what its tools do.
+toolset that could not be opened is tried again at its next call.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tools.schema import JSONSchema, Signature, caller
 
 @dataclass
 class _Life:
-    """Where a toolset is between its opening and its closing."""
+    """The state of a toolset between its opening and its closing."""
 
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened: bool = False
@@ -124,7 +123,7 @@ Run = Callable[[Context, dict[str, Any]], Awaitable[Any]]  # any JSON value, or 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Tool:
-    """What the registry, the policy and the executor know of a tool.
+    """A tool, as the registry, the policy and the executor know it.
 
     `permission`: the class of what it does; `timeout_s`: seconds for a call; `rate`: calls per user; `approval`:
     whether a person is asked before it runs: never, once in a chat, or always; `idempotent`: whether a second run does
@@ -205,12 +204,12 @@ class Tool:
 
     @property
     def has_effects(self) -> bool:
-        """Whether the order of its calls may matter, so that they run one after another."""
+        """Returns whether the order of its calls may matter, so that they run one after another."""
         return self.permission in ("write", "execute") or not self.idempotent
 
     @property
     def untrusted(self) -> bool:
-        """Whether what it returns may hold text that somebody else wrote."""
+        """Returns whether what it returns may hold text that somebody else wrote."""
         return self.permission != "none"
 
     @property
@@ -341,6 +340,6 @@ async def _unbound(ctx: Context, arguments: dict[str, Any]) -> Any:
 
 
 def _is_method(function: Callable[..., Any]) -> bool:
-    """Whether it stands in a class body: its qualified name has a class before it."""
+    """Returns whether it stands in a class body: its qualified name has a class before it."""
     first = next(iter(inspect.signature(function).parameters), "")
     return "." in function.__qualname__.split("<locals>.")[-1] and first == "self"

@@ -47,7 +47,7 @@ def longest_conversation(trained: Tokenizer, seed: int, samples: int = 500) -> i
 
 
 def compiles(device: str) -> bool:
-    """Whether torch can compile for the device: on a CPU that takes a C++ compiler."""
+    """Returns whether torch can compile for the device: on a CPU that takes a C++ compiler."""
     return device == "cuda" or shutil.which("g++") is not None
 
 

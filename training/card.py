@@ -80,7 +80,7 @@ PURPOSES = {
 
 
 def hardware(device: str, threads: int) -> str:
-    """What trained it, in the machine's own words."""
+    """Returns what trained it, in the machine's own words."""
     if device == "cuda":
         import torch
 

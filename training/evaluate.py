@@ -1,4 +1,4 @@
-"""What the exported model can do, measured through our own engine: `python -m training.evaluate`.
+"""Evaluates the exported model, measured through our own engine: `python -m training.evaluate`.
 
 Every question comes from a seed, and from phrasings, names and puzzles that training never used. A case is asked, its
 tool calls are answered, and its judge decides; a reply that ran out of tokens or broke a tool call is wrong. Calls are
@@ -64,7 +64,7 @@ def held(engine: Engine, case: Case) -> Constrained | None:
 
 
 async def replies(engine: Engine, case: Case, *, free: bool = False) -> list[Reply]:
-    """What the model says, greedily, until it calls no more tools."""
+    """Returns what the model says, greedily, until it calls no more tools."""
     constraint = None if free else held(engine, case)
     messages = case.prompt.as_json()
     tools = list(case.prompt.tools) or None

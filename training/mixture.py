@@ -1,4 +1,4 @@
-"""What the model reads: conversations mixed from all tasks, cut into batches of one length.
+"""The training mixture: conversations mixed from all tasks, cut into batches of one length.
 
 Everything is a function of (seed, step): a resumed run reads on exactly where it stopped. `SHARES` are shares of the
 tokens, so a task with long prompts is drawn less often. Every task grows from short and easy to all it has; each
@@ -140,7 +140,7 @@ class Reader:
     team: Team = ALONE
 
     def at(self, step: int) -> list[Batch]:
-        """What this member of the team computes of a step; nothing, where there are fewer rows than members."""
+        """Returns what this member of the team computes of a step; nothing, where there are fewer rows than members."""
         made = rows(self.seed, step, min(1.0, step / self.ramp_steps), self.tokenizer, self.tokens)
         return batches(share(made, self.team), self.largest, token_id(self.tokenizer, END_OF_TEXT))
 

@@ -79,5 +79,5 @@ def plan(
 
 
 def computes_bfloat16(device: str) -> bool:
-    """Whether products in bfloat16 are faster there: on a CPU that takes tile units (AMX)."""
+    """Returns whether products in bfloat16 are faster there: on a CPU that takes tile units (AMX)."""
     return device == "cuda" or torch.cpu._is_amx_tile_supported()

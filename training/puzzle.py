@@ -81,12 +81,13 @@ def _routes(state: Numbers) -> Counter[int]:
 
 
 def routes(state: Sequence[int], target: int) -> int:
-    """How many sequences of steps lead to the target."""
+    """Returns how many sequences of steps lead to the target."""
     return _routes(tuple(sorted(state)))[target]
 
 
 def value(state: Sequence[int], target: int) -> Value:
-    """How promising a state is: `sure` is one step from the target, or three numbers with at least three routes."""
+    """Returns how promising a state is: `sure` is one step from the target, or three numbers with at least three
+    routes."""
     ways = routes(state, target)
     if not ways:
         return "impossible" if solve(state, target) is None else "likely"  # by way of fractions
@@ -139,7 +140,8 @@ def solve(numbers: Sequence[int], target: int) -> str | None:
 
 
 def excluded(numbers: Sequence[int], target: int) -> bool:
-    """Whether a puzzle of three or more numbers is kept for evaluation. A target of 24 falls under two rules."""
+    """Returns whether a puzzle of three or more numbers is kept for evaluation. A target of 24 falls under two
+    rules."""
     if len(numbers) < 3:
         return False
     name = ",".join(map(str, sorted(numbers)))
@@ -176,7 +178,8 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
 
 
 def check(answer: str, numbers: Sequence[int], target: int) -> bool:
-    """Whether an answer such as `(9 - 7) * (5 + 7) = 24` makes the target of exactly these numbers, each used once."""
+    """Returns whether an answer such as `(9 - 7) * (5 + 7) = 24` makes the target of exactly these numbers, each used
+    once."""
     expression, equals, said = answer.strip().removesuffix(".").partition("=")
     if equals and said.strip() != str(target):
         return False

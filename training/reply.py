@@ -1,4 +1,4 @@
-"""What the model wrote, taken apart: thinking, content and tool calls. Knows nothing of who judges it."""
+"""Parses a reply of the model: thinking, content and tool calls. Knows nothing of who judges it."""
 
 from __future__ import annotations
 

@@ -4,12 +4,9 @@ The decision to let a request in, to give it less, or to turn it away with when 
 
 A request is turned away because its key asks for too much (requests or tokens in a minute, requests at once), or
 because whoever came before it would keep it waiting for too long. Before that, answers are given less thinking, and
-`auto` asks fewer models. Knows nothing of HTTP's parts but the errors.
+`auto` asks fewer models.
 
 The gate before the routes that cost something: a request is refused there before its body is read.
-
-What is left of a key's limits is told in the headers of every answer, in OpenAI's words, and so is what was made less.
-Knows nothing of why.
 """
 
 from __future__ import annotations

@@ -4,12 +4,11 @@ A model's backlog: the work left for admitted requests, and the wait that a new 
 
 The estimate: prompts that are not read yet, each without the share that is likely in the prefix cache; and, where all
 places are taken, the answers that must end first, each of the length that answers have had lately. Times are those of
-the engine's measured pace, and are held to the real waits of earlier requests. Knows nothing of keys or limits.
+the engine's measured pace, and are held to the real waits of earlier requests.
 
 Estimates an engine's step time by its counters: a fixed part, one for each token read, one for each written.
 
 Weighted least squares with forgetting, held to what is not negative; before anything was seen, a small machine's guess.
-Knows nothing of requests.
 """
 
 from __future__ import annotations

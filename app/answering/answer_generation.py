@@ -2,12 +2,11 @@
 
 Answers to one request, made on the engine: prompts opened, forked for `n`, interleaved, metered, and closed.
 
-Whoever stops reading, for whatever reason, closes the root sequences and with them everything below. Knows nothing of
-the reply's shape.
+Whoever stops reading, for whatever reason, closes the root sequences and with them everything below.
 
 Answers whose mask holds a superset of their schema: each is checked as a whole, and generated once more if it fails.
 
-Nothing of an answer is given away before it is found valid, so a stream has its text at once. Knows nothing of masks.
+Nothing of an answer is given away before it is found valid, so a stream has its text at once.
 
 Log-probabilities in the two shapes that OpenAI's API has: one for chat, one for plain completions.
 """

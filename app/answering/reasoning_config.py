@@ -2,8 +2,7 @@
 
 The manner of an answer: how much thinking, or which strategy. Turns a request's fields into a `AnswerGenerator`.
 
-One meaning of `reasoning_effort`, `thinking`, `strategy` and `strategy_options` for every API of this server. Knows
-nothing of HTTP, nor of how an answer is shown.
+One meaning of `reasoning_effort`, `thinking`, `strategy` and `strategy_options` for every API of this server.
 
 Holds a model to its tools' schemas: a plan of the calls, compiled, or a refusal by the keyword's name.
 """

@@ -2,8 +2,7 @@
 
 The model being served: its engine, the names it answers to, and how its authors want it sampled.
 
-What a request leaves open comes from the model's own `generation_config.json`; what a page says about it comes from
-its `ponder.json`. Both are read once. Knows nothing of requests.
+Both are read once.
 
 Token usage of an answer: in the last event of its log, and beside its message.
 """

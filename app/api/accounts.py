@@ -4,7 +4,7 @@ The operator's routes of users and their keys. A key is told once, when it is ma
 
 Signing in and out: a key once, and then a cookie that no script can read.
 
-Everybody may ask who they are, also nobody: the page does, before it shows anything. Knows nothing of keys.
+Everybody may ask who they are, also nobody: the page does, before it shows anything.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 A chat as one HTML file that needs nothing else: no script, no request, light and dark as the reader's system is.
 
 All text is escaped; Markdown becomes HTML with what HTML it has in it shown, and with pictures as links, so that
-opening the file tells nobody. Knows nothing of HTTP.
+opening the file tells nobody.
 
 A chat as Markdown: questions and answers as they were written, the rest in quotations and lists beside them.
 
-Contents of a shared chat's file: its current branch, and what each answer rests on. Knows nothing of forms.
+Contents of a shared chat's file: its current branch, and what each answer rests on.
 
 Style of a shared chat: the page's colours and measure, with the reader's own fonts.
 """

@@ -2,8 +2,7 @@
 
 The routes of `/api` for chats: listing, searching, reading and changing them, and what the page learns of its host.
 
-A chat's messages are a tree; what is shown is its current branch, unless all of it is asked for. Knows nothing of how
-answers are made.
+A chat's messages are a tree; what is shown is its current branch, unless all of it is asked for.
 
 The routes of folders, which chats may be put under.
 

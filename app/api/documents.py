@@ -9,8 +9,7 @@ The routes of ingest jobs: how far they have come, file by file, and their end.
 
 The routes of a PDF's pages: their sizes and what text they have, and a page as a picture.
 
-A picture is drawn in a process of its own and is nothing but pixels, so whatever the file holds runs nowhere. Knows
-nothing of passages: their boxes are a document's.
+A picture is drawn in a process of its own and is nothing but pixels, so whatever the file holds runs nowhere.
 """
 
 from __future__ import annotations

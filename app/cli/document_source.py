@@ -2,7 +2,7 @@
 
 The documents of a data directory as the command line uses them: opened here, or through the server that has them.
 
-Both sides speak the same shapes, those of the API. Knows nothing of terminals.
+Both sides speak the same shapes, those of the API.
 
 Picks the files that `ponder index` takes from the paths it is given, and names them for the library.
 
@@ -114,7 +114,7 @@ def _take(picks: Picks, file: Path, source: str, *, walked: bool) -> None:
 
 
 def _unreadable(file: Path, size: int) -> str | None:
-    """Why a file is not even tried; None for one that is, be it that it then fails."""
+    """Returns why a file is not even tried; None for one that is, be it that it then fails."""
     if not size:
         return "empty"
     try:

@@ -2,9 +2,6 @@
 
 `ponder eval reasoning`: accuracy against tokens spent, for ways of answering, on the user's own tasks.
 
-What was measured is kept after every way, so that a run that was stopped goes on where it was. Knows nothing of how
-answers are written or judged.
-
 `ponder eval`: measures on the user's own data, as a table and, where that is asked for, one line of JSON.
 """
 

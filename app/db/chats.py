@@ -6,8 +6,7 @@ A user's folders, each a name that chats may be put under. A chat outlives its f
 
 The messages of a chat as a tree: each follows its parent, and a branch is the way from a beginning to a leaf.
 
-An edited question is a sibling of the first one, an answer made again a sibling of the old one. Knows nothing of what
-messages say.
+An edited question is a sibling of the first one, an answer made again a sibling of the old one.
 
 The messages of chats, as rows: all of these functions are for the database's thread.
 """

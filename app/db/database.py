@@ -3,7 +3,7 @@
 One SQLite file, the one thread that has it open, and the lock that keeps other processes out.
 
 Calls reach the thread in the order they were made: so a read sees every write asked for before it, and `write` need not
-be awaited. Tokens never wait for the disk. Knows nothing of what is kept.
+be awaited. Tokens never wait for the disk.
 
 Errors of the data layer: something is not there, or cannot be so.
 
@@ -238,7 +238,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def damage_of(path: Path, within_s: float | None = None) -> str | None:
-    """Why a database can't be used, in SQLite's words; None where nothing was found within that time."""
+    """Returns why a database can't be used, in SQLite's words; None where nothing was found within that time."""
     try:
         if not path.is_file():
             return "it is not a file" if path.exists() else None

@@ -2,11 +2,7 @@
 
 Runs and their events: how an answer begins in a chat's tree, and how it ends there.
 
-What a run's log hears is appended here some time later. Knows nothing of how answers are made.
-
 Keys by which a client begins a run at most once, however often it asks: kept a day, each with what was asked.
-
-Knows nothing of HTTP.
 """
 
 from __future__ import annotations

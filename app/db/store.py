@@ -2,19 +2,19 @@
 
 Everything a server keeps in its data directory, opened and closed together: the nouns of `app/data/`.
 
-Documents have files of their own (`retrieval/`), and so do tools. Knows nothing of HTTP or the engine.
+Documents have files of their own (`retrieval/`), and so do tools.
 
-All runs of a server at a glance, whoever they are of. Knows nothing of what was asked or answered.
+All runs of a server at a glance, whoever they are of.
 
 Full-text search of a user's chats, over their titles and everything said in them, in every branch.
 
 Triggers of the database keep the index (app/db/migrations.py), so what is deleted is not found any more. What is
-searched for are words, never the index's query language. Knows nothing of meanings: `retrieval/` does, for documents.
+searched for are words, never the index's query language.
 
 Chats and folders that a user deleted: hidden at once, theirs to have back for `KEPT_S`, then gone.
 
 Every read elsewhere leaves out what has `deleted_at`. A deleted folder still holds its chats, which are shown without
-one meanwhile. Knows nothing of runs: whoever deletes a chat ends its answer.
+one meanwhile.
 """
 
 from __future__ import annotations

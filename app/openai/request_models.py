@@ -3,12 +3,11 @@
 The requests of `/v1` as typed objects. A field's description says what is accepted; errors and docs quote it.
 
 Validation is strict: "5" is no number and 1 is no boolean, so a client's mistake is told, not guessed around.
-Knows nothing of HTTP or of the engine's state; `span` makes the engine's parameters from a request.
 
 The messages of a chat request, checked by hand: their errors are the ones that people meet most.
 
 A conversation with tools must hang together: each result answers a call before it, and each call is answered before the
-next turn, as the templates of most models take for granted. Knows nothing of templates.
+next turn, as the templates of most models take for granted.
 """
 
 from __future__ import annotations

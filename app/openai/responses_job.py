@@ -3,12 +3,12 @@
 One response being made: the model's answer, or its loop with the server's tools, as numbered events.
 
 The whole reply is what the last event carries, so a stream and a whole reply are the same work. A response is stored
-before it is said to be complete: whoever reads that can build on it. Knows nothing of HTTP.
+before it is said to be complete: whoever reads that can build on it.
 
 The server's own tools in a response, beside the client's functions, in one loop of the model's.
 
 A call of the server's tools is run here; one of the client's ends the loop, as its result comes with a later request.
-Nobody can be asked meanwhile, so what needs a person's approval fails. Knows nothing of events or items.
+Nobody can be asked meanwhile, so what needs a person's approval fails.
 """
 
 from __future__ import annotations

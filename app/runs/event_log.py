@@ -2,12 +2,12 @@
 
 The append-only event log of one run, on disk before anybody reads it, and in memory while it grows.
 
-Writers append; any number of readers follow by sequence number, each at its own pace, so a reload or a second tab
-reads the very same log. Knows nothing of how answers are made.
+Writers append; any number of readers follow by sequence number, each at its own pace, so a reload or a second tab reads
+the very same log.
 
 The steps of an answer as it is made: what the model wrote, the calls that followed and what they gave.
 
-A call that never returned is no step, as nobody read its result. Knows nothing of how calls run.
+A call that never returned is no step, as nobody read its result.
 """
 
 from __future__ import annotations

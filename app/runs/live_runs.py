@@ -2,8 +2,8 @@
 
 All runs of one server: those being made, in memory; those that ended, in the store.
 
-A run belongs to the server, not to a connection: closing the page does not stop it, `cancel` does. A chat has one at
-a time. Knows nothing of HTTP, nor of how an answer is made.
+A run belongs to the server, not to a connection: closing the page does not stop it, `cancel` does. A chat has one at a
+time.
 
 Rebuilds an answer that nobody finished from a run's log: the server crashed, or was killed.
 """

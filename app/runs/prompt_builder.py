@@ -2,12 +2,10 @@
 
 A question as one model reads it: the conversation's tokens, how the answer is drawn, and how long it may get.
 
-Knows nothing of how answers are written or told.
-
 A branch of a chat as its template takes it: questions, answers, and what answers called on their way.
 
 With the calls and results that stand in an earlier answer's sequence, the next prompt begins with that sequence, so its
-K/V is used again. Knows nothing of templates: `plain` is for one that takes no calls.
+K/V is used again.
 
 The agent's loop for the model being served: its calls held to the tools' schemas, in its own format.
 """

@@ -92,7 +92,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class ReplayDoubts:
-    """Why a replay may give other tokens: `other` is what is not as it was, `reasons` else."""
+    """Reasons why a replay may give other tokens: `other` is what is not as it was, `reasons` else."""
 
     other: Sequence[str]
     reasons: Sequence[str]

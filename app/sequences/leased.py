@@ -2,13 +2,11 @@
 
 One sequence that a user holds: the engine's handle, its lease, and what runs on it.
 
-What is forked from a sequence closes with it, or with another one of its line that the fork names as its scope. So
-whoever uses a fork also renews the leases of those whose end would be its own. Knows nothing of HTTP bodies.
+So whoever uses a fork also renews the leases of those whose end would be its own.
 
 The time after which something that nobody touches is given back.
 
-A lease runs while nothing is done; what is under way holds it, and its whole length begins again at the end. Knows
-nothing of what it is for.
+A lease runs while nothing is done; what is under way holds it, and its whole length begins again at the end.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ uvicorn's HTTP/1.1 connection, for clients that take their time on purpose.
 A request's head has to come within a time from its first byte, and a connection's first within the same; a body has to
 come at a least rate while the server reads it, and in chunks that are not all tiny, as each costs time that all share;
 an answer has to be read at a least rate. When there are too many connections, the one that has been idle for longest
-makes room, so who asks for something is served. Knows nothing of what is asked.
+makes room, so who asks for something is served.
 
 Headers of every answer, whoever makes it: its request's id, and what a browser must not do with it.
-
-Knows nothing of what it carries.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 uvicorn as this server runs it: awake only for those who ask, with signals and log that are ours.
 
-Knows nothing of what is served.
-
 Limits of the files and sockets that the process may have open.
 """
 

@@ -2,12 +2,10 @@
 
 A worker's line to its home: questions and their answers, what is told, and where the engines are.
 
-Knows nothing of requests.
-
 Admission as a worker knows it: it asks the home once for each request, and goes by what it was told then.
 
-It does not see what other workers do for the same key in the meantime: a key may pass its tokens by what one request
-of each other worker takes. Requests, requests at once and quotas are counted at home, and exact.
+It does not see what other workers do for the same key in the meantime: a key may pass its tokens by what one request of
+each other worker takes. Requests, requests at once and quotas are counted at home, and exact.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured of each."""
+    """The amount that is measured of each."""
 
     tool_schemas: int = 1000  # at most; there are some 450 with a known answer
     suite_schemas: int = 1000
@@ -155,7 +155,7 @@ def _peers(vocabulary: Vocabulary, samples: Sequence[material.Sample], deadline_
 
 
 def _suite(groups: int) -> list[Json]:
-    """What every installed contestant takes for valid among the instances of the official suite."""
+    """Returns what every installed contestant takes for valid among the instances of the official suite."""
     contestants = {each.name: each for each in _installed(material.bytes_vocabulary(), 20)}
     rows = []
     for name, library in CONTESTANTS.items():

@@ -71,7 +71,7 @@ def endless(schema: str) -> Constraint:
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """When a row's tokens came: (seconds by the clock, how many)."""
+    """The times of a row's tokens: (seconds by the clock, how many)."""
 
     pieces: tuple[tuple[float, int], ...]
 

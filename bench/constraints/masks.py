@@ -1,4 +1,5 @@
-"""What constraints cost beside the model: compiling as a request waits for it, filling rows, forbidding in the logits.
+"""Measures what constraints cost beside the model: compiling as a request waits for it, filling rows, forbidding in the
+logits.
 
 Everything runs in this process and on the paths that the engine takes: its compiler, its threads, its kernel.
 """
@@ -32,7 +33,7 @@ Json = dict[str, Any]  # Any: plain JSON
 
 
 def outcome(compiler: Compiler, constraint: Constraint) -> Outcome:
-    """What a constraint compiles to, waited for."""
+    """Returns what a constraint compiles to, waited for."""
     ready = threading.Event()
     outcomes: list[Outcome] = []
 

@@ -1,4 +1,5 @@
-"""What constraints are measured on: tool schemas that people wrote, the official suite, a vocabulary of 152k tokens.
+"""Material of the benchmarks of constraints: tool schemas that people wrote, the official suite, a vocabulary of 152k
+tokens.
 
 All of it is read from PONDER_SHARED, by the same code that the tests of constraints read it with. Texts are known
 answers to BFCL's questions, and random walks through masks for all that those do not touch. Knows nothing of clocks.
@@ -38,7 +39,7 @@ class Sample:
 
 
 def missing() -> str | None:
-    """Why there is nothing to measure on; None where there is."""
+    """Returns why there is nothing to measure on; None where there is."""
     for name in (_PACKED, "data/bfcl", "data/schemas/json_schema_test_suite"):
         if not (bfcl.SHARED / name).exists():
             return f"no {name} in {bfcl.SHARED}; set PONDER_SHARED"

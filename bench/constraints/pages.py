@@ -1,4 +1,5 @@
-"""What was measured of constraints: figures beside their goals, as JSON, as a section of docs/performance.md, drawn."""
+"""Writes the figures of constraints: figures beside their goals, as JSON, as a section of docs/performance.md,
+drawn."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Compile = Callable[[str], Start]  # raises whatever it likes for a schema that i
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one schema: `refused` says why, else the seconds and which of the texts are valid to it."""
+    """The outcome of one schema: `refused` says why, else the seconds and which of the texts are valid to it."""
 
     refused: str | None = None
     timed_out: bool = False

@@ -144,7 +144,7 @@ def llama(
 
 @app.command("bits")
 def same_bits(requests: int = 1000) -> None:
-    """Whether requests get the same bits alone and in mixes: on our kernels, on int8 weights, and on torch."""
+    """Returns whether requests get the same bits alone and in mixes: on our kernels, on int8 weights, and on torch."""
     kinds: dict[str, dict[str, Any]] = {
         "bfloat16": {"dtype": "bfloat16"},
         "bfloat16, int8 weights": {"dtype": "bfloat16", "quantization": "int8"},

@@ -1,4 +1,4 @@
-"""Whether requests get the same bits alone and in random mixes, and what that costs."""
+"""Measures whether requests get the same bits alone and in random mixes, and what that costs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def answered(config: EngineConfig, asked: list[Asked], at_once: int) -> tu
 
 
 async def compared(model: str, count: int, **config: Any) -> dict[str, Any]:  # Any: fields of EngineConfig, plain JSON
-    """How many of `count` requests differ between alone and mixed, with and without `deterministic`."""
+    """Returns how many of `count` requests differ between alone and mixed, with and without `deterministic`."""
     common = EngineConfig(model, **config)
     asked = requests(count, 4000)
     order = list(range(count))

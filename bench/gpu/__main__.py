@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def failed(part: Json) -> bool:
-    """Whether a part ended otherwise than with all its figures, or for want of time, memory or a package."""
+    """Returns whether a part ended otherwise than with all its figures, or for want of time, memory or a package."""
     return not part.get("error", "missing").startswith("missing")
 
 

@@ -6,8 +6,6 @@ A long prompt in one step, beside the rate of the largest product.
 
 Only what the device does is in it: the step is packed and sent beforehand, which the engine does while the device still
 computes another. How long that takes is told beside.
-
-What it costs that a request's bits depend on nothing beside it: the same steps, with and without.
 """
 
 from __future__ import annotations

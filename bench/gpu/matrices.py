@@ -4,7 +4,7 @@ The matrices of a decode of one row: bfloat16 by cuBLAS and by our own kernels, 
 
 Every kind of matrix is multiplied by as many weights in turn as the second-level cache does not hold.
 
-What the device can do at best: copy, read, and multiply. All else is held to these.
+All else is held to these.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Way = Callable[[Tensor], Linear]  # from a weight (out, in)
 
 
 def ways() -> dict[str, Way]:
-    """How a weight may be laid out and multiplied; a new kernel is measured by one line here."""
+    """Returns how a weight may be laid out and multiplied; a new kernel is measured by one line here."""
     from engine.kernels.gemv import gemv_triton
     from engine.kernels.matmul import multiply_triton
     from engine.kernels.quantized import linear_triton, quantize

@@ -55,7 +55,7 @@ def spec_of(name: str, layers: int | None = None) -> ModelSpec:
 
 
 class RandomWeights(Weights):
-    """Whatever is asked for, drawn anew: matrices that keep the size of what they multiply, norms around 1."""
+    """Random weights for any request: matrices that keep the size of what they multiply, norms around 1."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype

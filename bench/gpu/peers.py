@@ -92,7 +92,7 @@ def beside(setting: Setting, told: Json) -> Figure:
 
 
 def measure(file: Path, job: Json) -> None:
-    """What the process does: in the order of what is wanted most."""
+    """Returns what the process does: in the order of what is wanted most."""
     import transformers
 
     kept: list[Json] = []
@@ -216,7 +216,7 @@ def _continuous(model: Model, rows: int, context: int) -> list[float]:
 
 
 class _Moment:
-    """When the device has done what it was asked so far; elsewhere, now."""
+    """The moment when the device has done all that was queued; elsewhere, now."""
 
     def __init__(self, device: torch.device) -> None:
         self._at = time.perf_counter()

@@ -45,7 +45,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None where there is none."""
+        """Returns whether the goal is reached; None where there is none."""
         if self.goal is None or self.share is None:
             return None
         return self.share <= self.goal if self.most else self.share >= self.goal

@@ -1,4 +1,4 @@
-"""What all parts are given: a device, a timer, sizes, what was measured before, and how long they have."""
+"""The setting of all parts: a device, a timer, sizes, what was measured before, and how long they have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.gpu.timing import Timer
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large everything is."""
+    """The sizes of everything measured."""
 
     models: tuple[str, ...] = ("llama-3-8b", "qwen3-0.6b", "qwen3-4b")
     batches: tuple[int, ...] = (1, 8, 64, 256)

@@ -1,4 +1,4 @@
-"""How long it takes until a model's first token: kernels are compiled, graphs recorded.
+"""Measures how long it takes until a model's first token: kernels are compiled, graphs recorded.
 
 `python -m bench.gpu.startup MODEL ROWS CONTEXT` prints it as JSON; the part runs that in processes of their own, once
 with no compiled kernel on the disk and once with all of them.

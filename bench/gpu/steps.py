@@ -74,7 +74,7 @@ def runner_for(
 
 
 def graph_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
-    """What replays a decode's graph alone, its step lying where the graph reads it.
+    """Returns what replays a decode's graph alone, its step lying where the graph reads it.
 
     Raises:
         Missing: no graph holds it.
@@ -92,7 +92,7 @@ def graph_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
 
 
 def forward_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
-    """What runs a step that has been packed and sent already: its launches, and no more of the host's work."""
+    """Returns what runs a step that has been packed and sent already: its launches, and no more of the host's work."""
     laid = runner._batching.lay(step)
     sent = runner._sent(laid, runner._cutter.works(laid))
     return lambda: runner._decoder.forward_step(sent, runner._kv)

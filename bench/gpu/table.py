@@ -1,4 +1,4 @@
-"""What was measured, as Markdown."""
+"""Writes the measurements as Markdown."""
 
 from __future__ import annotations
 

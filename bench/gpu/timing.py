@@ -21,7 +21,7 @@ FLUSHED = 256 << 20  # bytes: several times the second-level cache of any GPU
 
 
 class Timer(Protocol):
-    """What measures."""
+    """Measures time."""
 
     def times(self, call: Call, repeats: int) -> list[float]:
         """Seconds of each of `repeats` calls, after one that does not count."""

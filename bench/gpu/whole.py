@@ -1,11 +1,9 @@
 """The whole engine on a GPU, and its overhead over the device's own time.
 
-Whole steps of the engine by a clock, with scheduling, packing, the launch, sampling, the wait for tokens,
-detokenising and replies. The core is stepped directly, with a real scheduler and greedy sequences that run to no end.
+Whole steps of the engine by a clock, with scheduling, packing, the launch, sampling, the wait for tokens, detokenising
+and replies. The core is stepped directly, with a real scheduler and greedy sequences that run to no end.
 
 A peer's steps, which have all of that, too, are held to them; the part `overhead` says what they have beside the graph.
-
-What a step of the engine takes beside the model: wall time of whole steps, less the graph's time on the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a cache in 8 bits costs in quality: a model reads texts over both caches, each token given.
+"""Measures what a cache in 8 bits costs in quality: a model reads texts over both caches, each token given.
 
 The texts are the model's own, written at temperature 1 after the beginnings of our pages: whatever it was trained on,
 these are what it knows to write.

@@ -1,4 +1,5 @@
-"""How soon a long prompt is answered: by an engine that never saw it, by one that did, and by its successor."""
+"""Measures how soon a long prompt is answered: by an engine that never saw it, by one that did, and by its
+successor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What this field is built on, each with one switch of our own engine, on the same requests, in turns."""
+"""Measures the claims that this field is built on, each with one switch of our own engine, on the same requests, in
+turns."""
 
 from __future__ import annotations
 

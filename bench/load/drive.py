@@ -31,7 +31,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Driven:
-    """What became of the requests, in their order; `seconds` from the first to the last end."""
+    """The outcomes of the requests, in their order; `seconds` from the first to the last end."""
 
     outcomes: list[Outcome]
     seconds: float

@@ -1,4 +1,5 @@
-"""What grows with what: requests at once, tokens of context, and streams that are written beside each other."""
+"""Measures what grows with what: requests at once, tokens of context, and streams that are written beside each
+other."""
 
 from __future__ import annotations
 

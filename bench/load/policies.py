@@ -118,7 +118,7 @@ async def steady(engine: Engine, rate: float, seconds: float, *, length: int = 8
 
 
 async def one_by_one(engine: Engine, requests: Sequence[Request]) -> Driven:
-    """What an idle engine takes."""
+    """Returns what an idle engine takes."""
     runs = [await drive(engine, [each], at_once=True) for each in requests]
     return Driven([run.outcomes[0] for run in runs], sum(run.seconds for run in runs), runs[-1].stats, [])
 

@@ -41,7 +41,7 @@ class Server:
         return found
 
     def held(self) -> Json:
-        """What all of its processes together hold now."""
+        """Returns what all of its processes together hold now."""
         family = self.family()
         pss = [re.search(r"^Pss:\s+(\d+) kB", _read(f"/proc/{pid}/smaps_rollup"), re.MULTILINE) for pid in family]
         return {

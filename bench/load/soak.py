@@ -31,7 +31,7 @@ Work = Callable[[httpx.AsyncClient, Random], Coroutine[None, None, int]]  # give
 
 
 def soak(*options: str) -> Json:
-    """What each minute held, and how fast it grew after the first third."""
+    """Returns what each minute held, and how fast it grew after the first third."""
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch), *options) as server:
         before = server.held()
         with Watched(server) as watched:

@@ -1,4 +1,5 @@
-"""What a program on handles pays against the core stepped directly, on a real model: the same tokens, turn by turn."""
+"""Measures what a program on handles pays against the core stepped directly, on a real model: the same tokens, turn by
+turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast and how steady is the page? `python -m bench.page`, in headless Chromium on this machine.
+"""Measures how fast and how steady the page is: `python -m bench.page`, in headless Chromium on this machine.
 
 Its size, its first paint, the time from an event's bytes to the screen, frames while answers and trees grow, cut
 connections, the time from Stop to an idle engine, and what Lighthouse says. What needs words that are known is

@@ -1,4 +1,5 @@
-"""What Lighthouse says of the first screen and of a chat. npm fetches it into a folder of its own when it is asked."""
+"""Measures what Lighthouse says of the first screen and of a chat. npm fetches it into a folder of its own when it is
+asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first screen loads, and how soon it is painted."""
+"""Measures what the first screen loads, and how soon it is painted."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ async def cut(engine: Engine, kind: Kind, asked: Sequence[Question]) -> list[Row
 
 
 async def turned(engine: Engine, kind: Kind, asked: Sequence[Question]) -> list[Row]:
-    """What one Wait does to answers that were right, to those that were wrong, and where a checker asks for it.
+    """Returns what one Wait does to answers that were right, to those that were wrong, and where a checker asks for it.
 
     Tells the mechanism from the model: if thinking on finds solutions, and loses others, it is the model that does not
     know which it has.

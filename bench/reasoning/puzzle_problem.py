@@ -68,7 +68,8 @@ class Puzzle:
         return Thought(str(step), state, kept, afresh=True)
 
     def _standing(self, state: Left) -> int:
-        """How many tokens of a state's prompts stand in its branch already: the first state's has the head alone."""
+        """Returns how many tokens of a state's prompts stand in its branch already: the first state's has the head
+        alone."""
         return len(_alike(self.wholes(state)) if state.steps else self.head)
 
     def check(self, state: Left) -> float | None:
@@ -82,14 +83,14 @@ class Puzzle:
 
 
 def _alike(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """What they all begin with."""
+    """Returns what they all begin with."""
     same = [tokens[0] for tokens in zip(*prompts, strict=False) if len(set(tokens)) == 1]
     first = next((at for at, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1), len(same))
     return same[:first]
 
 
 def leads_to(answer: str, numbers: Sequence[int], target: int) -> bool:
-    """Whether the steps of an answer are legal one after the other and end at the target."""
+    """Returns whether the steps of an answer are legal one after the other and end at the target."""
     left = tuple(numbers)
     for line in answer.split("\n"):
         step = puzzle.read_step(line, left)
@@ -100,7 +101,8 @@ def leads_to(answer: str, numbers: Sequence[int], target: int) -> bool:
 
 
 def random_search(numbers: Sequence[int], target: int, states: int, rng: Random) -> bool:
-    """Whether random legal play-outs reach the target while they visit so many states, the first one not counted."""
+    """Returns whether random legal play-outs reach the target while they visit so many states, the first one not
+    counted."""
     visited = 0
     while visited < states:
         left: Numbers = tuple(numbers)

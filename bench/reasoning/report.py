@@ -1,4 +1,4 @@
-"""What was measured of reasoning, as a table and as pictures."""
+"""Writes the measurements of reasoning as a table and as pictures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def rows_of(parts: Parts, name: str) -> list[Row]:
 
 
 def derived(parts: Parts) -> list[Row]:
-    """What sampling and minima do at the tokens of each Wait, and best of n at those of trees, by measured curves."""
+    """Returns what sampling and minima do at the tokens of each Wait, and best of n at those of trees, by measured
+    curves."""
     rows: list[Row] = []
     for kind in ("game24", "arithmetic"):
         thought, samples = rows_of(parts, f"{kind} waits"), rows_of(parts, f"{kind} samples")

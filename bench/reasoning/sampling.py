@@ -79,7 +79,8 @@ def _winner(answers: Sequence[Sample]) -> Sample:
 
 
 def at_tokens(curve: Sequence[Row], tokens: float, name: str) -> Row | None:
-    """What a curve does at a mean of so many tokens: one of the two ways around it, drawn so that the mean is right.
+    """Returns what a curve does at a mean of so many tokens: one of the two ways around it, drawn so that the mean is
+    right.
 
     None beyond the curve's ends; up to a tenth below its first point that one is taken.
     """
@@ -94,6 +95,6 @@ def at_tokens(curve: Sequence[Row], tokens: float, name: str) -> Row | None:
 
 
 def beside(others: Sequence[Row], curve: Sequence[Row], name: str) -> list[Row]:
-    """What a curve does at the tokens of each of the other rows, where it was measured that far."""
+    """Returns what a curve does at the tokens of each of the other rows, where it was measured that far."""
     made = (at_tokens(curve, other.tokens, f"{name} at the tokens of {other.name}") for other in others)
     return [each for each in made if each is not None]

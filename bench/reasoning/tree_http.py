@@ -51,7 +51,7 @@ class Grown:
     prefilled: int = 0  # of these, tokens of prompts
 
     def same(self, other: Grown) -> bool:
-        """Whether the states are the same, found in the same order, and the values as good as."""
+        """Returns whether the states are the same, found in the same order, and the values as good as."""
         return list(self.values) == list(other.values) and all(
             abs(value - other.values[state]) <= NEAR for state, value in self.values.items()
         )

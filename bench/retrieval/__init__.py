@@ -28,7 +28,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured of each."""
+    """The amount that is measured of each."""
 
     sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     answers: int = 150

@@ -1,4 +1,4 @@
-"""How searching grows: whole searches through a library of 10,000, 100,000 and 1,000,000 chunks.
+"""Measures how searching grows: whole searches through a library of 10,000, 100,000 and 1,000,000 chunks.
 
 Its vectors are synthesised from real ones: sums of two that were drawn, with noise, of length 1. Its texts are
 sentences drawn from real ones, so that words keep their frequencies. Everything else is what a user's search goes
@@ -117,7 +117,7 @@ def _measured(library: Library, asked: Sequence[str], grown: Grown) -> Json:
 
 
 def _recall(index: DenseIndex, asked: Vectors, k: int = 10) -> float:
-    """How many of the true `k` nearest are found."""
+    """Returns how many of the true `k` nearest are found."""
     ids, vectors = index.all()
     found, _ = index.search(asked, k)
     shares = []
@@ -129,7 +129,7 @@ def _recall(index: DenseIndex, asked: Vectors, k: int = 10) -> float:
 
 
 def _bytes(index: DenseIndex) -> int:
-    """What the vectors take in memory, with their numbers."""
+    """Returns what the vectors take in memory, with their numbers."""
     import faiss
 
     return len(faiss.serialize_index(index._index))

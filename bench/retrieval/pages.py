@@ -1,4 +1,4 @@
-"""What was measured of retrieval, as tables of docs/retrieval.md and as pictures."""
+"""Writes the measurements of retrieval as tables of docs/retrieval.md and as pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How good retrieval is: each stage on a judged set, what of an answer's text is found, and what evidence is worth.
+"""Measures how good retrieval is: each stage on a judged set, what of an answer's text is found, and what evidence is
+worth.
 
 Sets are read from `PONDER_SHARED` (README of that folder: where they come from). Nothing here chooses a parameter,
 except `thresholds`, which reads paragraphs of our own alone.
@@ -135,7 +136,7 @@ def evidence(
 
 
 def thresholds(embedder: Embedder, work: Path, most: int = 250) -> Json:
-    """How questions on paragraphs of our own score: what `PARTIAL` and `ANSWER` were set by."""
+    """Returns how questions on paragraphs of our own score: what `PARTIAL` and `ANSWER` were set by."""
     rng = Random("thresholds")
     pages = essays.paragraphs(rng, "train")
     texts = [Text(str(n), " ".join(sentence for sentence, *_ in page), "") for n, page in enumerate(pages)]
@@ -153,7 +154,7 @@ def thresholds(embedder: Embedder, work: Path, most: int = 250) -> Json:
 
 
 def auroc(present: NDArray[np.float64], removed: NDArray[np.float64]) -> float:
-    """How often a score of the first kind is above one of the second (ties count half)."""
+    """Returns how often a score of the first kind is above one of the second (ties count half)."""
     above = (present[:, None] > removed[None, :]).mean()
     return float(above + 0.5 * (present[:, None] == removed[None, :]).mean())
 

@@ -1,4 +1,4 @@
-"""How fast retrieval is: ingesting end to end, its floor, parsing PDF, and searches of a small library."""
+"""Measures how fast retrieval is: ingesting end to end, its floor, parsing PDF, and searches of a small library."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What is asked: prompts made of words, with prefixes that some share, in turns with a tool's time between them.
+"""The requests of a load: prompts made of words, with prefixes that some share, in turns with a tool's time between
+them.
 
 A prompt's size is told in words, of which a tokenizer makes about one token each; how many there really were, the
-server's `usage` says. Knows nothing of servers.
-
-When requests come: seconds from the start, drawn from a seed. Knows nothing of what they ask.
+server's `usage` says.
 """
 
 from __future__ import annotations

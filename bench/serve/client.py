@@ -20,7 +20,7 @@ from bench.serve.asks import Ask, Turn
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one turn. Times are seconds since the start of the load."""
+    """The outcome of one turn. Times are seconds since the start of the load."""
 
     kind: str
     turn: int
@@ -64,7 +64,7 @@ class Target:
 
 @dataclass(slots=True)
 class Load:
-    """What one server was sent and what it answered. `late` are the client's own delays, `busy` its share of a core."""
+    """One server's load and its answers. `late` are the client's own delays, `busy` its share of a core."""
 
     target: Target
     outcomes: list[Outcome]

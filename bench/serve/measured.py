@@ -1,4 +1,5 @@
-"""What a load says of a server: percentiles, goodput under an objective, and whether the client was in the way."""
+"""Measures what a load says of a server: percentiles, goodput under an objective, and whether the client was in the
+way."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ MAX_BUSY = 0.8  # of a core
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a request must keep to count as good. None: whatever."""
+    """The objective of a good request. None: any."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -56,7 +57,7 @@ def summary(load: Load, objective: Objective) -> dict[str, Any]:  # Any: JSON
 
 
 def in_the_way(load: Load) -> str:
-    """Why the client's own figures are in doubt; empty where they are not."""
+    """Returns why the client's own figures are in doubt; empty where they are not."""
     late = float(np.percentile(load.late, 99)) if load.late else 0.0
     if late > MAX_LATE_S:
         return f"1 of 100 requests was sent {late * 1000:.0f} ms late: the client is short of time"

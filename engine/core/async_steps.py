@@ -1,18 +1,13 @@
 """Async scheduling: launches a step before the tokens of the one before are known.
 
-Steps on their way through the device: told, run, drawn, taken. Knows nothing of commands or of who is told.
-
-Where a device does what it is told one thing after the other, it is told of a step before the tokens of the one before
-are known here (`follow`): it finds them by itself, and never waits for the host.
-
-What steps take, counted and timed, by a host that may be a step ahead of its device. Knows nothing of what they do.
+Steps on their way through the device: told, run, drawn, taken.
 
 Policies learn from these times. A step that draws nothing gives the host nothing to wait for, so that it would be over
 as soon as the device was told of it, and the next one would seem to take as long as both.
 
 A device that a step is handed to and fetched from later, so that what is to be done meanwhile can be done.
 
-On a CPU that is a thread: the model's operations let other threads run. Knows nothing of steps.
+On a CPU that is a thread: the model's operations let other threads run.
 """
 
 from __future__ import annotations

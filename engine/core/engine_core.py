@@ -84,7 +84,8 @@ class EngineCore:
     # -- commands
 
     def post_with(self, post: Callable[[m.Command], None]) -> None:
-        """How commands from other threads reach `handle`: constraints are compiled, and K/V is copied, in their own."""
+        """Sets how commands from other threads reach `handle`: constraints are compiled, and K/V is copied, in their
+        own."""
         self._post = post
         if self._tiers is not None:
             self._tiers.wake = lambda: post(m.CameUp())
@@ -94,7 +95,7 @@ class EngineCore:
         return self._scheduler.has_work or self._flights.under_way or bool(self._later)
 
     def next_deadline(self) -> float | None:
-        """When the core must wake although nothing runs, by its clock."""
+        """Returns the time, by its clock, at which the core must wake although nothing runs."""
         return min((s.deadline for s in self._deadlines.values() if s.deadline is not None), default=None)
 
     def handle(self, command: m.Command) -> None:
@@ -330,7 +331,7 @@ class EngineCore:
             seq.parent.children.pop(seq.id, None)
 
     def again(self, seq: SequenceState) -> None:
-        """What the sequence drew last means nothing."""
+        """Discards the token that the sequence sampled last."""
         self._scheduler.again(seq)
 
     # -- steps
@@ -370,7 +371,7 @@ class EngineCore:
             self._expire()
 
     def _due(self) -> list[SequenceState]:
-        """What has reached its deadline."""
+        """Returns the jobs that have reached their deadline."""
         if not self._deadlines:
             return []
         now = self._clock()

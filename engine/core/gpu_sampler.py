@@ -1,4 +1,4 @@
-"""What `engine.core.sampler.sample` does on a GPU: all that a step's rows ask for goes there in one copy, and what was
+"""`engine.core.sampler.sample` on a GPU: all that a step's rows ask for goes there in one copy, and what was
 drawn comes back in one.
 
 Between the two nothing waits. Rows, masks and log-probabilities mean what they do there; the numbers that draws depend
@@ -82,7 +82,7 @@ def _mask_nothing(logits: Tensor) -> None:
 
 
 def adjustments(draws: Sequence[RowSampling | None], vocabulary: int) -> tuple[Ints, Ints]:
-    """What `kernels.adjust` takes: entries (n, 2) and starts.
+    """Returns the arguments of `kernels.adjust`: entries (n, 2) and starts.
 
     Raises:
         IndexError: a row names a token that the vocabulary does not have.

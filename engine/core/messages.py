@@ -1,4 +1,4 @@
-"""What passes between an engine's clients and its core: commands in, replies out. Plain data, nothing else.
+"""Messages between an engine's clients and its core: commands in, replies out. Plain data, nothing else.
 
 Either side may live in another thread or another process: no object is shared, and order is kept. Ids are a client's
 own: each begins with the client's number.
@@ -138,8 +138,8 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a constraint compiled to. From the core's own compiler, not from a client. `sequence` has the span that
-    waits for it, None where nothing but a `Compile` does."""
+    """The outcome of compiling a constraint. From the core's own compiler, not from a client. `sequence` has the span
+    that waits for it, None where nothing but a `Compile` does."""
 
     sequence: int | None
     request: int
@@ -164,7 +164,7 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a core that can run says of its model and of itself."""
+    """Describes a core that can run, and its model."""
 
     path: str  # the model's directory
     vocab_size: int
@@ -254,5 +254,5 @@ def first_id(client: int) -> int:
 
 
 def client_of(id: int) -> int:
-    """Whose id it is."""
+    """Returns the client that an id belongs to."""
     return id >> _CLIENT_SHIFT

@@ -1,14 +1,11 @@
 """Turns a step's samples into what each request is sent.
 
-What the logits of a step mean for the jobs that wait for them: scores are read, tokens drawn, spans advanced.
-
 Tokens are taken as soon as they are there, as what may follow depends on them; `tell` makes replies of them and may
-come later. Knows nothing of commands or scheduling: what ends is handed to whoever made it.
+come later.
 
 Log-probabilities of candidate continuations: which children read them, and what they read.
 
-Candidates of one token share one child, as one row of logits decides them all; each longer one has its own. Knows
-nothing of scheduling or replies.
+Candidates of one token share one child, as one row of logits decides them all; each longer one has its own.
 
 Log-probabilities of given tokens in rows of logits: what is asked for about a prompt, and about candidates.
 
@@ -84,7 +81,7 @@ Targets = dict[int, list[tuple[int, int, int]]]  # position -> (candidate, index
 def score_jobs(
     request: int, candidates: Sequence[Sequence[int]], length: int
 ) -> tuple[ScoreRequest, int, list[tuple[Sequence[int], Targets]]]:
-    """What to read after a sequence of `length` tokens.
+    """Returns the jobs that score candidates after a sequence of `length` tokens.
 
     Returns the request, the first position whose logits matter, and each child's tokens to append and targets.
     """
@@ -116,7 +113,7 @@ def read_scores(logits: Tensor, reads: Iterable[tuple[ScoreJob, int, range]]) ->
 
 
 class JobListener(Protocol):
-    """Who hears that a job is over."""
+    """Hears that a job is over."""
 
     def finish(self, seq: SequenceState) -> None:
         """The job is; the sequence stays."""
@@ -127,7 +124,7 @@ class JobListener(Protocol):
         ...
 
     def again(self, seq: SequenceState) -> None:
-        """What was drawn means nothing: its token is drawn again."""
+        """Samples the token again; the one before means nothing."""
         ...
 
 
@@ -147,7 +144,7 @@ class SamplingInFlight:
 
 
 def _reads(job: Job | None) -> bool:
-    """Whether a job wants the logits themselves."""
+    """Returns whether a job wants the logits themselves."""
     return isinstance(job, ScoreJob) or (isinstance(job, SpanJob) and job.reading_prompt)
 
 
@@ -272,7 +269,7 @@ class OutputProcessor:
                 self._ending.finish(seq)
 
     def _end_scores(self, scored: list[tuple[SequenceState, ScoreJob]]) -> None:
-        """What these children had to read is read."""
+        """Ends the scores whose children have read their tokens."""
         for seq, job in scored:
             job.request.open_children -= 1
             self._ending.drop(seq)

@@ -2,10 +2,9 @@
 
 A sequence as the core sees it: tokens, which of them have K/V and where, and the job that runs on it.
 
-Tokens are truth and K/V is a cache of them: `table` and `kv_len` may be dropped at any time and are recomputed. Knows
-nothing of scheduling, tensors or clients.
+Tokens are truth and K/V is a cache of them: `table` and `kv_len` may be dropped at any time and are recomputed.
 
-What can run on a sequence: a span that generates, or a score that reads log-probabilities. Plain state.
+Plain state.
 
 A job says from which position on it wants logits, and whether it goes on after the next token; the scheduler needs to
 know nothing else about it.
@@ -57,15 +56,15 @@ class SpanJob:
         return 0 if self.reading_prompt else length - 1
 
     def goes_on(self) -> bool | None:
-        """Whether the token that is being drawn will not be the last by the span's length; None where what is asked of
-        the one after it depends on it. (Where any token may come, the next one is taken to leave it so.)"""
+        """Returns whether the token that is being drawn will not be the last by the span's length; None where what is
+        asked of the one after it depends on it. (Where any token may come, the next one is taken to leave it so.)"""
         if self.looks_back or not self.open:
             return None
         return self.produced + 1 < self.max_tokens
 
     @property
     def open(self) -> bool:
-        """Whether any token may come next."""
+        """Returns whether any token may come next."""
         return self.modes is None or self.modes.open
 
 

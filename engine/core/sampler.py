@@ -23,12 +23,12 @@ _LIKELIEST = 256
 
 
 def is_greedy(sampling: Sampling) -> bool:
-    """Whether it is the likeliest token that is wanted, whatever came before."""
+    """Returns whether it is the likeliest token that is wanted, whatever came before."""
     return sampling.temperature < GREEDY_BELOW and not looks_back(sampling) and not sampling.logit_bias
 
 
 def looks_back(sampling: Sampling) -> bool:
-    """Whether a draw depends on the tokens before it by more than the model's logits."""
+    """Returns whether a draw depends on the tokens before it by more than the model's logits."""
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
     return penalties != (1.0, 0.0, 0.0)
 

@@ -1,11 +1,4 @@
-"""What a step samples, what came of it, and the random keys of both.
-
-What a sampler is asked of one row, and what it answers.
-
-How forks are numbered, on either side of the border between a core and its clients: draws are keyed by it.
-
-Knows nothing of tensors.
-"""
+"""Sampling requests of a step, their outcome, and the random keys of both."""
 
 from __future__ import annotations
 
@@ -20,7 +13,7 @@ from engine.params import Sampling
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """What the sampler must know of one row. `position` is where the drawn token will stand in its sequence."""
+    """The sampling parameters and state of one row. `position` is where the drawn token will stand in its sequence."""
 
     sampling: Sampling
     seed: int
@@ -63,6 +56,6 @@ def mix64(*values: int) -> int:
 
 
 def children_of(candidates: Sequence[Sequence[int]]) -> int:
-    """How many children `score_jobs` makes: the sequence has forked so many times more."""
+    """Returns how many children `score_jobs` makes: the sequence has forked so many times more."""
     longer = sum(len(candidate) > 1 for candidate in candidates)
     return longer + (longer < len(candidates))

@@ -1,4 +1,4 @@
-"""Which tokens run in the next step. Knows nothing of tensors, text or clients.
+"""Schedules the tokens of the next step. Knows nothing of tensors, text or clients.
 
 One rule: every sequence with a job lets its cursor catch up with its tokens, within the step's token budget. A decode
 is one token behind, a prefill many, a prefix hit fewer, a preempted sequence all of them again.
@@ -28,7 +28,7 @@ MAX_FETCHES = 8  # times that a job waits for blocks to come up, before it compu
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """What only the scheduler can count, since start."""
+    """Counters of the scheduler, since start."""
 
     preemptions: int = 0
     prefix_query_tokens: int = 0
@@ -141,19 +141,19 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something. Blocks that come up from a tier are told by `came_up`."""
+        """Returns whether a step would do something. Blocks that come up from a tier are told by `came_up`."""
         if self._stalled:
             return False
         return bool(self.running) or any(not self._waits(seq) for seq in self.waiting.values())
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing can run before blocks have come up."""
+        """Returns whether nothing can run before blocks have come up."""
         return self._stalled
 
     @property
     def bringing_up(self) -> bool:
-        """Whether somebody waits for blocks."""
+        """Returns whether somebody waits for blocks."""
         return self._tiers is not None and bool(self._tiers.blocks)
 
     def came_up(self) -> None:
@@ -170,7 +170,7 @@ class Scheduler:
         return tables if self._tiers is None else [*tables, self._tiers.blocks]
 
     def fits(self, tokens: int) -> bool:
-        """Whether a sequence of this many tokens could ever run, alone in the pool."""
+        """Returns whether a sequence of this many tokens could ever run, alone in the pool."""
         return -(-tokens // self._size) <= self._pool.total
 
     # -- one step
@@ -227,7 +227,7 @@ class Scheduler:
         return self._step(rows)
 
     def ran(self, step: Step, seconds: float) -> None:
-        """What a step took, its draws included: policies learn from it."""
+        """Reports the time of a step, sampling included: policies learn from it."""
         decodes = sum(row.count == 1 for row in step.rows)
         self._policy.ran(decodes, step.tokens - decodes, seconds)
 
@@ -342,7 +342,8 @@ class Scheduler:
         return row.count
 
     def _make_room(self, seq: SequenceState) -> bool:
-        """Whether the whole of a waiting sequence fits beside the running ones, taking from idle ones if need be."""
+        """Returns whether the whole of a waiting sequence fits beside the running ones, taking from idle ones if need
+        be."""
         if self._config.reserve_tokens is not None:
             reserved = -(-self._config.reserve_tokens // self._size)
             return not self.running or (len(self.running) + 1) * reserved <= self._pool.total

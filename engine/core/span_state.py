@@ -1,4 +1,5 @@
-"""What a drawn token does to a running span: its text, its constraint, the tokens that must follow, the span's end.
+"""The state of a running span, advanced by each sampled token: its text, its constraint, the tokens that must follow,
+the span's end.
 
 Sections of a constrained span are detokenised apart, and the markers between them are no text. Knows nothing of
 scheduling, batches or replies.
@@ -20,7 +21,7 @@ _CONTEXT = 8  # tokens before a section that its first characters may depend on
 
 
 def row_sampling(seq: SequenceState, job: SpanJob, unknown: int = 0) -> RowSampling | None:
-    """How the span's next token is drawn, after so many that are drawn and not known yet; None where it is simply the
+    """Returns how the span's next token is sampled, after so many that are in flight; None where it is simply the
     likeliest."""
     span = job.span
     early = job.produced + unknown < span.min_tokens and (job.modes is None or job.modes.free)
@@ -75,7 +76,7 @@ class SpanState:
         return True
 
     def tell(self, seq: SequenceState, job: SpanJob) -> list[SpanOutput]:
-        """What was taken since the last time, as outputs. The last one has a finish reason if the span is over."""
+        """Returns the outputs since the last time. The last one has a finish reason if the span is over."""
         fresh, job.fresh = job.fresh, []
         token, job.token = job.token, None
         if fresh or token is None:
@@ -173,7 +174,7 @@ class SpanState:
         job.kind = kind
 
     def _end_section(self, job: SpanJob) -> list[SpanOutput]:
-        """What the section before the marker still held back. A stop string there was no whole one."""
+        """Releases the text that the section before the marker held back. A stop string there was no whole one."""
         rest = "" if job.text is None else job.text.finish()[0]
         outputs = [_output(job, (), rest)] if rest else []
         assert job.modes is not None

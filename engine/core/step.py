@@ -1,4 +1,4 @@
-"""What the scheduler hands to the device: rows of tokens, and what must be copied first. Plain data."""
+"""A step for the device: rows of tokens, and what must be copied first. Plain data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def logits(self) -> int:
-        """How many are wanted."""
+        """Returns how many rows of logits are wanted."""
         return max(0, self.end - max(self.start, self.logits_from))
 
 

@@ -1,4 +1,4 @@
-"""What a family file declares. Plain data; knows nothing of any family."""
+"""The declaration of a family of checkpoints. Plain data; knows nothing of any family."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What lies between a handle and the core: where replies arrive, what a handle needs of its engine, and the link that
-carries commands and replies.
+"""The interfaces between a handle and the core: where replies arrive, what a handle needs of its engine, and the link
+that carries commands and replies.
 
 Knows nothing of threads or processes; `engine.Engine` is the one that stands behind it.
 """
@@ -91,7 +91,7 @@ class Link(Protocol):
 
 
 class Listener(Protocol):
-    """Who hears what comes over a link."""
+    """Hears what comes over a link."""
 
     def deliver(self, replies: list[m.Reply]) -> None: ...
 

@@ -1,16 +1,6 @@
 """An engine process as its server sees it: environment, handshake, framed socket.
 
-What it takes to keep a Python process alive and to end with it: when to start another one, and what both sides do.
-
-Knows nothing of what such a process does.
-
-How a core's process and its clients meet: what it is started with, where its socket is, what clients are called.
-
-Knows nothing of either side, so that neither loads what only the other needs.
-
 One client's end of the socket to a core's process: commands out, replies in, on the event loop.
-
-Knows nothing of the process, nor of what happens when it dies.
 """
 
 from __future__ import annotations
@@ -75,7 +65,7 @@ def end_with_parent(stdin: int, before: Callable[[], object] = lambda: None) -> 
 
 
 class CoreStart(msgspec.Struct):
-    """What the process is told first. `assemble` is "module:function"; sockets are files of `directory`."""
+    """The first message to the process. `assemble` is "module:function"; sockets are files of `directory`."""
 
     config: EngineConfig
     assemble: str
@@ -88,7 +78,7 @@ def address(directory: str) -> str:
 
 
 def identity(client: int) -> bytes:
-    """What a client's socket is called."""
+    """Returns the name of a client's socket."""
     return b"client-%d" % client
 
 
@@ -110,7 +100,7 @@ class CoreSocket:
         self._loop.add_reader(self._file, self.receive)
 
     async def loaded(self) -> m.Loaded:
-        """What the core says once it can run.
+        """Returns the core's description, once it can run.
 
         Raises:
             EngineError: why it cannot, or what `fail` was given.
@@ -148,7 +138,7 @@ class CoreSocket:
                 self._loaded.set_result(replies[0])
 
     def close(self) -> None:
-        """What has come is heard first. Idempotent."""
+        """Closes the socket, after hearing what has come. Idempotent."""
         if self._socket.closed:
             return
         self.receive()

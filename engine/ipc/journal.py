@@ -1,4 +1,4 @@
-"""What a fresh core must be told to go on where a dead one was: open sequences, their tokens, what was asked of them.
+"""A journal of open sequences, their tokens and their requests, replayed to a fresh core after a crash.
 
 It hears every command that is sent and every reply that comes, and holds what they amount to. Tokens are truth, so that
 is all there is to know, but for what they were computed with: K/V is computed again, and only numerics that are batch-
@@ -57,7 +57,7 @@ class Journal:
 
     @property
     def waiting(self) -> bool:
-        """Whether an answer is owed."""
+        """Returns whether an answer is owed."""
         return bool(self._owners or self._asked)
 
     def __len__(self) -> int:

@@ -3,11 +3,11 @@
 Keeps a core's process alive: one that dies or hangs is started again, and what ran goes on where it was.
 
 Restarts wait longer each time, and end when there are too many in a short while: then whatever is wrong will not go
-away by itself. Knows nothing of sockets.
+away by itself.
 
 One life of a core's process, seen from outside: started, spoken to over a socket, and found dead when it is.
 
-Sockets lie in a directory that only this user can enter. Knows nothing of what is said, nor of starting it again.
+Sockets lie in a directory that only this user can enter.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CoreProcess:
         return self._process.pid
 
     async def loaded(self) -> m.Loaded:
-        """What the core says once it can run.
+        """Returns the core's description, once it can run.
 
         Raises:
             EngineError: why it cannot; `EngineStopped` when the process ended without a word.
@@ -152,7 +152,7 @@ class SupervisedLink:
 
     @property
     def place(self) -> str | None:
-        """Where the sockets of a core lie that runs."""
+        """Returns the directory of a running core's sockets."""
         return self._process.directory if self._state == "running" else None
 
     @property

@@ -30,7 +30,7 @@ _TARGET = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a compiled kernel takes: registers of a thread, bytes of shared memory, bytes spilled to memory."""
+    """The resources of a compiled kernel: registers of a thread, bytes of shared memory, bytes spilled to memory."""
 
     name: str
     capability: int
@@ -42,7 +42,7 @@ class Used:
 
     @property
     def fits(self) -> bool:
-        """Whether a multiprocessor can run it at all."""
+        """Returns whether a multiprocessor can run it at all."""
         within = self.shared <= SHARED_LIMIT[self.capability] and self.registers * 32 * self.warps <= REGISTERS
         return not self.error and within
 

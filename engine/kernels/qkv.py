@@ -1,4 +1,4 @@
-"""What comes between the projection of queries, keys and values and attention, in one pass: norms of heads, rotation,
+"""Fuses the steps between the QKV projection and attention in one pass: norms of heads, rotation,
 and the new keys and values written to the paged cache, in 8 bits where it keeps them so.
 
 Components that rotate together are neighbours (see `engine.model.layers.interleave`).

@@ -125,7 +125,7 @@ def dequantize(
 
 
 def packing(quantization: Literal["int8", "int4"], *, invariant: bool = False) -> Packing:
-    """How a decoder's weights are laid out for `linear`: 8 bits with a scale a row, or 4 with one for `GROUP` columns.
+    """Returns a decoder's weight layout for `linear`: 8 bits with a scale a row, or 4 with one for `GROUP` columns.
 
     Logits come from 8 bits in either: an error there is in every logit at once and no later layer evens it out, and
     the matrix is a small part of a large model (7% of Llama 3 8B). `invariant`: see `linear`.

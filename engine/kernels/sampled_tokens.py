@@ -6,8 +6,8 @@ from torch import Tensor
 
 
 def fill_sampled(token_ids: Tensor, drawn: Tensor) -> None:
-    """Where `token_ids` (n,) is -1 - i, put `drawn[i]`, in place. Of any types of integers, both on one device, closely
-    packed. What is not negative stays.
+    """Replaces -1 - i in `token_ids` (n,) with `drawn[i]`, in place. Of any types of integers, both on one device,
+    closely packed. What is not negative stays.
     """
     (fill_sampled_triton if token_ids.is_cuda else fill_sampled_torch)(token_ids, drawn)
 

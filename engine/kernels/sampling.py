@@ -137,7 +137,7 @@ def draw_torch(logits: Tensor, parameters: Tensor) -> Tensor:
 
 
 def kept_torch(row: Tensor, words: Tensor) -> Tensor:
-    """Which tokens of one row of fp32 logits the filters leave, (vocabulary,) bool. See `draw`."""
+    """Returns the tokens of one row of fp32 logits that the filters leave, (vocabulary,) bool. See `draw`."""
     scale, _, top_p, reach = words[:4].view(torch.float32).tolist()
     top_k = int(words[1])
     ordered, ids = row.sort(descending=True, stable=True)

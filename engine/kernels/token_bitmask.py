@@ -40,8 +40,8 @@ def apply_token_bitmask_torch(logits: Tensor, bits: Tensor, rows: Tensor) -> Non
 
 
 def _forbid_numpy(logits: NDArray[np.float32], bits: NDArray[np.int32], rows: list[int]) -> None:
-    """Where few tokens are allowed, as within a key, their logits alone are read; where a mask comes again that forbids
-    few, as within a string, the forbidden ones alone are written."""
+    """Reads the logits of the allowed tokens alone where they are few, as within a key; where a mask comes again that
+    forbids few, as within a string, the forbidden ones alone are written."""
     for row, packed in zip(rows, bits, strict=True):
         some = np.flatnonzero(packed)
         if len(some) <= _FEW_WORDS:
@@ -77,7 +77,7 @@ _LIMITS = np.where(_BYTES == 1, np.inf, -np.inf).astype(np.float32)  # (256, 8)
 
 
 class _Scratch(threading.local):
-    """What one thread keeps from mask to mask."""
+    """Buffers that one thread keeps from mask to mask."""
 
     def __init__(self) -> None:
         self.limits: NDArray[np.float32] = np.empty((0, 8), dtype=np.float32)

@@ -30,7 +30,7 @@ SHARED_KEYS = 256  # that a prefix must save, over all rows that share it, to be
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How pieces are cut for one device and model.
+    """Limits by which pieces are cut for one device and model.
 
     `group_heads` query heads share a K/V head; `large_tile` is how many rows (queries times those heads) a large piece
     has. `pieces` is how many keep the device busy. With `fixed_keys`, pieces are cut after so many keys whatever else

@@ -1,1 +1,1 @@
-"""Where keys and values lie: the pool's blocks, which prefix each of them holds, and what is worth keeping."""
+"""The paged K/V cache: a pool of blocks, the prefix that each holds, eviction, and offload to host memory and disk."""

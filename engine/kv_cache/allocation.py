@@ -2,14 +2,10 @@
 
 Gives a sequence blocks to write to. Knows the pool and one sequence; nothing of who else wants blocks.
 
-Whose K/V will be missed least, of sequences that do not run. Knows the pool; takes nothing from anybody.
-
-How long a sequence that waits for something keeps its K/V: learnt from how long that took before.
-
 A lease ends where nearly all waits for the same thing were over. Holding longer would keep memory from others for the
-few that take for ever; what waits for such a thing is given up at once. Knows nothing of blocks or tools.
+few that take for ever; what waits for such a thing is given up at once.
 
-Copy or compute: which blocks of a sequence are worth bringing up from the tiers. Knows nothing of who runs when.
+Copy or compute: which blocks of a sequence are worth bringing up from the tiers.
 """
 
 from __future__ import annotations
@@ -78,7 +74,7 @@ def reclaim_victim(
 
 
 def _missed(seq: SequenceState, now: float) -> tuple[int, float]:
-    """How much an idle sequence would miss its K/V: less than another that has more."""
+    """Returns how much an idle sequence would miss its K/V: less than another that has more."""
     if seq.hold_until > now:
         return 2, -seq.hold_until
     return int(seq.held_at is None), seq.used_at

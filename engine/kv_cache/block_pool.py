@@ -22,7 +22,7 @@ class OutOfBlocks(Exception):
 
 
 def root_digest(secret: bytes, model: str, adapter: str, tenant: str) -> bytes:
-    """Where a chain of block digests starts. The secret keys it, so one tenant cannot forge another's prefix."""
+    """Returns the root of a chain of block digests. The secret keys it, so one tenant cannot forge another's prefix."""
     digest = hashlib.blake2b(key=secret, digest_size=16)
     for part in (model, adapter, tenant):
         data = part.encode()
@@ -37,7 +37,7 @@ def chain_digest(previous: bytes, tokens: Sequence[int]) -> bytes:
 
 @dataclass(slots=True)
 class Content:
-    """What a block holds that can be found. `root` is where its chain starts, and so says whose it is."""
+    """A block's findable content. `root` is where its chain starts, and so tells its tenant."""
 
     digest: bytes
     root: bytes = b""
@@ -154,7 +154,7 @@ class BlockPool:
         self._forget(block)
 
     def _forget(self, block: int) -> Content | None:
-        """What the block held can no longer be found; what that was."""
+        """Makes the block's content unfindable, and returns it."""
         content, self._content[block] = self._content[block], None
         if content is not None:
             del self._index[content.digest]
@@ -175,7 +175,7 @@ class BlockPool:
         return list(evicted.values())
 
     def was_evicted(self, digest: bytes) -> bool:
-        """Whether the block was, since `take_evicted`."""
+        """Returns whether the block was, since `take_evicted`."""
         return digest in self._evicted
 
     def contents(self) -> list[tuple[int, Content]]:

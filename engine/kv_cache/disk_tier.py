@@ -137,7 +137,7 @@ class DiskTier:
         return payload_of(memoryview(buffer)[:count], self._layout, digest, self._nbytes)
 
     def remove(self, digest: bytes, root: bytes) -> None:
-        """Whether it is there or not."""
+        """Removes it, if it is there."""
         with contextlib.suppress(OSError):
             self._path(digest, root).unlink()
 
@@ -149,5 +149,5 @@ class DiskTier:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether there is no room, and not something that is wrong with one file."""
+    """Returns whether there is no room, and not something that is wrong with one file."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,13 +1,9 @@
 """The eviction policy: scores blocks by what recomputing them would cost.
 
-Which of the blocks that nobody holds is worth least. Knows digests and groups, and nothing of where blocks lie.
-
-A block is worth the time of its last use, in blocks given up so far. One that was used again, while it was kept or
-not long after it was given up, is worth as much as one used a whole capacity later; a class of priority is worth half a
+A block is worth the time of its last use, in blocks given up so far. One that was used again, while it was kept or not
+long after it was given up, is worth as much as one used a whole capacity later; a class of priority is worth half a
 capacity. So what is used once goes before what comes back, and whatever is not used any more goes in the end.
 docs/performance.md has how this and others compare with the clairvoyant order (Belady 1966).
-
-How long it takes to bring a block up from a tier, learnt from those that were. Knows nothing of blocks or tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ class EvictionOrder:
         return key in self._kept
 
     def knew(self, key: bytes) -> bool:
-        """Whether the key was given up not long ago."""
+        """Returns whether the key was given up not long ago."""
         return key in self._remembered
 
     def put(self, key: bytes, *, group: bytes = b"", reused: bool = False, priority: int = 0) -> None:

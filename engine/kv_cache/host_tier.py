@@ -3,7 +3,6 @@
 Blocks in memory outside of the pool: which row holds which, and which row may be taken for another.
 
 A row is *free*, *dirty* (no file holds it), *clean* (a file does), or *busy* while something is copied to or from it.
-Knows nothing of files; the rows themselves are `data`, bytes.
 
 Host memory that a GPU copies to and from by itself, of as many bytes as are asked for.
 

@@ -1,7 +1,5 @@
 """Offloads evicted blocks to host memory and disk, and loads them back.
 
-What lies below the pool: blocks go down to host memory and disk when they are evicted, and come up when found.
-
 All of it is decided in the core's thread. What was evicted is copied to host memory by the device, before the step that
 overwrites it (`saves`, then `ran`); files and copies back to the pool are the worker's, whose results `collect` takes
 in. A block on its way up belongs to the pool already, and can be found there once it has come: a sequence that wants it
@@ -125,7 +123,7 @@ class OffloadTiers:
         return "disk" if digest in self._files else None
 
     def knows(self, digest: bytes) -> bool:
-        """Whether the block is anywhere, the pool included, or will be."""
+        """Returns whether the block is anywhere, the pool included, or will be."""
         return (
             digest in self._coming
             or digest in self._files

@@ -34,7 +34,7 @@ def encode(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
 
 
 def plain(codes: Tensor) -> Tensor:
-    """What codes stand for before they are scaled: as they are, or float32 of what are e4m3's bits."""
+    """Returns the codes' values before they are scaled: as they are, or float32 of what are e4m3's bits."""
     return codes.view(torch.float8_e4m3fn).float() if codes.dtype == torch.uint8 else codes
 
 
@@ -70,7 +70,7 @@ class QuantizedLayer:
 
 
 class QuantizedCache:
-    """What `KVCache` is, in 8 bits. `like` has the shape of a layer and the dtype that is computed in."""
+    """`KVCache` in 8 bits. `like` has the shape of a layer and the dtype that is computed in."""
 
     in_place = False
 
@@ -98,7 +98,7 @@ class QuantizedCache:
 
     @property
     def block_shape(self) -> tuple[object, ...]:
-        """What tells how `read_block`'s rows are laid out."""
+        """Returns the layout of `read_block`'s rows."""
         return (self._coding, "float32", *self._codes[:, :, 0].shape)
 
     @property

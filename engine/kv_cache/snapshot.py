@@ -3,14 +3,14 @@
 A sequence as bytes, to go on with in another engine of the same model: its tokens, and where its draws are.
 
 K/V is not in it: that is in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another
-model are refused as a whole: tokens must be right. Knows nothing of files or engines. msgspec is imported where it is
-used: whoever takes no snapshots runs without it.
+model are refused as a whole: tokens must be right. msgspec is imported where it is used: whoever takes no snapshots
+runs without it.
 
 A block's keys and values as bytes that can be kept anywhere, and that say what they are.
 
 An image is a header and the payload: the K/V of all layers as the pool has it. The header names the payload's layout
 (the model, its dtype and shapes, by fingerprint), the block by its digest, and a checksum. Whatever does not fit is
-refused: K/V is a cache, so the tokens are computed again. Knows nothing of files or devices.
+refused: K/V is a cache, so the tokens are computed again.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class BadImage(Exception):
 
 
 def header(layout: bytes, digest: bytes, payload: Bytes) -> bytes:
-    """What stands before a payload. `layout` and `digest` have 16 bytes."""
+    """Returns the header of a payload. `layout` and `digest` have 16 bytes."""
     return _HEADER_IMAGE.pack(IMAGE_MAGIC, VERSION, layout, digest, zlib.crc32(payload), memoryview(payload).nbytes)
 
 

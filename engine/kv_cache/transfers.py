@@ -42,14 +42,14 @@ class BlockStore(Protocol):
         ...
 
     def queued(self) -> Callable[[], None]:
-        """What waits, in any thread, for all that the device has been told by now, `save` included: `at_once` where it
-        does what it is told. Called in the thread that steps.
+        """Returns a wait, for any thread, until the device has done what was queued by now, `save` included: `at_once`
+        where it does what it is told. Called in the thread that steps.
         """
         ...
 
 
 def at_once() -> None:
-    """What there is to wait for where nothing is queued."""
+    """Waits for nothing: the copy is done at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ _END = 1
 
 
 class Worker(Protocol):
-    """Who runs jobs in another thread, those that are wanted soon first, else in order."""
+    """Runs jobs in another thread, those that are wanted soon first, else in order."""
 
     def submit(self, urgency: int, job: Callable[[], None]) -> None: ...
 

@@ -71,7 +71,7 @@ class _Group:
 
 
 class AttentionPlan:
-    """How one step's rows are grouped, for every window size that the model's layers use.
+    """The grouping of one step's rows, for every window size that the model's layers use.
 
     `kv` is where the layers' keys and values are; `group_heads` is query heads per K/V head. `maskless` is False where
     every group needs an explicit mask (softcapped scores).
@@ -325,7 +325,7 @@ def reference(
     scale: float,
     softcap: float | None = None,
 ) -> Tensor:
-    """What `paged` computes, one token and one head at a time, in float32; the same arguments and result."""
+    """Computes `paged` one token and one head at a time, in float32; the same arguments and result."""
     batch, (kv_heads, width) = plan.batch, cache.shape[3:]
     out = torch.zeros_like(query)
     shared = query.shape[1] // kv_heads

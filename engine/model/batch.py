@@ -1,4 +1,4 @@
-"""What one step hands to the model. Plain tensors; knows nothing of requests.
+"""The model's input of one step. Plain tensors; knows nothing of requests.
 
 Rows are ragged: every sequence's query tokens are laid end to end, `query_starts` says where each begins. A decode row
 has one query token, a prefill row has a chunk of them; nothing else distinguishes the two.
@@ -67,7 +67,7 @@ class KVCache:
 
     @property
     def block_shape(self) -> tuple[object, ...]:
-        """What tells how `read_block`'s rows are laid out."""
+        """Returns the layout of `read_block`'s rows."""
         return (self.data.dtype, *self.data[:, :, 0].shape)
 
     def layers(self) -> list[Tensor]:

@@ -98,12 +98,12 @@ class Decoder:
 
     @property
     def tiled(self) -> bool:
-        """Whether the CPU's own kernels run it: a token's bits then depend on its sequence alone."""
+        """Returns whether the CPU's own kernels run it: a token's bits then depend on its sequence alone."""
         return self._cpu is not None
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the Triton kernels run it, and `forward_step` may be called."""
+        """Returns whether the Triton kernels run it, and `forward_step` may be called."""
         return self._gpu is not None
 
     @torch.inference_mode()

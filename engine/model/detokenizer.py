@@ -7,8 +7,7 @@ unfinished character, whatever its length; nothing is ever decoded twice.
 
 The text of a span: tokens become characters, and stop strings are found before anyone sees them.
 
-Text that may be the beginning of a stop string is held back until the next tokens decide it. Knows nothing of
-sequences or sampling.
+Text that may be the beginning of a stop string is held back until the next tokens decide it.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import Protocol
 
 
 class TokenBytes(Protocol):
-    """What a detokeniser needs of a tokenizer."""
+    """The part of a tokenizer that a detokeniser needs."""
 
     @property
     def strips_first_space(self) -> bool:
-        """Whether text begins without the space that its first token carries (SentencePiece)."""
+        """Returns whether text begins without the space that its first token carries (SentencePiece)."""
 
     def visible_bytes(self, id: int, skip_special: bool) -> bytes:
         """The bytes of a token in running text; empty for a special token to be skipped."""
@@ -57,7 +56,8 @@ class Detokenizer:
         return self._begin(text)
 
     def flush(self) -> str:
-        """What is left of an unfinished character, as U+FFFD; the detokeniser then starts afresh within the text."""
+        """Returns the rest of an unfinished character, as U+FFFD; the detokeniser then starts afresh within the
+        text."""
         self._partial = False
         return self._begin(self._utf8.decode(b"", final=True))
 
@@ -106,7 +106,7 @@ class StopMatcher:
         return shown, None
 
     def release(self) -> str:
-        """What is still held back, when nothing more will come."""
+        """Returns the text still held back, when nothing more will come."""
         held, self._held = self._held, ""
         return held
 

@@ -25,7 +25,7 @@ _ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads lik
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """What a model reads of one step. All int32: `token_ids`, `positions`, `slots` (tokens,) as in `Batch`,
+    """The model's input of one step on a GPU. All int32: `token_ids`, `positions`, `slots` (tokens,) as in `Batch`,
     `logits_at` the tokens whose logits are wanted, `pieces` the attention for each window of the model's layers."""
 
     token_ids: Tensor
@@ -37,7 +37,7 @@ class DeviceStep:
 
 @dataclass(frozen=True, slots=True)
 class WorkRoom:
-    """How many of each a window's work may have: pieces of both sizes, listed queries, merged ones, and parts."""
+    """Capacities of a window's work: pieces of both sizes, listed queries, merged ones, and parts."""
 
     small: int
     large: int
@@ -54,7 +54,7 @@ class WorkRoom:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much of each a step may have."""
+    """Capacities of a step."""
 
     tokens: int
     logits: int
@@ -64,7 +64,8 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What packing must know of a model: the windows of its layers, what a part of attention takes, how it is cut."""
+    """The facts of a model that packing needs: the windows of its layers, what a part of attention takes, how it is
+    cut."""
 
     windows: tuple[int | None, ...]
     heads: int
@@ -130,7 +131,7 @@ class Parts:
 
 
 class Packed:
-    """Where each part lies, for one room."""
+    """Offsets of each part, for one room."""
 
     def __init__(self, room: Room) -> None:
         self.room = room

@@ -33,7 +33,7 @@ MAX_GROUPED = 64  # rows of attention's tile where heads are wide
 
 
 def chosen(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kernels: KernelName) -> bool:
-    """Whether these layers run the model: by themselves on CUDA, where they can, or because they are asked for.
+    """Returns whether these layers run the model: by themselves on CUDA, where they can, or because they are asked for.
 
     Raises:
         InvalidParameter: they are asked for and cannot.
@@ -49,7 +49,7 @@ def chosen(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kernels: K
 
 
 def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """What keeps the kernels from running a model, if anything does."""
+    """Returns why the kernels cannot run a model, if they cannot."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if device.type != "cuda" and not _interpreted():
@@ -64,7 +64,7 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _unlaunchable() -> str:
-    """Why Triton launches nothing here, if it does not: it builds what launches with a C compiler."""
+    """Returns why Triton launches nothing here, if it does not: it builds what launches with a C compiler."""
     from triton.runtime import driver
 
     try:
@@ -141,7 +141,7 @@ class GpuLayers:
         cache: Tensor | QuantizedLayer,
         rotations: Mapping[Rope, Tensor],
     ) -> Tensor:
-        """What a layer's attention makes of its queries, keys and values: (tokens, heads * head_dim)."""
+        """Returns a layer's attention over its queries, keys and values: (tokens, heads * head_dim)."""
         spec = self._spec
         queries = self._place(
             joined,

@@ -44,8 +44,9 @@ def graph_sizes(most: int) -> tuple[int, ...]:
 
 
 def decode_shapes(rows: int, windows: Sequence[int | None], limits: Limits, max_blocks: int) -> list[Room]:
-    """What `rows` decodes may take, the least first: what they need by themselves; then, as pieces that are not there
-    cost a launch too, with as much for shared prefixes as is worth a graph. What needs more is run without one."""
+    """Returns the shapes of `rows` decodes, the least first: what they need by themselves; then, as pieces that are not
+    there cost a launch too, with as much for shared prefixes as is worth a graph. What needs more is run without
+    one."""
     if limits.fixed_keys is not None:
         works = [WorkRoom(0, 4 * rows + limits.pieces, rows, rows, 4 * rows + limits.pieces)]
     else:

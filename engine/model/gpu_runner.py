@@ -2,13 +2,10 @@
 
 Runs steps of a decoder on its Triton kernels: decodes from CUDA graphs, all else eagerly.
 
-What a step is made of is packed on the host, copied once, and nothing here waits for the device: the logits that `run`
-returns are being computed.
-
 A computation recorded once and replayed: on CUDA as a graph, so that a step costs one launch and not hundreds.
 
-Knows nothing of models. Whatever the computation reads must lie where it lay when it was recorded, and its result is
-overwritten by the next replay.
+Whatever the computation reads must lie where it lay when it was recorded, and its result is overwritten by the next
+replay.
 
 Host memory from which steps are copied to a device: one is written while the other travels.
 """

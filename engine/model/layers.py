@@ -2,15 +2,11 @@
 
 The parts of a decoder layer, packed for running, and how they are read from a checkpoint.
 
-Knows the names and shapes of weights, nothing of batches or attention. The idea: what belongs together is joined at
-load (queries, keys and values; gate and up), and every rearrangement that the forward pass would repeat is done here
-once.
-
 Rotary position embeddings: the frequencies of every kind, and the rotation itself.
 
-Knows nothing of layers or checkpoints. The idea: pairs that rotate together are made adjacent when the weights are
-loaded (`interleave`), so a rotation is one complex product in place, and a head that rotates only in part is the same
-product with angle zero in its last pairs. Attention scores do not change when queries and keys are permuted alike.
+The idea: pairs that rotate together are made adjacent when the weights are loaded (`interleave`), so a rotation is one
+complex product in place, and a head that rotates only in part is the same product with angle zero in its last pairs.
+Attention scores do not change when queries and keys are permuted alike.
 """
 
 from __future__ import annotations

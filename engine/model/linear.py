@@ -23,7 +23,7 @@ Pack = Callable[[Tensor, Tensor | None], Linear]  # from weight (out, in) and bi
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a model's weights are laid out: `gated` packs gate and up, one below the other, `head` the
+    """The layout of a model's weights: `gated` packs gate and up, one below the other, `head` the
     weights of the logits where they differ, `plain` all else."""
 
     plain: Pack
@@ -38,7 +38,7 @@ PREPACK_FROM = 1 << 21
 
 @cache
 def native_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (AMX or AVX512-BF16) and torch can use it."""
+    """Returns whether this CPU multiplies bfloat16 in hardware (AMX or AVX512-BF16) and torch can use it."""
     return torch.backends.mkldnn.is_available() and bool(
         torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     )
@@ -81,7 +81,8 @@ def _transposed(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def _prepackable(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies packed weights of this type on this CPU; it refuses float16 without AVX512-FP16."""
+    """Returns whether oneDNN multiplies packed weights of this type on this CPU; it refuses float16 without
+    AVX512-FP16."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.float16:

@@ -166,7 +166,7 @@ class Weights:
         return self._file_of.keys()
 
     def parameters(self) -> int:
-        """How many numbers all tensors have together."""
+        """Returns how many numbers all tensors have together."""
         slices = (self._files[file].get_slice(name) for name, file in self._file_of.items())
         return sum(math.prod(each.get_shape()) for each in slices)
 

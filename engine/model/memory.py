@@ -1,4 +1,4 @@
-"""How much memory weights and K/V pools take, and how one device's is divided among the engines that share it.
+"""Estimates the memory of weights and K/V pools, and divides a device's among the engines that share it.
 
 Everything is told from files and configurations, before any tensor is made. Knows nothing of how the memory is used.
 """
@@ -53,7 +53,7 @@ def useful_blocks(config: EngineConfig, max_model_len: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What the device has left, now."""
+    """Returns the bytes that the device has left, now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
@@ -87,7 +87,7 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one model takes of a device's memory: bytes of its weights and of a K/V block, and useful blocks."""
+    """The memory that one model takes of a device: bytes of its weights and of a K/V block, and useful blocks."""
 
     weights: int
     block: int

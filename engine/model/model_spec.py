@@ -39,7 +39,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the decoder computes. `windows` and `ropes` have one entry per layer.
+    """The architecture that the decoder computes. `windows` and `ropes` have one entry per layer.
 
     A window of w lets position p attend to p-w+1..p; None is the whole context. A rope of None leaves queries and keys
     without positions. `pre_norm` normalises the input of attention and MLP, `post_norm` their output before the
@@ -82,7 +82,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """Where a checkpoint keeps the weights: Llama's names unless the family differs.
+    """The names of the weights in a checkpoint: Llama's names unless the family differs.
 
     `qkv` and `gate_up` name either the separate projections, which are joined at load, or the one already joined.
     """

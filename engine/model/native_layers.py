@@ -27,7 +27,7 @@ _GATED = {"silu": 3, "gelu": 4, "gelu_tanh": 5}  # Output in linear.h
 
 
 def suits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernels run this model, here."""
+    """Returns whether the kernels run this model, here."""
     return (
         _whole(spec)
         and dtype == torch.bfloat16
@@ -38,7 +38,7 @@ def suits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def refusal(quantization: QuantizationName, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """Why quantised weights are refused on a CPU, and what would be accepted."""
+    """Returns why quantised weights are refused on a CPU, and what would be accepted."""
     if quantization != "int8":
         why = f"{quantization} weights are for CUDA devices"
     elif kernels.unavailable():

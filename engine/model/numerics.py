@@ -31,7 +31,7 @@ class Numerics:
     batch_invariant: bool
 
     def differences(self, before: Numerics) -> list[str]:
-        """What is otherwise than `before`, each as a few words."""
+        """Returns the differences from `before`, each as a few words."""
         pairs = ((each.name, getattr(before, each.name), getattr(self, each.name)) for each in fields(self))
         return [f"{name} was {was}, is {now}" for name, was, now in pairs if was != now]
 
@@ -41,7 +41,7 @@ class Numerics:
 
     @classmethod
     def restored(cls, recorded: Mapping[str, Any]) -> Numerics:
-        """What `recorded` gave. Any: JSON.
+        """Restores what `recorded` gave. Any: JSON.
 
         Raises:
             ValueError: it is something else.

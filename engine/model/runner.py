@@ -1,19 +1,19 @@
 """Runs the model's forward pass over a step.
 
-Runs one step on the device: rows become a ragged batch, the model gives logits. Knows nothing of jobs or text.
+Runs one step on the device: rows become a ragged batch, the model gives logits.
 
 `Runner` is the protocol that the core depends on; tests put a fake behind it.
 
 Blocks on their way from a GPU to host memory: gathered by one launch, then copied while the model computes.
 
 A gather runs at the speed of the GPU's memory and in the order of the steps, so that a block may be overwritten right
-after it. What takes long, the way to the host, is on a stream of its own. Knows nothing of tiers.
+after it. What takes long, the way to the host, is on a stream of its own.
 
 One sequence and 16 positions at a time: the same arithmetic for a token whatever else is in its step.
 
 For kernels whose sums depend on how many rows they are given, as torch's do: here every call of a model has the shapes
 that its positions alone decide, with tokens that nobody asked for in the gaps. Slow: a step costs as many passes as it
-touches tiles. Knows nothing of what a decoder computes.
+touches tiles.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Saving:
         self._saved.synchronize()
 
     def queued(self) -> Callable[[], None]:
-        """What waits, in any thread, for all that the current stream and this one have been given by now."""
+        """Returns a wait, for any thread, until the current stream and this one have done what was queued by now."""
         self._stream.wait_stream(torch.cuda.current_stream(self._cache[0].device))
         done = torch.cuda.Event(blocking=True)  # a step may take long, and whoever waits for one need not spin
         done.record(self._stream)
@@ -93,7 +93,7 @@ TILE = 16  # positions; tile t of a sequence holds positions 16 t to 16 t + 15
 def tilewise(
     forward: Callable[[Batch, KVCache | QuantizedCache], Tensor], batch: Batch, kv: KVCache | QuantizedCache
 ) -> Tensor:
-    """What `forward` returns for `batch`, with K/V written alike: (len(logits_at), vocab)."""
+    """Returns `forward`'s logits of `batch`, with K/V written alike: (len(logits_at), vocab)."""
     wanted = set(batch.logits_at.tolist())
     found: dict[int, Tensor] = {}  # token of the batch -> its logits
     for row, context in enumerate(batch.context_lens):
@@ -132,7 +132,7 @@ def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: 
 
 
 class Runner(Protocol):
-    """What the core needs of a device. One that `queues` returns from `run` before the logits are computed."""
+    """The interface of a device to the core. One that `queues` returns from `run` before the logits are computed."""
 
     vocab_size: int
     queues: bool

@@ -145,7 +145,7 @@ class Tokenizer:
         return self._token_bytes(id).decode("utf-8", errors="replace")
 
     def is_special(self, id: int) -> bool:
-        """Whether `decode` skips it."""
+        """Returns whether `decode` skips it."""
         return id in self._special
 
     def visible_bytes(self, id: int, skip_special: bool) -> bytes:
@@ -428,7 +428,7 @@ def _templates(source: object, tokens: Mapping[str, str]) -> dict[str, ChatTempl
 
 
 class _ByteReader:
-    """What bytes a vocabulary entry stands for, read from the tokenizer's decoder description (JSON).
+    """Decodes a vocabulary entry to its bytes, as read from the tokenizer's decoder description (JSON).
 
     Byte-level vocabularies write bytes as printable characters (GPT-2's table); SentencePiece ones write a space as
     U+2581 and rare bytes as `<0x0A>`.

@@ -3,11 +3,7 @@
 The masks of one step: a row of bits for every constrained sequence, filled on threads while the model runs.
 
 `start` begins to fill, `apply` waits and forbids. A row whose mode allows everything takes no part. The bits are packed
-32 to a word because the copy to the device is what costs there. Knows nothing of sequences or of what the bits mean.
-
-Which rows of a step are constrained: their masks are begun before the model runs and applied after it.
-
-Knows rows and jobs on one side and masks on the other; nothing of scheduling or sampling.
+32 to a word because the copy to the device is what costs there.
 """
 
 from __future__ import annotations
@@ -96,7 +92,7 @@ def _fill(rows: np.ndarray, modes: Sequence[ModeMachine]) -> list[Filled]:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What the core needs for constrained spans."""
+    """The constraint services of a core: masks and compiler."""
 
     compiler: Compiler
     masks: Masks
@@ -123,7 +119,8 @@ class Masking:
     def apply_mask(
         self, jobs: Sequence[SpanJob], failed: dict[int, ConstraintFailed]
     ) -> Callable[[Tensor], None] | None:
-        """What forbids tokens in logits with a row for each of `jobs`, noting the rows that failed; None if nothing."""
+        """Returns the function that masks logits with a row for each of `jobs`, noting the rows that failed; None if
+        none is needed."""
         if not self._modes:
             return None
         assert self._masks is not None

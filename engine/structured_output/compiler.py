@@ -45,7 +45,7 @@ class CompilerStats:
 
 @dataclass(slots=True)
 class _Made:
-    """What was made, with its key: finding that again by identity compares no constraints."""
+    """A compiled constraint with its key: finding that again by identity compares no constraints."""
 
     key: Key
     compiled: Compiled

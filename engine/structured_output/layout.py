@@ -1,4 +1,4 @@
-"""Where in an answer a constrained body stands, told by single control tokens. Plain data.
+"""The layout of an answer: where constrained bodies stand in it, marked by single control tokens. Plain data.
 
 The mode machine (modes.py) reads it; a tool parser or a response format writes it.
 """
@@ -55,7 +55,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Constrained:
-    """What a span may write: a layout, and what its bodies are held to."""
+    """A constrained span: a layout, and the constraint of its bodies."""
 
     body: Constraint
     layout: Layout = Layout()

@@ -9,11 +9,11 @@ also forbid tokens that it then accepts, wherever the text is forced: forced run
 
 Constraints written in llguidance's dialect of Lark, and what it says of them in a person's words.
 
-Everything that can be told before a grammar is compiled is told here, by name. Knows nothing of tokens.
+Everything that can be told before a grammar is compiled is told here, by name.
 
 Constraints that a finite automaton can hold, as one regular expression.
 
-Knows nothing of tokens or automata. The expression is in the syntax of Rust's `regex` crate, which llguidance reads.
+The expression is in the syntax of Rust's `regex` crate, which llguidance reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the engine needs of a constraint: a matcher that says which tokens may come next, and a compiler of matchers.
+"""The interface of a constraint: a matcher that says which tokens may come next, and a compiler of matchers.
 
 A matcher starts before the first token. What it has accepted can be taken back token by token, the end included, so
 drafts, forks and preemption need nothing special. Knows nothing of any one backend.
@@ -72,11 +72,11 @@ class Matcher(Protocol):
         ...
 
     def can_end(self) -> bool:
-        """Whether the text so far is complete."""
+        """Returns whether the text so far is complete."""
         ...
 
     def must_end(self) -> bool:
-        """Whether the text is complete and nothing but its end may come."""
+        """Returns whether the text is complete and nothing but its end may come."""
         ...
 
     def fork(self) -> Self:

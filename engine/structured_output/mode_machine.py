@@ -1,4 +1,5 @@
-"""Which mode a span is in, token by token: thinking, free text, inside a constrained body, or between two of them.
+"""The mode machine: the mode that a span is in, token by token: thinking, free text, inside a constrained body, or
+between two of them.
 
 Control tokens switch modes, and a backend sees nothing but the body. So a trigger works with every backend, nothing but
 a body's own text can stand in a body, and the end of a thought inside a draft is a token like any other. All of it
@@ -30,7 +31,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a span is after some token. `kind` is that token's part in the answer, None for one that is no text."""
+    """The place of a span after some token. `kind` is that token's part in the answer, None for one that is no text."""
 
     mode: Mode
     kind: Kind | None = None
@@ -62,7 +63,8 @@ class ModeMachine:
 
     @property
     def kind(self) -> Kind | None:
-        """What the last accepted token is part of; None for a marker, a break or an end."""
+        """Returns the part of the answer that the last accepted token belongs to; None for a marker, a break or an
+        end."""
         return self._places[-1].kind
 
     @property
@@ -72,12 +74,12 @@ class ModeMachine:
 
     @property
     def free(self) -> bool:
-        """Whether the answer may go on as the model likes, so that its end can be forbidden too."""
+        """Returns whether the answer may go on as the model likes, so that its end can be forbidden too."""
         return self.mode in (Mode.FREE, Mode.THINK) or (self.mode is Mode.START and self._layout.free)
 
     @property
     def open(self) -> bool:
-        """Whether any token may come next. As a rule it is so after that one, too: few tokens switch modes."""
+        """Returns whether any token may come next. As a rule it is so after that one, too: few tokens switch modes."""
         layout, mode = self._layout, self.mode
         return layout.free and (mode in (Mode.FREE, Mode.THINK) or (mode is Mode.START and not layout.openers))
 
@@ -183,7 +185,7 @@ class ModeMachine:
         return None
 
     def _after_marker(self, place: _Place, token: int) -> _Place | None:
-        """Where the beginning of thinking or of a section leads to."""
+        """Returns the place that the beginning of thinking or of a section leads to."""
         layout = self._layout
         if layout.think is not None and token == layout.think[0]:
             return replace(_marker(place, Mode.THINK), back=place.mode)
@@ -225,7 +227,7 @@ class ModeMachine:
         return []
 
     def can_end(self) -> bool:
-        """Whether the span's text is complete as it stands."""
+        """Returns whether the span's text is complete as it stands."""
         layout, place = self._layout, self._places[-1]
         match place.mode:
             case Mode.BETWEEN:
@@ -238,7 +240,7 @@ class ModeMachine:
         return layout.free
 
     def must_end(self) -> bool:
-        """Whether nothing but the end may come."""
+        """Returns whether nothing but the end may come."""
         layout, place = self._layout, self._places[-1]
         match place.mode:
             case Mode.BETWEEN:

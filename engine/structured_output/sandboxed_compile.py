@@ -8,8 +8,6 @@ some masks, within limits of time, memory and stack. What comes back is the Lark
 compile without surprises, or why it is refused. See `probe_process`.
 
 Threads that compile: with a stack of known size, and where it is asked for behind everything else.
-
-Knows nothing of constraints.
 """
 
 from __future__ import annotations
@@ -184,8 +182,9 @@ def start(run: Callable[..., None], *arguments: object) -> None:
 
 
 def aside(run: Callable[[], T]) -> T:
-    """What `run` returns or raises, run in a thread that lets all others go first: for long calls that do not hold
-    Python's lock. Elsewhere than on Linux a thread has no priority of its own, and it is a thread like any other."""
+    """Runs `run` in a thread that lets all others go first, and returns or raises as it does: for long calls that do
+    not hold Python's lock. Elsewhere than on Linux a thread has no priority of its own, and it is a thread like any
+    other."""
     outcome: Future[T] = Future()
 
     def go() -> None:

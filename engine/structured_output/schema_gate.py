@@ -67,7 +67,7 @@ class _Alternatives:
         self._known: dict[frozenset[int], int] = {}
 
     def of(self, schemas: list[Any]) -> int:
-        """How many alternatives the intersection has; each is looked at once, so references may go round."""
+        """Returns how many alternatives the intersection has; each is looked at once, so references may go round."""
         flat: dict[int, Mapping[str, Any]] = {}
         self._flatten(schemas, flat)
         key = frozenset(flat)
@@ -88,7 +88,7 @@ class _Alternatives:
         return count
 
     def _flatten(self, schemas: list[Any], flat: dict[int, Mapping[str, Any]]) -> None:
-        """What has to hold together, `allOf` and references resolved, by identity."""
+        """Returns the schemas that have to hold together, `allOf` and references resolved, by identity."""
         for schema in schemas:
             if isinstance(schema, dict) and id(schema) not in flat:
                 flat[id(schema)] = schema
@@ -277,7 +277,7 @@ _WIDE_CLASS = re.compile(r"\\[pPwWDS]|\[\^|\.|[^\x00-\x7f]")
 
 
 def plainly_harmless(constraint: Constraint) -> bool:
-    """Whether it may be compiled without trying it elsewhere first."""
+    """Returns whether it may be compiled without trying it elsewhere first."""
     todo: list[Constraint] = [constraint]
     characters = repeats = 0
     while todo:
@@ -310,7 +310,7 @@ def plainly_harmless(constraint: Constraint) -> bool:
 
 
 def _expressions(source: str) -> int | None:
-    """How long the expressions are in a schema that is plain but for them; None where it is not plain."""
+    """Returns how long the expressions are in a schema that is plain but for them; None where it is not plain."""
     written = [source.count(name) for name in _WRITTEN]
     if len(source) > MAX_SCHEMA_LENGTH or max(written) > MAX_WRITTEN:
         return None
@@ -357,7 +357,7 @@ def _few(schema: dict[str, Any]) -> bool:
 
 
 def _repeats(pattern: str) -> int:
-    """How long the expression is with its counts written out; 0 where it has none."""
+    """Returns how long the expression is with its counts written out; 0 where it has none."""
     if len(pattern) > MAX_PATTERN_LENGTH:
         return MAX_REPEATS + 1
     if "{" not in pattern:
@@ -383,7 +383,8 @@ _OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
 
 
 def forces_soon(constraint: Constraint) -> bool:
-    """Whether what is forced at any place is soon over: the constraint is plain, and nothing in it leads back."""
+    """Returns whether what is forced at any place is soon over: the constraint is plain, and nothing in it leads
+    back."""
     if not plainly_harmless(constraint):
         return False
     todo: list[Constraint] = [constraint]
@@ -401,7 +402,7 @@ def forces_soon(constraint: Constraint) -> bool:
 
 
 def leads_back(source: str) -> bool:
-    """Whether a schema may refer to itself, directly or by way of others; one that cannot be followed may."""
+    """Returns whether a schema may refer to itself, directly or by way of others; one that cannot be followed may."""
     if "Ref" not in source and "$ref" not in source:
         return False
     try:

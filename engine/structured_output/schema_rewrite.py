@@ -5,9 +5,9 @@ Keywords of JSON Schema that llguidance lacks, written in those it has; and supe
 `exact` keeps a schema's language: `oneOf` of branches that exclude one another is `anyOf`, `uniqueItems` over a few
 values is a list of their arrangements, `dependencies` are alternatives of a key's absence, so is `not` of `required`,
 `propertyNames` are the keys of a closed object, and a `format` that is not known is an annotation. `supersets` gives
-wider schemas, each wider than the one before. Knows nothing of tokens.
+wider schemas, each wider than the one before.
 
-References within a JSON schema, followed: RFC 6901 pointers behind a `#`. Knows nothing of their use.
+References within a JSON schema, followed: RFC 6901 pointers behind a `#`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.structured_output.matcher import ConstraintRefused
 
 
 def followed(root: Any, reference: str) -> Any:
-    """What `#` or `#/…` stands for in `root`; None for what is not there, an anchor, or another document.
+    """Resolves `#` or `#/…` in `root`; None for what is not there, an anchor, or another document.
 
     Any: a schema is JSON.
     """
@@ -336,7 +336,7 @@ class _Disjoint:
         self._left = MAX_PAIRS
 
     def all(self, branches: Json) -> bool:
-        """Whether at most one of them is ever valid."""
+        """Returns whether at most one of them is ever valid."""
         if not isinstance(branches, list) or not 0 < len(branches) <= MAX_BRANCHES:
             return False
         return all(self.pair(a, b, 0) for a, b in combinations(branches, 2))
@@ -369,7 +369,7 @@ class _Disjoint:
         return all(self._apart(kind, a, b, depth) for kind in types)
 
     def _apart(self, kind: str, a: Mapping[str, Json], b: Mapping[str, Json], depth: int) -> bool:
-        """Whether no value of that type is common."""
+        """Returns whether no value of that type is common."""
         match kind:
             case "string":
                 return _beyond(a, b, "minLength", "maxLength")
@@ -393,7 +393,7 @@ def _list(schema: Mapping[str, Json], keyword: str) -> list[Json]:
 
 
 def _member(schema: Mapping[str, Json], name: str) -> Json:
-    """What a property is held to at least; False where it may not be."""
+    """Returns the schema that a property is held to at least; False where it may not be."""
     properties = schema.get("properties")
     if isinstance(properties, dict) and name in properties:
         return {} if properties[name] is True else properties[name]
@@ -402,7 +402,7 @@ def _member(schema: Mapping[str, Json], name: str) -> Json:
 
 
 def _beyond(a: Mapping[str, Json], b: Mapping[str, Json], low: str, high: str) -> bool:
-    """Whether the least that one allows is more than the most that the other does."""
+    """Returns whether the least that one allows is more than the most that the other does."""
     for one, other in ((a, b), (b, a)):
         least, most = one.get(low), other.get(high)
         if isinstance(least, (int, float)) and isinstance(most, (int, float)) and least > most:

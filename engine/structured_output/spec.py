@@ -1,4 +1,4 @@
-"""What text a span may write: an algebra of constraints, as plain data.
+"""An algebra of constraints on a span's text, as plain data.
 
 A JSON schema, a regular expression, a choice or a Lark grammar is a constraint, and so is a sequence, an alternative or
 an option of constraints: a tool call is a literal, then a schema, then a literal. Knows nothing of tokens.

@@ -82,7 +82,7 @@ class Vocabulary:
         return tokens
 
     def _goes_on(self, text: bytes) -> bool:
-        """Whether some token begins with `text` and is longer."""
+        """Returns whether some token begins with `text` and is longer."""
         at = bisect_right(self._sorted, text)
         return at < len(self._sorted) and self._sorted[at].startswith(text)
 

@@ -1,9 +1,7 @@
 """The interface of a tool parser: how a model writes its calls.
 
-What a tool parser is: how one family of models writes calls, as a constraint, a layout and a parser.
-
 The layout says by which control tokens bodies begin and end, the constraint holds the text of a body, and the parser
-reads it. A tool parser is made once for a model and makes a plan for each request. Knows nothing of backends or HTTP.
+reads it. A tool parser is made once for a model and makes a plan for each request.
 
 Calls that stand each in a section of its own, between the tokens `<tool_call>` and `</tool_call>`.
 """
@@ -22,7 +20,7 @@ from engine.tool_parsers.tools import Named, Tool, ToolChoice
 
 
 class Tokens(Protocol):
-    """What a tool parser must know of a tokenizer."""
+    """The part of a tokenizer that a tool parser needs."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -36,7 +34,8 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """How one request's calls are written and read. `parser` makes a parser for one body; see `Bodies` for all."""
+    """The plan of one request's calls: how they are written and read. `parser` makes a parser for one body; see
+    `Bodies` for all."""
 
     layout: Layout
     body: Constraint
@@ -92,7 +91,7 @@ def one_of(parts: Sequence[Constraint]) -> Constraint:
 
 
 def arguments(tool: Tool, loose: Set[str]) -> JsonSchema:
-    """What the JSON text of a tool's arguments is held to."""
+    """Returns the constraint of a tool's arguments as JSON text."""
     return JSON_OBJECT if tool.name in loose else JsonSchema.of(tool.arguments)
 
 

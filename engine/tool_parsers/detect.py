@@ -1,4 +1,4 @@
-"""Which tool parser a model speaks: told by what its chat template writes, or chosen by name."""
+"""Detects a model's tool parser by what its chat template writes, or takes it by name."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class _Inner:
         self.counts = False  # whether the newest character belongs to the object
 
     def feed(self, character: str) -> bool:
-        """Whether the character may stand here."""
+        """Returns whether the character may stand here."""
         self.counts = self.begun and not self.ended
         if not self.counts:
             if character in SPACE:

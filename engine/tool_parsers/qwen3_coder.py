@@ -83,7 +83,7 @@ class _Function:
             self._check()
 
     def notations(self) -> Notations:
-        """How values are read."""
+        """Returns how values are read."""
         others = Notation.TEXT if self._others is None else self._others.notation
         return Notations({parameter.key: parameter.notation for parameter in self._parameters}, others)
 
@@ -118,7 +118,8 @@ class _Function:
             yield _Parameter(key, schema, raw_value(schema, self._root), key in required)
 
     def _unlisted(self) -> _Parameter | None:
-        """What parameters are, where the schema names none and allows any. Of any kind means a string then."""
+        """Returns the notation of parameters where the schema names none and allows any. Of any kind means a string
+        then."""
         others = self._top.get("additionalProperties", True)
         if "properties" in self._top or self._parameters or others is False:
             return None

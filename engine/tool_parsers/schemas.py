@@ -9,8 +9,6 @@ valid against the original: nothing is closed where that could be otherwise (bel
 whose cases could overlap), nor where several schemas describe one object together and closing one would forbid what
 another asks for.
 
-Whether a value has the shape of a JSON Schema, as far as the tool parsers read it: what they then walk, they can trust.
-
 It does not look for keywords that a backend cannot hold, nor for schemas that nothing is valid against.
 """
 
@@ -71,7 +69,7 @@ def references(schema: Any) -> Iterator[str]:
 
 
 def resolve(root: Schema, ref: str) -> Any:
-    """What a reference within the schema points at; None where that is nothing. Any: JSON."""
+    """Resolves a reference within the schema; None where that is nothing. Any: JSON."""
     value: Any = root
     for step in ref.removeprefix("#").split("/")[1:]:
         key = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -131,14 +129,14 @@ class _Closing:
         return self.schema(part, at, alone=alone)
 
     def _leave(self, part: Any) -> None:
-        """Whatever is referred to from here stays as it is. Any: JSON."""
+        """Leaves all that is referred to from here as it is. Any: JSON."""
         for ref in references(part):
             if ref not in self.untouched:
                 self.untouched.add(ref)
                 self._leave(resolve(self._root, ref))
 
     def _lists_all(self, value: Schema) -> bool:
-        """Whether its own properties are all that is ever said of the object's."""
+        """Returns whether its own properties are all that is ever said of the object's."""
         properties = value.get("properties")
         if not isinstance(properties, Mapping) or any(key in value for key in _SAYS_MORE):
             return False
@@ -168,7 +166,8 @@ class _Closing:
         return names
 
     def _apart(self, cases: Any) -> bool:
-        """Whether no value can be valid against two of the cases: by type, or a property that tells. Any: JSON."""
+        """Returns whether no value can be valid against two of the cases: by type, or a property that tells. Any:
+        JSON."""
         if not isinstance(cases, list):
             return False
         resolved = [self._resolved(case) for case in cases]
@@ -184,7 +183,7 @@ class _Closing:
 
 
 def _describers(value: Schema) -> int:
-    """How many parts of a schema may each say something of one object's properties."""
+    """Returns how many parts of a schema may each say something of one object's properties."""
     own = any(key in value for key in (*_MAPS, *_SAYS_MORE, *_DEMANDS))
     several = value.get("allOf")
     together = sum(key in value for key in (*_TOGETHER, "if", "$ref"))

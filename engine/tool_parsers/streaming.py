@@ -2,14 +2,12 @@
 
 The text of one body, read as it arrives: characters go in, events of calls come out.
 
-What a body means is a *reading*: a generator that is sent one character at a time and reports to its `Body`, so it is
-written like a recursive-descent parser and can stop anywhere. The body keeps what no call has taken yet: should the
-reading fail, that text is handed on as malformed, and nothing is lost. Knows nothing of tokens or formats.
+The body keeps what no call has taken yet: should the reading fail, that text is handed on as malformed, and nothing is
+lost.
 
-Tool calls as they arrive: a name, then fragments of the arguments' JSON text, then the end. Plain data.
+Tool calls as they arrive: a name, then fragments of the arguments' JSON text, then the end.
 
-`fold` makes whole calls of events. However the text behind them was split, the folded result is the same. Knows nothing
-of how any model writes a call.
+`fold` makes whole calls of events. However the text behind them was split, the folded result is the same.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ class BodyParser(Protocol):
     """Reads one body. Its events do not depend on how the text was split, but for the cuts between fragments."""
 
     def push(self, text: str) -> list[CallEvent]:
-        """What this much more text tells."""
+        """Returns the events of this much more text."""
         ...
 
     def end(self) -> list[CallEvent]:
@@ -142,7 +140,7 @@ class Body:
     # What a reading reports. The character it was sent last is already held.
 
     def candidate(self) -> None:
-        """What may be a call began with this character."""
+        """Begins what may be a call with this character."""
         self._inside = True
 
     def begin(self, name: str) -> None:
@@ -196,7 +194,7 @@ class Bodies:
         self._parser: BodyParser | None = None
 
     def push(self, section: int, text: str) -> list[CallEvent]:
-        """What more text of a section's body tells; a new section ends the one before."""
+        """Returns the events of more text of a section's body; a new section ends the one before."""
         events: Sequence[CallEvent] = ()
         if section != self._section or self._parser is None:
             events = self.end()

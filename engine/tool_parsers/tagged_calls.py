@@ -7,8 +7,6 @@ escaped on the way. Other values are JSON and passed on as written; one that is 
 A parameter that the tool does not list is a string, unless the tool says otherwise, and so is every parameter of an
 unknown tool. A parameter given twice is passed on twice, and JSON's readers take the last.
 
-What of a parameter's schema can be held where its value is raw text, not JSON.
-
 A value that can only be a string is raw, or the word null where it may be null; all other values are JSON. Raw text can
 be held to a list of values, but not to `pattern`, `minLength` and the like: `RawValue.unheld` names what is given up.
 """
@@ -30,7 +28,7 @@ STOP = "\n</parameter>\n"  # of its characters only the first and the last are l
 
 
 class Notation(Enum):
-    """How a parameter's value is written."""
+    """The notation of a parameter's value."""
 
     TEXT = auto()  # raw
     TEXT_OR_NULL = auto()  # raw, but the word null is null
@@ -39,7 +37,7 @@ class Notation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Notations:
-    """How one tool's values are written: those of its parameters, and any others."""
+    """The notations of one tool's values: those of its parameters, and any others."""
 
     parameters: Mapping[str, Notation] = field(default_factory=dict)
     others: Notation = Notation.TEXT
@@ -77,7 +75,7 @@ def _call(body: Body, notations: Mapping[str, Notations]) -> Reading[None]:
 
 
 def _next_tag() -> Reading[str]:
-    """Which comes: `<parameter=` or `</function>`."""
+    """Tells the next tag: `<parameter=` or `</function>`."""
     if (yield from nonspace()) != "<":
         raise NotACall
     if (character := (yield)) == "/":
@@ -154,7 +152,7 @@ _UNREAD = ("not", "if", "$dynamicRef", "$recursiveRef")
 
 @dataclass(frozen=True, slots=True)
 class RawValue:
-    """What a schema says of a value: its types, all its values where they are listed, and what raw text gives up."""
+    """A schema's facts of a value: its types, all its values where they are listed, and what raw text gives up."""
 
     types: frozenset[str] = ALL_TYPES
     values: tuple[Any, ...] | None = None  # Any: JSON
@@ -169,7 +167,7 @@ class RawValue:
         return "null" in self.types
 
     def also(self, other: RawValue) -> RawValue:
-        """What both say."""
+        """Returns what both say."""
         types = self.types & other.types
         if self.values is None or other.values is None:
             values = other.values if self.values is None else self.values
@@ -181,7 +179,7 @@ class RawValue:
         return RawValue(types, values, tuple(dict.fromkeys(self.unheld + other.unheld)))
 
     def either(self, other: RawValue) -> RawValue:
-        """What one or the other says."""
+        """Returns what one or the other says."""
         mine, others = self._listed, other._listed
         values = None if mine is None or others is None else (*mine, *(value for value in others if value not in mine))
         return RawValue(self.types | other.types, values, tuple(dict.fromkeys(self.unheld + other.unheld)))

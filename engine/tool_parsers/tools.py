@@ -74,7 +74,7 @@ def read_tools(value: object, field: str = "tools") -> tuple[Tool, ...]:
 
 
 def read_choice(value: object, tools: Sequence[Tool], field: str = "tool_choice") -> ToolChoice:
-    """Which tools must be called, from a request's JSON; None is "auto" where there are tools.
+    """Reads the tools that must be called from a request's JSON; None is "auto" where there are tools.
 
     Raises:
         InvalidParameter: something is not as accepted, or asks for a tool that is not there.

@@ -1,4 +1,4 @@
-"""How good answers are for what they cost: ways of answering, measured on tasks; `judging` says what is right."""
+"""Measures accuracy against cost: ways of answering, measured on tasks; `judging` says what is right."""
 
 from reasoning.evaluate.judging import BadAnswer, Choices, Judge, Puzzle, judge_of
 from reasoning.evaluate.measure import BadWay, Row, Task, Way, measure, wilson

@@ -1,4 +1,4 @@
-"""Whether an answer is right, by one of a few comparisons with what was wanted.
+"""Judges an answer by one of a few comparisons with the expected one.
 
 Comparisons are of text alone, and none asks a model. Knows nothing of how answers are made.
 """
@@ -20,7 +20,7 @@ _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-",
 
 
 class BadAnswer(ValueError):
-    """What was wanted does not go with the comparison; the message says what would be accepted."""
+    """The expected answer does not go with the comparison; the message says what would be accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Puzzle:
     target: int
 
     def solved_by(self, answer: str) -> bool:
-        """Whether the answer is such an expression, `= target` after it or not. Exact, by fractions."""
+        """Returns whether the answer is such an expression, `= target` after it or not. Exact, by fractions."""
         expression, equals, said = answer.strip().removesuffix(".").partition("=")
         if equals and said.strip() != str(self.target):
             return False

@@ -78,7 +78,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one way did: `right` of `n`; the interval `low` to `high` holds the true share with 95% confidence.
+    """The result of one way: `right` of `n`; the interval `low` to `high` holds the true share with 95% confidence.
 
     `tokens` that the model wrote and `thinking` tokens of the answers that were given are means. `cut` answers ended at
     a limit of tokens and count as wrong, as do those that `failed`. `seconds` are of all tasks together.
@@ -175,7 +175,8 @@ def _branches(options: Options | None) -> int:
 
 
 def _asks_checker(options: Options | None) -> bool:
-    """Whether options name the checker. By default nothing is checked: a measurement would compare other things."""
+    """Returns whether options name the checker. By default nothing is checked: a measurement would compare other
+    things."""
     return options is not None and "checker" in dict(options).values()
 
 

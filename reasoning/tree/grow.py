@@ -1,13 +1,6 @@
 """Grows the tree: proposes thoughts, and values them.
 
 Growing a search's tree: next steps of several states at once, each on a fork of its state's branch.
-
-What branches share is computed once: a branch is a fork, and what several forks need is computed before they part.
-Knows nothing of the order of a search.
-
-How promising states are: by a program, or by the model, asked on throw-away forks of their branches.
-
-Knows nothing of how states come about or which are followed.
 """
 
 from __future__ import annotations
@@ -244,7 +237,7 @@ class Grower(Generic[S]):
             return result
 
     async def _likely(self, asked: EngineSequence, length: int, found: list[Proposed[S]]) -> list[Proposed[S]]:
-        """How likely each of several steps is as the first thing that the model would write."""
+        """Returns how likely each of several steps is as the first thing that the model would write."""
         if not found:
             return found
         asked.truncate(length)

@@ -1,4 +1,4 @@
-"""What a search may cost, and what it has cost: tokens, seconds, and jobs that run at once.
+"""The meter of a search, limits and spending: tokens, seconds, and jobs that run at once.
 
 Tokens are set aside before a job begins, so what runs side by side stays within the limit together; at the deadline
 what still runs is cancelled. Knows nothing of states.
@@ -35,7 +35,7 @@ class Meter:
 
     @property
     def over(self) -> bool:
-        """Whether a limit was reached."""
+        """Returns whether a limit was reached."""
         if self._limit_s is not None and self.seconds >= self._limit_s:
             self.reach("seconds")
         return self.ended is not None
@@ -92,6 +92,6 @@ def _result(task: asyncio.Task[T]) -> T | ContextLengthExceeded | None:
 
 
 def _failure(task: asyncio.Task[T]) -> BaseException | None:
-    """Why a job failed; one that does not fit the context has not."""
+    """Returns why a job failed; one that does not fit the context has not."""
     error = task.exception() if task.done() and not task.cancelled() else None
     return None if isinstance(error, ContextLengthExceeded) else error

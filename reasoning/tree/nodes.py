@@ -1,8 +1,6 @@
 """The graph of a search, and the events that tell of it.
 
-The nodes of a search: what is known of every state, and the way to it. Knows nothing of models.
-
-What a search tells while it grows its tree. Plain data: whoever listens can draw the tree from them.
+The nodes of a search: what is known of every state, and the way to it.
 """
 
 from __future__ import annotations
@@ -159,7 +157,8 @@ class Graph(Generic[S]):
         return events
 
     def solved(self, node: Node[S]) -> bool:
-        """Whether a finished state answers the task: by its checker or, where that says nothing, by its value."""
+        """Returns whether a finished state answers the task: by its checker or, where that says nothing, by its
+        value."""
         if node.checked is not None:
             return node.done and node.checked >= 1.0
         return node.done and (node.value or 0.0) >= self._solved_value

@@ -1,11 +1,6 @@
 """The problem that a tree search solves, and the search's options.
 
-What a search needs to know of a task: how to ask for next steps, how to ask for a judgement, and what is right.
-
 Prompts are token ids, since how a question is put is the model's own format; `Asking` makes them for chat models.
-Knows nothing of searches.
-
-How a search goes about it, and what it may cost.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ S = TypeVar("S", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model wrote when asked for steps. `ended`: it ended its turn; else a stop or the limit of tokens did."""
+    """The model's reply when asked for steps. `ended`: it ended its turn; else a stop or the limit of tokens did."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -51,7 +46,8 @@ class Problem(Protocol[S]):
 
     @property
     def writes_on(self) -> bool:
-        """Whether a reply is itself a step and stays in its branch, rather than a list of steps to choose from."""
+        """Returns whether a reply is itself a step and stays in its branch, rather than a list of steps to choose
+        from."""
         ...
 
     @property
@@ -60,7 +56,7 @@ class Problem(Protocol[S]):
         ...
 
     def propose_prompt(self, state: S) -> Sequence[int]:
-        """What asks for next steps, appended to the branch. May be empty where the problem `writes_on`."""
+        """Returns what asks for next steps, appended to the branch. May be empty where the problem `writes_on`."""
         ...
 
     def read(self, state: S, reply: Reply) -> Sequence[Thought[S]]:
@@ -68,7 +64,7 @@ class Problem(Protocol[S]):
         ...
 
     def value_prompt(self, state: S) -> Sequence[int]:
-        """What asks for one of the search's labels, appended to a throw-away fork of the branch."""
+        """Returns what asks for one of the search's labels, appended to a throw-away fork of the branch."""
         ...
 
     def check(self, state: S) -> float | Awaitable[float | None] | None:
@@ -76,11 +72,11 @@ class Problem(Protocol[S]):
         ...
 
     def done(self, state: S) -> bool:
-        """Whether no more steps follow."""
+        """Returns whether no more steps follow."""
         ...
 
     def answer(self, state: S) -> str:
-        """What is told of a state, finished or not."""
+        """Returns what is told of a state, finished or not."""
         ...
 
 
@@ -104,7 +100,7 @@ class Asking:
         return one[:same]
 
     def question(self, text: str) -> list[int]:
-        """What follows the head to ask `text`."""
+        """Returns what follows the head to ask `text`."""
         return self._whole(text)[len(self.head()) :]
 
     def _whole(self, text: str) -> list[int]:
@@ -166,5 +162,5 @@ class TreeOptions(Options):
         return self
 
     def times(self, writes_on: bool) -> int:
-        """How often each state is asked for next steps."""
+        """Returns how often each state is asked for next steps."""
         return self.samples or (SAMPLES if writes_on else 1)

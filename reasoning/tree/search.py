@@ -3,12 +3,12 @@
 Tree of thoughts (Yao et al. 2023): propose steps, value where they lead, keep the best, repeat, on forks.
 
 `search` is the program's own; `tree` is the strategy, which answers with what the search found. Whoever stops listening
-frees every branch. Knows nothing of any task.
+frees every branch.
 
 The order in which a tree grows: level by level, depth first, or where an upper confidence bound is highest.
 
 Each search is an async generator that lets its caller take the events after every batch; it ends where the tree does,
-at a solved state, or at a limit. Knows nothing of prompts or sequences.
+at a solved state, or at a limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Grown = AsyncGenerator[None, None]
 
 
 class Search:
-    """Why a search ended, as far as no limit ended it."""
+    """Searches a tree until it is solved, exhausted, or a limit ends it."""
 
     ended: Ended = "exhausted"
 

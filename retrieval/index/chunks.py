@@ -1,4 +1,4 @@
-"""What indexes follow: chunks that came and went by generation, and the vectors of their texts.
+"""The log of chunks that indexes follow: chunks that came and went by generation, and the vectors of their texts.
 
 Asks for no right: it is for ingesting and indexing.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Row(NamedTuple):
-    """What an index needs of a chunk."""
+    """A chunk, as an index needs it."""
 
     id: int
     document: int
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an index has to do to come from one generation to the next: chunks that went, then chunks that came."""
+    """The change from one generation of an index to the next: chunks that went, then chunks that came."""
 
     generation: int
     gone: NDArray[np.int64]
@@ -51,7 +51,7 @@ class Chunks:
         return int(row[0])
 
     def changes(self, since: int) -> Change:
-        """What came and went after generation `since`; -1 asks for everything."""
+        """Returns what came and went after generation `since`; -1 asks for everything."""
         with self._database.reading() as db:
             (now,) = db.execute("SELECT value FROM state WHERE key = 'generation'").fetchone()
             gone = _ids(db.execute("SELECT chunk FROM gone WHERE generation > ? ORDER BY chunk", (since,)))

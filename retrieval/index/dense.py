@@ -61,7 +61,8 @@ class DenseIndex:
 
     @property
     def crowded(self) -> bool:
-        """Whether `in_cells` would make it faster: flat and large, or four times what its cells were made for."""
+        """Returns whether `in_cells` would make it faster: flat and large, or four times what its cells were made
+        for."""
         return len(self) > max(FLAT_UP_TO, 4 * (self._cells // CELLS) ** 2)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 A question in, passages out: both indexes, fused, near-duplicates removed, reranked where that is asked for.
 
-Rights and filters are applied inside the indexes and once more by the truth. Knows nothing of HTTP, chats or prompts.
+Rights and filters are applied inside the indexes and once more by the truth.
 
 Two rankings into one. Both are functions of plain arrays.
 
@@ -10,8 +10,8 @@ Hits that say the same are shown once: overlapping pieces of one passage, and co
 
 Late interaction: every word of the query finds its nearest word in the passage (MaxSim, Khattab & Zaharia, 2020).
 
-The token vectors are those of the embedder itself, which was not trained for it; it still tells passages apart that
-say the query's words of the same thing from those that say them of many.
+The token vectors are those of the embedder itself, which was not trained for it; it still tells passages apart that say
+the query's words of the same thing from those that say them of many.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What `user` asks, of the user's own collections unless others are named."""
+    """A query of `user`, of the user's own collections unless others are named."""
 
     user: str
     text: str

@@ -291,7 +291,7 @@ class LexicalIndex:
         return tantivy.Query.const_score_query(among, 0.0)
 
     def rarity(self, collections: Collection[int]) -> Callable[[str], float]:
-        """How much a stem tells: its inverse document frequency in these collections."""
+        """Returns how much a stem tells: its inverse document frequency in these collections."""
         return self._counted(collections).rarity
 
     def _counted(self, collections: Collection[int]) -> _Counted:

@@ -4,8 +4,6 @@ Both indexes, kept at the truth's generation: they catch up on what changed, and
 
 Searches and changes take turns: a search sees the documents of one generation, all of each or nothing.
 
-Where every chunk belongs, in memory: which of them a search may find is computed anew for each search.
-
 Two numbers a chunk, so a million take 8 MB and a millisecond. Not safe in threads: `views` guards it.
 
 Many readers or one writer. A writer that waits goes before new readers, so it never starves.
@@ -60,7 +58,7 @@ class FilterBitmaps:
 
 
 def _table(numbers: Collection[int], held: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Whether a number is among `numbers`, for all that are held."""
+    """Returns whether a number is among `numbers`, for all that are held."""
     size = int(held.max(initial=0)) + 1
     table = np.zeros(size, bool)
     table[[number for number in numbers if 0 < number < size]] = True
@@ -274,7 +272,7 @@ class Views:
 
 
 def embedded_text(title: str, context: str, text: str) -> str:
-    """What is embedded for a chunk: where it stands, then its text."""
+    """Returns what is embedded for a chunk: where it stands, then its text."""
     head = context if context.startswith(title) else f"{title} › {context}" if context else title
     return f"{head[:200]}\n{unbroken(text)}" if head else unbroken(text)
 

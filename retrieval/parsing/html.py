@@ -7,7 +7,7 @@ Scripts, styles, menus and what is not shown stay behind either way, and links a
 Markup that is made to harm whoever reads it: XML and HTML are looked at before a tree is made of them.
 
 One pass, which keeps nothing: how deep elements are nested, how many attributes one has, and in a sheet how many cells
-are in a row. Knows nothing of what the elements mean.
+are in a row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Markdown and plain text.
 
-Where Markdown's headings and fenced code are, with every line looked at once.
-
 A `#` within a fence is no heading; a fence that nothing closes is none.
 
 Files that are text: which encoding they have. Lines of another encoding than the rest are read by themselves.

@@ -1,4 +1,4 @@
-"""What a parser makes of a file: its text, where its pages begin, and what went wrong on the way. Plain data."""
+"""A parsed file: its text, where its pages begin, and what went wrong on the way. Plain data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What could not be read in a file that otherwise could; `page` where it is known."""
+    """An unreadable part of a file that otherwise could be read; `page` where it is known."""
 
     message: str
     page: int | None = None

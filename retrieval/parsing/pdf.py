@@ -165,7 +165,7 @@ def _page_text(pdf: pypdfium2.PdfDocument, number: int) -> tuple[str, Fault | No
 
 
 def _nothing(faults: list[Fault]) -> str:
-    """Why none of the pages has text."""
+    """Returns why none of the pages has text."""
     if any("could not be read" in fault.message for fault in faults):
         return "The PDF is damaged or was cut off: none of its pages can be read."
     return "No page of the PDF has text: they are pictures, perhaps scans. Pictures are not read."
@@ -214,7 +214,8 @@ def _flowed(raw: str) -> str:
 
 
 def _ends_paragraph(row: str, following: str, short: float) -> bool:
-    """Whether a row is a paragraph's last: a bullet follows, or it is short and either ends or something begins."""
+    """Returns whether a row is a paragraph's last: a bullet follows, or it is short and either ends or something
+    begins."""
     if not row or not following or following[0] in _BULLETS:
         return True
     begins = following[0].isupper() or following[0].isdigit()

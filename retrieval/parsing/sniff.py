@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes; its name is only asked where bytes cannot tell, among kinds of text.
+"""Tells a file's media type by its first bytes; its name is only asked where bytes cannot tell, among kinds of text.
 
 A name that contradicts the bytes is refused rather than obeyed: whoever named it may not know what it holds.
 """

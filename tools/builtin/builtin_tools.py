@@ -1,7 +1,5 @@
 """The tools that come with the server, as its settings offer them.
 
-Which built-in tools a server has, by what its operator configured, and why the others are off.
-
 Asking the person: "which do you mean?" is an answer too, and better than a guess.
 
 Arithmetic, so that the model need not guess.

@@ -4,8 +4,7 @@ Memory between chats: the model keeps notes for a person, and finds them again.
 
 Notes of users in one SQLite file: kept, found by their words, forgotten, and never seen by anyone else.
 
-Numbers count for each user from 1 and are not given twice. Knows nothing of models; every method opens the file anew,
-so any thread may call it.
+Numbers count for each user from 1 and are not given twice.
 """
 
 from __future__ import annotations

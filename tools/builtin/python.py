@@ -45,7 +45,7 @@ async def small_python(ctx: Context, code: Code) -> str:
 
 
 def told(finished: Finished) -> str:
-    """How a run ended, as a model reads it: the failure first, for the text may be cut behind it."""
+    """Returns how a run ended, as a model reads it: the failure first, for the text may be cut behind it."""
     parts = list[str]()
     if finished.exit != "ok":
         parts.append(f"It did not end well ({finished.exit}): {finished.reason}")

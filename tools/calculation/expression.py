@@ -180,7 +180,8 @@ class _Reader:
         return value, joined or bool(parts)
 
     def _is_factor(self) -> bool:
-        """Whether a name goes on with what stands before it: a unit, a function, a constant; not a word between."""
+        """Returns whether a name goes on with what stands before it: a unit, a function, a constant; not a word
+        between."""
         if self._next.text != "in":
             return self._next.text.lower() not in _WORDS
         before, after = self._tokens[self._at - 1], self._after()

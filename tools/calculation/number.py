@@ -3,10 +3,7 @@
 Numbers that stay exact as long as they can: fractions, and decimals of 50 digits once a root or a logarithm is no
 fraction.
 
-Every operation is bounded before it is done: a power that would fill the memory is refused by its size. Knows nothing
-of units or of text to be read.
-
-Why there is no result, in words that a person or a model can act on.
+Every operation is bounded before it is done: a power that would fill the memory is refused by its size.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def near(name: str, others: tuple[str, ...] = ()) -> list[str]:
 
 
 def kind(dimension: Dimension) -> str:
-    """What a dimension is called: "a length", or its powers of base units."""
+    """Returns what a dimension is called: "a length", or its powers of base units."""
     if dimension == NONE:
         return "a plain number"
     for name, known in _KINDS.items():

@@ -4,8 +4,7 @@ An MCP server's tools in the registry, for as long as the server can be reached,
 
 One task holds the connection. Whenever the server's list may have changed, or a call went wrong, the list is asked for:
 who does not answer that in time is disconnected. What ends a connection is a fault of the origin; its tools stay, say
-so when they are called, and the server is tried again, after longer and longer pauses. Knows nothing of what the tools
-do.
+so when they are called, and the server is tried again, after longer and longer pauses.
 
 All the MCP servers that an operator named, together. The SDK, slow to import, waits for the first.
 """
@@ -103,7 +102,7 @@ class McpServer:
             await self._changed.wait_for(lambda: self.status in wanted)
 
     async def call(self, tool: str, ctx: Context, arguments: dict[str, Any]) -> Any:
-        """What the server's tool answers: a text, or any JSON value.
+        """Returns what the server's tool answers: a text, or any JSON value.
 
         Raises:
             ToolError: it is not connected, answered with an error, or did not answer as the protocol has it.

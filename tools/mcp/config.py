@@ -1,4 +1,4 @@
-"""What an operator says of an MCP server: how it is reached, and what its tools are allowed.
+"""An operator's settings of an MCP server: how it is reached, and what its tools are allowed.
 
 One `[mcp.NAME]` table of ponder.toml is one `McpSettings`. Nothing is taken from the server here: a name, a class or a
 limit is the operator's word, and what the server says of itself can only make it stricter.

@@ -1,7 +1,5 @@
 """The tools that an MCP server offers, and the content of their results.
 
-What an MCP server offers, made into tools of ours: names that fit, descriptions cut, no more allowed than it was.
-
 All of it is the word of a stranger. Descriptions are cut and cleaned of what does not show. Annotations are hints: that
 a tool destroys makes it ask first; that it only reads takes it out of the class "execute", where every call asks, yet
 not out of what asks once a run has read strange text, unless the operator trusts the server's annotations.
@@ -128,7 +126,8 @@ def _allowed(each: Offered, settings: McpSettings) -> tuple[Permission, Approval
 
 
 def _description(each: Offered) -> str:
-    """What shows of it: characters that don't could hide instructions from the person and not from the model."""
+    """Returns what shows of it: characters that don't could hide instructions from the person and not from the
+    model."""
     text = each.description or each.title or ""
     return shorten("".join(c for c in text if c.isprintable() or c == "\n").strip(), DESCRIPTION)[0]
 

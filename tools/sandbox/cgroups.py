@@ -111,7 +111,7 @@ class Group:
         (pids / "pids.max").write_text(str(processes))
 
     def ended_by_memory(self) -> bool:
-        """Whether the kernel killed something in the group because it met its limit of memory."""
+        """Returns whether the kernel killed something in the group because it met its limit of memory."""
         file = self.folders[0] / ("memory.events" if self.version == 2 else "memory.oom_control")
         fields = dict(line.split() for line in file.read_text().splitlines())
         return int(fields.get("oom_kill", 0)) > 0
@@ -161,7 +161,8 @@ def _delegated(folder: Path) -> Path:
 
 
 def _divides(folder: Path) -> bool:
-    """Whether groups made below this folder can limit memory and processes, switching that on where it is allowed."""
+    """Returns whether groups made below this folder can limit memory and processes, switching that on where it is
+    allowed."""
     control = folder / "cgroup.subtree_control"
     try:
         if not {"memory", "pids"} <= set(control.read_text().split()):
@@ -183,7 +184,7 @@ def _mounts() -> list[_Mount]:
 
 
 def _own_paths() -> dict[str, str]:
-    """Where this process is in each hierarchy, by controller; "" is version 2's."""
+    """Returns where this process is in each hierarchy, by controller; "" is version 2's."""
     paths = dict[str, str]()
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Which Python a jail runs: this one where the jail's user can read it, else the system's.
+"""Finds the Python that a jail runs: this one where the jail's user can read it, else the system's.
 
 A jail's user is nobody else's, so an interpreter in somebody's private home is out of its reach. Knows nothing of
 jails.
@@ -62,7 +62,7 @@ def find(asked: Path | None, *, as_root: bool) -> Interpreter:
 
 
 def unreadable(path: Path, *, as_root: bool) -> str | None:
-    """Why the jail's user can't read the path, or None."""
+    """Returns why the jail's user can't read the path, or None."""
     try:
         real = path.resolve(strict=True)
     except OSError:

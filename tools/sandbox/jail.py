@@ -3,11 +3,11 @@
 One jail: started ahead of its work, used once, and gone afterwards with all that was in it.
 
 Every process in it is below the first of a PID namespace, whose end the kernel announces only when all of them have
-ended: so that end is what is waited for. Knows nothing of pools, and judges nothing of what the code said.
+ended: so that end is what is waited for.
 
 The command line of a jail: what of the system it sees, read-only, and what it is cut off from.
 
-Knows nothing of processes: it makes lists of words. bubblewrap does what they say in their order.
+bubblewrap does what they say in their order.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def jail(
 
 
 def worker_settings(config: SandboxConfig, packages: list[str]) -> dict[str, object]:
-    """What the program in the jail is told: its limits as `setrlimit` takes them, soft and hard, and its caps."""
+    """Returns what the program in the jail is told: its limits as `setrlimit` takes them, soft and hard, and its
+    caps."""
     limits = {
         "RLIMIT_CORE": (0, 0),
         "RLIMIT_CPU": (config.cpu_s, config.cpu_s),  # SIGKILL at once: a namespace's first process ignores SIGXCPU
@@ -118,7 +119,7 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the one job of a jail went, seen from outside."""
+    """The end of a jail's one job, seen from outside."""
 
     how: Ending
     report: Report | None

@@ -64,7 +64,7 @@ def _interpreters(timeout_s: float) -> Monty:
 
 
 class _Printed:
-    """What was printed, up to a limit in bytes of both streams together."""
+    """The printed text, up to a limit in bytes of both streams together."""
 
     def __init__(self, most: int) -> None:
         self.text = {"stdout": "", "stderr": ""}

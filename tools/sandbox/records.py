@@ -1,4 +1,4 @@
-"""What a sandbox is told and what it tells: its limits, the outcome of one run, whether this system can have one.
+"""Records of a sandbox: its limits, the outcome of one run, whether this system can have one.
 
 Plain data. Knows nothing of bubblewrap, cgroups or how a limit is kept.
 """
@@ -73,7 +73,7 @@ class SandboxConfig:
 
 @dataclass(frozen=True)
 class Finished:
-    """How one run ended. All of it was made by code that nobody vouches for: text to show, never to trust."""
+    """The end of one run. All of it was made by code that nobody vouches for: text to show, never to trust."""
 
     exit: Exit
     stdout: str
@@ -87,7 +87,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Support:
-    """Whether this system can give every layer of a jail, and else what lacks and how to get it."""
+    """This system's support of a jail's layers: what lacks, and how to get it."""
 
     ok: bool
     reasons: tuple[str, ...] = ()

@@ -1,13 +1,9 @@
-"""What a jailed process reports, over its pipes.
-
-What goes between the server and the program in a jail: one job in, one report out.
+"""The report of a jailed process, over its pipes.
 
 The report comes from code that may say anything, so it is read like a letter from a stranger: so many bytes and no
-more, checked in every field, its names for files judged as names. Knows nothing of processes.
+more, checked in every field, its names for files judged as names.
 
 Reading and writing pipes without blocking the event loop, and waiting for a process to end.
-
-Knows nothing of what goes through them.
 """
 
 from __future__ import annotations
@@ -92,7 +88,7 @@ _HEADER_BYTES = 1 << 20
 
 
 class Unreadable(ValueError):
-    """What came from the jail is no report."""
+    """The jail sent something that is no report."""
 
 
 class Report(BaseModel):

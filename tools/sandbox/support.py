@@ -1,4 +1,4 @@
-"""Whether this system can give every layer of a jail, found out by starting one and looking around in it.
+"""Probes this system for every layer of a jail, by starting one and looking around in it.
 
 A layer that lacks turns the sandbox off with a reason; nothing is tried without it. Knows nothing of pools.
 """
@@ -64,7 +64,7 @@ async def check(config: SandboxConfig | None = None) -> Support:
 
 
 def plan_for(config: SandboxConfig) -> tuple[Blueprint, tuple[str, ...]]:
-    """What all jails of a sandbox share, and notes on it. Makes its cgroups, which the caller closes. Blocks.
+    """Returns what all jails of a sandbox share, and notes on it. Makes its cgroups, which the caller closes. Blocks.
 
     Raises:
         SandboxUnavailable: something lacks that can be told without starting a jail.
@@ -103,7 +103,7 @@ def plan_for(config: SandboxConfig) -> tuple[Blueprint, tuple[str, ...]]:
 
 
 async def _probe(plan: Blueprint) -> tuple[str, ...]:
-    """What lacks in a jail made like this."""
+    """Returns what lacks in a jail made like this."""
     with ThreadPoolExecutor(1, "ponder-sandbox") as thread:
         try:
             jail = await Jail.start(plan, thread)

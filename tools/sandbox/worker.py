@@ -166,7 +166,7 @@ def _is_link(name: str, at: int) -> bool:
 
 
 def _read(name: str, at: int, most_bytes: int) -> tuple[str, bytes]:
-    """Why it is not collected, or else what is in it."""
+    """Returns why it is not collected, or else what is in it."""
     if not stat.S_ISREG(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         return "not a regular file", b""
     try:

@@ -4,11 +4,9 @@ One SQLite file, for questions: it can be read within limits, and nothing can be
 
 Each query has a connection of its own, opened read-only, in a thread of its own. SQLite is told what may be reached
 (`reach`), how long values, statements and programs may be, and asks now and then whether to stop: at a deadline, when
-the asker is gone, or when its temporary files grow too large. Knows nothing of users or models.
+the asker is gone, or when its temporary files grow too large.
 
 SQL's `printf`, written anew: SQLite's own can be told to write a thousand million characters, and takes its time.
-
-Knows widths and precisions up to a limit, and no `*`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a query may reach in one database: the tables it reads, the columns that are NULL to it, the functions it calls.
+"""The reach of a query in one database: the tables it reads, the columns that are NULL to it, the functions it calls.
 
 An allow-list, handed to SQLite as its authorizer: what is not named here is refused. Tables can hold what others hide
 (generated columns, full-text indexes and their shadow tables, statistics), so those go with what they copy.
@@ -84,7 +84,7 @@ class Reach:
         return sqlite3.SQLITE_DENY
 
     def unknown(self, table: str) -> str:
-        """What is said of a table that is not there, and of one that is hidden, alike."""
+        """Returns what is said of a table that is not there, and of one that is hidden, alike."""
         names = ", ".join(relation.name for relation in self.relations[:50]) or "none"
         return f"There is no table {table!r} to read; there are: {names}."
 
@@ -126,7 +126,7 @@ def survey(connection: sqlite3.Connection, hidden_tables: Collection[str], hidde
 
 
 def _answers(connection: sqlite3.Connection, view: str) -> bool:
-    """Whether a view reads nothing but what may be read."""
+    """Returns whether a view reads nothing but what may be read."""
     try:
         connection.execute(f"SELECT * FROM {quoted(view)} LIMIT 0").fetchall()
     except sqlite3.Error:

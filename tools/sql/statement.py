@@ -1,10 +1,6 @@
 """Checks of a SQL statement before it runs.
 
-What can be told of a query before SQLite reads it: that it is one statement that reads.
-
-SQLite's authorizer is what guards; this finds what the authorizer is not asked about. Knows nothing of tables.
-
-Why a query has no answer, in words that a person or a model can act on.
+SQLite's authorizer is what guards; this finds what the authorizer is not asked about.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ def tokens(sql: str) -> Iterator[tuple[str, str]]:
 
 
 def joins_by_name(sql: str) -> bool:
-    """Whether a join is written NATURAL or USING.
+    """Returns whether a join is written NATURAL or USING.
 
     SQLite compares the columns of such a join without asking the authorizer, so a hidden column could be guessed.
     """
@@ -56,7 +52,7 @@ def joins_by_name(sql: str) -> bool:
 
 
 def mentions(sql: str, names: frozenset[str]) -> bool:
-    """Whether a name (in lower case) stands in `sql`, quoted or not, be it in a string."""
+    """Returns whether a name (in lower case) stands in `sql`, quoted or not, be it in a string."""
     words = frozenset(re.findall(r"[\w$]+", sql.casefold()))
     return any(name in words or (not re.fullmatch(r"[\w$]+", name) and name in sql.casefold()) for name in names)
 

@@ -172,7 +172,7 @@ class FetchConfig:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What was found at `url`, the address after redirects. `truncated`: there was more than was read."""
+    """A page fetched from `url`, the address after redirects. `truncated`: there was more than was read."""
 
     url: str
     status: int

@@ -1,4 +1,4 @@
-"""What a person would read of a response's bytes: the main text of a page, or plain text as it is.
+"""Extracts a response's readable text: the main text of a page, or plain text as it is.
 
 A page's main text is found in a process beside the server, for a page may be made to be slow, to swell or to crash what
 reads it. Then all its words are given instead, by a few expressions that take no longer for one page than for another.
@@ -59,7 +59,7 @@ class Reading:
 
 
 def is_textual(media_type: str) -> bool:
-    """Whether a media type, without parameters, is one of text."""
+    """Returns whether a media type, without parameters, is one of text."""
     return media_type.startswith("text/") or media_type in _TEXTUAL or media_type.endswith(("+json", "+xml", "+yaml"))
 
 

@@ -2,17 +2,12 @@
 
 A URL, read so strictly that no two programs could read it differently.
 
-What is connected to, what is checked and what the site is told come from one reading. A host that is a number in any
-spelling must be written as four plain decimals; anything else that looks like a number, hides characters or could be
-taken for another host is refused. Knows nothing of DNS: which addresses are allowed is in `addresses`.
-
-Which addresses a fetch may connect to: those of the public internet, and no other.
+A host that is a number in any spelling must be written as four plain decimals; anything else that looks like a number,
+hides characters or could be taken for another host is refused.
 
 The table is written out, from the IANA special-purpose registries, because `ipaddress.is_global` lets several of these
 through. An address that carries an IPv4 address inside it (NAT64, 6to4, Teredo, ISATAP, mapped, compatible) is refused
-whatever it carries, for where the packets come out is not ours to know. Knows nothing of names, URLs or sockets.
-
-Why a page was not fetched, in words that a person or a model can act on.
+whatever it carries, for where the packets come out is not ours to know.
 """
 
 from __future__ import annotations
@@ -82,7 +77,7 @@ _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})  # RFC 5214: the upper half of t
 
 
 def refusal(address: IPv4Address | IPv6Address) -> str | None:
-    """What an address is that may not be connected to ("loopback"), or None for one of the public internet."""
+    """Returns what an address is that may not be connected to ("loopback"), or None for one of the public internet."""
     if isinstance(address, IPv4Address):
         return next((kind for network, kind in _V4 if address in network), None)
     if address.scope_id is not None:
@@ -134,7 +129,7 @@ _NOWHERE = ("test", "invalid", "onion", "alt", "arpa")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes: `host` is ASCII and lower case, without brackets or a trailing dot."""
+    """The target of a request: `host` is ASCII and lower case, without brackets or a trailing dot."""
 
     scheme: str
     host: str
@@ -149,7 +144,7 @@ class Target:
         return f"{self.scheme}://{host}{port}{self.path}"
 
     def join(self, location: str, ports: Collection[int]) -> Target:
-        """Where a redirect leads.
+        """Returns where a redirect leads.
 
         Raises:
             Refused: as `target` does.

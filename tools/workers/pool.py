@@ -164,7 +164,8 @@ class _Worker:
         self._end()
 
     def _within(self, seconds: float, wait: Any) -> Any:
-        """What `wait` returns, once the process has said it; killed when the seconds are over, it says nothing more.
+        """Returns what `wait` returns, once the process has said it; killed when the seconds are over, it says nothing
+        more.
 
         Raises:
             WorkerFailed: the seconds were over.

@@ -13,7 +13,7 @@ from tools.json_schema import external_references
 
 
 def answer(request: dict[str, Any]) -> bool:
-    """Whether `text` has a match of the expression `regex`, or is JSON that fits `schema`."""
+    """Returns whether `text` has a match of the expression `regex`, or is JSON that fits `schema`."""
     text: str = request["text"]
     if "regex" in request:
         return re.search(request["regex"], text) is not None

@@ -1,4 +1,4 @@
-"""What the model cannot do, and should say so: facts, essays, code, other languages, larger sums, nonsense.
+"""Tasks that the model cannot do, and should say so: facts, essays, code, other languages, larger sums, nonsense.
 
 Sample: "what is the capital of Peru?" is answered "I do not know that. A larger model may: `ponder serve …`.". Subjects
 come from word lists, from docstrings and from made-up words, so that the rule learned is "anything else". All wording

@@ -31,7 +31,7 @@ NOTES = ("The library opens at nine.", "The old mill was sold.", "Bread is baked
 
 
 class _Chat:
-    """What has been said: the exchanges, and the latest value of every fact."""
+    """The chat so far: its exchanges, and the latest value of every fact."""
 
     def __init__(self, rng: Random, phrasing: Phrasing, progress: float, name: str = "Pebble") -> None:
         self.rng, self.phrasing, self.progress, self.name = rng, phrasing, progress, name

@@ -138,7 +138,7 @@ def proposals(rng: Random, numbers: Numbers, target: int) -> list[Step]:
 
 
 def _count(rng: Random, progress: float) -> int:
-    """How many numbers a puzzle has."""
+    """Returns how many numbers a puzzle has."""
     four = 0.0 if progress < 0.2 else min(0.8, 4 * (progress - 0.18))
     if rng.random() < four:
         return 4

@@ -1,4 +1,4 @@
-"""What the model says about itself: its name, its maker, its abilities and its limits.
+"""The model's answers about itself: its name, its maker, its abilities and its limits.
 
 Sample: "who are you?" is answered "I am Pebble, the small language model that comes with Ponder.". A system prompt may
 give another name, which the model then uses. All wording is in `phrases/identity.toml` and `phrases/system.toml`.

@@ -58,7 +58,7 @@ class Computed:
     sum: sums.Sum
 
     def needed(self) -> tuple[int, ...]:
-        """Which of the facts hold a number of the expression."""
+        """Returns which of the facts hold a number of the expression."""
         wanted = set(re.findall(r"[\d.]+\d|\d", self.sum.expression))
         return tuple(at for at, fact in enumerate(self.facts) if wanted & set(re.findall(r"[\d.]+\d|\d", fact)))
 
@@ -142,7 +142,7 @@ def _search_tool(rng: Random, phrasing: Phrasing) -> Calculator:
 
 
 def _found(rng: Random, tool: Calculator, sources: str) -> str:
-    """What the search gives back: lines that begin with their labels."""
+    """Returns what the search gives back: lines that begin with their labels."""
     if isinstance(tool, _OurSearch):
         return framing.frame("\n".join(framing.placed(rng, line) for line in sources.splitlines()), tool.name)
     return framing.often_framed(rng, sources, tool.name, 0.3)
@@ -292,7 +292,7 @@ def _judge_found(asked: Asked, tool: Calculator | None) -> Callable[[Sequence[Re
 
 
 def _related(query: str, asked: Asked) -> bool:
-    """Whether the query shares most of the longer words of the question."""
+    """Returns whether the query shares most of the longer words of the question."""
     words_asked = set(re.findall(r"\w{4,}", asked.text.lower()))
     return len(words_asked & set(re.findall(r"\w{4,}", query.lower()))) * 2 >= max(1, len(words_asked))
 

@@ -34,7 +34,7 @@ _CHAT = ("greeting", "thanks", "how are you", "goodbye", "praise")
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a user wants of a list of tools: the calls in order, each with its result and the label to tell it under."""
+    """A user's wishes of a list of tools: the calls in order, each with its result and the label to tell it under."""
 
     text: str
     calls: tuple[ToolCall, ...]
@@ -92,7 +92,7 @@ def _none(rng: Random, phrasing: Phrasing, progress: float, tools: list[Offered]
 
 
 def _mishap(rng: Random, phrasing: Phrasing, tools: list[Offered], first: bool = True) -> tuple[Offered, Mishap]:
-    """How a call goes wrong; a schema that says the wrong type does not follow calls of the right type."""
+    """Returns how a call goes wrong; a schema that says the wrong type does not follow calls of the right type."""
     kinds = [kind for kind in KINDS if first or kind != "number"]
     wanted = rng.choices(kinds, [read("tool_choice")[kind].weight for kind in kinds])[0]
     for attempt in range(1000):
@@ -103,7 +103,7 @@ def _mishap(rng: Random, phrasing: Phrasing, tools: list[Offered], first: bool =
 
 
 def _count(rng: Random, progress: float) -> int:
-    """How many tools: one at first, then more; long lists stay rarer, as they cost the most tokens."""
+    """Returns how many tools: one at first, then more; long lists stay rarer, as they cost the most tokens."""
     most = 1 if progress < 0.06 else 2 if progress < 0.15 else 4 if progress < 0.35 else 8
     return rng.choices(range(1, most + 1), [4, 6, 5, 5, 3, 3, 2, 2][:most])[0]
 
@@ -187,7 +187,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 class _Match:
-    """Whether two calls of these tools are the same; an argument may be left out or given when it is the default."""
+    """Compares two calls of these tools; an argument may be left out or given when it is the default."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._properties = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in tools}

@@ -86,7 +86,7 @@ def _cut(rng: Random, words: list[str], most: int = 9) -> str:
 
 
 def _verb_at(words: list[str]) -> int:
-    """Where the first finite verb is, or 0."""
+    """Returns where the first finite verb is, or 0."""
     if words[0].lower() in _CLAUSES or words[0] in _BARE or _IMPERATIVE.match(" ".join(words)):
         return 0
     for at, word in enumerate(words[1:9], 1):

@@ -55,7 +55,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a name belongs to the evaluation."""
+    """Returns whether a name belongs to the evaluation."""
     return zlib.crc32(name.lower().encode()) % 4 == 0
 
 

@@ -64,7 +64,7 @@ def _value(node: ast.expr, text: str) -> Fraction:
 
 
 def ends(number: Fraction, decimals: int = 6) -> bool:
-    """Whether `decimals` places after the point write it exactly."""
+    """Returns whether `decimals` places after the point write it exactly."""
     return (number * 10**decimals).denominator == 1
 
 
@@ -81,7 +81,7 @@ def written(number: Fraction) -> str:
 
 
 def answer(text: str) -> str:
-    """What a calculator says to an expression: its value or an error."""
+    """Returns what a calculator says to an expression: its value or an error."""
     try:
         return written(value(text))
     except ExpressionError as error:
@@ -94,7 +94,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def states(text: str, result: Fraction, asked: str = "") -> bool:
-    """Whether a final sentence gives `result`, and no other number but those of the question."""
+    """Returns whether a final sentence gives `result`, and no other number but those of the question."""
     _, equals, after = text.rpartition("=")
     given = numbers(after if equals else text)
     known = set() if equals else set(numbers(asked))

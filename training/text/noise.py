@@ -1,4 +1,4 @@
-"""How people really type: no capitals, no full stop, a slip of the finger.
+"""Types as people do: no capitals, no full stop, a slip of the finger.
 
 `casual` changes letters and punctuation only: digits, and anything in braces (a place still to be filled in), stay.
 Knows nothing of tasks.

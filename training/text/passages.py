@@ -72,7 +72,7 @@ def stems(text: str) -> frozenset[str]:
 
 
 def shape(rng: Random, progress: float) -> list[int]:
-    """How many sentences each passage of a page has: one of one at first, from 0.5 on up to 6."""
+    """Returns how many sentences each passage of a page has: one of one at first, from 0.5 on up to 6."""
     reach = min(1.0, progress / 0.5)
     if rng.random() > reach * 1.1 or reach < 0.12:
         return [1 if rng.random() > reach else rng.randint(1, 3)]

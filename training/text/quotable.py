@@ -70,7 +70,7 @@ def _rarity(sentences: list[str]) -> dict[str, float]:
 
 
 def scores(question: str, sentences: list[str]) -> list[float]:
-    """How far each sentence has the words of the question, rare ones counting most; 1 is all of them."""
+    """Returns how far each sentence has the words of the question, rare ones counting most; 1 is all of them."""
     rarity = _rarity(sentences)
     wanted = sorted(stems(question))
     total = sum(rarity.get(stem, 1.0) for stem in wanted)
@@ -81,7 +81,7 @@ def scores(question: str, sentences: list[str]) -> list[float]:
 
 
 def points_to(question: str, sentences: list[str], at: int) -> bool:
-    """Whether the words of the question single out one sentence."""
+    """Returns whether the words of the question single out one sentence."""
     found = scores(question, sentences)
     best_other = max((score for other, score in enumerate(found) if other != at), default=0.0)
     return found[at] >= 0.6 and found[at] > 1.35 * best_other and len(stems(question) & stems(sentences[at])) >= 2

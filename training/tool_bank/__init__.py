@@ -193,7 +193,7 @@ def _rivals() -> tuple[frozenset[str], ...]:
 
 
 def rivals(one: Concept, other: Concept) -> bool:
-    """Whether either might answer a request for the other, so that the two may not meet."""
+    """Returns whether either might answer a request for the other, so that the two may not meet."""
     if one.about != other.about:
         return False
     return one.key == other.key or any({one.key, other.key} <= group for group in _rivals())

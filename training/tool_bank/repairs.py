@@ -54,7 +54,7 @@ def _complaint(rng: Random, message: str) -> str:
 
 
 def mishap(rng: Random, offered: Offered, request: Request, phrasing: Phrasing, kind: str) -> Mishap | None:
-    """How the one call of `request` goes wrong in this way; None where it can't."""
+    """Returns how the one call of `request` goes wrong in this way; None where it can't."""
     (call,) = request.calls
     kinds = {key: param.kind for param, key in zip(offered.params, offered.keys, strict=True)}
     tool = copy.deepcopy(offered.tool)

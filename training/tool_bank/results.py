@@ -1,4 +1,4 @@
-"""What a tool gives back, and the sentence that tells it to the user.
+"""Results of tools, and the sentences that tell them to the user.
 
 Sample: '{"temperature": 12, "sky": "rain"}' → "Temperature: 12, sky: rain."; '{"ok": true}' → "Done." Knows nothing of
 requests.

@@ -37,7 +37,7 @@ def alike(rng: Random, phrasing: Phrasing, concept: Concept) -> Concept:
 
 
 def fits(concept: Concept, offered: list[Offered]) -> bool:
-    """Whether `concept` may stand beside these: neither could answer for the other."""
+    """Returns whether `concept` may stand beside these: neither could answer for the other."""
     return not any(rivals(concept, other.concept) for other in offered)
 
 

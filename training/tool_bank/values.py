@@ -35,7 +35,7 @@ class Value:
 
 
 def held_out(word: str) -> bool:
-    """Whether this word is only for evaluation: about every fifth is."""
+    """Returns whether this word is only for evaluation: about every fifth is."""
     return sum(map(ord, word.lower())) % 5 == 0
 
 
@@ -213,7 +213,7 @@ def draw(rng: Random, kind: str, phrasing: Phrasing) -> Value:
 
 
 def join(rng: Random, texts: list[str]) -> str:
-    """How people list things."""
+    """Returns how people list things."""
     if len(texts) == 1:
         return texts[0]
     if rng.random() < 0.2:

@@ -1,4 +1,4 @@
-"""Who ends in the middle: the engine's process, an API worker, a client."""
+"""Ends processes in the middle: the engine's process, an API worker, a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is no room for, or is damaged: the data's disk, the pool of K/V, its blocks on disk, snapshots."""
+"""Fills or damages storage: the data's disk, the pool of K/V, its blocks on disk, snapshots."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Streams:
                     await asyncio.sleep(0.2)
 
     async def _ask(self, http: httpx.AsyncClient, prompt: str) -> tuple[str, str]:
-        """How it ended, and the words until then."""
+        """Returns how it ended, and the words until then."""
         words: list[str] = []
         body = {"model": "default", "messages": [{"role": "user", "content": prompt}], "stream": True,
                 "temperature": 0, "max_tokens": 120, "ignore_eos": True}  # fmt: skip
@@ -146,7 +146,7 @@ def _idle(server: Server) -> bool:
 
 
 def metrics(server: Server) -> dict[str, float]:
-    """What the server counts, by name and labels."""
+    """Returns what the server counts, by name and labels."""
     lines = httpx.get(f"{server.url}/metrics", timeout=5).text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, value in pairs}

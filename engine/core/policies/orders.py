@@ -3,8 +3,6 @@
 Policies that differ in whose turn it is. Each is a way that servers of its kind are known to go.
 
 Deficit round robin over tokens (Shreedhar and Varghese 1996): tenants that want more than there is get alike.
-
-How batches were made before continuous batching and mixed steps: here to be measured against.
 """
 
 from __future__ import annotations
@@ -182,7 +180,7 @@ class Exclusive(Policy):
         self._read += tokens
 
     def _line(self, waiting: Collection[SequenceState], now: float) -> list[SequenceState]:
-        """Who may join, in order."""
+        """Returns the sequences that may join, in order."""
         return sorted(waiting, key=lambda seq: (self.lifted(seq, now), seq.arrival))
 
     def _closed(self, running: Collection[SequenceState]) -> None:

@@ -1,4 +1,4 @@
-"""What a scheduling policy decides: whose turn it is, how many tokens a step has, and who must give way.
+"""The interface of a scheduling policy: the order of turns, the tokens of a step, and preemption.
 
 The scheduler keeps blocks and rows, and asks. Knows nothing of blocks, tensors or clients.
 """
@@ -42,7 +42,7 @@ class Policy:
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
     ) -> Iterator[StepGrant]:
-        """Whose turn it is, in order. Read one by one: `charged` comes between two of them."""
+        """Yields the sequences that may run, in order. Read one by one: `charged` comes between two of them."""
         decodes, prefills = parted(running)
         yield from each(decodes)
         yield from each(prefills)
@@ -61,11 +61,11 @@ class Policy:
         return self._chunks.token_s
 
     def victim(self, running: Collection[SequenceState], now: float) -> SequenceState:
-        """Who loses its blocks when running sequences have too few: the youngest of the lowest class."""
+        """Returns the sequence to preempt when running ones have too few blocks: the youngest of the lowest class."""
         return max(running, key=lambda seq: (seq.priority, seq.arrival))
 
     def gives_way(self, running: Collection[SequenceState], seq: SequenceState, now: float) -> SequenceState | None:
-        """Who has to make place for one that waits; None: it waits on."""
+        """Returns the sequence to preempt for one that waits; None: it waits on."""
         return None
 
     def lifted(self, seq: SequenceState, now: float) -> int:

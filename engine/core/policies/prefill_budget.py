@@ -1,4 +1,4 @@
-"""How many tokens a step may have, so that those who decode beside a prefill do not wait long for their next token.
+"""Chunked prefill: bounds the tokens of a step, so that decodes beside a prefill do not wait long for their next token.
 
 The time of a step is learnt as it runs: a fixed part, one for each sequence that decodes (its draw and its text are in
 it) and one for each token that is read. Knows nothing of sequences.
@@ -76,7 +76,7 @@ class PrefillBudget:
 
     @property
     def costs(self) -> StepCosts | None:
-        """What fits the steps best, by least squares; None while too little is known."""
+        """Returns the costs that fit the steps best, by least squares; None while too little is known."""
         n, d, r, s, dd, dr, rr, ds, rs = self._sums
         if self._steps < _LEARNT:
             return None

@@ -1,4 +1,4 @@
-"""How Python calls the kernels: the C structures, and weights packed into tiles.
+"""Bindings of the native kernels: the C structures, and weights packed into tiles.
 
 The structures mirror decoder.cpp and linear.h. Knows shapes and pointers, nothing of checkpoints or requests.
 """

@@ -40,12 +40,12 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def has_tiles() -> bool:
-    """Whether the kernels run on the registers of AMX, which multiply 8 bits, too."""
+    """Returns whether the kernels run on the registers of AMX, which multiply 8 bits, too."""
     return bool(torch.cpu._is_amx_tile_supported())
 
 
 def name() -> str:
-    """What the kernels multiply with."""
+    """Returns the instruction set that the kernels multiply with."""
     return "AMX" if has_tiles() else "AVX512-BF16"
 
 
@@ -60,7 +60,7 @@ def processor() -> str:
 
 @cache
 def unavailable() -> str:
-    """Why there is no library; empty where there is one."""
+    """Returns why there is no library; empty where there is one."""
     found = _load()
     return found if isinstance(found, str) else ""
 

@@ -194,7 +194,7 @@ def merge_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a piece is computed: `rows` of a tile of queries, `tile` keys at a time."""
+    """The launch shape of a piece: `rows` of a tile of queries, `tile` keys at a time."""
 
     rows: int
     tile: int

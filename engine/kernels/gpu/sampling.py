@@ -278,7 +278,7 @@ def _kth_largest(line, hot, count, vocabulary, floor, largest, k, tile: tl.const
 
 @triton.jit
 def _above(line, hot, count, vocabulary, x, floor, largest, scale, tile: tl.constexpr, each: tl.constexpr):
-    """How many tokens are likelier than `x` and at least `floor`, and their mass relative to the likeliest."""
+    """Returns how many tokens are likelier than `x` and at least `floor`, and their mass relative to the likeliest."""
     number = tl.zeros((tile,), tl.int32)
     mass = tl.zeros((tile,), tl.float32)
     first = 0
@@ -293,7 +293,7 @@ def _above(line, hot, count, vocabulary, x, floor, largest, scale, tile: tl.cons
 
 @triton.jit
 def _race_above(line, hot, count, vocabulary, x, floor, largest, scale, key, tile: tl.constexpr, each: tl.constexpr):
-    """Who wins among the tokens likelier than `x` and at least `floor`; there is one."""
+    """Returns the winner among the tokens likelier than `x` and at least `floor`; there is one."""
     best = tl.full((), float("-inf"), tl.float32)
     winner = tl.full((), _NONE, tl.int32)
     first = 0

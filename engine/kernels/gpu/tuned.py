@@ -20,7 +20,7 @@ SHIPPED = Path(__file__).parent / "tuned"
 
 
 def own_folder() -> Path:
-    """Where what a user has tuned is kept."""
+    """Returns the folder of a user's tuned configurations."""
     return Path.home() / ".cache" / "ponder" / "kernels"
 
 
@@ -30,7 +30,7 @@ def file_name(device: str) -> str:
 
 
 def read(device: str, folders: Sequence[Path]) -> Table:
-    """What is known of a device; what a later folder says counts."""
+    """Returns a device's tuned configurations; those of a later folder count."""
     known: Table = {}
     for folder in folders:
         file = folder / file_name(device)

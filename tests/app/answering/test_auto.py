@@ -80,7 +80,7 @@ async def free(server: Server) -> None:
 def test_a_bar_that_nothing_reaches_gives_the_last_ones_answer_as_it_is_written(both: Server) -> None:
     auto = auto_of(both, Confident(1.0))
     items = both.on_loop(all_of(auto, tenant="someone"))
-    assert kinds(items) == ["Tried", "Spent", "Speaks", "Piece", "Tried", "Routed"]
+    assert kinds(items) == ["Tried", "Spent", "ModelChosen", "Piece", "Tried", "Routed"]
     small, large = [item for item in items if isinstance(item, Tried)]
     assert (small.model, small.passed, large.model, large.passed) == ("small", False, "pebble", True)
     assert small.why.startswith("confidence is 0.") and "accepted: at least 1" in small.why
@@ -101,7 +101,7 @@ def test_a_bar_that_nothing_reaches_gives_the_last_ones_answer_as_it_is_written(
 def test_a_bar_that_everything_reaches_gives_the_first_ones_answer_when_it_is_whole(both: Server) -> None:
     auto = auto_of(both, Confident(0.0))
     items = both.on_loop(all_of(auto))
-    assert kinds(items) == ["Tried", "Routed", "Speaks", "Piece"]
+    assert kinds(items) == ["Tried", "Routed", "ModelChosen", "Piece"]
     report: Routed = only(items, Routed)
     assert not report.escalated and report.model == "small" and report.tried[0].why == ""
     assert only(items, ModelChosen).asked.served is auto.rungs[0]
@@ -171,7 +171,7 @@ def test_a_model_that_has_no_room_is_not_asked(both: Server) -> None:
             return [item async for item in items]
 
     items = both.on_loop(answered())
-    assert kinds(items) == ["Speaks", "Piece", "Tried", "Routed"] and only(items, Routed).model == "pebble"
+    assert kinds(items) == ["ModelChosen", "Piece", "Tried", "Routed"] and only(items, Routed).model == "pebble"
     with pytest.raises(ApiError, match="Too long for pebble"):
         both.on_loop(auto.prompted(nowhere))
     with pytest.raises(ApiError, match="Wrong"):

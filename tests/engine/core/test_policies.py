@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig, PolicyName
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
-from engine.core.policies import Chunks, Queue
+from engine.core.policies import PrefillBudget, Queue
 from engine.errors import InvalidParameter
 from engine.kv_cache.block_pool import BlockPool
 from engine.params import GREEDY, Span
@@ -311,7 +311,7 @@ def test_an_agents_next_turn_keeps_its_place(policy: str) -> None:
 
 
 def test_what_a_step_takes_is_learnt() -> None:
-    chunks = Chunks(512)
+    chunks = PrefillBudget(512)
     assert chunks.budget(8) == 512  # nothing is known
     for decodes, reading in [(1, 0), (3, 40), (0, 300), (2, 510), (3, 0), (9, 90), (8, 200), (17, 0), (12, 64)]:
         chunks.ran(decodes, reading, FIXED + 3 * EACH * decodes + EACH * reading)
@@ -322,7 +322,7 @@ def test_what_a_step_takes_is_learnt() -> None:
 
 
 def test_a_long_queue_is_read_in_larger_pieces() -> None:
-    chunks, goal = Chunks(512), Chunks(512, 0.05)
+    chunks, goal = PrefillBudget(512), PrefillBudget(512, 0.05)
     for each in (chunks, goal):
         for reading in (0, 40, 300, 512, 3, 90, 200, 17):
             each.ran(8, reading, FIXED + EACH * 8 + EACH * reading)
@@ -338,14 +338,14 @@ def test_a_long_queue_is_read_in_larger_pieces() -> None:
 
 
 def test_one_long_prompt_is_no_queue() -> None:
-    chunks = Chunks(512)
+    chunks = PrefillBudget(512)
     for reading in (0, 40, 300, 512, 3, 90, 200, 17):
         chunks.ran(8, reading, FIXED + EACH * 8 + EACH * reading)
     assert chunks.budget(8, Queue(1, 100_000)) < 1.5 * chunks.budget(8)
 
 
 def test_a_device_whose_steps_take_alike_is_not_held_back() -> None:
-    chunks = Chunks(512, 0.5)
+    chunks = PrefillBudget(512, 0.5)
     for tokens in range(1, 40):
         chunks.ran(tokens % 5, tokens, 0.01)
     assert chunks.budget(8) == 512
