@@ -98,7 +98,9 @@ def measure() -> dict[str, dict[str, Any]]:
     recorder = Recorder()
     recorder.install()
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(model=str(ROOT / "models/pebble"), data_dir=Path(folder), port=0, device="cpu")
+        settings = Settings.model_validate(
+            {"model": str(ROOT / "models/pebble"), "data_dir": folder, "port": 0, "device": "cpu"}
+        )
         threading.Thread(target=_measure, args=(recorder, Path(folder), found), daemon=True).start()
         serve(settings)
     return found

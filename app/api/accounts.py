@@ -25,8 +25,7 @@ from app.db.accounts import MAX_EXPIRES_S, SESSION_S, USER_ID, Account, Accounts
 from app.db.database import NameTaken, NotThere
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, USER_QUOTAS, Quota, Used
 from app.errors import ApiError, invalid
-from app.openai.request_fields import parse
-from app.request_body import json_object
+from app.request_body import json_object, parse
 from app.state import State
 
 router = APIRouter(prefix="/api/operator", tags=["Operator"])

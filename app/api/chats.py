@@ -28,8 +28,7 @@ from app.current_user import User
 from app.db.chat_exchange import MAX_FOLDER, MAX_TITLE, BadChats, Export
 from app.db.chats import BadCursor, Tree
 from app.errors import invalid
-from app.openai.request_fields import checked, parse
-from app.request_body import json_object
+from app.request_body import checked, json_object, parse
 from app.state import State
 
 router = APIRouter(prefix="/api", tags=["Chats"])

@@ -16,8 +16,7 @@ from app.api.query_params import number_in_path
 from app.api.response_models import CollectionShown, InvitationShown, MemberShown
 from app.current_user import User
 from app.errors import ApiError, invalid
-from app.openai.request_fields import parse
-from app.request_body import json_object
+from app.request_body import json_object, parse
 from app.state import State
 from retrieval import NameTaken, TooManyInvited
 

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.query_params import parameters
 from app.current_user import User
 from app.errors import ApiError
-from app.openai.request_fields import parse
-from app.request_body import json_object
+from app.request_body import json_object, parse
 from app.state import State
 from tools.grants import Grant
 from tools.options import PERMISSIONS, Permission

@@ -30,8 +30,7 @@ from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.db.runs import LoggedEvent, Place, RunKey
 from app.errors import ApiError, invalid
 from app.openai.event_stream import PING_S, STREAM_HEADERS
-from app.openai.request_fields import explain, parse
-from app.request_body import MAX_BODY_BYTES, is_large, json_object
+from app.request_body import MAX_BODY_BYTES, explain, is_large, json_object, parse
 from app.runs.live_runs import ChatBusy
 from app.runs.run import Ask
 from app.runs.trace import lines

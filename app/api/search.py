@@ -20,8 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from app.api.response_models import FoundShown
 from app.current_user import User
 from app.errors import from_exception, invalid
-from app.openai.request_fields import parse
-from app.request_body import json_object
+from app.request_body import json_object, parse
 from app.state import State
 from engine.errors import EngineError
 from retrieval import BadFilter, BadQuery, Query

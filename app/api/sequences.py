@@ -19,9 +19,8 @@ from app.connections import while_connected
 from app.current_user import User
 from app.errors import ApiError, from_exception, invalid
 from app.openai.event_stream import EventStream
-from app.openai.request_fields import checked, parse
 from app.openai.request_models import ChatRequest
-from app.request_body import MAX_BODY_BYTES, json_object
+from app.request_body import MAX_BODY_BYTES, checked, json_object, parse
 from app.sequences.generation import finite, written
 from app.sequences.leased import LeasedSequence
 from app.sequences.requests import (

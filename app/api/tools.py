@@ -20,8 +20,7 @@ from app.answering.tool_service import ToolService
 from app.api.query_params import parameters
 from app.current_user import User
 from app.errors import ApiError
-from app.openai.request_fields import parse
-from app.request_body import json_object
+from app.request_body import json_object, parse
 from app.runs.run_tools import RunTools
 from app.state import State
 from tools.builtin.notes import NoteError

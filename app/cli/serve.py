@@ -132,7 +132,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         from app.sequences import persistence
         from app.server import create_app
         from app.workers.primary import WorkerPool
-        from engine.core.loop import calm_collector
+        from engine.ipc.thread_link import calm_collector
 
         app = create_app(models, settings, store=store, library=library)
         await closing.enter_async_context(app.router.lifespan_context(app))

@@ -30,10 +30,10 @@ from app.answering.thinking_summary import ThinkingSummary
 from app.config import AUTO_NAME
 from app.errors import invalid
 from app.openai.event_stream import event, text_json
-from app.openai.request_fields import CHAT_REFUSED, checked
 from app.openai.request_models import ChatRequest
 from app.openai.routing import Routing
 from app.openai.text_constraints import Calling, constrain_text
+from app.request_body import CHAT_REFUSED, checked
 from app.state import Serving
 from engine.outputs import TokenLogprob
 from engine.params import Span

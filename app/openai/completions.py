@@ -28,9 +28,9 @@ from app.errors import invalid
 from app.observability import Counting
 from app.openai.chat import usage_json
 from app.openai.event_stream import event
-from app.openai.request_fields import COMPLETION_REFUSED, checked
 from app.openai.request_models import CompletionRequest
 from app.openai.text_constraints import constrain_text
+from app.request_body import COMPLETION_REFUSED, checked
 from engine.outputs import TokenLogprob
 from reasoning.thinking import Piece
 

@@ -18,9 +18,9 @@ from app.answering.checkers import CHECKER
 from app.config.efforts import EFFORTS, THINKING
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.errors import ApiError, invalid
-from app.openai.request_fields import NO_EFFECT, Refusal, parse
 from app.openai.request_models import MAX_TOP_LOGPROBS, ChatRequest
 from app.openai.responses_items import SERVER_LABEL, Json
+from app.request_body import NO_EFFECT, Refusal, parse
 
 LOGPROBS = "message.output_text.logprobs"
 

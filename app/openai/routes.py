@@ -31,8 +31,7 @@ from app.errors import ApiError, from_exception, invalid
 from app.openai.chat import ChatJob, RoutedChat, chat_job
 from app.openai.completions import CompletionJob
 from app.openai.event_stream import EventStream
-from app.openai.request_fields import checked
-from app.request_body import MAX_BODY_BYTES, json_object
+from app.request_body import MAX_BODY_BYTES, checked, json_object
 from app.state import Serving, State
 from retrieval.embedding import Embedder, Vectors
 

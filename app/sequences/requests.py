@@ -14,8 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from app.admission.request_budget import PRIORITY
 from app.db.quotas import MAX_PRIORITY
 from app.errors import invalid
-from app.openai.request_fields import parse
 from app.openai.request_models import MAX_N, MAX_TOP_LOGPROBS, SamplingRequest, are_ids
+from app.request_body import parse
 
 MAX_CANDIDATES = 256
 

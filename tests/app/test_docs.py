@@ -19,10 +19,10 @@ from app.api import tools as strategies
 from app.api.documents import FIELDS
 from app.api.search import SearchRequest
 from app.config import Settings
-from app.openai.request_fields import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
 from app.openai.request_models import ChatRequest, CompletionRequest, SamplingRequest
 from app.openai.routes import NO_EFFECT as EMBEDDING_NO_EFFECT
 from app.openai.routes import EmbeddingRequest
+from app.request_body import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.openai.request_fields import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
 from app.openai.request_models import ChatRequest, CompletionRequest
+from app.request_body import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
 from tests.app.conftest import Server
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]

@@ -13,8 +13,7 @@ from engine.core.policies.orders import (
     ShortestFirst,
     Static,
 )
-from engine.core.policies.policy import Policy, StepGrant
-from engine.core.policies.prefill_budget import PrefillBudget, Queue
+from engine.core.policies.policy import Policy, PrefillBudget, Queue, StepGrant
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 
-from engine.core.policies.policy import Policy, StepGrant, each, parted
-from engine.core.policies.prefill_budget import PrefillBudget
+from engine.core.policies.policy import Policy, PrefillBudget, StepGrant, each, parted
 from engine.core.request import SequenceState
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from app.answering.served_model import ServedModel
 from app.errors import ApiError
-from app.openai.request_fields import CHAT_REFUSED, parse
 from app.openai.request_models import ChatRequest
 from app.openai.text_constraints import MAX_PLANS, Calling
+from app.request_body import CHAT_REFUSED, parse
 from tests.app.conftest import Server
 from tests.app.toolbox import TOOLS
 
