@@ -85,7 +85,7 @@ class Drain:
         return True
 
 
-class Draining:
+class DrainMiddleware:
     """The middleware that counts and refuses."""
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:

@@ -58,7 +58,7 @@ NOT_BUILT = """<!doctype html>
 
 def mount_page(app: Starlette) -> None:
     """Serve the page at `/`. To be called after all other routes: what they match is theirs."""
-    app.router.routes.append(Page(PLACES))
+    app.router.routes.append(PageFiles(PLACES))
 
 
 def is_pages(method: str, path: str) -> bool:
@@ -66,7 +66,7 @@ def is_pages(method: str, path: str) -> bool:
     return method in {"GET", "HEAD"} and not RESERVED.intersection(PurePosixPath(path).parts[1:2])
 
 
-class Page(BaseRoute):
+class PageFiles(BaseRoute):
     """A route for every address that is left over, except the API's."""
 
     def __init__(self, places: Iterable[Path]) -> None:

@@ -40,12 +40,12 @@ from app.api.tools import router as tools_router
 from app.api.tools import strategies_router as strategies_router
 from app.auth import Auth, RequireUser
 from app.config import BadSetting, Settings
-from app.connections import Drain, Draining
+from app.connections import Drain, DrainMiddleware
 from app.db.accounts import Accounts
 from app.db.store import Store
 from app.documents import open_library
 from app.middleware import add_middleware
-from app.observability import Goals, Meter
+from app.observability import Goals, ServerMetrics
 from app.openai import responses
 from app.page import mount_page
 from app.runs.live_runs import Runs
@@ -73,7 +73,7 @@ def create_app(
         models = engine
     else:
         models = ModelRegistry([ServedModel(engine, settings.model, settings.served_model_name, settings.tool_dialect)])
-    meter = Meter(models, Goals.of_settings(settings))
+    meter = ServerMetrics(models, Goals.of_settings(settings))
 
     def used(key_id: str, tokens: int) -> None:
         state.auth.later(lambda accounts: accounts.add_use(key_id, 1, tokens))
@@ -144,7 +144,7 @@ def create_app(
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
     app.add_middleware(AdmissionGate, admission=lambda: state.admission)
-    app.add_middleware(Draining, drain=state.drain)
+    app.add_middleware(DrainMiddleware, drain=state.drain)
     openapi.install(app)
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)

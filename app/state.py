@@ -17,7 +17,7 @@ from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import Summariser, ThinkingSummary
 from app.config import Settings
 from app.connections import Drain
-from app.observability import Counting, Meter
+from app.observability import Counting, ServerMetrics
 
 if TYPE_CHECKING:
     from app.answering.tool_service import ToolService
@@ -86,7 +86,7 @@ class Serving:
 class State(Serving):
     """And what only the process has that keeps everybody's data."""
 
-    meter: Meter
+    meter: ServerMetrics
     admission: Admission
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
     sequences: Sequences = field(init=False)  # while the app's lifespan lasts

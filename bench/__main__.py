@@ -117,7 +117,7 @@ def retrieval(
 ) -> None:
     """Measure retrieval; print tables and JSON. Takes an hour on two cores, some minutes with --quick, which keeps
     nothing."""
-    from bench.retrieval import PARTS, QUICK, Scale, measure, pages
+    from bench.retrieval import PARTS, QUICK, RetrievalScale, measure, pages
     from tests.known_answers import SHARED
 
     console = Console(stderr=True)
@@ -130,7 +130,7 @@ def retrieval(
     if only and not earlier:
         raise typer.BadParameter("there is no earlier result of this hardware to add to.", param_hint="--only")
     with console.status("retrieval") as status:
-        made = measure(SHARED, model, QUICK if quick else Scale(), status.update, work, only or PARTS)
+        made = measure(SHARED, model, QUICK if quick else RetrievalScale(), status.update, work, only or PARTS)
     made = {**earlier, **made}
     console.print(Markdown(pages.tables(made)))
     print(json.dumps(made))

@@ -26,12 +26,12 @@ from engine import GREEDY, Engine, EngineConfig, Span
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TimedRequest:
     prompt: tuple[int, ...]
     new_tokens: int  # generated exactly, end of sequence or not
 
 
-def mixed(count: int, vocab: int, *, seed: int = 0, longest: int = 512) -> list[Request]:
+def mixed(count: int, vocab: int, *, seed: int = 0, longest: int = 512) -> list[TimedRequest]:
     """`count` requests whose lengths spread as chat's do: log-normal, prompts around 100 tokens, answers around 80.
 
     `longest` bounds prompt and answer together, for models with a short context.
@@ -45,15 +45,15 @@ def mixed(count: int, vocab: int, *, seed: int = 0, longest: int = 512) -> list[
     for _ in range(count):
         new = length(80, 0.7, 8, longest // 2)
         prompt = length(100, 0.8, 4, longest - new)
-        requests.append(Request(tuple(rng.randrange(10, vocab) for _ in range(prompt)), new))
+        requests.append(TimedRequest(tuple(rng.randrange(10, vocab) for _ in range(prompt)), new))
     return requests
 
 
-async def run_engine(engine: Engine, requests: Items[Request]) -> float:
+async def run_engine(engine: Engine, requests: Items[TimedRequest]) -> float:
     """Seconds until all requests, submitted at once, have generated all their tokens."""
     torch.set_num_threads(engine.threads)  # a contestant in this process may have changed it
 
-    async def one(request: Request) -> None:
+    async def one(request: TimedRequest) -> None:
         async with await engine.open(request.prompt) as seq:
             result = await seq.generate_all(Span(GREEDY, max_tokens=request.new_tokens, ignore_eos=True))
             assert len(result.token_ids) == request.new_tokens
@@ -74,7 +74,7 @@ class Transformers:
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0, do_sample=False)
         self._threads = os.cpu_count() or 1
 
-    def choose_threads(self, requests: Items[Request]) -> int:
+    def choose_threads(self, requests: Items[TimedRequest]) -> int:
         """Take one thread or all of them for what follows, whichever serves these requests faster."""
         times = {}
         for count in {1, self._threads}:
@@ -84,7 +84,7 @@ class Transformers:
         self._threads = min(times, key=lambda count: times[count])
         return self._threads
 
-    def batched(self, requests: Items[Request]) -> float:
+    def batched(self, requests: Items[TimedRequest]) -> float:
         """One left-padded batch until the longest request is done, as static batching does. Seconds."""
         width = max(len(r.prompt) for r in requests)
         ids = torch.zeros(len(requests), width, dtype=torch.long)
@@ -94,7 +94,7 @@ class Transformers:
             mask[row, width - len(request.prompt) :] = 1
         return self._generate(ids, mask, max(r.new_tokens for r in requests))
 
-    def one_at_a_time(self, requests: Items[Request]) -> float:
+    def one_at_a_time(self, requests: Items[TimedRequest]) -> float:
         """One request after the other. Seconds."""
         return sum(
             self._generate(torch.tensor([r.prompt]), torch.ones(1, len(r.prompt), dtype=torch.long), r.new_tokens)
@@ -237,7 +237,9 @@ async def prefix(model: Path, *, dtype: str, repeats: int, progress: Progress) -
     async with on, off:
         costs = []
         for turn in range(repeats + 1):
-            requests = [Request(tuple(rng.randrange(10, on.vocab_size) for _ in range(200)), 16) for _ in range(16)]
+            requests = [
+                TimedRequest(tuple(rng.randrange(10, on.vocab_size) for _ in range(200)), 16) for _ in range(16)
+            ]
             pair = [(on, requests), (off, requests)]
             times = {id(engine): await run_engine(engine, work) for engine, work in (pair if turn % 2 else pair[::-1])}
             if turn:  # the first warms both

@@ -24,7 +24,7 @@ from bench import hardware
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
 from engine.errors import ContextLengthExceeded
 from engine.structured_output.layout import Constrained
-from engine.tool_parsers import Bodies, Call, Tool, ToolChoice, choose_parser, fold
+from engine.tool_parsers import Bodies, ParsedCall, ToolChoice, ToolSpec, choose_parser, fold
 from tests.engine.structured_output import bfcl
 
 PEBBLE = Path(__file__).parent.parent / "models" / "pebble"
@@ -33,16 +33,16 @@ MAX_TOKENS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ToolQuestion:
     """`accepted` are the calls that answer it: for each one a name, and for each parameter its right values."""
 
     text: str
-    tools: tuple[Tool, ...]
+    tools: tuple[ToolSpec, ...]
     accepted: tuple[tuple[str, dict[str, list[Any]]], ...]  # Any: JSON
 
 
 @dataclass(slots=True)
-class Score:
+class CallScore:
     """Counts over the questions of one file."""
 
     asked: int = 0
@@ -53,7 +53,7 @@ class Score:
     too_long: int = 0  # questions whose prompt does not fit the context
 
 
-def questions(name: str) -> Iterator[Question]:
+def questions(name: str) -> Iterator[ToolQuestion]:
     """The questions of one file of the set."""
     folder = bfcl.SHARED / "data/bfcl"
     answers: dict[str, Any] = {}
@@ -61,14 +61,14 @@ def questions(name: str) -> Iterator[Question]:
         answers = {one["id"]: one["ground_truth"] for one in _read(folder / f"possible_answer/{name}.jsonl")}
     for one in _read(folder / f"{name}.jsonl"):
         tools = tuple(
-            Tool(_name(tool["name"]), tool.get("description"), bfcl.json_schema(tool["parameters"]))
+            ToolSpec(_name(tool["name"]), tool.get("description"), bfcl.json_schema(tool["parameters"]))
             for tool in one["function"]
         )
         accepted = tuple((_name(f), given) for call in answers.get(one["id"], ()) for f, given in call.items())
-        yield Question(one["question"][0][-1]["content"], tools, accepted)
+        yield ToolQuestion(one["question"][0][-1]["content"], tools, accepted)
 
 
-def right(calls: Sequence[Call], accepted: Sequence[tuple[str, dict[str, list[Any]]]]) -> bool:
+def right(calls: Sequence[ParsedCall], accepted: Sequence[tuple[str, dict[str, list[Any]]]]) -> bool:
     """Returns whether the calls are those accepted, in any order."""
     left = list(accepted)
     for call in calls:
@@ -115,7 +115,9 @@ def _read(file: Path) -> list[Any]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-async def ask(engine: Engine, question: Question, choice: ToolChoice, sampling: Sampling) -> tuple[list[Call], bool]:
+async def ask(
+    engine: Engine, question: ToolQuestion, choice: ToolChoice, sampling: Sampling
+) -> tuple[list[ParsedCall], bool]:
     """The calls that the model writes, and whether it came to an end."""
     tokenizer = engine.tokenizer
     tool_parser = choose_parser(tokenizer, tokenizer.tool_template)
@@ -143,11 +145,11 @@ async def ask(engine: Engine, question: Question, choice: ToolChoice, sampling: 
         return calls, output.finish_reason == "stop"
 
 
-async def score(engine: Engine, name: str, limit: int, choice: ToolChoice, sampling: Sampling) -> Score:
+async def score(engine: Engine, name: str, limit: int, choice: ToolChoice, sampling: Sampling) -> CallScore:
     """Ask the questions of one file, many at once."""
-    total, gate = Score(), asyncio.Semaphore(16)
+    total, gate = CallScore(), asyncio.Semaphore(16)
 
-    async def one(question: Question) -> None:
+    async def one(question: ToolQuestion) -> None:
         async with gate:
             try:
                 calls, ended = await ask(engine, question, choice, sampling)
@@ -167,7 +169,7 @@ async def score(engine: Engine, name: str, limit: int, choice: ToolChoice, sampl
     return total
 
 
-def _valid(call: Call, schemas: dict[str, Any]) -> bool:
+def _valid(call: ParsedCall, schemas: dict[str, Any]) -> bool:
     try:
         arguments = json.loads(call.arguments)
     except ValueError:
@@ -186,7 +188,7 @@ def random_weights(folder: Path) -> Path:
     return folder
 
 
-async def measure(model: Path, limit: int, choice: ToolChoice, sampling: Sampling) -> dict[str, Score]:
+async def measure(model: Path, limit: int, choice: ToolChoice, sampling: Sampling) -> dict[str, CallScore]:
     """Every file's score."""
     async with await Engine.start(EngineConfig(model=str(model), max_running=16)) as engine:
         return {name: await score(engine, name, limit, choice, sampling) for name in FILES}

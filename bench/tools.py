@@ -24,7 +24,7 @@ from tools.executor import Executor
 from tools.options import PERMISSIONS
 from tools.outcome import Call
 from tools.plugins import POLL_S, PluginFolder
-from tools.policy import Policy
+from tools.policy import CallPolicy
 from tools.registry import Registry
 from tools.session import Session
 
@@ -47,7 +47,7 @@ async def measure(edits: int, others: int) -> dict[str, Any]:  # Any: plain JSON
             (folder / f"other_{each}.py").write_text(_PLUGIN.replace("def number", f"def other_{each}").format(0))
         _save(folder, 0)
         registry = Registry()
-        plugins, executor = PluginFolder(folder, registry), Executor(registry, Policy(default=PERMISSIONS))
+        plugins, executor = PluginFolder(folder, registry), Executor(registry, CallPolicy(default=PERMISSIONS))
         await plugins.scan()
         heard = asyncio.Queue[float]()
         watching = asyncio.create_task(plugins.watch(lambda _: heard.put_nowait(time.perf_counter())))

@@ -25,7 +25,7 @@ from engine.errors import (
     QueueFull,
 )
 from engine.handle import Sequence
-from engine.ipc.client import Link, Request, State
+from engine.ipc.client import Link, PendingRequest, State
 from engine.kv_cache.snapshot import unpacked
 from engine.model.tokenizer import Tokenizer
 from engine.outputs import Stats
@@ -53,7 +53,7 @@ class Engine:
         """`link` makes the way to the core, which knows this engine as the client of that number."""
         self.config = config
         self.fingerprint = b""
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, PendingRequest] = {}
         self._queued: set[int] = set()  # of those, what waits for the model: spans and scores
         self._ids = itertools.count(m.first_id(client))
         self._stopped: EngineError | None = None
@@ -187,7 +187,7 @@ class Engine:
             (reply,) = await request.replies()
         finally:
             self.forget(request)
-        if isinstance(reply, m.Refused):
+        if isinstance(reply, m.RequestRefused):
             raise CompileTimeout("; ".join(reply.reasons)) if reply.timed_out else ConstraintRefused(reply.reasons)
 
     async def stats(self) -> Stats:
@@ -253,17 +253,17 @@ class Engine:
         if self._stopped is None:
             self._link.send(command)
 
-    def request(self, *, queued: bool = True) -> Request:
+    def request(self, *, queued: bool = True) -> PendingRequest:
         """Somewhere for replies to arrive; `queued` counts it towards the limit of spans. Raises `EngineStopped`."""
         if self._stopped is not None:
             raise self._stopped
-        request = Request(self.next_id())
+        request = PendingRequest(self.next_id())
         self._requests[request.id] = request
         if queued:
             self._queued.add(request.id)
         return request
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: PendingRequest) -> None:
         """Drops all that still comes for this request."""
         self._requests.pop(request.id, None)
         self._queued.discard(request.id)

@@ -14,7 +14,7 @@ from typing import Self
 
 from engine.core import messages as m
 from engine.errors import ContextLengthExceeded, InvalidParameter, SequenceBusy, SequenceClosed
-from engine.ipc.client import Client, Request
+from engine.ipc.client import Client, PendingRequest
 from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
 from engine.params import Span
 from engine.structured_output.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
@@ -284,7 +284,7 @@ class SpanStream:
     the span and cuts the sequence back to what was yielded, so caller and engine never disagree about its tokens.
     """
 
-    def __init__(self, sequence: Sequence, engine: Client, request: Request) -> None:
+    def __init__(self, sequence: Sequence, engine: Client, request: PendingRequest) -> None:
         self._sequence = sequence
         self._engine = engine
         self._request = request
@@ -306,7 +306,7 @@ class SpanStream:
         if self._over:
             raise StopAsyncIteration
         reply = await self._next()
-        while isinstance(reply, m.Reading):
+        while isinstance(reply, m.PromptProgress):
             if self._sequence.on_prefill is not None:
                 self._sequence.on_prefill(reply.prefill)
             reply = await self._next()
@@ -314,16 +314,16 @@ class SpanStream:
             self._end()
             self._sequence._mark_closed()
             raise SequenceClosed(f"The sequence ended while a span ran on it: {reply.reason}.")
-        if isinstance(reply, m.Refused):
+        if isinstance(reply, m.RequestRefused):
             self._end()
             if reply.timed_out:
                 raise CompileTimeout("; ".join(reply.reasons))
             raise ConstraintRefused(reply.reasons)
-        if isinstance(reply, m.Failed):
+        if isinstance(reply, m.RequestFailed):
             self._end()
             self._engine.post(m.Truncate(self._sequence._id, len(self._sequence)))
             raise ConstraintFailed(reply.reason)
-        assert isinstance(reply, m.Piece)
+        assert isinstance(reply, m.OutputPiece)
         output = reply.output
         self._sequence._tokens.extend(output.token_ids)
         if output.finish_reason is not None:

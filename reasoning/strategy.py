@@ -42,7 +42,7 @@ class Options(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class StrategyQuota:
     """The most that one answer may hold at once or visit: sequences side by side, and nodes of a search."""
 
     branches: int = 64
@@ -71,7 +71,7 @@ class Context:
     checker: Check | None = None
     problem: Any = None  # Any: a Problem, whose states are its own business
     variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name them
-    quota: Quota = field(default_factory=Quota)
+    quota: StrategyQuota = field(default_factory=StrategyQuota)
 
 
 def refuse_fields(context: Context, what: str, *names: str) -> None:

@@ -4,7 +4,7 @@ SQLite is the truth, the indexes are views of it. Knows nothing of engines, chat
 counts tokens is passed in.
 """
 
-from retrieval.context import Source, layout, sources
+from retrieval.context import PromptSource, layout, sources
 from retrieval.filters import BadFilter
 from retrieval.index.hybrid import BadQuery, Query
 from retrieval.index.publish import Text
@@ -12,12 +12,12 @@ from retrieval.jobs import Given, Job, OverQuota
 from retrieval.library import InUse, Library
 from retrieval.records import (
     Collection,
+    CollectionNameTaken,
     Document,
     Found,
     Hit,
     Invitation,
     Member,
-    NameTaken,
     NotAllowed,
     NotFound,
     Passage,
@@ -25,7 +25,27 @@ from retrieval.records import (
 )
 
 __all__ = [
-    "BadFilter", "BadQuery", "Collection", "Document", "Found", "Given", "Hit", "InUse", "Invitation", "Job",
-    "Library", "Member", "NameTaken", "NotAllowed", "NotFound", "OverQuota", "Passage", "Query", "Source", "Text",
-    "TooManyInvited", "layout", "sources",
+    "BadFilter",
+    "BadQuery",
+    "Collection",
+    "CollectionNameTaken",
+    "Document",
+    "Found",
+    "Given",
+    "Hit",
+    "InUse",
+    "Invitation",
+    "Job",
+    "Library",
+    "Member",
+    "NotAllowed",
+    "NotFound",
+    "OverQuota",
+    "Passage",
+    "PromptSource",
+    "Query",
+    "Text",
+    "TooManyInvited",
+    "layout",
+    "sources",
 ]  # fmt: skip

@@ -35,7 +35,7 @@ HEADER = 200  # characters of a table's header that go with its rows
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ChunkShape:
     """Sizes in word pieces; `longest` in characters, for text that has few pieces or none."""
 
     child: int = 200
@@ -80,7 +80,7 @@ class _Unit:
     context: str
 
 
-def cut(parsed: Parsed, pieces: Count, shape: Shape = Shape()) -> Cut:  # frozen
+def cut(parsed: Parsed, pieces: Count, shape: ChunkShape = ChunkShape()) -> Cut:  # frozen
     """Cut a text. `pieces` is the embedder's tokenizer."""
     units = list(_units(parsed, pieces, shape))
     parents, chunks = list[tuple[int, int]](), list[Chunk]()
@@ -94,7 +94,7 @@ def cut(parsed: Parsed, pieces: Count, shape: Shape = Shape()) -> Cut:  # frozen
 # Units
 
 
-def _units(parsed: Parsed, pieces: Count, shape: Shape) -> Iterator[_Unit]:
+def _units(parsed: Parsed, pieces: Count, shape: ChunkShape) -> Iterator[_Unit]:
     text = parsed.text
     for spans in _batches(_stretches(text, _SPLITTERS[parsed.kind](text), 10 * shape.longest)):
         counted = pieces([text[span.start : span.end] for span in spans])
@@ -138,7 +138,7 @@ def _stretches(text: str, spans: Iterator[_Span], longest: int) -> Iterator[_Spa
             yield _Span(low, high, opens, span.context)
 
 
-def _parts(text: str, inside: Sequence[tuple[int, int]], shape: Shape) -> Iterator[tuple[int, int, int]]:
+def _parts(text: str, inside: Sequence[tuple[int, int]], shape: ChunkShape) -> Iterator[tuple[int, int, int]]:
     """A unit too long for a child, cut at a line's end, else between words, else between word pieces, else anywhere."""
     first, start = 0, 0
     while start < len(text):
@@ -181,7 +181,7 @@ def _skipped(text: str, at: int) -> int:
 # Groups of units
 
 
-def _parents(units: Sequence[_Unit], shape: Shape) -> Iterator[list[_Unit]]:
+def _parents(units: Sequence[_Unit], shape: ChunkShape) -> Iterator[list[_Unit]]:
     group, size = list[_Unit](), 0
     for unit in units:
         full = size + unit.size > shape.parent_high or (bool(group) and unit.end - group[0].start > 5 * shape.longest)
@@ -206,7 +206,7 @@ def _headings_last(group: Sequence[_Unit]) -> int:
     return keep or len(group)
 
 
-def _windows(group: Sequence[_Unit], shape: Shape) -> Iterator[tuple[int, int]]:
+def _windows(group: Sequence[_Unit], shape: ChunkShape) -> Iterator[tuple[int, int]]:
     """First and last unit of each child; the next begins up to `overlap` pieces before the end of the one before."""
 
     def fits(first: int, last: int, size: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from retrieval.context import Source
+from retrieval.context import PromptSource
 from retrieval.index.lexical import content
 from retrieval.spans import Folded, names, numbers, sentences, shortened
 
@@ -52,7 +52,7 @@ class Citation:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedText:
     """A sentence of an answer without its labels; `space` is the white space that follows it.
 
     `supported`: by a source it names, or by any if it names none. `elsewhere`: by another than it names. `unsupported`:
@@ -68,22 +68,22 @@ class Checked:
 class CitationChecker:
     """Checks one answer as it comes."""
 
-    def __init__(self, sources: Sequence[Source], judge: Judge | None = None) -> None:
+    def __init__(self, sources: Sequence[PromptSource], judge: Judge | None = None) -> None:
         self._sources = {source.label: _Held(source) for source in sources}
         self._judge = judge
         self._text = ""
         self._leading: bool | None = None  # whether labels stand before their sentences
 
-    def feed(self, text: str) -> list[Checked]:
+    def feed(self, text: str) -> list[CheckedText]:
         """More of the answer; the sentences that are whole by now."""
         self._text += text
         return list(self._cut(last=False))
 
-    def finish(self) -> list[Checked]:
+    def finish(self) -> list[CheckedText]:
         """The rest of the answer."""
         return list(self._cut(last=True))
 
-    def _cut(self, last: bool) -> Iterator[Checked]:
+    def _cut(self, last: bool) -> Iterator[CheckedText]:
         while (end := self._next_end(last)) is not None:
             part, self._text = self._text[:end], self._text[end:]
             if part.strip():
@@ -119,7 +119,7 @@ class CitationChecker:
             return end + len(rest) - len(rest.lstrip())
         return len(self._text) if last and self._text else None
 
-    def _check(self, part: str) -> Checked:
+    def _check(self, part: str) -> CheckedText:
         named = [f"S{number}" for label in _LABELS.findall(part) for number in _NUMBER.findall(label)]
         text = re.sub(r"[ \t]+([.,;!?])", r"\1", _LABELS.sub("", part))
         text = re.sub(r"(?<=\S)[ \t]{2,}", " ", re.sub(r"^\s*:\s*", "", text))
@@ -127,15 +127,15 @@ class CitationChecker:
         shown, claim = text.strip(), _MARKS.sub("", text).strip()
         words = frozenset(content(claim))
         if _REFUSAL.search(claim) or len(words) < 2 or claim.endswith("?"):
-            return Checked(shown, "plain", (), space)
+            return CheckedText(shown, "plain", (), space)
         found = [c for label in dict.fromkeys(named) if label in self._sources and (c := self._supports(label, claim))]
         if found:
-            return Checked(shown, "supported", tuple(found), space)
+            return CheckedText(shown, "supported", tuple(found), space)
         others = (c for label in self._sources if label not in named and (c := self._supports(label, claim)))
         best = max(others, key=lambda citation: citation.score, default=None)
         if best is None:
-            return Checked(shown, "unsupported", (), space)
-        return Checked(shown, "elsewhere" if named else "supported", (best,), space)
+            return CheckedText(shown, "unsupported", (), space)
+        return CheckedText(shown, "elsewhere" if named else "supported", (best,), space)
 
     def _supports(self, label: str, claim: str) -> Citation | None:
         held = self._sources[label]
@@ -154,7 +154,7 @@ class CitationChecker:
 class _Held:
     """A source, cut into its sentences once."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PromptSource) -> None:
         self.source = source
         self._folded = Folded(source.text)
         self._sentences = list(sentences(source.text))
@@ -197,7 +197,7 @@ def _may_begin_label(text: str) -> bool:
     return bool(re.fullmatch(r"[\[(]\s*(?:S[\d\s,;&Sand]*)?", text)) if len(text) < 24 else False
 
 
-def as_text(checked: Checked, policy: Literal["mark", "drop"] = "mark") -> str:
+def as_text(checked: CheckedText, policy: Literal["mark", "drop"] = "mark") -> str:
     """A sentence as a reader gets it: with the labels of what supports it, marked or left out where nothing does."""
     if checked.support == "unsupported":
         return "" if policy == "drop" else f"{checked.text} [unsupported]{checked.space}"

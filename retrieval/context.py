@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from retrieval.parsing.parsed import Page
+from retrieval.parsing.parsed import ParsedPage
 from retrieval.records import Hit, NotFound
 from retrieval.store import DocumentStore
 
@@ -18,7 +18,7 @@ OVERHEAD = 8  # tokens of a label, brackets and a line end
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PromptSource:
     """Characters `start` to `end` of a document, under a label; `pages` are those it stands on."""
 
     label: str
@@ -28,7 +28,7 @@ class Source:
     end: int
     text: str
     score: float
-    pages: tuple[Page, ...] = ()
+    pages: tuple[ParsedPage, ...] = ()
     context: str = ""  # the headings it stands under, or its table's header
 
     def page(self, at: int) -> int | None:
@@ -59,7 +59,7 @@ class _Window:
 
 def sources(
     store: DocumentStore, user: str, hits: Sequence[Hit], budget: int, count: CountTokens, *, parents: bool = True
-) -> list[Source]:
+) -> list[PromptSource]:
     """The best hits with their parents, or alone where those do not fit, in at most `budget` tokens."""
     windows, left = list[_Window](), budget
     for hit in hits:
@@ -86,14 +86,14 @@ def _windows(store: DocumentStore, user: str, hit: Hit, parents: bool) -> Iterat
     yield _Window(hit, passage.start, passage.end, passage.text)
 
 
-def _source(store: DocumentStore, user: str, number: int, window: _Window) -> Source:
+def _source(store: DocumentStore, user: str, number: int, window: _Window) -> PromptSource:
     try:
         pages = store.pages(user, window.document)
     except NotFound:
         pages = ()
     here = tuple(page for page in pages if page.start < window.end and window.start <= page.end)
     hit = window.hit
-    return Source(
+    return PromptSource(
         f"S{number}",
         window.document,
         hit.passage.title,
@@ -106,11 +106,11 @@ def _source(store: DocumentStore, user: str, number: int, window: _Window) -> So
     )
 
 
-def layout(found: Sequence[Source]) -> str:
+def layout(found: Sequence[PromptSource]) -> str:
     """The sources as a prompt has them, one a line; a row without its table's header would say nothing."""
     return "\n".join(f"[{source.label}] {_placed(source)}" for source in found)
 
 
-def _placed(source: Source) -> str:
+def _placed(source: PromptSource) -> str:
     text, context = " ".join(source.text.split()), " ".join(source.context.split())
     return text if not context or context in text else f"({context}) {text}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from retrieval.database import DatabaseFile
-from retrieval.parsing.parsed import Fault
+from retrieval.parsing.parsed import ParseFault
 from retrieval.records import Metadata, NotFound
 from retrieval.rights import Rights
 
@@ -55,7 +55,7 @@ class File:
     chunks: int = 0
     embedded: int = 0
     error: str | None = None
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ParseFault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def _file(row: sqlite3.Row) -> File:
     values["path"] = Path(values["path"])
     values["owned"] = bool(values["owned"])
     values["metadata"] = json.loads(values["metadata"])
-    values["faults"] = tuple(Fault(message, page) for message, page in json.loads(values["faults"]))
+    values["faults"] = tuple(ParseFault(message, page) for message, page in json.loads(values["faults"]))
     return File(**values)
 
 

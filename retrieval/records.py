@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from retrieval.chunking import Cut
-from retrieval.parsing.parsed import Fault, Parsed
+from retrieval.parsing.parsed import Parsed, ParseFault
 
 Role = Literal["owner", "writer", "reader"]
 MemberRole = Literal["writer", "reader"]
@@ -24,7 +24,7 @@ class NotAllowed(Exception):
     """The user may see it but not do this."""
 
 
-class NameTaken(Exception):
+class CollectionNameTaken(Exception):
     """The owner has another collection of this name."""
 
 
@@ -79,7 +79,7 @@ class Document:
     chunks: int
     pages: int
     metadata: Metadata
-    faults: tuple[Fault, ...]
+    faults: tuple[ParseFault, ...]
     created_at: float
     updated_at: float
 

@@ -14,10 +14,10 @@ from typing import Literal
 from retrieval.database import DatabaseFile
 from retrieval.records import (
     Collection,
+    CollectionNameTaken,
     Invitation,
     Member,
     MemberRole,
-    NameTaken,
     NotAllowed,
     NotFound,
     Role,
@@ -64,7 +64,7 @@ class Rights:
             self.need(db, owner, collection, "rename")
             taken = "SELECT 1 FROM collections WHERE owner = ? AND name = ? AND id != ?"
             if db.execute(taken, (owner, name, collection)).fetchone():
-                raise NameTaken(f"There is a collection {name!r:.60} already.")
+                raise CollectionNameTaken(f"There is a collection {name!r:.60} already.")
             db.execute("UPDATE collections SET name = ? WHERE id = ?", (name, collection))
 
     def collections(self, user: str) -> list[Collection]:

@@ -16,7 +16,7 @@ from typing import Any
 from retrieval.database import DatabaseFile, marks, migrations
 from retrieval.filters import Filters, as_sql
 from retrieval.index.chunks import Chunks
-from retrieval.parsing.parsed import Fault, Page
+from retrieval.parsing.parsed import ParsedPage, ParseFault
 from retrieval.records import Document, New, NotFound, Passage
 from retrieval.rights import Rights
 
@@ -269,7 +269,7 @@ class DocumentStore:
         )
         return [_document(row) for row in rows]
 
-    def pages(self, user: str, document: int) -> tuple[Page, ...]:
+    def pages(self, user: str, document: int) -> tuple[ParsedPage, ...]:
         """
         Raises:
             NotFound: there is no such document, or the user may not read it.
@@ -277,7 +277,7 @@ class DocumentStore:
         with self.database.reading() as db:
             self._collection_of(db, user, document)
             rows = db.execute("SELECT number, start, end FROM pages WHERE document = ? ORDER BY start", (document,))
-            return tuple(Page(*row) for row in rows)
+            return tuple(ParsedPage(*row) for row in rows)
 
     def file(self, user: str, document: int) -> Path:
         """Returns where the document was read from.
@@ -333,7 +333,7 @@ _DOCUMENTS = """SELECT d.id, d.collection, d.source, d.title, d.media_type, d.ve
 
 
 def _document(row: sqlite3.Row) -> Document:
-    faults = tuple(Fault(message, page) for message, page in json.loads(row["faults"]))
+    faults = tuple(ParseFault(message, page) for message, page in json.loads(row["faults"]))
     return Document(**_parsed(row) | {"faults": faults})
 
 

@@ -37,7 +37,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ToolProgressStep:
     """The progress of a call: `done` of `total`, in whatever unit the tool counts."""
 
     text: str
@@ -72,7 +72,7 @@ class Context:
         chat: str | None = None,
         provided: Provider | Mapping[type, object] | None = None,
         ask: Ask | None = None,
-        on_progress: Callable[[Step], None] | None = None,
+        on_progress: Callable[[ToolProgressStep], None] | None = None,
         on_output: Callable[[str], None] | None = None,
     ) -> None:
         self.user = user
@@ -95,7 +95,7 @@ class Context:
     def progress(self, text: str, done: float | None = None, total: float | None = None) -> None:
         """Shows the person how far the call is. The model does not read it."""
         if self._on_progress is not None and not self._ended:
-            self._on_progress(Step(text, done, total))
+            self._on_progress(ToolProgressStep(text, done, total))
 
     def output(self, text: str) -> None:
         """Shows a piece of the output before the whole is there; a generator's pieces come here by themselves."""

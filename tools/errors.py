@@ -27,7 +27,7 @@ class Retry(ToolError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ArgumentProblem:
     """A fault of one argument. `where` is its path, as in `stops[2].city`, or "" for the whole."""
 
     where: str
@@ -40,7 +40,7 @@ class Problem:
 class BadArguments(ToolError):
     """The arguments do not fit the tool's schema; each problem names its field."""
 
-    def __init__(self, tool: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, tool: str, problems: Sequence[ArgumentProblem]) -> None:
         super().__init__(f"The arguments do not fit {tool}: " + "; ".join(map(str, problems)) + ".")
         self.problems = tuple(problems)
 

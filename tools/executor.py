@@ -17,12 +17,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from tools.errors import BadArguments, JournalConflict, NotAnswered, Problem
+from tools.errors import ArgumentProblem, BadArguments, JournalConflict, NotAnswered
 from tools.invocation import Invocations, Tell
 from tools.journal import Journal, SqliteJournal
 from tools.limits import RateLimits
 from tools.outcome import Call, CallError, CallResult, CallStarted, Event, Outcome, failed
-from tools.policy import Allowed, Denied, NeedsApproval, Policy, canonical, fingerprint, parsed
+from tools.policy import Allowed, CallPolicy, Denied, NeedsApproval, canonical, fingerprint, parsed
 from tools.registry import Registry
 from tools.result import Result
 from tools.session import Session
@@ -42,7 +42,7 @@ class Executor:
     def __init__(
         self,
         registry: Registry,
-        policy: Policy,
+        policy: CallPolicy,
         journal: Journal | None = None,
         limits: RateLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -128,7 +128,7 @@ class Executor:
         try:
             arguments = parsed(call.arguments)
         except ValueError as error:
-            return failed(call, "bad_arguments", str(BadArguments(call.name, [Problem("", str(error))])))
+            return failed(call, "bad_arguments", str(BadArguments(call.name, [ArgumentProblem("", str(error))])))
         key = (session.run, call.id)
         mark = fingerprint(call.name, arguments)
         known = await asyncio.to_thread(self.journal.look, *key, mark)

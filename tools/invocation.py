@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
-from tools.context import Context, Question, Step
+from tools.context import Context, Question, ToolProgressStep
 from tools.errors import Retry, ToolError
 from tools.outcome import Call, CallOutput, CallProgress, Event, Outcome, failed
 from tools.registry import Registry
@@ -118,7 +118,7 @@ class Invocations:
             else:
                 loop.call_soon_threadsafe(deliver)
 
-        def on_progress(step: Step) -> None:
+        def on_progress(step: ToolProgressStep) -> None:
             report(lambda ms: CallProgress(call.id, call.name, step, ms))
 
         def on_output(text: str) -> None:

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tools.errors import BadArguments, Problem, ToolDeclarationError
+from tools.errors import ArgumentProblem, BadArguments, ToolDeclarationError
 from tools.schema import JSONSchema
 
 _MAX_LENGTH = 300  # characters of one message, which may quote the argument
@@ -40,7 +40,9 @@ def checker(where: str, name: str, schema: JSONSchema) -> Callable[[Mapping[str,
         given = copy.deepcopy(dict(arguments))
         errors = sorted(validator.iter_errors(given), key=lambda error: error.json_path)
         if errors:
-            found = [Problem(e.json_path.removeprefix("$").lstrip("."), e.message[:_MAX_LENGTH]) for e in errors]
+            found = [
+                ArgumentProblem(e.json_path.removeprefix("$").lstrip("."), e.message[:_MAX_LENGTH]) for e in errors
+            ]
             raise BadArguments(name, found)
         return given
 

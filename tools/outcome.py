@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tools.context import Step
+from tools.context import ToolProgressStep
 from tools.result import Result, shorten
 from tools.tool import Tool
 
@@ -92,7 +92,7 @@ class CallStarted:
 class CallProgress:
     call_id: str
     name: str
-    step: Step
+    step: ToolProgressStep
     ms: float
 
 

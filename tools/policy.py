@@ -126,7 +126,7 @@ class Decision:
             raise ValueError(f"expires_s is {self.expires_s}; give seconds above 0, or None for good.")
 
 
-class Policy:
+class CallPolicy:
     """The rules. `default` is what a user may do for whom nothing was set; the clock gives seconds since the epoch."""
 
     def __init__(

@@ -27,7 +27,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
 
 from tools.context import Context, Injected
-from tools.errors import BadArguments, Problem, ToolDeclarationError
+from tools.errors import ArgumentProblem, BadArguments, ToolDeclarationError
 
 _ARGS = ("Args", "Arguments", "Parameters")
 _SECTION = re.compile(rf"^({'|'.join(_ARGS)}|Returns?|Yields?|Raises|Examples?|Notes?|See Also|Warnings?):[ \t]*(.*)$")
@@ -141,11 +141,13 @@ class Signature:
 
 def _json(tool: str, arguments: Mapping[str, Any]) -> str:
     if not isinstance(arguments, Mapping):
-        raise BadArguments(tool, [Problem("", f"they must be a JSON object, and are {type(arguments).__name__}")])
+        raise BadArguments(
+            tool, [ArgumentProblem("", f"they must be a JSON object, and are {type(arguments).__name__}")]
+        )
     try:
         return json.dumps(dict(arguments), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadArguments(tool, [Problem("", f"they are not JSON: {error}")]) from None
+        raise BadArguments(tool, [ArgumentProblem("", f"they are not JSON: {error}")]) from None
 
 
 def _documented(function: Callable[..., Any], where: str) -> Docstring:
@@ -285,21 +287,21 @@ def _references(node: Any) -> set[str]:
     return ({own} if own is not None else set()).union(*map(_references, node.values()))
 
 
-def _problem(error: ErrorDetails, accepted: list[str]) -> Problem:
+def _problem(error: ErrorDetails, accepted: list[str]) -> ArgumentProblem:
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         if len(error["loc"]) > 1:
-            return Problem(where, "there is no such field")
+            return ArgumentProblem(where, "there is no such field")
         near = get_close_matches(where, accepted, 1)
-        return Problem(
+        return ArgumentProblem(
             where,
             f"there is no such argument; {'did you mean ' + near[0] if near else 'accepted: ' + _listed(accepted)}",
         )
     if error["type"] == "missing":
-        return Problem(where, "it is required, and missing")
+        return ArgumentProblem(where, "it is required, and missing")
     shown = json.dumps(error["input"], ensure_ascii=False, default=str)
     given = shown if len(shown) <= 60 else shown[:57] + "…"
-    return Problem(where, f"{error['msg'][0].lower()}{error['msg'][1:]}, and is {given}")
+    return ArgumentProblem(where, f"{error['msg'][0].lower()}{error['msg'][1:]}, and is {given}")
 
 
 def _listed(names: Any) -> str:

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.context import Context, Question, Step
+from tools.context import Context, Question, ToolProgressStep
 from tools.errors import NotAnswered
 from tools.executor import Executor
 from tools.journal import Journal
 from tools.options import PERMISSIONS
 from tools.outcome import Call, Event, Outcome
-from tools.policy import Decision, NeedsApproval, Policy
+from tools.policy import CallPolicy, Decision, NeedsApproval
 from tools.registry import Offer, Registry
 from tools.result import Result, result_of
 from tools.session import Session
@@ -40,7 +40,7 @@ class FakeContext(Context):
         answers: Sequence[str] = (),
         provided: Mapping[type, object] | None = None,
     ) -> None:
-        self.steps = list[Step]()
+        self.steps = list[ToolProgressStep]()
         self.outputs = list[str]()
         self.questions = list[Question]()
         self._answers = list(answers)
@@ -130,7 +130,7 @@ class ScriptedModel:
         *offers: Offer,
         user: str = "ana",
         approve: bool | Callable[[NeedsApproval], Awaitable[Decision]] = True,
-        policy: Policy | None = None,
+        policy: CallPolicy | None = None,
         journal: Journal | None = None,
         run: str = "run-1",
     ) -> Log:
@@ -149,7 +149,7 @@ class ScriptedModel:
 
         registry = Registry()
         registry.add(*offers)
-        executor = Executor(registry, policy or Policy(default=PERMISSIONS), journal)
+        executor = Executor(registry, policy or CallPolicy(default=PERMISSIONS), journal)
         session = Session(user, run, "chat-1", answered)
         try:
             for number, turn in enumerate(self.turns):

@@ -11,7 +11,7 @@ import platform
 from pathlib import Path
 
 from training import mixture, pass_at_k
-from training.evaluate import Result, table
+from training.evaluate import EvaluationResult, table
 from training.trainer import Trainer
 
 CARD = """\
@@ -109,12 +109,14 @@ def plot(losses: Path, out: Path, name: str) -> None:
     pyplot.close(figure)
 
 
-def write(trainer: Trainer, results: list[Result], out: Path, name: str, hardware_name: str, longest: int) -> None:
+def write(
+    trainer: Trainer, results: list[EvaluationResult], out: Path, name: str, hardware_name: str, longest: int
+) -> None:
     plan = trainer.plan
     millions = sum(weight.numel() for weight in trainer.model.parameters()) / 1e6
     searched = out / pass_at_k.RESULTS
     remarks = trainer.work / REMARKS
-    rows = [pass_at_k.Row(**row) for row in json.loads(searched.read_text("utf-8"))] if searched.exists() else []
+    rows = [pass_at_k.PassRow(**row) for row in json.loads(searched.read_text("utf-8"))] if searched.exists() else []
     total = sum(mixture.SHARES.values())
     text = CARD.format(
         name=name,

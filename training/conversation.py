@@ -17,7 +17,7 @@ Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description"
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class SpokenCall:
     name: str
     arguments: dict[str, Any]  # JSON
 
@@ -34,7 +34,7 @@ class Message:
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str = ""
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[SpokenCall, ...] = ()
     learned: bool = True
 
     def as_json(self) -> dict[str, Any]:
@@ -63,12 +63,12 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ModelReply:
     """One message that the model wrote; `broken` when a tool call is no valid JSON or it ran out of tokens."""
 
     thinking: str
     content: str
-    calls: tuple[ToolCall, ...]
+    calls: tuple[SpokenCall, ...]
     broken: bool = False
 
 
@@ -85,6 +85,6 @@ class Case:
     """
 
     prompt: Conversation
-    judge: Callable[[Sequence[Reply]], Verdict]
-    wanted: tuple[Reply, ...]
-    answer_call: Callable[[ToolCall], str] | None = None
+    judge: Callable[[Sequence[ModelReply]], Verdict]
+    wanted: tuple[ModelReply, ...]
+    answer_call: Callable[[SpokenCall], str] | None = None

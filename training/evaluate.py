@@ -23,7 +23,7 @@ from engine.structured_output.layout import Constrained
 from engine.tool_parsers import choose_parser, read_tools
 from training import reply
 from training.abilities import ABILITIES, Ability, xquad
-from training.conversation import Case, Message, Reply, Verdict
+from training.conversation import Case, Message, ModelReply, Verdict
 
 SEED = 20_000_003  # training draws from "seed-step" strings, never from this
 MAX_TOKENS = 768
@@ -32,7 +32,7 @@ RESULTS = "evaluation.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class EvaluationResult:
     """One row: `right` of `n`, the interval that holds the true share with 95% confidence, and what it should reach."""
 
     ability: str
@@ -63,12 +63,12 @@ def held(engine: Engine, case: Case) -> Constrained | None:
     return Constrained(plan.body, replace(plan.layout, think=(opening, closing)))
 
 
-async def replies(engine: Engine, case: Case, *, free: bool = False) -> list[Reply]:
+async def replies(engine: Engine, case: Case, *, free: bool = False) -> list[ModelReply]:
     """Returns what the model says, greedily, until it calls no more tools."""
     constraint = None if free else held(engine, case)
     messages = case.prompt.as_json()
     tools = list(case.prompt.tools) or None
-    said: list[Reply] = []
+    said: list[ModelReply] = []
     while len(said) < MAX_TURNS:
         prompt = engine.tokenizer.apply_chat_template(
             messages, tools=tools, enable_thinking=case.prompt.enable_thinking
@@ -85,13 +85,15 @@ async def replies(engine: Engine, case: Case, *, free: bool = False) -> list[Rep
     return said
 
 
-def judged(case: Case, said: Sequence[Reply]) -> Verdict:
+def judged(case: Case, said: Sequence[ModelReply]) -> Verdict:
     """The judge's verdict, in which a broken reply makes everything wrong but what is counted in parts."""
     broken = any(made.broken for made in said)
     return {name: x and not broken if isinstance(x, bool) else x for name, x in case.judge(said).items()}
 
 
-async def measure(engine: Engine, ability: Ability, cases: Sequence[Case], *, free: bool = False) -> list[Result]:
+async def measure(
+    engine: Engine, ability: Ability, cases: Sequence[Case], *, free: bool = False
+) -> list[EvaluationResult]:
     """One row for each measure of the cases' judges, over the cases that it applies to."""
     said = await asyncio.gather(*(replies(engine, case, free=free) for case in cases))
     verdicts = [judged(case, answers) for case, answers in zip(cases, said, strict=True)]
@@ -101,13 +103,13 @@ async def measure(engine: Engine, ability: Ability, cases: Sequence[Case], *, fr
         counted = [(int(x), 1) if isinstance(x, bool) else x for x in outcomes]
         right, n = sum(right for right, _ in counted), sum(of for _, of in counted)
         if n:
-            rows.append(Result(ability.name, name, n, right, *wilson(right, n), ability.goals.get(name)))
+            rows.append(EvaluationResult(ability.name, name, n, right, *wilson(right, n), ability.goals.get(name)))
     return rows
 
 
-async def evaluate(model: Path, n: int, only: str = "", *, free: bool = False) -> list[Result]:
+async def evaluate(model: Path, n: int, only: str = "", *, free: bool = False) -> list[EvaluationResult]:
     """Ask `n` questions of every ability, greedily; `only` keeps the abilities whose names contain it."""
-    results: list[Result] = []
+    results: list[EvaluationResult] = []
     async with await Engine.start(EngineConfig(model=str(model))) as engine:
         for ability in (*ABILITIES, *xquad(Path(os.environ.get("PONDER_SHARED", "../shared")))):
             if only not in ability.name:
@@ -121,7 +123,7 @@ async def evaluate(model: Path, n: int, only: str = "", *, free: bool = False) -
     return results
 
 
-def table(results: list[Result]) -> str:
+def table(results: list[EvaluationResult]) -> str:
     rows = [
         f"| {r.ability} | {r.measure} | {r.n} | {r.right / r.n:.1%} | {r.low:.1%} – {r.high:.1%} | "
         + (f"{r.goal:.0%} |" if r.goal is not None else "|")
@@ -132,7 +134,7 @@ def table(results: list[Result]) -> str:
     )
 
 
-def run(model: Path, n: int, only: str = "", *, free: bool = False) -> list[Result]:
+def run(model: Path, n: int, only: str = "", *, free: bool = False) -> list[EvaluationResult]:
     """Evaluate, print the table, and leave it in the model's folder."""
     results = asyncio.run(evaluate(model, n, only, free=free))
     print(table(results))

@@ -24,7 +24,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class MultiTurn:
     exchanges: tuple[Exchange, ...]  # the last one is learned, the others are history
     system: str | None = None
     enable_thinking: bool = True

@@ -55,7 +55,7 @@ Row = tuple[list[int], list[float]]  # the tokens of a conversation and what lea
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Both (rows, length); rows are padded on the right with weight 0."""
 
     tokens: Tensor
@@ -106,9 +106,9 @@ def share(rows: list[Row], team: Team) -> list[Row]:
     return mine
 
 
-def batches(rows: list[Row], largest: int, padding: int) -> list[Batch]:
+def batches(rows: list[Row], largest: int, padding: int) -> list[TrainingBatch]:
     """Rows, longest first, stacked into batches of at most `largest` tokens or one row, of lengths not far apart."""
-    stacked, pending = list[Batch](), list[Row]()
+    stacked, pending = list[TrainingBatch](), list[Row]()
     for row in rows:
         if pending:
             longest = len(pending[0][0])
@@ -119,9 +119,9 @@ def batches(rows: list[Row], largest: int, padding: int) -> list[Batch]:
     return [*stacked, _stack(pending, padding)] if pending else stacked
 
 
-def _stack(rows: list[Row], padding: int) -> Batch:
+def _stack(rows: list[Row], padding: int) -> TrainingBatch:
     length = max(len(tokens) for tokens, _ in rows)
-    return Batch(
+    return TrainingBatch(
         tokens=torch.tensor([tokens + [padding] * (length - len(tokens)) for tokens, _ in rows]),
         weights=torch.tensor([weights + [0.0] * (length - len(weights)) for _, weights in rows]),
     )
@@ -139,18 +139,18 @@ class Reader:
     workers: int = 0
     team: Team = ALONE
 
-    def at(self, step: int) -> list[Batch]:
+    def at(self, step: int) -> list[TrainingBatch]:
         """Returns what this member of the team computes of a step; nothing, where there are fewer rows than members."""
         made = rows(self.seed, step, min(1.0, step / self.ramp_steps), self.tokenizer, self.tokens)
         return batches(share(made, self.team), self.largest, token_id(self.tokenizer, END_OF_TEXT))
 
-    def read(self, start: int, end: int) -> Iterator[list[Batch]]:
+    def read(self, start: int, end: int) -> Iterator[list[TrainingBatch]]:
         """The batches of steps `start` to `end`, each a list that makes up one step."""
         if not self.workers:
             yield from map(self.at, range(start, end))
             return
         with ProcessPoolExecutor(self.workers, mp_context=get_context("spawn")) as pool:
-            ahead: deque[Future[list[Batch]]] = deque()
+            ahead: deque[Future[list[TrainingBatch]]] = deque()
             for step in range(start, end):
                 ahead.append(pool.submit(self.at, step))
                 if len(ahead) > 4 * self.workers:

@@ -29,7 +29,7 @@ class ModelConfig:
     max_position_embeddings: int = 4096
 
 
-class RMSNorm(nn.Module):
+class TrainingNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -64,8 +64,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.q_norm = TrainingNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = TrainingNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -89,12 +89,12 @@ class FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layer(nn.Module):
+class TrainingLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -102,12 +102,12 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Decoder(nn.Module):
+class TrainingDecoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(TrainingLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Model(nn.Module):
@@ -119,7 +119,7 @@ class Model(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config)
+        self.model = TrainingDecoder(config)
         cos, sin = rotary_tables(config, config.max_position_embeddings, torch.device("cpu"))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)

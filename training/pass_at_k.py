@@ -28,7 +28,7 @@ RESULTS = "pass_at_k.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PassRow:
     """`estimates` and their 95% intervals are in the order of `ks`; `tokens` is the mean length of an answer."""
 
     puzzle: str
@@ -67,7 +67,7 @@ async def _solve(engine: Engine, case: Case, samples: int, temperature: float, s
     return right, sum(len(result.token_ids) for result in results)
 
 
-async def measure(model: Path, puzzles: int, samples: int, temperature: float) -> list[Row]:
+async def measure(model: Path, puzzles: int, samples: int, temperature: float) -> list[PassRow]:
     ks = tuple(k for k in K if k <= samples)
     rows = []
     async with await Engine.start(EngineConfig(model=str(model))) as engine:
@@ -79,7 +79,7 @@ async def measure(model: Path, puzzles: int, samples: int, temperature: float) -
                 outcomes = [await _solve(engine, case, samples, temperature, at) for at, case in enumerate(cases)]
                 each = [[pass_at_k(samples, right, k) for right, _ in outcomes] for k in ks]
                 rows.append(
-                    Row(
+                    PassRow(
                         puzzle=game,
                         thinking=thinking,
                         puzzles=puzzles,
@@ -95,7 +95,7 @@ async def measure(model: Path, puzzles: int, samples: int, temperature: float) -
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[PassRow]) -> str:
     lines = [
         "| puzzle | thinking | " + " | ".join(f"pass@{k}" for k in rows[0].ks) + " | tokens an answer |",
         "|---|---|" + "---|" * (len(rows[0].ks) + 1),

@@ -28,7 +28,7 @@ _SIGNS = str.maketrans({"×": "*", "x": "*", "·": "*", "÷": "/", "−": "-", "
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PuzzleStep:
     left: int
     operator: str
     right: int
@@ -55,9 +55,9 @@ def apply(left: int, operator: str, right: int) -> int | None:
 
 
 @lru_cache(maxsize=20_000)
-def steps(state: Numbers) -> tuple[Step, ...]:
+def steps(state: Numbers) -> tuple[PuzzleStep, ...]:
     """All different steps: + and * in the order of the state, - and / with the larger number first."""
-    found: dict[tuple[int, str, int], Step] = {}
+    found: dict[tuple[int, str, int], PuzzleStep] = {}
     for i, j in combinations(range(len(state)), 2):
         rest = (*state[:i], *state[i + 1 : j], *state[j + 1 :])
         for operator in "+-*/":
@@ -65,7 +65,7 @@ def steps(state: Numbers) -> tuple[Step, ...]:
             left, right = pair if operator in "+*" else (max(pair), min(pair))
             value = apply(left, operator, right)
             if value is not None:
-                found.setdefault((left, operator, right), Step(left, operator, right, (value, *rest)))
+                found.setdefault((left, operator, right), PuzzleStep(left, operator, right, (value, *rest)))
     return tuple(found.values())
 
 
@@ -187,7 +187,7 @@ def check(answer: str, numbers: Sequence[int], target: int) -> bool:
     return found is not None and found[0] == target and sorted(found[1]) == sorted(numbers)
 
 
-def read_step(line: str, state: Sequence[int]) -> Step | None:
+def read_step(line: str, state: Sequence[int]) -> PuzzleStep | None:
     """The step that a line takes from `state`; None when the line is no step, or not a legal one."""
     match = _STEP.match(line)
     if not match:
@@ -198,7 +198,7 @@ def read_step(line: str, state: Sequence[int]) -> Step | None:
     written = (int(match[4]), *map(int, match[5].split()))
     if min(rest.values()) < 0 or apply(left, operator, right) != written[0]:
         return None
-    return Step(left, operator, right, written) if Counter(written[1:]) == +rest else None
+    return PuzzleStep(left, operator, right, written) if Counter(written[1:]) == +rest else None
 
 
 def count_legal(trace: str, numbers: Sequence[int]) -> tuple[int, int]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 
-from training.conversation import Reply, ToolCall
+from training.conversation import ModelReply, SpokenCall
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
-def read(text: str, *, ended: bool = True) -> Reply:
+def read(text: str, *, ended: bool = True) -> ModelReply:
     """A reply as generated, without the end-of-turn token; `ended` false when it stopped for lack of tokens."""
     head, closed, rest = text.rpartition("</think>")
     thinking = head.replace("<think>", "", 1).strip() if closed else ""
-    calls: list[ToolCall] = []
+    calls: list[SpokenCall] = []
     broken = not ended
     for body in _CALL.findall(rest):
         try:
@@ -24,14 +24,14 @@ def read(text: str, *, ended: bool = True) -> Reply:
             broken = True
             continue
         if isinstance(name, str) and isinstance(arguments, dict):
-            calls.append(ToolCall(name, arguments))
+            calls.append(SpokenCall(name, arguments))
         else:
             broken = True
     content = _CALL.sub("", rest).strip()
-    return Reply(thinking, content, tuple(calls), broken or "<tool_call>" in content or "<think>" in content)
+    return ModelReply(thinking, content, tuple(calls), broken or "<tool_call>" in content or "<think>" in content)
 
 
-def written(reply: Reply) -> str:
+def written(reply: ModelReply) -> str:
     """The inverse of `read`: what a model that means `reply` writes."""
     calls = "\n".join(call.written() for call in reply.calls)
     answer = f"{reply.content}\n{calls}" if reply.content and calls else reply.content or calls

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.mixture import Batch, Reader
+from training.mixture import Reader, TrainingBatch
 from training.model import Model, ModelConfig
 from training.team import ALONE, Team
 
@@ -214,7 +214,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.done, self.tokens, self.seconds = state["done"], state["tokens"], state["seconds"]
 
-    def step(self, batches: list[Batch]) -> float:
+    def step(self, batches: list[TrainingBatch]) -> float:
         """One step on this member's batches; returns the team's mean loss of a token, weighted as it was trained."""
         sums = torch.zeros(3, dtype=torch.float64)  # loss, weight, tokens
         for batch in batches:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Answering(Protocol):
+class AnswerJob(Protocol):
     """Answers to one request, however they are made."""
 
     @property

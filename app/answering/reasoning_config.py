@@ -25,10 +25,10 @@ from app.errors import ApiError, invalid
 from engine.errors import InvalidParameter
 from engine.params import Span
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
-from engine.tool_parsers import Named, Tool, ToolChoice, ToolPlan
+from engine.tool_parsers import Named, ToolChoice, ToolPlan, ToolSpec
 from reasoning.budget import BudgetForcing, ThinkingBudget
 from reasoning.strategies import TIMEOUT_S, Strategies, run_strategy
-from reasoning.strategy import Check, Context, Event, Options, Quota, Strategy, Yields
+from reasoning.strategy import Check, Context, Event, Options, Strategy, StrategyQuota, Yields
 from reasoning.thinking import Markers, Piece, empty_thinking, think_and_answer
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ReasoningResolver:
 
     strategies: Strategies = field(default_factory=Strategies)
     efforts: Mapping[Thinking, BudgetFields] = field(default_factory=lambda: BUDGETS)
-    quota: Quota = field(default_factory=Quota)
+    quota: StrategyQuota = field(default_factory=StrategyQuota)
     seconds: float = TIMEOUT_S  # of a strategy
     checkers: Checkers = field(default_factory=Checkers)
 
@@ -117,7 +117,7 @@ class ReasoningResolver:
         strategies.load_entry_points()
         for origin, why in strategies.faults.items():
             log.warning("The strategies of %s were not loaded: %s", origin, why)
-        quota = Quota(settings.strategy_branches, settings.strategy_nodes)
+        quota = StrategyQuota(settings.strategy_branches, settings.strategy_nodes)
         return cls(strategies, {**BUDGETS, **settings.efforts}, quota, settings.strategy_seconds)
 
     def _checker(
@@ -160,7 +160,7 @@ class ReasoningConfig:
     unthinking: bool = False
     thinks: bool | None = None  # what the chat template is told, None: nothing
     reduced: bool = False  # the budget is not what was asked for, and does not say whether to think
-    quota: Quota = field(default_factory=Quota)
+    quota: StrategyQuota = field(default_factory=StrategyQuota)
     seconds: float = TIMEOUT_S
     checker: Check | None = None
     checker_fields: Mapping[str, Any] | None = None  # as the request has it
@@ -351,7 +351,7 @@ def prompted(
 
 
 async def plan_calls(
-    served: ServedModel, tools: Sequence[Tool], chosen: ToolChoice, parallel: bool, user: str = ""
+    served: ServedModel, tools: Sequence[ToolSpec], chosen: ToolChoice, parallel: bool, user: str = ""
 ) -> ToolPlan:
     """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object; one that
     takes too long to compile is refused, as what an answer is held to must not depend on what else the server does."""

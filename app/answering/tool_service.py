@@ -21,7 +21,7 @@ from tools.journal import SqliteJournal
 from tools.mcp import mcp_servers
 from tools.options import Permission
 from tools.plugins import PluginFolder
-from tools.policy import Policy
+from tools.policy import CallPolicy
 from tools.registry import Registry
 from tools.tool import Tool
 
@@ -45,7 +45,7 @@ class ToolService:
         folder = settings.resolved_data_dir
         self.registry = Registry()
         self.grants = SqliteGrants(folder / "permissions.db")
-        policy = Policy(self.grants, default=GRANTED)
+        policy = CallPolicy(self.grants, default=GRANTED)
         self.executor = Executor(self.registry, policy, SqliteJournal(folder / "calls.db"))
         self.plugins = PluginFolder(settings.plugins or folder / "plugins", self.registry)
         if library is not None:
@@ -60,9 +60,9 @@ class ToolService:
     async def __aenter__(self) -> Self:
         from tools.builtin import documents
         from tools.builtin.builtin_tools import BuiltinConfig, builtin_tools
-        from tools.sql import Database
+        from tools.sql import SqlDatabase
 
-        attached = {name: Database(path) for name, path in self._settings.databases.items()}
+        attached = {name: SqlDatabase(path) for name, path in self._settings.databases.items()}
         here = builtin_tools(BuiltinConfig(self._notes, attached, self._settings.web, self._settings.searxng))
         self.off |= here.off
         self.registry.add(*here.tools, documents, origin=BUILT_IN)

@@ -30,7 +30,7 @@ from markdown_it.utils import OptionsDict
 from app.db.chats import Tree
 from app.db.database import Row
 from app.db.runs import LoggedEvent
-from app.db.steps import Step
+from app.db.steps import AnswerStep
 from app.runs.events import SourceShown
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SharedTurn:
     """A question, or an answer. `remark` says what is to be known of how it ended, if anything."""
 
     role: str
     content: str
     thinking: str = ""
     thinking_s: float | None = None
-    steps: Sequence[Step] = ()
+    steps: Sequence[AnswerStep] = ()
     sources: Sequence[SourceShown] = field(default=())
     remark: str = ""
 
@@ -59,7 +59,7 @@ class Turn:
 class SharedChat:
     title: str
     begun: datetime
-    turns: list[Turn]
+    turns: list[SharedTurn]
 
 
 async def shared_chat(store: Store, user: str, chat_id: str) -> SharedChat:
@@ -75,12 +75,12 @@ async def shared_chat(store: Store, user: str, chat_id: str) -> SharedChat:
     return SharedChat(chat["title"] or "Untitled chat", datetime.fromtimestamp(chat["created_at"], UTC), turns)
 
 
-def _turn_of(message: Row, events: Sequence[LoggedEvent]) -> Turn:
+def _turn_of(message: Row, events: Sequence[LoggedEvent]) -> SharedTurn:
     remarks = {
         "running": "This answer was still being written.", "cancelled": "This answer was stopped.",
         "failed": f"This answer failed. {message['error'] or ''}".strip(),
     }  # fmt: skip
-    return Turn(
+    return SharedTurn(
         message["role"], message["content"], message["thinking"], message["thinking_s"], message["steps"],
         _sources(events), remarks.get(message["status"], ""),
     )  # fmt: skip
@@ -105,7 +105,7 @@ def markdown(chat: SharedChat) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_parts(turn: Turn) -> Iterator[str]:
+def _markdown_parts(turn: SharedTurn) -> Iterator[str]:
     if turn.thinking:
         yield _quote(f"*{turn.thought}*\n\n{turn.thinking.strip()}")
     for step in turn.steps:
@@ -228,13 +228,13 @@ def page(chat: SharedChat) -> str:
 """
 
 
-def _turn(turn: Turn, id: str) -> str:
+def _turn(turn: SharedTurn, id: str) -> str:
     inside = "\n".join(_parts(turn, id))
     kind = "question" if turn.role == "user" else "answer"
     return f'<article class="{kind}" aria-label="{NAMES[turn.role]}"><h2>{NAMES[turn.role]}</h2>\n{inside}\n</article>'
 
 
-def _parts(turn: Turn, id: str) -> Iterator[str]:
+def _parts(turn: SharedTurn, id: str) -> Iterator[str]:
     if turn.role == "user":
         yield f'<p class="asked" dir="auto">{escape(turn.content)}</p>'
         return

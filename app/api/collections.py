@@ -18,7 +18,7 @@ from app.current_user import User
 from app.errors import ApiError, invalid
 from app.request_body import json_object, parse
 from app.state import State
-from retrieval import NameTaken, TooManyInvited
+from retrieval import CollectionNameTaken, TooManyInvited
 
 router = APIRouter(prefix="/api", tags=["Collections"])
 
@@ -78,7 +78,7 @@ async def rename(request: Request, user: User, collection_id: str) -> Collection
         return await asyncio.to_thread(change)
     except ValueError as error:
         raise invalid("name", str(error)) from None
-    except NameTaken as error:
+    except CollectionNameTaken as error:
         raise ApiError(409, str(error), param="name", code="name_taken") from None
 
 

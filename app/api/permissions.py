@@ -20,7 +20,7 @@ from app.request_body import json_object, parse
 from app.state import State
 from tools.grants import Grant
 from tools.options import PERMISSIONS, Permission
-from tools.policy import Policy
+from tools.policy import CallPolicy
 
 router = APIRouter(prefix="/api", tags=["Permissions"])
 
@@ -91,11 +91,11 @@ async def unset_chat_permissions(request: Request, user: User, chat_id: str) -> 
     return Response(status_code=204)
 
 
-def _policy(request: Request) -> Policy:
+def _policy(request: Request) -> CallPolicy:
     return State.of(request).tool_service.executor.policy
 
 
-def _shown(policy: Policy, user: str) -> dict[str, Any]:
+def _shown(policy: CallPolicy, user: str) -> dict[str, Any]:
     return {
         "classes": _listed(policy.permitted(user, None)),
         "default": _listed(policy.default),
@@ -104,7 +104,7 @@ def _shown(policy: Policy, user: str) -> dict[str, Any]:
     }
 
 
-def _shown_of_chat(policy: Policy, user: str, chat_id: str) -> dict[str, Any]:
+def _shown_of_chat(policy: CallPolicy, user: str, chat_id: str) -> dict[str, Any]:
     held = policy.grants.classes(user, chat_id)
     return {
         "chat_id": chat_id,

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from retrieval import Collection, Document, Found, Hit, Invitation, Job, Member
 from retrieval.jobs import FileStatus
-from retrieval.parsing.parsed import Fault
+from retrieval.parsing.parsed import ParseFault
 from retrieval.records import MemberRole, Metadata, Role
 
 
@@ -23,7 +23,7 @@ class FaultShown(BaseModel):
     page: int | None
 
     @classmethod
-    def of(cls, fault: Fault) -> FaultShown:
+    def of(cls, fault: ParseFault) -> FaultShown:
         return cls(message=fault.message, page=fault.page)
 
 

@@ -32,7 +32,7 @@ from app.errors import ApiError, invalid
 from app.openai.event_stream import PING_S, STREAM_HEADERS
 from app.request_body import MAX_BODY_BYTES, explain, is_large, json_object, parse
 from app.runs.live_runs import ChatBusy
-from app.runs.run import Ask
+from app.runs.run import RunSpec
 from app.runs.trace import lines
 from app.state import State
 
@@ -174,7 +174,7 @@ async def start_run(request: Request, user: User, who: Asker, chat_id: str) -> R
         reasoning_config.check_routed()
         if wanted.tools is not None:
             raise invalid("tools", "tools are asked for of 'auto'; accepted: the name of one model beside tools.")
-    ask = Ask(
+    ask = RunSpec(
         wanted.place(), wanted.told(), wanted.sampling(), max_tokens=wanted.max_tokens, collections=wanted.collections,
         tools=wanted.tools, served=served, auto=auto, reasoning_config=reasoning_config, user=user,
     )  # fmt: skip

@@ -129,7 +129,7 @@ _PASSING_S = 24 * 3600.0  # of a key that is taken back at the end, should there
 _TIMEOUT = httpx.Timeout(30, read=600)
 
 
-class Refused(Exception):
+class RefusedFile(Exception):
     """Files that are not accepted; the message says why."""
 
 
@@ -248,11 +248,11 @@ class RemoteDocuments:
             try:
                 parts = [("file", ("file", opened.enter_context(file.path.open("rb")))) for file in files]
             except OSError as error:
-                raise Refused(f"It cannot be read: {error.strerror or error}.") from None
+                raise RefusedFile(f"It cannot be read: {error.strerror or error}.") from None
             try:
                 return str(self._ask("POST", "/api/documents", files=parts, data=data)["job"]["id"])
             except BadSetting as error:
-                raise Refused(str(error)) from None
+                raise RefusedFile(str(error)) from None
 
     def job(self, id: str) -> JobShown:
         return JobShown.model_validate(self._ask("GET", f"/api/jobs/{id}"))

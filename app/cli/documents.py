@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from app.api.response_models import FileShown, JobShown, PassageShown
-from app.cli.document_source import DocumentSource, Picked, Refused, open_documents, pick
+from app.cli.document_source import DocumentSource, Picked, RefusedFile, open_documents, pick
 from app.config import Settings
 from retrieval.index.lexical import terms
 
@@ -43,7 +43,7 @@ class Work:
         """Queue files; those that are refused together are tried one by one."""
         try:
             id = self._shelf.submit(files, collection)
-        except Refused as refusal:
+        except RefusedFile as refusal:
             if len(files) > 1:
                 for file in files:
                     self.submit([file], collection)

@@ -35,7 +35,7 @@ from app.cli.task_file import TaskFile, read_tasks
 from app.config import BadSetting, Settings
 from app.config.efforts import BUDGETS
 from engine import GREEDY, Engine, Span
-from reasoning.evaluate import BadWay, Row, Way, measure
+from reasoning.evaluate import BadWay, MeasuredWay, Way, measure
 from reasoning.strategies import Strategies
 from reasoning.thinking import Markers
 from retrieval.embedding import SentenceEmbedder
@@ -154,7 +154,7 @@ def _named(name: str, options: Mapping[str, Any]) -> str:  # Any: plain JSON
 
 async def _measured(
     tasks: TaskFile, ways: Sequence[Way], known: Strategies, max_tokens: int, kept: Path | None, settings: Settings
-) -> list[Row]:
+) -> list[MeasuredWay]:
     """The rows of all ways, those of the file taken as they are."""
     setting = {
         "model": settings.model,
@@ -166,7 +166,7 @@ async def _measured(
     async with await Engine.start(settings.engine_config()) as engine:
         thinks = Markers.of(engine.tokenizer) is not None
         asked = list({way.name: way for way in ways or grid(thinks)}.values())
-        rows: list[Row] = []
+        rows: list[MeasuredWay] = []
         with _Progress(len(asked), len(tasks.tasks)) as progress:
             for way in asked:
                 if way.name not in there:
@@ -181,14 +181,14 @@ async def _measured(
     return rows
 
 
-def _read(kept: Path | None, setting: Mapping[str, Any]) -> dict[str, Row]:
+def _read(kept: Path | None, setting: Mapping[str, Any]) -> dict[str, MeasuredWay]:
     """Raises BadSetting where the file is of something else, which is not overwritten."""
     if kept is None or not kept.exists():
         return {}
     try:
         made = json.loads(kept.read_text(encoding="utf-8"))
         was = {key: made[key] for key in setting}
-        rows = {row["name"]: Row(**row) for row in made["rows"]}
+        rows = {row["name"]: MeasuredWay(**row) for row in made["rows"]}
     except (OSError, ValueError, TypeError, KeyError):
         raise BadSetting(f"{kept} is no result of `ponder eval reasoning`; accepted: another file.") from None
     if was != setting:
@@ -197,7 +197,7 @@ def _read(kept: Path | None, setting: Mapping[str, Any]) -> dict[str, Row]:
     return rows
 
 
-def _write(kept: Path | None, setting: Mapping[str, Any], rows: Mapping[str, Row]) -> None:
+def _write(kept: Path | None, setting: Mapping[str, Any], rows: Mapping[str, MeasuredWay]) -> None:
     if kept is None:
         return
     new = kept.with_name(f"{kept.name}.new")
@@ -233,14 +233,14 @@ class _Progress:
 
         return tell
 
-    def finish(self, row: Row) -> None:
+    def finish(self, row: MeasuredWay) -> None:
         self._over += 1
         self._bar.update(self._task, completed=self._over * self._tasks)
         if not self._console.is_terminal:
             self._console.print(f"{self._over}/{self._ways} {row.name}: {row.share:.1%}", markup=False)
 
 
-def _table(rows: Sequence[Row], file: Path, model: str) -> Table:
+def _table(rows: Sequence[MeasuredWay], file: Path, model: str) -> Table:
     """Answers that were cut or failed have a column where there are any."""
     table = Table(title=f"{file.name}, {rows[0].n} tasks, {model}", title_justify="left", box=SIMPLE)
     table.add_column("strategy")
@@ -257,7 +257,7 @@ def _table(rows: Sequence[Row], file: Path, model: str) -> Table:
     return table
 
 
-def curves_of(rows: Sequence[Row]) -> list[Curve]:
+def curves_of(rows: Sequence[MeasuredWay]) -> list[Curve]:
     """A curve for each of theirs."""
     names = dict.fromkeys(row.curve for row in rows)
     return [

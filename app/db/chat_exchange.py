@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from app.db.chats import add_folder, chat_of, messages_of
 from app.db.database import Database, Row, insert, new_id, row, rows
-from app.db.steps import Step, check_steps, dump_steps
+from app.db.steps import AnswerStep, check_steps, dump_steps
 
 FORMAT, VERSION = "ponder.chats", 1
 MAX_TITLE = 200
@@ -56,7 +56,7 @@ class ExportedMessage(_Part):
     ttft_s: Measure | None = None
     tokens_per_s: Measure | None = None
     usage: ExportedUsage | None = None
-    steps: Annotated[list[Step], Field(max_length=1000)] = []
+    steps: Annotated[list[AnswerStep], Field(max_length=1000)] = []
     status: Literal["completed", "failed", "cancelled"] = "completed"
     error: str | None = None
     created_at: Moment
@@ -82,7 +82,7 @@ class Export(_Part):
     )
 
 
-class Exchange:
+class ChatExchange:
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from app.answering.served_model import Usage
 from app.db.chats import Tree, add_message, chat_of, messages_of
 from app.db.database import Database, KeyReused, NotThere, Row, WrongPlace, insert, new_id, row, rows, steady
-from app.db.steps import Step, dump_steps
+from app.db.steps import AnswerStep, dump_steps
 
 KEPT_S = 24 * 3600.0
 
@@ -115,7 +115,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RunAnswer:
     """The final state of an assistant's message."""
 
     status: str
@@ -126,7 +126,7 @@ class Answer:
     tokens_per_s: float | None = None
     usage: Usage | None = None
     error: str | None = None
-    steps: Sequence[Step] = ()
+    steps: Sequence[AnswerStep] = ()
     error_code: str | None = None  # not kept with the message: the log has it
 
 
@@ -166,7 +166,7 @@ class RunRows:
         made = [(run_id, e.seq, e.type, e.data) for e in events]
         return self._database.write(lambda db: _append(db, made))
 
-    def end(self, run_id: str, answer: Answer) -> None:
+    def end(self, run_id: str, answer: RunAnswer) -> None:
         """Record how a run ended, some time soon."""
         self._database.write(lambda db: _end(db, run_id, answer))
 
@@ -179,7 +179,9 @@ class RunRows:
         found = await self._database.rows("SELECT data FROM traces WHERE run_id = ?", run_id)
         return str(found[0]["data"]) if found else None
 
-    async def fail_unfinished(self, terminal: LoggedEvent, remains: Callable[[Sequence[LoggedEvent]], Answer]) -> int:
+    async def fail_unfinished(
+        self, terminal: LoggedEvent, remains: Callable[[Sequence[LoggedEvent]], RunAnswer]
+    ) -> int:
         """End the runs that a stopped or crashed server left running: of their answers, `remains` is kept.
 
         `terminal.seq` is ignored: the event goes after each log's end.
@@ -281,7 +283,7 @@ def _append(db: sqlite3.Connection, made: Iterable[tuple[str, int, str, str]]) -
     )
 
 
-def _end(db: sqlite3.Connection, run_id: str, answer: Answer) -> None:
+def _end(db: sqlite3.Connection, run_id: str, answer: RunAnswer) -> None:
     usage = answer.usage.model_dump_json() if answer.usage else None
     db.execute("UPDATE runs SET status = ?, ended_at = ? WHERE id = ?", [answer.status, time.time(), run_id])
     db.execute(

@@ -33,13 +33,13 @@ class StepResult(Part):
     untrusted: bool
 
 
-class Step(Part):
+class AnswerStep(Part):
     content: str
     calls: list[StepCall] = []
     results: list[StepResult] = []
 
 
-def check_steps(steps: Sequence[Step]) -> None:
+def check_steps(steps: Sequence[AnswerStep]) -> None:
     """
     Raises:
         ValueError: a call has no result, a result no call, or a step that is not the last one calls nothing.
@@ -52,13 +52,13 @@ def check_steps(steps: Sequence[Step]) -> None:
             raise ValueError("every step but the last calls something, and the last nothing")
 
 
-_STEPS = TypeAdapter(list[Step])
+_STEPS = TypeAdapter(list[AnswerStep])
 
 
-def dump_steps(steps: Sequence[Step]) -> str | None:
+def dump_steps(steps: Sequence[AnswerStep]) -> str | None:
     return _STEPS.dump_json(list(steps)).decode() if steps else None
 
 
-def load_steps(text: str | None) -> list[Step]:
+def load_steps(text: str | None) -> list[AnswerStep]:
     """Loads stored steps, which were checked before."""
     return _STEPS.validate_json(text) if text else []

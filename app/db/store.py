@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from app.db.chat_exchange import Exchange
+from app.db.chat_exchange import ChatExchange
 from app.db.chats import Chats, Folders, chat_of, folder_of
 from app.db.database import Database, NameTaken, NotThere, Row, row, steady
 from app.db.runs import LoggedEvent, RunKeys, RunRows
@@ -82,7 +82,7 @@ _SEARCH = """
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundChat:
     """A chat and the message of it that fits best; its title, with `message_id` None, where no message fits.
 
     `marks`: the places in the snippet, as characters `start` to `end`, that were searched for.
@@ -99,7 +99,7 @@ class ChatSearch:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def find(self, user: str, text: str, limit: int) -> list[Found]:
+    async def find(self, user: str, text: str, limit: int) -> list[FoundChat]:
         """The best first. A text fits that has all the words; the last may be the beginning of one."""
         query = _query(text)
         if not query:
@@ -108,7 +108,7 @@ class ChatSearch:
         opens, closes = f"<{secrets.token_hex(8)}>", f"<{secrets.token_hex(8)}>"
         found = await self._database.rows(_SEARCH, query, user, limit, opens, closes, _WORDS)
         return [
-            Found(each["chat_id"], each["title"], each["message_id"], *_marked(each["snippet"], opens, closes))
+            FoundChat(each["chat_id"], each["title"], each["message_id"], *_marked(each["snippet"], opens, closes))
             for each in found
         ]
 
@@ -220,7 +220,7 @@ class Store:
         self.folders = Folders(database)
         self.deleted = Deleted(database)
         self.search = ChatSearch(database)
-        self.exchange = Exchange(database)
+        self.exchange = ChatExchange(database)
         self.runs = RunRows(database)
         self.run_keys = RunKeys(database)
         self.overview = Overview(database)

@@ -170,7 +170,7 @@ _INTER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 _DURATION = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
-class Meter:
+class ServerMetrics:
     """Counts what passes."""
 
     def __init__(self, models: ModelRegistry, goals: Goals | None = None) -> None:

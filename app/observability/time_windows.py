@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 Kind = Literal["ttft", "inter_token", "duration"]
 
 
-class Sample:
+class WindowSample:
     """Some of the values, each with the same chance to be among them, and how many there were."""
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class Sample:
 @dataclass(slots=True)
 class Bin:
     number: int
-    latencies: dict[Kind, Sample] = field(
-        default_factory=lambda: {"ttft": Sample(), "inter_token": Sample(), "duration": Sample()}
+    latencies: dict[Kind, WindowSample] = field(
+        default_factory=lambda: {"ttft": WindowSample(), "inter_token": WindowSample(), "duration": WindowSample()}
     )
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -151,7 +151,7 @@ class TimeWindows:
         return [each for each in self._bins if each.number >= first]
 
 
-def percentiles(samples: Iterable[Sample]) -> dict[str, float] | None:
+def percentiles(samples: Iterable[WindowSample]) -> dict[str, float] | None:
     """p50, p95 and p99 (nearest rank) of all that the samples stand for, and how many that is; None of nothing."""
     parts = [each for each in samples if each.count]
     if not parts:

@@ -16,7 +16,7 @@ from typing import Any
 
 from app.admission.request_budget import enter, narrow
 from app.answering.answer_generation import (
-    Answering,
+    AnswerJob,
     CheckedGeneration,
     Generation,
     chat_logprobs,
@@ -85,7 +85,7 @@ class ChatJob:
     span: Span
     calling: Calling
     thoughts: Callable[[], ThinkingSummary]
-    generation: Answering
+    generation: AnswerJob
     warnings: tuple[str, ...] = ()  # what of the request is not held
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))

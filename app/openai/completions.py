@@ -16,7 +16,7 @@ from typing import Any
 
 from app.admission.request_budget import enter, narrow
 from app.answering.answer_generation import (
-    Answering,
+    AnswerJob,
     CheckedGeneration,
     CompletionLogprobs,
     Generation,
@@ -44,7 +44,7 @@ class CompletionJob:
     request: CompletionRequest
     served: ServedModel
     generation: Generation
-    answering: Answering  # by the generation, its answers checked where they have to be
+    answering: AnswerJob  # by the generation, its answers checked where they have to be
     texts: list[str]  # the prompts as text, for `echo`
     warnings: tuple[str, ...] = ()  # what of the request is not held
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")

@@ -300,7 +300,7 @@ class TextPart(BaseModel):
     text: str
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """One turn. `content` is joined text once checked."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -314,7 +314,7 @@ class Message(BaseModel):
 
 
 class ChatRequest(SamplingRequest):
-    messages: list[Message] = Field(
+    messages: list[ChatMessage] = Field(
         min_length=1, max_length=10_000,
         description="a non-empty list of {role: system, developer, user, assistant or tool, content: text}",
     )  # fmt: skip

@@ -25,7 +25,7 @@ _KINDS = "message, function_call, function_call_output, reasoning and mcp_call"
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ResponseConversation:
     """`messages` as chat completions take them; `read_from` names the tools whose results are among them."""
 
     messages: list[Json]
@@ -62,7 +62,7 @@ class _Result:
 _Item = _Said | _Thought | _Call | _Result
 
 
-def conversation(placed: Iterable[Placed]) -> Conversation:
+def conversation(placed: Iterable[Placed]) -> ResponseConversation:
     """
     Raises:
         ApiError: 400, naming the item's place.
@@ -89,7 +89,7 @@ def conversation(placed: Iterable[Placed]) -> Conversation:
     for item in items:
         turns.add(item)
     turns.end()
-    return Conversation(turns.messages, frozenset(call.name for call in calls.values()))
+    return ResponseConversation(turns.messages, frozenset(call.name for call in calls.values()))
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.admission.request_budget import enter, narrow, output_limit, scheduling
 from app.answering.answer_generation import (
-    Answering,
+    AnswerJob,
     CheckedGeneration,
     Generation,
     chat_logprobs,
@@ -314,7 +314,7 @@ class ResponseJob:
             calls=plan is not None, reasoning_config=self.reasoning_config, variables=self.variables, tenant=self.user,
             tally=self.tally,
         )  # fmt: skip
-        generation: Answering = self.routing or (made if self.check is None else CheckedGeneration(made, self.check))
+        generation: AnswerJob = self.routing or (made if self.check is None else CheckedGeneration(made, self.check))
         turn = Turn(None if plan is None else plan.parser)
         async with aclosing(generation.pieces()) as pieces:
             async for _, piece in pieces:

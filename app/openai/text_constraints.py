@@ -23,7 +23,7 @@ from engine.structured_output.layout import Constrained, Layout
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.structured_output.schema_rewrite import schemas, supersets, unknown_formats
 from engine.structured_output.spec import JSON_OBJECT, Constraint, Grammar, JsonSchema, Regex, choice
-from engine.tool_parsers import Tool, ToolPlan, read_choice, read_tools
+from engine.tool_parsers import ToolPlan, ToolSpec, read_choice, read_tools
 from engine.tool_parsers.schemas import check_schema
 
 if TYPE_CHECKING:
@@ -260,6 +260,6 @@ def _check_beside_tools(request: ChatRequest, served: ServedModel) -> None:
 def _beginning(served: ServedModel) -> int | None:
     """The token that begins a call, where there is one. The tools themselves, which nobody may call, don't matter."""
     try:
-        return None if served.tool_parser is None else served.tool_parser.plan([Tool("any")], "auto").layout.begin
+        return None if served.tool_parser is None else served.tool_parser.plan([ToolSpec("any")], "auto").layout.begin
     except InvalidParameter:  # the model writes calls in a form that cannot be held
         return None

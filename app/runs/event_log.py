@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import BaseModel
 
 from app.db.runs import LoggedEvent
-from app.db.steps import RESULT_CHARACTERS, Step, StepCall, StepResult
+from app.db.steps import RESULT_CHARACTERS, AnswerStep, StepCall, StepResult
 from app.runs.events import TERMINAL, AnswerDelta, ThinkingDelta
 from tools.outcome import Call
 from tools.result import shorten
@@ -177,7 +177,7 @@ class Deltas:
 
 class StepRecorder:
     def __init__(self) -> None:
-        self._closed: list[Step] = []
+        self._closed: list[AnswerStep] = []
         self._text: list[str] = []
         self._calls: list[StepCall] = []
         self._results: list[StepResult] = []
@@ -195,10 +195,10 @@ class StepRecorder:
     def next(self) -> None:
         """Closes a step that has results: the text and calls to come were made after them."""
         if self._results:
-            self._closed.append(Step(content="".join(self._text), calls=self._calls, results=self._results))
+            self._closed.append(AnswerStep(content="".join(self._text), calls=self._calls, results=self._results))
             self._text, self._calls, self._results = [], [], []
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[AnswerStep]:
         """All steps, the answer's own as the last; none where nothing was called."""
         self.next()
-        return [*self._closed, Step(content="".join(self._text))] if self._closed else []
+        return [*self._closed, AnswerStep(content="".join(self._text))] if self._closed else []

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.db.database import NotThere
-from app.db.runs import Answer, Begun, LoggedEvent, RunKey, Started
+from app.db.runs import Begun, LoggedEvent, RunAnswer, RunKey, Started
 from app.db.store import Store
-from app.observability import Meter
+from app.observability import ServerMetrics
 from app.runs.event_log import RunLog, StepRecorder
 from app.runs.events import RunFailed, RunQueued
 from app.runs.prompt_builder import History
-from app.runs.run import Ask, Run
+from app.runs.run import Run, RunSpec
 from app.runs.run_tools import RunTools
 from engine.errors import EngineStopped
 from tools.outcome import Call
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from retrieval import Library
 
 
-def recover_runs(events: Sequence[LoggedEvent], error: str) -> Answer:
+def recover_runs(events: Sequence[LoggedEvent], error: str) -> RunAnswer:
     """The answer as far as it was logged, as failed with `error`."""
     content, thinking, recorder = list[str](), list[str](), StepRecorder()
     calls: dict[str, Call] = {}
@@ -56,7 +56,7 @@ def recover_runs(events: Sequence[LoggedEvent], error: str) -> Answer:
             case "tool.error", {"call_id": id, "name": name, "message": text} if id in calls:
                 # Whether these were the tool's own words is not logged.
                 recorder.returned(calls.pop(id), f"The call failed: {frame(text, name)}", untrusted=True)
-    return Answer("failed", "".join(content), "".join(thinking), error=error, steps=recorder.steps())
+    return RunAnswer("failed", "".join(content), "".join(thinking), error=error, steps=recorder.steps())
 
 
 STOPPING = RunFailed(
@@ -78,7 +78,7 @@ class Runs:
         self,
         served: ServedModel,
         thoughts: Callable[[str], ThinkingSummary],
-        meter: Meter,
+        meter: ServerMetrics,
         store: Store,
         library: Library,
         tool_service: ToolService,
@@ -102,7 +102,7 @@ class Runs:
         terminal = LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json())
         return await self._store.runs.fail_unfinished(terminal, lambda events: recover_runs(events, RESTARTED.message))
 
-    async def start(self, chat_id: str, ask: Ask, key: RunKey | None = None) -> Started:
+    async def start(self, chat_id: str, ask: RunSpec, key: RunKey | None = None) -> Started:
         """Begin an answer. With a key it begins once, however often it is asked for.
 
         Raises:
@@ -119,7 +119,7 @@ class Runs:
         async with self._keyed:  # the second of two waits until the first has begun, and finds its key
             return await self._store.run_keys.run_of(ask.user, key) or await self._start(chat_id, ask, key)
 
-    async def _start(self, chat_id: str, ask: Ask, key: RunKey | None) -> Started:
+    async def _start(self, chat_id: str, ask: RunSpec, key: RunKey | None) -> Started:
         offered = [] if ask.tools is None else self._tool_service.offered(ask.tools)
         if isinstance(ask.collections, list):
             await asyncio.to_thread(self._library.rights.readable, ask.user, ask.collections)
@@ -201,7 +201,7 @@ class Runs:
         self._closing = True
         await asyncio.gather(*(run.cancel(STOPPING) for run in self._live.values()))
 
-    def _ended(self, run: Run, answer: Answer) -> None:
+    def _ended(self, run: Run, answer: RunAnswer) -> None:
         # All of it before the readers hear of the end: the next question must find the chat free, and the store
         # takes its writes in order, so whoever reads the chat then finds the answer.
         run.log.flush()

@@ -24,7 +24,7 @@ from app.admission.request_budget import output_limit
 from app.answering.reasoning_config import plan_calls
 from app.answering.served_model import ServedModel
 from app.db.database import Row
-from app.db.steps import Step
+from app.db.steps import AnswerStep
 from app.errors import ApiError, invalid
 from engine.errors import ChatTemplateError
 from engine.params import Span
@@ -75,7 +75,7 @@ class History:
         return cls([*messages, last], [*plain, last], question["content"], frozenset(read_from))
 
 
-def _acted(steps: Sequence[Step]) -> Messages:
+def _acted(steps: Sequence[AnswerStep]) -> Messages:
     """An answer's calls, results and last words; nothing where they cannot be shown as a whole."""
     made = Messages()
     if not steps or not steps[-1].content:
@@ -103,7 +103,7 @@ def _object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _untrusted(steps: Sequence[Step]) -> set[str]:
+def _untrusted(steps: Sequence[AnswerStep]) -> set[str]:
     return {
         call.name for step in steps for call, result in zip(step.calls, step.results, strict=True) if result.untrusted
     }
@@ -113,7 +113,7 @@ MIN_ROOM = 256  # tokens for an answer; with fewer, what earlier answers called 
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedPrompt:
     """`room`: tokens that the context leaves after the prompt; `span` has the limit of what is written."""
 
     served: ServedModel
@@ -137,7 +137,7 @@ async def prepare(
     *,
     sampling: Mapping[str, Any],
     max_tokens: int | None,
-) -> Prepared:
+) -> PreparedPrompt:
     """`sampling` has what is to be other than the model's authors chose it.
 
     Raises:
@@ -172,7 +172,7 @@ async def prepare(
     drawn = replace(served.sampling, **sampling)
     if drawn.seed is None:
         drawn = replace(drawn, seed=secrets.randbits(53))  # so that it can be made again
-    return Prepared(
+    return PreparedPrompt(
         served, prompt, Span(sampling=drawn, max_tokens=min(max_tokens or longest or room, room)), room, variables
     )
 

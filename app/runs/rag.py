@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.runs.events import CitationRef, CitationSources, SourceShown
 from retrieval import Query, layout, sources
-from retrieval.citations import Checked, CitationChecker, as_text
-from retrieval.context import Source
+from retrieval.citations import CheckedText, CitationChecker, as_text
+from retrieval.context import PromptSource
 from retrieval.evidence import Evidence, Verdict, investigate, weigh
 from retrieval.records import Among
 
@@ -38,7 +38,7 @@ MAX_TOKENS = 4000
 class RetrievedContext:
     """Sources found for a question, and whether they seem to answer."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[PromptSource, ...]
     verdict: Verdict
     score: float
     questions: tuple[str, ...] = field(default=())
@@ -116,7 +116,7 @@ class CheckedAnswer:
     def finish(self) -> Iterable[tuple[str, CitationRef]]:
         yield from map(self._shown, self._checker.finish())
 
-    def _shown(self, checked: Checked) -> tuple[str, CitationRef]:
+    def _shown(self, checked: CheckedText) -> tuple[str, CitationRef]:
         text = as_text(checked)
         start, self._written = self._written, self._written + len(text)
         self._number += 1

@@ -19,7 +19,7 @@ from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig, pro
 from app.answering.served_model import ServedModel, Usage
 from app.answering.thinking_summary import ThinkingSummary
 from app.config import AUTO_NAME, LOCAL_USER
-from app.db.runs import Answer, Place
+from app.db.runs import Place, RunAnswer
 from app.errors import from_exception
 from app.observability import RequestWatch, tracing
 from app.runs.event_log import Deltas, RunLog, StepRecorder
@@ -39,7 +39,7 @@ from app.runs.events import (
     ThinkingProgress,
     ThinkingStarted,
 )
-from app.runs.prompt_builder import DOCUMENTS, History, Prepared, agent_of, prepare
+from app.runs.prompt_builder import DOCUMENTS, History, PreparedPrompt, agent_of, prepare
 from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext, retrieve_context
 from app.runs.trace import Trace, recorded_sampling
 from engine.outputs import Prefill
@@ -62,7 +62,7 @@ Finish = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RunSpec:
     """A person's request, checked already. None: what the model's authors chose."""
 
     place: Place
@@ -97,7 +97,7 @@ class Run:
         library: Library,
         log: RunLog,
         watch: RequestWatch,
-        on_end: Callable[[Answer], None],
+        on_end: Callable[[RunAnswer], None],
     ) -> None:
         self.id = id
         self.chat_id = chat_id
@@ -129,7 +129,7 @@ class Run:
         self._unseen = False  # a strategy or a router writes what nobody sees before the answer comes
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, history: History, ask: Ask, tools: RunTools | None) -> asyncio.Task[None]:
+    def begin(self, history: History, ask: RunSpec, tools: RunTools | None) -> asyncio.Task[None]:
         """Start making the answer; the task ends when it is made, and raises nothing."""
         self.tools = tools
         self._task = asyncio.create_task(self._work(history, ask), name=self.id)
@@ -144,7 +144,7 @@ class Run:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _work(self, history: History, ask: Ask) -> None:
+    async def _work(self, history: History, ask: RunSpec) -> None:
         try:
             finish = await self._generate(history, ask)
             self._deltas.flush()
@@ -162,7 +162,7 @@ class Run:
             retryable = explained.status in (429, 500, 503) or explained.code == "constraint_timeout"
             self._end(RunFailed(code=explained.code or "error", message=explained.message, retryable=retryable))
 
-    async def _generate(self, history: History, ask: Ask) -> Finish:
+    async def _generate(self, history: History, ask: RunSpec) -> Finish:
         """Make the answer; how it finished."""
         found: RetrievedContext | None = None
         if ask.collections is not None:
@@ -179,7 +179,7 @@ class Run:
         reasoning_config = self._reasoning_config = ask.reasoning_config
         specs = [] if self.tools is None else self.tools.specs
 
-        async def prepared(served: ServedModel) -> Prepared:
+        async def prepared(served: ServedModel) -> PreparedPrompt:
             return await prepare(
                 served, reasoning_config, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens
             )
@@ -195,7 +195,7 @@ class Run:
             self._show(self._checked.finish())
         return finish
 
-    async def _write(self, asked: Prepared, user: str) -> Finish:
+    async def _write(self, asked: PreparedPrompt, user: str) -> Finish:
         """An answer by one model, with tools or without."""
         served, prompt, span = asked.served, asked.prompt, asked.span
         specs = [] if self.tools is None else self.tools.specs
@@ -224,7 +224,7 @@ class Run:
             finally:
                 self.trace.tokens = seq.tokens
 
-    async def _route(self, auto: ModelCascade, prepared: Callable[[ServedModel], Awaitable[Prepared]]) -> Finish:
+    async def _route(self, auto: ModelCascade, prepared: Callable[[ServedModel], Awaitable[PreparedPrompt]]) -> Finish:
         """An answer by one of several models. It has no trace: most of what was written is nobody's answer."""
 
         async def prompt_of(served: ServedModel) -> ModelPrompt:
@@ -392,7 +392,7 @@ class Run:
         status = terminal.type.removeprefix("run.")
         metrics = self._metrics()
         self._on_end(
-            Answer(
+            RunAnswer(
                 status=status,
                 content="".join(self._content),
                 thinking="".join(self._thinking),

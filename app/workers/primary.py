@@ -24,12 +24,12 @@ from app.wire import ConnectionReceiver
 from app.workers.protocol import (
     Draining,
     End,
-    Ended,
+    EngineEnded,
     EngineMoved,
     FromPrimary,
-    Hello,
-    Ready,
     Start,
+    WorkerHello,
+    WorkerReady,
     framed,
     from_worker,
     heard,
@@ -76,7 +76,7 @@ class WorkerPool(Collector):
         self._clients = itertools.count(1)
         self._lives: set[WorkerSession] = set()
         self._adopt = adopt
-        self._where: dict[str, EngineMoved | Ended] = {}  # the engines, by model
+        self._where: dict[str, EngineMoved | EngineEnded] = {}  # the engines, by model
         self._keeping: list[asyncio.Task[None]] = []
         self._ending = False
         self.restarts = 0
@@ -180,8 +180,8 @@ class WorkerPool(Collector):
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One worker, from its first word to its last."""
         first = await heard(reader, from_worker)
-        place = self._by_client.get(first.client) if isinstance(first, Hello) else None
-        if not isinstance(first, Hello) or place is None:
+        place = self._by_client.get(first.client) if isinstance(first, WorkerHello) else None
+        if not isinstance(first, WorkerHello) or place is None:
             writer.close()
             return
         life = WorkerSession(self._state, lambda message: writer.write(framed(message)))
@@ -190,7 +190,7 @@ class WorkerPool(Collector):
             life.send(where)
         try:
             while (message := await heard(reader, from_worker)) is not None:
-                if isinstance(message, Ready):
+                if isinstance(message, WorkerReady):
                     place.life = life
                     place.tried.set()
                 else:
@@ -214,12 +214,12 @@ class WorkerPool(Collector):
     def _share(self, model: str) -> None:
         """Tell where the model's engine is, now and later."""
 
-        def told(where: EngineMoved | Ended) -> None:
+        def told(where: EngineMoved | EngineEnded) -> None:
             self._where[model] = where
             self._tell(where)
 
         def ended(error: EngineError) -> None:
-            told(Ended(model, str(error)))
+            told(EngineEnded(model, str(error)))
 
         engine = self._state.models.get(model).engine
         told(EngineMoved(model, engine.share(lambda directory: told(EngineMoved(model, directory)), ended)))

@@ -26,12 +26,12 @@ from app.admission.request_budget import RequestBudget, RequestTerms
 from app.auth import WHO, Principal, address_of
 from app.errors import note
 from app.workers.protocol import (
+    AdmissionDenied,
+    AdmissionRequest,
     Admitted,
-    Ask,
-    Denied,
     Draining,
     End,
-    Ended,
+    EngineEnded,
     EngineMoved,
     FromPrimary,
     FromWorker,
@@ -52,8 +52,8 @@ class PrimaryLink:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._asked: dict[int, asyncio.Future[Admitted | Denied]] = {}
-        self._places: defaultdict[str, asyncio.Queue[EngineMoved | Ended]] = defaultdict(asyncio.Queue)
+        self._asked: dict[int, asyncio.Future[Admitted | AdmissionDenied]] = {}
+        self._places: defaultdict[str, asyncio.Queue[EngineMoved | EngineEnded]] = defaultdict(asyncio.Queue)
         self.on_draining: Callable[[], None] = lambda: None
         self.ended = asyncio.create_task(self._listen(), name="home")
 
@@ -64,7 +64,7 @@ class PrimaryLink:
     def say(self, message: FromWorker) -> None:
         self._writer.write(framed(message))
 
-    async def ask(self, question: Ask) -> Admitted | Denied:
+    async def ask(self, question: AdmissionRequest) -> Admitted | AdmissionDenied:
         self._asked[question.number] = future = asyncio.get_running_loop().create_future()
         self.say(question)
         try:
@@ -80,7 +80,7 @@ class PrimaryLink:
         """
         while True:
             told = await self._places[model].get()
-            if isinstance(told, Ended):
+            if isinstance(told, EngineEnded):
                 raise EngineStopped(told.message)
             yield told.directory
 
@@ -90,10 +90,10 @@ class PrimaryLink:
 
     def _hear(self, message: FromPrimary) -> None:
         match message:
-            case Admitted(number=number) | Denied(number=number):
+            case Admitted(number=number) | AdmissionDenied(number=number):
                 if (future := self._asked.get(number)) is not None and not future.done():
                     future.set_result(message)
-            case EngineMoved(model=model) | Ended(model=model):
+            case EngineMoved(model=model) | EngineEnded(model=model):
                 self._places[model].put_nowait(message)
             case Draining():
                 self.on_draining()
@@ -101,7 +101,7 @@ class PrimaryLink:
 
 _ASKED = frozenset({b"authorization", b"cookie", b"prefer"})  # headers that the home decides by
 
-Question = Callable[[Ask], Awaitable[Admitted | Denied]]
+Question = Callable[[AdmissionRequest], Awaitable[Admitted | AdmissionDenied]]
 
 
 class PrimaryClient:
@@ -118,7 +118,7 @@ class PrimaryClient:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        wanted = Ask(
+        wanted = AdmissionRequest(
             next(self._numbers), scope["method"], scope["path"],
             [(name, value) for name, value in scope["headers"] if name in _ASKED], address_of(scope),
         )  # fmt: skip
@@ -127,7 +127,7 @@ class PrimaryClient:
         except asyncio.CancelledError:  # it may have been let in by now
             self._telling.at_once().left.append((wanted.number, 0))
             raise
-        if isinstance(told, Denied):
+        if isinstance(told, AdmissionDenied):
             await note(scope, told.error()).response()(scope, receive, send)
             return
         scope = {**scope, WHO: Principal(told.id, told.name, told.role, told.key_id)}  # type: ignore[arg-type]  # of a Who

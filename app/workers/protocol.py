@@ -31,18 +31,18 @@ class Start(msgspec.Struct):
 # -- from a worker
 
 
-class Hello(msgspec.Struct, tag=True):
+class WorkerHello(msgspec.Struct, tag=True):
     """Of the worker with this number. The home says where the engines are."""
 
     client: int
 
 
-class Ready(msgspec.Struct, tag=True):
+class WorkerReady(msgspec.Struct, tag=True):
     """It accepts connections."""
 
 
-class Ask(msgspec.Struct, tag=True):
-    """May whoever sends these headers have this? An `Admitted` or a `Denied` of the same number follows."""
+class AdmissionRequest(msgspec.Struct, tag=True):
+    """May whoever sends these headers have this? An `Admitted` or a `AdmissionDenied` of the same number follows."""
 
     number: int
     method: str
@@ -61,7 +61,7 @@ class WorkerEvents(msgspec.Struct, tag=True, omit_defaults=True):
     got: list[tuple[int, int, int]] = []  # of a work: tokens, and cached ones
     done: list[tuple[int, bool]] = []  # of a work: whether whole
     ended: list[tuple[str, str, float, bool | None]] = []
-    spent: list[tuple[int, int]] = []  # by number of the `Ask`
+    spent: list[tuple[int, int]] = []  # by number of the `AdmissionRequest`
     left: list[tuple[int, int]] = []  # with the tokens that all of it took
     refused: list[str] = []  # reasons
     errors: list[str] = []  # codes
@@ -88,7 +88,7 @@ class Admitted(msgspec.Struct, tag=True, omit_defaults=True):
     waits: dict[str, tuple[float, int]] = {}
 
 
-class Denied(msgspec.Struct, tag=True):
+class AdmissionDenied(msgspec.Struct, tag=True):
     number: int
     status: int
     message: str
@@ -98,7 +98,7 @@ class Denied(msgspec.Struct, tag=True):
     headers: dict[str, str]
 
     @classmethod
-    def of(cls, number: int, error: ApiError) -> Denied:
+    def of(cls, number: int, error: ApiError) -> AdmissionDenied:
         return cls(number, error.status, error.message, error.param, error.code, error.kind, error.headers)
 
     def error(self) -> ApiError:
@@ -114,7 +114,7 @@ class EngineMoved(msgspec.Struct, tag=True):
     directory: str | None
 
 
-class Ended(msgspec.Struct, tag=True):
+class EngineEnded(msgspec.Struct, tag=True):
     """A model's engine is gone for good."""
 
     model: str
@@ -129,8 +129,8 @@ class End(msgspec.Struct, tag=True):
     """End what is open and go."""
 
 
-FromWorker = Hello | Ready | Ask | WorkerEvents
-FromPrimary = Admitted | Denied | EngineMoved | Ended | Draining | End
+FromWorker = WorkerHello | WorkerReady | AdmissionRequest | WorkerEvents
+FromPrimary = Admitted | AdmissionDenied | EngineMoved | EngineEnded | Draining | End
 
 _encoder = msgspec.msgpack.Encoder()
 from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)

@@ -26,14 +26,14 @@ from app import errors, openai
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningResolver
 from app.config import Settings
-from app.connections import Drain, Draining
+from app.connections import Drain, DrainMiddleware
 from app.middleware import add_middleware
 from app.observability import Goals, logs, tracing
 from app.state import Serving
 from app.wire import ConnectionSender, OwnOrOthers
 from app.wire.server import Server, server_config
 from app.workers.primary_client import PrimaryClient, PrimaryLink
-from app.workers.protocol import LENGTH, Hello, Ready, Start
+from app.workers.protocol import LENGTH, Start, WorkerHello, WorkerReady
 from app.workers.worker_metrics import RemoteMetrics
 from engine.ipc.core_process import end_with_parent
 from engine.ipc.thread_link import calm_collector
@@ -50,7 +50,7 @@ def create_worker_app(models: ModelRegistry, settings: Settings, home: PrimaryLi
     errors.install(app, lambda error: telling.at_once().errors.append(error.code or str(error.status)))
     app.include_router(openai.router)
     app.add_middleware(PrimaryClient, settings=settings, telling=telling, ask=home.ask)
-    app.add_middleware(Draining, drain=serving.drain)
+    app.add_middleware(DrainMiddleware, drain=serving.drain)
     add_middleware(app, settings)
     return app
 
@@ -82,14 +82,14 @@ def main() -> None:
 async def _work(start: Start, settings: Settings, listener: socket.socket) -> None:
     """From the first word to the home to the last."""
     home = await PrimaryLink.open(f"{start.directory}/home.sock")
-    home.say(Hello(start.client))
+    home.say(WorkerHello(start.client))
     giver = ConnectionSender(f"{start.directory}/connections.sock")
     async with await ModelRegistry.join(settings, start.client, home.places) as models:
         app = create_worker_app(models, settings, home)
         serving: Serving = app.state.ponder
         home.on_draining = serving.drain.begin
         config = server_config(settings, app, OwnOrOthers, is_own=staticmethod(is_own), hand_over=giver.give)
-        server = Server(config, ready=lambda: home.say(Ready()))
+        server = Server(config, ready=lambda: home.say(WorkerReady()))
         calm_collector()
         running = asyncio.create_task(server.serve(sockets=[listener]))
         await asyncio.wait({running, home.ended}, return_when=asyncio.FIRST_COMPLETED)

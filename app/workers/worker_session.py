@@ -16,7 +16,15 @@ from starlette.datastructures import Headers
 from app.admission.admission import is_strict
 from app.auth import LOCAL, is_metered, is_open
 from app.errors import from_exception
-from app.workers.protocol import Admitted, Ask, Denied, FromPrimary, Hello, Ready, WorkerEvents
+from app.workers.protocol import (
+    AdmissionDenied,
+    AdmissionRequest,
+    Admitted,
+    FromPrimary,
+    WorkerEvents,
+    WorkerHello,
+    WorkerReady,
+)
 
 if TYPE_CHECKING:
     from app.admission import AdmittedWork, RequestBudget
@@ -38,9 +46,9 @@ class WorkerSession:
         """Requests that it answers."""
         return len(self._asking) + len(self._tickets)
 
-    def hear(self, message: Hello | Ready | Ask | WorkerEvents) -> None:
+    def hear(self, message: WorkerHello | WorkerReady | AdmissionRequest | WorkerEvents) -> None:
         match message:
-            case Ask(number):
+            case AdmissionRequest(number):
                 task = asyncio.create_task(self._answer(message), name="may it")
                 self._asking[number] = task
                 task.add_done_callback(lambda _: self._asking.pop(number, None))
@@ -62,13 +70,13 @@ class WorkerSession:
         self._open.clear()
         self._tickets.clear()
 
-    async def _answer(self, asked: Ask) -> None:
+    async def _answer(self, asked: AdmissionRequest) -> None:
         try:
             self.send(await self._decided(asked))
         except Exception as error:  # whatever it is, somebody waits
-            self.send(Denied.of(asked.number, from_exception(error)))
+            self.send(AdmissionDenied.of(asked.number, from_exception(error)))
 
-    async def _decided(self, asked: Ask) -> Admitted:
+    async def _decided(self, asked: AdmissionRequest) -> Admitted:
         """
         Raises:
             ApiError: 401, 403 or 429.

@@ -17,7 +17,7 @@ from bench.constraints import material
 from bench.constraints.beside_engine import beside_bombs, endless, random_model, side_by_side
 from bench.constraints.masks import compiling, filling, forbidding
 from bench.constraints.pages import spread
-from bench.constraints.peers import CONTESTANTS, Answer, Contestant
+from bench.constraints.peers import CONTESTANTS, Contestant, PeerAnswer
 from engine import Engine, EngineConfig
 from engine.model.tokenizer import Tokenizer
 from engine.structured_output.compiler import default_compiler
@@ -122,10 +122,10 @@ def qwen_sized(folder: Path) -> tuple[Tokenizer, int, Path]:
     return Tokenizer.load(model), material.SIZE, model
 
 
-def _peers(vocabulary: Vocabulary, samples: Sequence[material.Sample], deadline_s: float) -> list[Json]:
+def _peers(vocabulary: Vocabulary, samples: Sequence[material.SchemaSample], deadline_s: float) -> list[Json]:
     """Every installed contestant on every schema, one after the other on each."""
     contestants = _installed(vocabulary, deadline_s)
-    answers: dict[str, list[Answer]] = {each.name: [] for each in contestants}
+    answers: dict[str, list[PeerAnswer]] = {each.name: [] for each in contestants}
     try:
         for turn, sample in enumerate(samples):
             for each in contestants if turn % 2 else contestants[::-1]:

@@ -34,7 +34,7 @@ MAX_BYTES = 400_000  # of a file that may be a schema
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SchemaCase:
     """A schema as JSON text, and texts with whether each is valid."""
 
     family: str
@@ -42,25 +42,25 @@ class Case:
     texts: tuple[tuple[str, bool], ...] = ()
 
 
-def cases(tokenizer: Tokenizer, step: int) -> Iterator[Case]:
+def cases(tokenizer: Tokenizer, step: int) -> Iterator[SchemaCase]:
     """All of them; of the leaderboard's every `step`th."""
     known = {sample.schema: sample.text for sample in material.samples(tokenizer, 10_000)}
     for schema in bfcl.parameters()[::step]:
         source = material.dumped(schema)
-        yield Case("tools of the leaderboard", source, ((known[source], True),) if source in known else ())
+        yield SchemaCase("tools of the leaderboard", source, ((known[source], True),) if source in known else ())
     for source in installed():
-        yield Case("schemas in installed packages", source)
+        yield SchemaCase("schemas in installed packages", source)
     for group in sources.suite():
         texts = tuple((material.dumped(value), valid) for _, value, valid in group.tests)
         family = f"official suite: {group.file}" if group.file in WRITTEN else "official suite: the rest"
-        yield Case(family, material.dumped(group.schema), texts)
+        yield SchemaCase(family, material.dumped(group.schema), texts)
 
 
-def of_folder(folder: Path, step: int) -> Iterator[Case]:
+def of_folder(folder: Path, step: int) -> Iterator[SchemaCase]:
     """Every `step`th schema of each folder in `folder`."""
     for family in sorted(each for each in folder.iterdir() if each.is_dir()):
         for file in sorted(family.glob("*.json"))[::step]:
-            yield Case(family.name, material.dumped(json.loads(file.read_text(encoding="utf-8-sig"))))
+            yield SchemaCase(family.name, material.dumped(json.loads(file.read_text(encoding="utf-8-sig"))))
 
 
 def installed() -> Iterator[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.constraints.material import Sample, walk
+from bench.constraints.material import SchemaSample, walk
 from bench.constraints.pages import interval, spread
 from engine.kernels.token_bitmask import apply_token_bitmask
 from engine.structured_output.bitmask import Masks
@@ -27,7 +27,7 @@ from engine.structured_output.matcher import Compiled, ConstraintRefused, Matche
 from engine.structured_output.mode_machine import ModeMachine
 from engine.structured_output.spec import Constraint, JsonSchema
 from engine.structured_output.vocabulary import Vocabulary
-from engine.tool_parsers import Tool, ToolParser
+from engine.tool_parsers import ToolParser, ToolSpec
 
 Json = dict[str, Any]  # Any: plain JSON
 
@@ -49,8 +49,11 @@ def outcome(compiler: Compiler, constraint: Constraint) -> Outcome:
 
 
 def compiling(
-    compiler: Compiler, samples: Sequence[Sample], tool_parser: ToolParser, tool_sets: Sequence[tuple[Tool, ...]]
-) -> tuple[Json, list[tuple[Sample, Compiled]]]:
+    compiler: Compiler,
+    samples: Sequence[SchemaSample],
+    tool_parser: ToolParser,
+    tool_sets: Sequence[tuple[ToolSpec, ...]],
+) -> tuple[Json, list[tuple[SchemaSample, Compiled]]]:
     """Seconds to compile what was never seen: schemas, and sets of tools; and to find what was. Also what was made."""
     outcome(compiler, JsonSchema.of({"type": "object"}))  # the first one reads the vocabulary
     clock = time.perf_counter
@@ -118,7 +121,7 @@ class _Endless:
 
 
 def filling(
-    admitted: Sequence[tuple[Sample, Compiled]], vocabulary: Vocabulary, *, rows: int, steps: int, walks: int
+    admitted: Sequence[tuple[SchemaSample, Compiled]], vocabulary: Vocabulary, *, rows: int, steps: int, walks: int
 ) -> tuple[Json, Tensor]:
     """Seconds for one row, along known answers and along random walks, and for a batch on the engine's threads."""
     clock = time.perf_counter

@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator
 from engine.model.tokenizer import Tokenizer
 from engine.structured_output.matcher import Matcher, words
 from engine.structured_output.vocabulary import Vocabulary
-from engine.tool_parsers import Tool
+from engine.tool_parsers import ToolSpec
 from tests.engine.structured_output import bfcl, sources
 
 SIZE = sources.SIZES["qwen"]
@@ -30,7 +30,7 @@ _TAGS = {151657: "<tool_call>", 151658: "</tool_call>", 151667: "<think>", 15166
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SchemaSample:
     """A schema with a text that is valid against it; `ids` are the text's tokens."""
 
     schema: str
@@ -54,32 +54,32 @@ def tokenizer_source() -> str:
     return source
 
 
-def samples(tokenizer: Tokenizer, count: int) -> list[Sample]:
+def samples(tokenizer: Tokenizer, count: int) -> list[SchemaSample]:
     """Different parameter schemas of BFCL with the answer it knows, where that is valid; `count` of them at most."""
-    found: dict[str, Sample] = {}
+    found: dict[str, SchemaSample] = {}
     for schema, value in _answers():
         source = dumped(schema)
         if source not in found and Draft202012Validator(schema).is_valid(value):
             text = dumped(value)
-            found[source] = Sample(source, text, tuple(tokenizer.encode(text)))
+            found[source] = SchemaSample(source, text, tuple(tokenizer.encode(text)))
     return Random(0).sample(list(found.values()), min(count, len(found)))
 
 
-def suite_samples(tokenizer: Tokenizer, count: int) -> list[Sample]:
+def suite_samples(tokenizer: Tokenizer, count: int) -> list[SchemaSample]:
     """Schemas of the official suite, each with its longest valid instance."""
-    found: dict[str, Sample] = {}
+    found: dict[str, SchemaSample] = {}
     for group in sources.suite():
         valid = [dumped(value) for _, value, ok in group.tests if ok]
         if valid and isinstance(group.schema, dict):
             text = max(valid, key=len)
-            found[dumped(group.schema)] = Sample(dumped(group.schema), text, tuple(tokenizer.encode(text)))
+            found[dumped(group.schema)] = SchemaSample(dumped(group.schema), text, tuple(tokenizer.encode(text)))
     return Random(0).sample(list(found.values()), min(count, len(found)))
 
 
-def tool_sets(size: int, count: int) -> list[tuple[Tool, ...]]:
+def tool_sets(size: int, count: int) -> list[tuple[ToolSpec, ...]]:
     """`count` random sets of `size` tools, no name twice in a set."""
     known = {tool["name"].replace(" ", "_"): tool for tools in bfcl.tool_sets() for tool in tools}
-    tools = [Tool(name, tool.get("description"), tool["parameters"]) for name, tool in known.items()]
+    tools = [ToolSpec(name, tool.get("description"), tool["parameters"]) for name, tool in known.items()]
     return [tuple(Random(seed).sample(tools, size)) for seed in range(count)]
 
 

@@ -21,7 +21,7 @@ from engine.structured_output.matcher import words
 from engine.structured_output.vocabulary import Vocabulary
 
 
-class Text(Protocol):
+class SchemaText(Protocol):
     """One constrained text, and the row of bits that belongs to it."""
 
     def fill(self) -> None: ...
@@ -31,12 +31,12 @@ class Text(Protocol):
     def can_end(self) -> bool: ...
 
 
-Start = Callable[[], Text]
+Start = Callable[[], SchemaText]
 Compile = Callable[[str], Start]  # raises whatever it likes for a schema that it refuses
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PeerAnswer:
     """The outcome of one schema: `refused` says why, else the seconds and which of the texts are valid to it."""
 
     refused: str | None = None
@@ -66,19 +66,19 @@ class Contestant:
         """End the process; asking again starts another."""
         self._kill()
 
-    def ask(self, schema: str, texts: Sequence[Sequence[int]]) -> Answer:
+    def ask(self, schema: str, texts: Sequence[Sequence[int]]) -> PeerAnswer:
         """Compile a schema and write each of the texts (token ids) with a mask before every token."""
         pipe = self._pipe or self._start()
         try:
             pipe.send((schema, [list(text) for text in texts]))
             if self._deadline_s > 0 and pipe.poll(self._deadline_s):
-                answer: Answer = pipe.recv()
+                answer: PeerAnswer = pipe.recv()
                 return answer
         except (EOFError, OSError):
             self._kill()
-            return Answer(refused="its process died")
+            return PeerAnswer(refused="its process died")
         self._kill()
-        return Answer(refused=f"longer than {self._deadline_s:g} s", timed_out=True)
+        return PeerAnswer(refused=f"longer than {self._deadline_s:g} s", timed_out=True)
 
     def _start(self) -> Connection:
         context = multiprocessing.get_context("spawn")  # a forked one would inherit torch's threads
@@ -115,7 +115,7 @@ def _serve(name: str, vocabulary: Vocabulary, pipe: Connection) -> None:
         pipe.send(_answer(compile, schema, texts))
 
 
-def _answer(compile: Compile, schema: str, texts: list[list[int]]) -> Answer:
+def _answer(compile: Compile, schema: str, texts: list[list[int]]) -> PeerAnswer:
     clock = time.perf_counter
     began = clock()
     try:
@@ -135,8 +135,8 @@ def _answer(compile: Compile, schema: str, texts: list[list[int]]) -> Answer:
             else:
                 taken.append(text.can_end())
     except Exception as error:  # each library has its own
-        return Answer(refused=f"{type(error).__name__}: {str(error)[:200]}")
-    return Answer(compile_s=compile_s, mask_s=tuple(masks), taken=tuple(taken))
+        return PeerAnswer(refused=f"{type(error).__name__}: {str(error)[:200]}")
+    return PeerAnswer(compile_s=compile_s, mask_s=tuple(masks), taken=tuple(taken))
 
 
 # -- the libraries
@@ -270,7 +270,7 @@ def _outlines(vocabulary: Vocabulary) -> Compile:
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class PeerLibrary:
     package: str
     make: Callable[[Vocabulary], Compile]
 
@@ -286,8 +286,8 @@ class Library:
 
 
 CONTESTANTS = {
-    "Ponder": Library("llguidance", _ponder),
-    "llguidance": Library("llguidance", _llguidance),
-    "xgrammar": Library("xgrammar", _xgrammar),
-    "outlines": Library("outlines", _outlines),
+    "Ponder": PeerLibrary("llguidance", _ponder),
+    "llguidance": PeerLibrary("llguidance", _llguidance),
+    "xgrammar": PeerLibrary("xgrammar", _xgrammar),
+    "outlines": PeerLibrary("outlines", _outlines),
 }

@@ -16,7 +16,7 @@ from bench.gpu.setting import Setting
 from engine.core.request import SequenceState
 from engine.kernels.attention import Pieces, attend_triton
 from engine.model.batching import Batching
-from engine.model.gpu_batch import Model, Packed, room_of, works_of
+from engine.model.gpu_batch import Packed, PackedModel, room_of, works_of
 from engine.model.gpu_limits import limits_for
 from engine.model.model_spec import ModelSpec
 
@@ -79,7 +79,7 @@ def attended(
 
 def _pieces(setting: Setting, spec: ModelSpec, seqs: Sequence[SequenceState], cascade: bool) -> tuple[Pieces, Tensor]:
     limits = replace(limits_for(spec, setting.device, deterministic=False), cascade=cascade)
-    model = Model((None,), spec.heads, spec.head_dim, limits)
+    model = PackedModel((None,), spec.heads, spec.head_dim, limits)
     laid = Batching(steps.BLOCK).lay(steps.decode(seqs))
     works = works_of(laid, steps.BLOCK, model)
     packed = Packed(room_of(laid, works))

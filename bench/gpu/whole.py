@@ -47,7 +47,7 @@ def whole(setting: Setting) -> Iterator[Figure]:
 def _of_model(setting: Setting, name: str) -> Iterator[Figure]:
     sizes = setting.sizes
     setting.tidy()
-    ready = Ready.made(setting, name, max(sizes.compared), sizes.context)
+    ready = ReadyEngine.made(setting, name, max(sizes.compared), sizes.context)
     for rows in sizes.compared:
         if rows <= ready.rows:
             walls, graphs = stepped(setting, ready, rows, "overlapped")
@@ -55,7 +55,7 @@ def _of_model(setting: Setting, name: str) -> Iterator[Figure]:
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyEngine:
     """A model that may be stepped with up to `rows` rows, which have `blocks` each."""
 
     runner: GpuRunner
@@ -66,7 +66,7 @@ class Ready:
     ids: Iterator[int] = field(default_factory=lambda: count(1))  # what one runner runs never has the same twice
 
     @classmethod
-    def made(cls, setting: Setting, name: str, rows: int, context: int) -> Ready:
+    def made(cls, setting: Setting, name: str, rows: int, context: int) -> ReadyEngine:
         """With as many of `rows` as there is memory for.
 
         Raises:
@@ -85,7 +85,7 @@ class Ready:
         return cls(runner, decoder.spec, rows, context, blocks)
 
 
-def stepped(setting: Setting, ready: Ready, rows: int, loop: LoopName) -> tuple[list[float], list[float]]:
+def stepped(setting: Setting, ready: ReadyEngine, rows: int, loop: LoopName) -> tuple[list[float], list[float]]:
     """Seconds of the last steps of `rows` decodes, and of the last one's graph by itself."""
     sizes, watched, tokenizer = setting.sizes, _Watched(ready.runner), Pebbles()
     blocks = rows * ready.blocks
@@ -171,7 +171,7 @@ def overhead(setting: Setting) -> Iterator[Figure]:
     """Both loops, of the first model, with as many rows as there is K/V for."""
     sizes, name = setting.sizes, setting.sizes.models[0]
     setting.tidy()
-    ready = Ready.made(setting, name, sizes.engine_rows, sizes.engine_context)
+    ready = ReadyEngine.made(setting, name, sizes.engine_rows, sizes.engine_context)
     loops: tuple[LoopName, ...] = ("plain", "overlapped")
     for loop in loops:
         walls, graphs = stepped(setting, ready, ready.rows, loop)

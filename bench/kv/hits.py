@@ -92,7 +92,7 @@ def engine_hits(prompts: Prompts, pool_blocks: int, host: int = 0, disk: int = 0
             tokens = [block for block in blocks for _ in range(SIZE)]
             core.handle(m.Open(number, (*tokens, -1 - number), "", 0, None))
             core.handle(m.Generate(number, number, Span(GREEDY, max_tokens=1), 0, 1))
-            while not any(isinstance(reply, m.Piece) for reply in core.take_replies()):
+            while not any(isinstance(reply, m.OutputPiece) for reply in core.take_replies()):
                 core.step()
                 core.handle(m.CameUp())
             core.handle(m.Close(number))

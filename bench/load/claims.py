@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.load.drive import Driven, drive, running
 from bench.load.policies import steady
-from bench.load.workload import Request
+from bench.load.workload import TraceRequest
 from bench.parts import Json
 from bench.serve.measured import percentiles
 from engine import Engine
@@ -31,7 +31,7 @@ def static_batching(*, padded: bool) -> Json:
     """
     rng = Random(4)
     requests = [
-        Request(0.0, _prompt(rng, rng.randint(20, 120)), max(4, min(512, round(rng.expovariate(1 / 64)))))
+        TraceRequest(0.0, _prompt(rng, rng.randint(20, 120)), max(4, min(512, round(rng.expovariate(1 / 64)))))
         for _ in range(128)
     ]
     wanted = sum(request.new_tokens for request in requests)
@@ -52,7 +52,7 @@ def static_batching(*, padded: bool) -> Json:
 def paged_kv() -> Json:
     """Room for four sequences of 2,048 tokens, and requests that need a quarter of that."""
     rng = Random(5)
-    requests = [Request(0.0, _prompt(rng, rng.randint(100, 700)), rng.randint(30, 300)) for _ in range(64)]
+    requests = [TraceRequest(0.0, _prompt(rng, rng.randint(100, 700)), rng.randint(30, 300)) for _ in range(64)]
     room: Json = {"kv_blocks": 4 * MAX_LENGTH // BLOCK, "prefix_cache": False}
 
     async def measure(engine: Engine, way: str) -> Json:
@@ -66,7 +66,7 @@ def prefix_cache() -> Json:
     """Four prompts of 800 tokens that all requests begin with, as system prompts and documents are."""
     rng = Random(6)
     shared = [_prompt(rng, 800) for _ in range(4)]
-    requests = [Request(0.0, rng.choice(shared) + _prompt(rng, 40), 32) for _ in range(48)]
+    requests = [TraceRequest(0.0, rng.choice(shared) + _prompt(rng, 40), 32) for _ in range(48)]
     return _pair({"on": {}, "off": {"prefix_cache": False}}, lambda engine, _: _rate(engine, requests))
 
 
@@ -111,7 +111,7 @@ def _pair(switch: dict[str, Json], measure: Callable[[Engine, str], Awaitable[Js
     return asyncio.run(turns())
 
 
-async def _rate(engine: Engine, requests: list[Request]) -> Json:
+async def _rate(engine: Engine, requests: list[TraceRequest]) -> Json:
     return _told(await drive(engine, requests, at_once=True))
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.load.workload import Request
-from bench.serve.client import Outcome
+from bench.load.workload import TraceRequest
+from bench.serve.client import TurnOutcome
 from engine import GREEDY, Engine, EngineConfig, Sequence, Span
 from engine.outputs import Stats
 
@@ -33,7 +33,7 @@ class Seen:
 class Driven:
     """The outcomes of the requests, in their order; `seconds` from the first to the last end."""
 
-    outcomes: list[Outcome]
+    outcomes: list[TurnOutcome]
     seconds: float
     stats: Stats
     seen: list[Seen]
@@ -43,22 +43,22 @@ class Driven:
 async def running(**options: Any) -> AsyncIterator[Engine]:  # Any: fields of EngineConfig
     """An engine of the bundled model, warm."""
     async with await Engine.start(EngineConfig(str(PEBBLE), **options)) as engine:
-        warm = [Request(0.0, tuple(range(10, 10 + 40 * (i + 1))), 8) for i in range(8)]
+        warm = [TraceRequest(0.0, tuple(range(10, 10 + 40 * (i + 1))), 8) for i in range(8)]
         await drive(engine, warm)
         yield engine
 
 
-async def drive(engine: Engine, requests: Several[Request], *, at_once: bool = False) -> Driven:
+async def drive(engine: Engine, requests: Several[TraceRequest], *, at_once: bool = False) -> Driven:
     """Open loop: nobody waits for another's answer. `at_once`: all are due now."""
     gc.collect()
-    outcomes = [Outcome(f"class {request.priority}", 0, 0.0 if at_once else request.at) for request in requests]
+    outcomes = [TurnOutcome(f"class {request.priority}", 0, 0.0 if at_once else request.at) for request in requests]
     before = await engine.stats()
     began = time.perf_counter()
 
     def now() -> float:
         return time.perf_counter() - began
 
-    async def ask(request: Request, outcome: Outcome) -> None:
+    async def ask(request: TraceRequest, outcome: TurnOutcome) -> None:
         await asyncio.sleep(max(0.0, outcome.due - now()))
         outcome.sent = now()
         span = Span(GREEDY, max_tokens=request.new_tokens, ignore_eos=True)

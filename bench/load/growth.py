@@ -8,7 +8,7 @@ import itertools
 from random import Random
 
 from bench.load.drive import drive, running
-from bench.load.workload import Request
+from bench.load.workload import TraceRequest
 from bench.parts import Json
 from bench.serve.measured import percentiles
 
@@ -23,7 +23,7 @@ def requests() -> Json:
         async with running() as engine:
             rng = Random(7)
             for count in (1, 4, 16, 64, 256, 1024):
-                asks = [Request(0.0, _prompt(rng, 100), 24) for _ in range(count)]
+                asks = [TraceRequest(0.0, _prompt(rng, 100), 24) for _ in range(count)]
                 driven = await drive(engine, asks, at_once=True)
                 ttft = percentiles([each.ttft for each in driven.outcomes])
                 rows.append(
@@ -48,7 +48,9 @@ def context() -> Json:
         async with running(prefix_cache=False) as engine:
             rng = Random(8)
             for length in (64, 256, 512, 1024, 2048, 3072, engine.max_model_len - 32):
-                runs = [await drive(engine, [Request(0.0, _prompt(rng, length), 32)], at_once=True) for _ in range(3)]
+                runs = [
+                    await drive(engine, [TraceRequest(0.0, _prompt(rng, length), 32)], at_once=True) for _ in range(3)
+                ]
                 best = min((run.outcomes[0] for run in runs), key=lambda outcome: outcome.ended)
                 rows.append(
                     {
@@ -78,7 +80,7 @@ def streams() -> Json:
                 }  # all read, then all write
                 async with running(**options) as engine:
                     rng = Random(9)
-                    driven = await drive(engine, [Request(0.0, _prompt(rng, length), 128) for _ in range(count)])
+                    driven = await drive(engine, [TraceRequest(0.0, _prompt(rng, length), 128) for _ in range(count)])
                 began = max(each.pieces[0] for each in driven.outcomes)
                 ended = min(each.ended for each in driven.outcomes)  # in between all are being written
                 times = [[at for at in each.pieces if began <= at <= ended] for each in driven.outcomes]

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from bench.load.server import Server, serving
+from bench.load.server import BenchServer, serving
 from bench.parts import Json
 from bench.serve.asks import KINDS, mixed, poisson
 from bench.serve.client import Load, load
@@ -69,7 +69,7 @@ def overload(options: tuple[str, ...] = OPTIONS, seconds: float = SECONDS) -> Js
 class Watched:
     """A server's memory, seen each second while the load runs."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: BenchServer) -> None:
         self._server = server
         self._done = threading.Event()
         self._seen: list[Json] = []
@@ -93,7 +93,7 @@ class Watched:
             self._seen.append(self._server.held())
 
 
-def _load(server: Server, rate: float, seconds: float) -> Load:
+def _load(server: BenchServer, rate: float, seconds: float) -> Load:
     rng = Random(round(rate * 1000))
     asks = mixed(poisson(rate, seconds, rng), [(KINDS["chat"], 1.0)], rng, scale=SCALE)
     return asyncio.run(load(server.target, asks, patience_s=PATIENCE_S, extra=EXTRA))
@@ -112,7 +112,7 @@ def _told(driven: Load, objective: Objective, seconds: float) -> Json:
     }
 
 
-def _probe(server: Server, count: int) -> float:
+def _probe(server: BenchServer, count: int) -> float:
     """The median time to a first token of one request after the other."""
     rng = Random(time.monotonic_ns())
     times = []

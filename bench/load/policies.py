@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from bench.load.drive import Driven, drive, running
-from bench.load.workload import TRACES, Request, at_rate
+from bench.load.workload import TRACES, TraceRequest, at_rate
 from bench.parts import Json
 from bench.serve.measured import Objective, part, percentiles
 from engine import GREEDY, Engine, Span
@@ -44,7 +44,7 @@ def on_trace(name: str) -> Json:
     return asyncio.run(measure())
 
 
-def told(driven: Driven, requests: Sequence[Request], objective: Objective) -> Json:
+def told(driven: Driven, requests: Sequence[TraceRequest], objective: Objective) -> Json:
     """One run: over all, by class and by tenant."""
     outcomes = driven.outcomes
     tenants = sorted({request.tenant for request in requests})
@@ -99,7 +99,7 @@ async def steady(engine: Engine, rate: float, seconds: float, *, length: int = 8
     writers = [asyncio.create_task(write()) for _ in range(8)]
     await asyncio.sleep(1.5)
     began = time.perf_counter()
-    read = await drive(engine, [Request(at / rate, prompt(length), 1) for at in range(int(rate * seconds))])
+    read = await drive(engine, [TraceRequest(at / rate, prompt(length), 1) for at in range(int(rate * seconds))])
     await asyncio.sleep(max(0.0, began + seconds - time.perf_counter()))
     ended = time.perf_counter()
     for writer in writers:
@@ -117,7 +117,7 @@ async def steady(engine: Engine, rate: float, seconds: float, *, length: int = 8
     }
 
 
-async def one_by_one(engine: Engine, requests: Sequence[Request]) -> Driven:
+async def one_by_one(engine: Engine, requests: Sequence[TraceRequest]) -> Driven:
     """Returns what an idle engine takes."""
     runs = [await drive(engine, [each], at_once=True) for each in requests]
     return Driven([run.outcomes[0] for run in runs], sum(run.seconds for run in runs), runs[-1].stats, [])

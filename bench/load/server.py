@@ -18,17 +18,17 @@ import httpx
 
 from bench.load.drive import PEBBLE
 from bench.parts import Json
-from bench.serve.client import Target
+from bench.serve.client import LoadTarget
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class BenchServer:
     process: subprocess.Popen[bytes]
     url: str
 
     @property
-    def target(self) -> Target:
-        return Target("ponder", f"{self.url}/v1", "default")
+    def target(self) -> LoadTarget:
+        return LoadTarget("ponder", f"{self.url}/v1", "default")
 
     def family(self) -> list[int]:
         """The process and all that descend from it."""
@@ -59,7 +59,7 @@ class Server:
 
 
 @contextmanager
-def serving(scratch: Path, *options: str, data: Path | None = None) -> Iterator[Server]:
+def serving(scratch: Path, *options: str, data: Path | None = None) -> Iterator[BenchServer]:
     """`ponder serve` of the bundled model, once it answers. Its log is `server.log` in `scratch`, and so is its data
     unless that is given a place of its own.
     """
@@ -71,7 +71,7 @@ def serving(scratch: Path, *options: str, data: Path | None = None) -> Iterator[
         process = subprocess.Popen(
             [*command, "--data-dir", str(data or scratch)], stdout=log, stderr=log, start_new_session=True
         )
-    server = Server(process, f"http://127.0.0.1:{port}")
+    server = BenchServer(process, f"http://127.0.0.1:{port}")
     try:
         until(server.healthy, 60, lambda: process.poll() is None)
         yield server

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 
 from bench.load.overload import Watched
-from bench.load.server import Server, serving
+from bench.load.server import BenchServer, serving
 from bench.parts import Json
 from bench.serve.asks import KINDS, mixed, poisson, text
 from bench.serve.client import load
@@ -56,7 +56,7 @@ def _slope(values: list[float]) -> float:
     return float(np.polyfit(np.arange(len(values)) / 60, values, 1)[0]) if len(values) > 1 else 0.0
 
 
-async def _everything(server: Server) -> Json:
+async def _everything(server: BenchServer) -> Json:
     rng, side = Random(11), Counter[str]()
     shares = [(KINDS["chat"], 0.6), (KINDS["long"], 0.1), (KINDS["write"], 0.1), (KINDS["agent"], 0.2)]
     asks = mixed(poisson(RATE, SECONDS, rng), shares, rng, scale=0.4, prefixes=8, prefix_words=150)

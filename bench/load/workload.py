@@ -19,7 +19,7 @@ CLASSES = ((0, 0.2), (1, 0.6), (2, 0.2))  # priority, share
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TraceRequest:
     """`tokens` of a prompt at second `at`, to be answered with `new_tokens`, by a tenant and in a class."""
 
     at: float
@@ -29,7 +29,7 @@ class Request:
     priority: int = 1
 
 
-def azure(count: int, vocab: int, *, scale: float = 0.25, longest: int = 1000) -> list[Request]:
+def azure(count: int, vocab: int, *, scale: float = 0.25, longest: int = 1000) -> list[TraceRequest]:
     """The first `count` conversations of the Azure trace, their lengths times `scale`. Nothing is shared.
 
     Raises:
@@ -48,7 +48,7 @@ def azure(count: int, vocab: int, *, scale: float = 0.25, longest: int = 1000) -
     return requests
 
 
-def mooncake(count: int, vocab: int, *, scale: float = 0.1, longest: int = 1500) -> list[Request]:
+def mooncake(count: int, vocab: int, *, scale: float = 0.1, longest: int = 1500) -> list[TraceRequest]:
     """The first `count` requests of the Mooncake trace, a block of 512 tokens as one of 16, answers times `scale`.
 
     Raises:
@@ -72,13 +72,13 @@ def mooncake(count: int, vocab: int, *, scale: float = 0.1, longest: int = 1500)
 TRACES = {"azure": azure, "mooncake": mooncake}
 
 
-def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
+def at_rate(requests: Sequence[TraceRequest], rate: float) -> list[TraceRequest]:
     """The same in the same rhythm, faster or slower: `rate` a second on average."""
     speed = rate * requests[-1].at / len(requests)
     return [replace(request, at=request.at / speed) for request in requests]
 
 
-def _by_somebody(at: float, tokens: tuple[int, ...], new_tokens: int, rng: Random) -> Request:
+def _by_somebody(at: float, tokens: tuple[int, ...], new_tokens: int, rng: Random) -> TraceRequest:
     tenant = rng.choices(range(TENANTS), [1 / (rank + 1) for rank in range(TENANTS)])[0]
     priority = rng.choices([each for each, _ in CLASSES], [share for _, share in CLASSES])[0]
-    return Request(at, tokens, new_tokens, f"tenant {tenant}", priority)
+    return TraceRequest(at, tokens, new_tokens, f"tenant {tenant}", priority)

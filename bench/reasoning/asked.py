@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 from engine import Engine
 from reasoning.evaluate import wilson
 from training import puzzle
-from training.conversation import Case, Conversation, Message, Reply, Verdict
+from training.conversation import Case, Conversation, Message, ModelReply, Verdict
 from training.tasks import arithmetic, countdown
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -32,7 +32,7 @@ U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BenchQuestion:
     """A case, and the numbers and target of a puzzle; none for a sum."""
 
     case: Case
@@ -40,7 +40,9 @@ class Question:
     target: int = 0
 
     def right(self, text: str, whole: bool = True) -> bool:
-        (verdict,) = (v for k, v in self.case.judge([Reply("", text.strip(), (), not whole)]).items() if "right" in k)
+        (verdict,) = (
+            v for k, v in self.case.judge([ModelReply("", text.strip(), (), not whole)]).items() if "right" in k
+        )
         return verdict is True
 
     def prompt(self, engine: Engine) -> list[int]:
@@ -48,7 +50,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """`tokens` and `thinking` are means an answer; `low` to `high` holds the true share with 95% confidence."""
 
     name: str
@@ -67,18 +69,18 @@ def row(
     tokens: Sequence[float],
     thinking: Sequence[float] = (),
     more: dict[str, float] | None = None,
-) -> Row:
+) -> BenchRow:
     n, k = len(right), sum(right)
     mean = sum(thinking) / n if thinking else 0.0
-    return Row(name, n, k / n, *wilson(k, n), sum(tokens) / n, mean, more)
+    return BenchRow(name, n, k / n, *wilson(k, n), sum(tokens) / n, mean, more)
 
 
-def expected(name: str, n: int, share: float, tokens: float, more: dict[str, float] | None = None) -> Row:
+def expected(name: str, n: int, share: float, tokens: float, more: dict[str, float] | None = None) -> BenchRow:
     """Of something drawn at random, whose expected share is known: the interval of as many questions."""
-    return Row(name, n, share, *wilson(share * n, n), tokens, 0.0, more)
+    return BenchRow(name, n, share, *wilson(share * n, n), tokens, 0.0, more)
 
 
-def questions(kind: Kind, n: int, *, choosing: bool = False) -> list[Question]:
+def questions(kind: Kind, n: int, *, choosing: bool = False) -> list[BenchQuestion]:
     """Different ones, none of which is in the training set by the puzzles' rule or by its seed.
 
     Puzzles for `choosing` options are others than those that are measured, as long as both are enough.
@@ -88,10 +90,10 @@ def questions(kind: Kind, n: int, *, choosing: bool = False) -> list[Question]:
     """
     rng = Random(f"{SEED}-{kind}-{choosing}")
     if kind == "arithmetic":
-        sums: dict[str, Question] = {}
+        sums: dict[str, BenchQuestion] = {}
         while len(sums) < n:
             case = arithmetic.case(rng, rng.choice("+-×/"))
-            sums.setdefault(case.prompt.messages[0].content, Question(case))
+            sums.setdefault(case.prompt.messages[0].content, BenchQuestion(case))
         return list(sums.values())
     kept = _kept()
     if n > len(kept):
@@ -107,14 +109,14 @@ def _kept() -> tuple[tuple[int, ...], ...]:
     return tuple(numbers for numbers in every if puzzle.solve(numbers, 24) is not None)
 
 
-def _question(rng: Random, numbers: tuple[int, ...]) -> Question:
+def _question(rng: Random, numbers: tuple[int, ...]) -> BenchQuestion:
     numbers = tuple(rng.sample(numbers, len(numbers)))
     asked = countdown.ask(rng, "held_out", numbers, 24)
     case = replace(countdown.case(rng, "game24"), prompt=Conversation((Message("user", asked),)))
-    return Question(replace(case, judge=_judge(numbers)), numbers, 24)
+    return BenchQuestion(replace(case, judge=_judge(numbers)), numbers, 24)
 
 
-def _judge(numbers: tuple[int, ...]) -> Callable[[Sequence[Reply]], Verdict]:
+def _judge(numbers: tuple[int, ...]) -> Callable[[Sequence[ModelReply]], Verdict]:
     return lambda said: {"right answer": not said[-1].broken and puzzle.check(said[-1].content, numbers, 24)}
 
 
@@ -129,7 +131,7 @@ async def each(items: Sequence[T], do: Callable[[T], Awaitable[U]], at_once: int
     return await asyncio.gather(*map(one, items))
 
 
-def tell(made: Row) -> Row:
+def tell(made: BenchRow) -> BenchRow:
     """The row, shown as soon as it is there."""
     print(f"  {made.name}: {made.share:.1%}, {made.tokens:.0f} tokens", file=sys.stderr, flush=True)
     return made

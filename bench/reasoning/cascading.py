@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from bench.reasoning.asked import MAX_TOKENS, Question, Row, each, row
+from bench.reasoning.asked import MAX_TOKENS, BenchQuestion, BenchRow, each, row
 from engine import GREEDY, Engine, Span
 from reasoning.candidate import Draft
 from reasoning.strategy import Context
@@ -21,7 +21,7 @@ DRAFT_TOKENS = 384  # of the small model's answer at most: one that comes to no 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CascadeAnswer:
     """`checked`: what a program says of a puzzle's answer, which needs no solution; None for a sum. One that is not
     `whole` did not end by itself, and passes no gate.
     """
@@ -34,7 +34,7 @@ class Answer:
     whole: bool = True
 
 
-GATES: dict[str, Callable[[Answer], float]] = {  # how sure a gate is of an answer; the larger, the surer
+GATES: dict[str, Callable[[CascadeAnswer], float]] = {  # how sure a gate is of an answer; the larger, the surer
     "confidence": lambda answer: answer.confidence,
     "entropy": lambda answer: -answer.entropy,
     "check, else confidence": lambda a: a.confidence if a.checked is None else 2.0 if a.checked else -1.0,
@@ -54,21 +54,21 @@ def parameters(model: Path) -> int:
     return total
 
 
-async def answered(engine: Engine, asked: Sequence[Question], most: int = MAX_TOKENS) -> list[Answer]:
+async def answered(engine: Engine, asked: Sequence[BenchQuestion], most: int = MAX_TOKENS) -> list[CascadeAnswer]:
     """Every question answered greedily, with at most so many tokens."""
 
-    async def one(question: Question) -> Answer:
+    async def one(question: BenchQuestion) -> CascadeAnswer:
         context = Context(engine.tokenizer, Span(GREEDY, most), Markers.of(engine.tokenizer))
         async with await engine.open(question.prompt(engine)) as seq:
             made = await Draft(seq, context, measured=True).write()
         right = question.right(made.text, made.whole)
         checked = right if question.numbers else None
-        return Answer(right, made.spent, made.confidence, made.entropy, checked, made.whole)
+        return CascadeAnswer(right, made.spent, made.confidence, made.entropy, checked, made.whole)
 
     return await each(asked, one)
 
 
-def frontier(small: Sequence[Answer], large: Sequence[Answer], ratio: float) -> list[Row]:
+def frontier(small: Sequence[CascadeAnswer], large: Sequence[CascadeAnswer], ratio: float) -> list[BenchRow]:
     """Rows for bars from "never escalate" to "always"; `cost` is that of the large model alone times so much.
 
     A token of the large model costs `ratio` times one of the small one.
@@ -94,7 +94,7 @@ def frontier(small: Sequence[Answer], large: Sequence[Answer], ratio: float) -> 
     return rows
 
 
-def summary(rows: Sequence[Row]) -> list[str]:
+def summary(rows: Sequence[BenchRow]) -> list[str]:
     """For each gate the cheapest point that keeps enough of the large model's accuracy."""
     (alone,) = (each for each in rows if each.name == "cascade/large alone")
     told = []

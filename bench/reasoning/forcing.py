@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.reasoning.asked import MAX_TOKENS, Kind, Question, Row, each, row, tell
+from bench.reasoning.asked import MAX_TOKENS, BenchQuestion, BenchRow, Kind, each, row, tell
 from engine import GREEDY, Engine, Span
 from reasoning.budget import BudgetForcing, ThinkingBudget
 from reasoning.thinking import Piece
@@ -16,11 +16,11 @@ MINIMA = {"game24": (128, 256, 512), "arithmetic": (64, 128, 256)}
 
 
 async def answered(
-    engine: Engine, asked: Sequence[Question], budget: ThinkingBudget
+    engine: Engine, asked: Sequence[BenchQuestion], budget: ThinkingBudget
 ) -> list[tuple[bool, int, int, int]]:
     """Answers within a budget, greedily: of each whether it is right, its tokens, those of thinking, and Waits."""
 
-    async def one(question: Question) -> tuple[bool, int, int, int]:
+    async def one(question: BenchQuestion) -> tuple[bool, int, int, int]:
         forcing = BudgetForcing(budget, engine.tokenizer)
         async with await engine.open(question.prompt(engine)) as seq:
             pieces: list[Piece] = [p async for p in forcing.answer(seq, Span(GREEDY, MAX_TOKENS), opened=False)]
@@ -31,25 +31,25 @@ async def answered(
     return await each(asked, one)
 
 
-async def budgeted(engine: Engine, name: str, asked: Sequence[Question], budget: ThinkingBudget) -> Row:
+async def budgeted(engine: Engine, name: str, asked: Sequence[BenchQuestion], budget: ThinkingBudget) -> BenchRow:
     """The row of `answered`."""
     right, tokens, thinking, waits = zip(*await answered(engine, asked, budget), strict=True)
     return tell(row(name, right, tokens, thinking, {"waits": sum(waits) / len(waits)}))
 
 
-async def waited(engine: Engine, kind: Kind, asked: Sequence[Question]) -> list[Row]:
+async def waited(engine: Engine, kind: Kind, asked: Sequence[BenchQuestion]) -> list[BenchRow]:
     """0 to 4 Waits, and thinking of a minimum length without any."""
     budgets = {f"waits={waits}": ThinkingBudget(waits=waits, wait_text=WAIT_TEXTS[kind]) for waits in WAITS}
     budgets |= {f"minimum={least}": ThinkingBudget(min_tokens=least) for least in MINIMA[kind]}
     return [await budgeted(engine, f"{kind}/{name}", asked, budget) for name, budget in budgets.items()]
 
 
-async def cut(engine: Engine, kind: Kind, asked: Sequence[Question]) -> list[Row]:
+async def cut(engine: Engine, kind: Kind, asked: Sequence[BenchQuestion]) -> list[BenchRow]:
     """Thinking of at most so many tokens."""
     return [await budgeted(engine, f"{kind}/maximum={m}", asked, ThinkingBudget(max_tokens=m)) for m in MAXIMA]
 
 
-async def turned(engine: Engine, kind: Kind, asked: Sequence[Question]) -> list[Row]:
+async def turned(engine: Engine, kind: Kind, asked: Sequence[BenchQuestion]) -> list[BenchRow]:
     """Returns what one Wait does to answers that were right, to those that were wrong, and where a checker asks for it.
 
     Tells the mechanism from the model: if thinking on finds solutions, and loses others, it is the model that does not

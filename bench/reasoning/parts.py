@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.reasoning import cascading, forcing, sampling, tree_http, trees
-from bench.reasoning.asked import AT_ONCE, MODELS, Kind, Row, questions, tell
+from bench.reasoning.asked import AT_ONCE, MODELS, BenchRow, Kind, questions, tell
 from engine import Engine, EngineConfig
 
 Json = dict[str, Any]  # Any: plain JSON
@@ -24,7 +24,7 @@ async def _engine(name: str = "pebble") -> Any:  # Any: an iterator of the engin
 
 
 def _waits(kind: Kind) -> Part:
-    async def part(n: int) -> list[Row]:
+    async def part(n: int) -> list[BenchRow]:
         async with _engine() as engine:
             return await forcing.waited(engine, kind, questions(kind, n))
 
@@ -32,7 +32,7 @@ def _waits(kind: Kind) -> Part:
 
 
 def _samples(kind: Kind) -> Part:
-    async def part(n: int) -> list[Row]:
+    async def part(n: int) -> list[BenchRow]:
         async with _engine() as engine:
             rows = sampling.curves(kind, await sampling.sampled(engine, questions(kind, n)))
         return [tell(each) if (each.more or {})["samples"] in sampling.SHOWN else each for each in rows]
@@ -40,20 +40,20 @@ def _samples(kind: Kind) -> Part:
     return part
 
 
-async def _maxima(n: int) -> list[Row]:
+async def _maxima(n: int) -> list[BenchRow]:
     async with _engine() as engine:
         return await forcing.cut(engine, "game24", questions("game24", n))
 
 
 def _turned(kind: Kind) -> Part:
-    async def part(n: int) -> list[Row]:
+    async def part(n: int) -> list[BenchRow]:
         async with _engine() as engine:
             return await forcing.turned(engine, kind, questions(kind, n))
 
     return part
 
 
-async def _trees(n: int) -> list[Row]:
+async def _trees(n: int) -> list[BenchRow]:
     async with _engine() as engine:
         way, rows = await trees.chosen(engine, questions("game24", min(n, trees.CHOOSING), choosing=True))
         for each in dict.fromkeys((trees.PAPERS, way)):
@@ -61,7 +61,7 @@ async def _trees(n: int) -> list[Row]:
         return rows
 
 
-async def _cascade(n: int) -> list[Row]:
+async def _cascade(n: int) -> list[BenchRow]:
     asked = [*questions("game24", n // 2), *questions("arithmetic", n - n // 2)]
     async with _engine("pebble-draft") as small, _engine() as large:
         first = await cascading.answered(small, asked, cascading.DRAFT_TOKENS)

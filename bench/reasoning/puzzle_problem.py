@@ -11,7 +11,7 @@ from random import Random
 
 from reasoning.tree import Asking, Reply, Thought
 from training import puzzle
-from training.puzzle import Numbers, Step
+from training.puzzle import Numbers, PuzzleStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,14 @@ class Left:
 
     key: Numbers
     numbers: Numbers = field(compare=False)
-    steps: tuple[Step, ...] = field(compare=False, default=())
+    steps: tuple[PuzzleStep, ...] = field(compare=False, default=())
 
     @classmethod
-    def of(cls, numbers: Sequence[int], steps: tuple[Step, ...] = ()) -> Left:
+    def of(cls, numbers: Sequence[int], steps: tuple[PuzzleStep, ...] = ()) -> Left:
         return cls(tuple(sorted(numbers)), tuple(numbers), steps)
 
 
-class Puzzle:
+class PuzzleProblem:
     """Make `target` of `numbers`, each used once.
 
     All its prompts begin alike, and the two of a state up to where they ask for this or for that. A search begins with
@@ -62,7 +62,7 @@ class Puzzle:
         taken = (puzzle.read_step(line, state.numbers) for line in reply.text.splitlines())
         return [self._thought(step, (*state.steps, step)) for step in taken if step is not None]
 
-    def _thought(self, step: Step, steps: tuple[Step, ...]) -> Thought[Left]:
+    def _thought(self, step: PuzzleStep, steps: tuple[PuzzleStep, ...]) -> Thought[Left]:
         state = Left.of(step.state, steps)
         kept = () if self.done(state) else tuple(_alike(self.wholes(state))[len(self.head) :])
         return Thought(str(step), state, kept, afresh=True)

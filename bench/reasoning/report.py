@@ -8,22 +8,22 @@ from typing import Any
 
 from app.cli.accuracy_curves import Curve, Point, draw
 from bench.reasoning import cascading, sampling
-from bench.reasoning.asked import Row
+from bench.reasoning.asked import BenchRow
 
 PICTURES = Path(__file__).parents[2] / "docs" / "img"
 Parts = Mapping[str, Any]  # Any: plain JSON
 TOKENS = "tokens that the model wrote for an answer"
 
 
-def rows_of(parts: Parts, name: str) -> list[Row]:
+def rows_of(parts: Parts, name: str) -> list[BenchRow]:
     """Of a part that was measured; else none."""
-    return [Row(**each) for each in parts.get(name, ())]
+    return [BenchRow(**each) for each in parts.get(name, ())]
 
 
-def derived(parts: Parts) -> list[Row]:
+def derived(parts: Parts) -> list[BenchRow]:
     """Returns what sampling and minima do at the tokens of each Wait, and best of n at those of trees, by measured
     curves."""
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for kind in ("game24", "arithmetic"):
         thought, samples = rows_of(parts, f"{kind} waits"), rows_of(parts, f"{kind} samples")
         waits = [each for each in thought if "/waits=" in each.name]
@@ -102,16 +102,18 @@ def pictures(parts: Parts, folder: Path = PICTURES) -> list[Path]:
     return written
 
 
-def _curve(name: str, rows: Sequence[Row], label: Any = lambda row: "", x: str = "") -> Curve:  # Any: of a row, text
+def _curve(
+    name: str, rows: Sequence[BenchRow], label: Any = lambda row: "", x: str = ""
+) -> Curve:  # Any: of a row, text
     points = [Point((e.more or {})[x] if x else e.tokens, e.share, e.low, e.high, label(e)) for e in rows]
     return Curve(name, points)
 
 
-def _after_equals(row: Row) -> str:
+def _after_equals(row: BenchRow) -> str:
     return row.name.rpartition("=")[2]
 
 
-def _shown(row: Row) -> str:
+def _shown(row: BenchRow) -> str:
     n = row.name.rpartition("=")[2]
     return n if int(n) in sampling.SHOWN else ""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.reasoning.asked import AT_ONCE, MAX_TOKENS, Question, Row, each, expected, row
+from bench.reasoning.asked import AT_ONCE, MAX_TOKENS, BenchQuestion, BenchRow, each, expected, row
 from engine import Engine, Sampling, Span
 from reasoning.candidate import Candidate, Draft, prefill
 from reasoning.self_consistency import vote_of
@@ -30,10 +30,10 @@ class Sample:
     vote: str | None
 
 
-async def sampled(engine: Engine, asked: Sequence[Question]) -> list[list[Sample]]:
+async def sampled(engine: Engine, asked: Sequence[BenchQuestion]) -> list[list[Sample]]:
     """`SAMPLES` answers to every question."""
 
-    async def one(item: tuple[int, Question]) -> list[Sample]:
+    async def one(item: tuple[int, BenchQuestion]) -> list[Sample]:
         at, question = item
         span = Span(Sampling(temperature=TEMPERATURE, seed=at), MAX_TOKENS)
         context = Context(engine.tokenizer, span, Markers.of(engine.tokenizer))
@@ -56,9 +56,9 @@ def _vote(candidate: Candidate, expression: bool) -> str | None:
     return vote_of(re.sub(r"\s+", "", candidate.text), "text") if expression else vote_of(candidate.text, "last_number")
 
 
-def curves(kind: str, samples: Sequence[Sequence[Sample]]) -> list[Row]:
+def curves(kind: str, samples: Sequence[Sequence[Sample]]) -> list[BenchRow]:
     """Best of n and self-consistency over the first n samples, for every n."""
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for n in range(1, len(samples[0]) + 1):
         first = [answers[:n] for answers in samples]
         tokens = [sum(a.tokens for a in answers) for answers in first]
@@ -78,7 +78,7 @@ def _winner(answers: Sequence[Sample]) -> Sample:
     return next((a for a in answers if a.vote == winner), answers[0])
 
 
-def at_tokens(curve: Sequence[Row], tokens: float, name: str) -> Row | None:
+def at_tokens(curve: Sequence[BenchRow], tokens: float, name: str) -> BenchRow | None:
     """Returns what a curve does at a mean of so many tokens: one of the two ways around it, drawn so that the mean is
     right.
 
@@ -94,7 +94,7 @@ def at_tokens(curve: Sequence[Row], tokens: float, name: str) -> Row | None:
     return None
 
 
-def beside(others: Sequence[Row], curve: Sequence[Row], name: str) -> list[Row]:
+def beside(others: Sequence[BenchRow], curve: Sequence[BenchRow], name: str) -> list[BenchRow]:
     """Returns what a curve does at the tokens of each of the other rows, where it was measured that far."""
     made = (at_tokens(curve, other.tokens, f"{name} at the tokens of {other.name}") for other in others)
     return [each for each in made if each is not None]

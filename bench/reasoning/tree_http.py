@@ -25,7 +25,7 @@ from app.cli.serve import bind
 from app.config import load_settings
 from app.server import create_app
 from bench.reasoning.asked import MODELS, SEED, questions
-from bench.reasoning.puzzle_problem import Left, Puzzle
+from bench.reasoning.puzzle_problem import Left, PuzzleProblem
 from engine import Engine, EngineConfig
 from reasoning.tree import Asking, NodeAdded, NodeScored, Reply, Thought, TreeOptions, search
 
@@ -64,7 +64,7 @@ class Grown:
         return len(positions) + self.written
 
 
-class _Noting(Puzzle):
+class _Noting(PuzzleProblem):
     """Notes every prompt, whole, and every token written."""
 
     def __init__(self, numbers: Sequence[int], target: int, asking: Asking, grown: Grown) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from bench.reasoning.asked import SEED, Question, Row, each, expected, row, tell
-from bench.reasoning.puzzle_problem import Puzzle, leads_to, random_search
+from bench.reasoning.asked import SEED, BenchQuestion, BenchRow, each, expected, row, tell
+from bench.reasoning.puzzle_problem import PuzzleProblem, leads_to, random_search
 from engine import Engine
 from reasoning.tree import Asking, SearchEnded, TreeOptions, search
 
@@ -35,12 +35,12 @@ def options(way: str) -> TreeOptions:
     return TreeOptions(beam=5, depth=3, nodes=200, temperature=temperature, seed=SEED, **fields)
 
 
-async def searched(engine: Engine, asked: Sequence[Question], name: str, options: TreeOptions) -> list[Row]:
+async def searched(engine: Engine, asked: Sequence[BenchQuestion], name: str, options: TreeOptions) -> list[BenchRow]:
     """A tree, and random legal search at as many states visited as the tree took of each puzzle."""
     asking = Asking(engine.tokenizer, variables={"enable_thinking": False})
 
-    async def one(question: Question) -> SearchEnded:
-        task = Puzzle(question.numbers, question.target, asking)
+    async def one(question: BenchQuestion) -> SearchEnded:
+        task = PuzzleProblem(question.numbers, question.target, asking)
         async with await engine.open(task.head) as seq:
             async for event in search(seq, task, options, engine.tokenizer):
                 last = event
@@ -61,9 +61,9 @@ async def searched(engine: Engine, asked: Sequence[Question], name: str, options
     return [made, tell(chance)]
 
 
-async def chosen(engine: Engine, asked: Sequence[Question]) -> tuple[str, list[Row]]:
+async def chosen(engine: Engine, asked: Sequence[BenchQuestion]) -> tuple[str, list[BenchRow]]:
     """The way that solves most of the puzzles for choosing, the cheapest among equals, and what all of them did."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, BenchRow] = {}
     for way in WAYS:
         (made, _) = await searched(engine, asked, f"{way} (choosing)", options(way))
         rows[way] = made

@@ -1,6 +1,6 @@
 """Retrieval measured: quality stage by stage, evidence, answers end to end, ingesting, and search as it grows.
 
-`Scale` says how much of each. Sets are those of `PONDER_SHARED`; what they are is told there.
+`RetrievalScale` says how much of each. Sets are those of `PONDER_SHARED`; what they are is told there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class RetrievalScale:
     """The amount that is measured of each."""
 
     sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
@@ -37,14 +37,19 @@ class Scale:
     sets: tuple[str, ...] = ("cranfield",)
 
 
-QUICK = Scale(sizes=(2_000,), answers=6, ordered=6, pages=50, sets=())
+QUICK = RetrievalScale(sizes=(2_000,), answers=6, ordered=6, pages=50, sets=())
 
 
 PARTS = ("judged", "chunking", "evidence", "ingest", "search", "answers")
 
 
 def measure(
-    shared: Path, model: Path, scale: Scale, tell: Tell, work: Path | None = None, parts: Collection[str] = PARTS
+    shared: Path,
+    model: Path,
+    scale: RetrievalScale,
+    tell: Tell,
+    work: Path | None = None,
+    parts: Collection[str] = PARTS,
 ) -> Json:
     """The parts that are asked for, as JSON. Indexes are made under `work` and found there again the next time."""
     data = shared / "data" / "retrieval"
@@ -92,7 +97,7 @@ def measure(
 
 
 async def _with_model(
-    model: Path, texts: Any, asked: Any, embedder: SentenceEmbedder, work: Path, scale: Scale, tell: Tell
+    model: Path, texts: Any, asked: Any, embedder: SentenceEmbedder, work: Path, scale: RetrievalScale, tell: Tell
 ) -> Json:
     chosen = Random("answers").sample(asked, scale.answers)
     async with await Engine.start(EngineConfig(model=str(model))) as engine:

@@ -16,7 +16,7 @@ import numpy as np
 from app.answering.served_model import ServedModel
 from app.runs.events import CitationRef
 from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext, retrieve_context
-from bench.retrieval.quality import USER, Asked
+from bench.retrieval.quality import USER, JudgedQuestion
 from engine import GREEDY, Engine, Span
 from reasoning.thinking import think_and_answer
 from retrieval import Library, Query, Text, sources
@@ -41,7 +41,9 @@ class Answered:
         return "don't know" in self.text
 
 
-async def answers(engine: Engine, library: Library, texts: Sequence[Text], asked: Sequence[Asked], tell: Tell) -> Json:
+async def answers(
+    engine: Engine, library: Library, texts: Sequence[Text], asked: Sequence[JudgedQuestion], tell: Tell
+) -> Json:
     """Every question with its paragraph in one collection and without it in a copy."""
     served = ServedModel(engine, engine.model_name)
     whole = library.collection(USER, "whole").id
@@ -73,7 +75,7 @@ async def answers(engine: Engine, library: Library, texts: Sequence[Text], asked
     }
 
 
-async def _without(served: ServedModel, library: Library, one: Asked, whole: int) -> Answered:
+async def _without(served: ServedModel, library: Library, one: JudgedQuestion, whole: int) -> Answered:
     """The same with the paragraph out of sight: its document is in no search of this question."""
     document = next(d for d in library.store.documents(USER, whole) if d.source == one.source)
     text = library.store.text(USER, document.id)
@@ -84,7 +86,7 @@ async def _without(served: ServedModel, library: Library, one: Asked, whole: int
         library.add(USER, whole, [Text(one.source, text, document.title)])
 
 
-async def _answer(served: ServedModel, library: Library, one: Asked, collections: frozenset[int]) -> Answered:
+async def _answer(served: ServedModel, library: Library, one: JudgedQuestion, collections: frozenset[int]) -> Answered:
     found = await retrieve_context(library, served, USER, one.text, collections)
     if found.verdict == "none":
         return Answered(REFUSAL, (), "none", 0, 1)
@@ -104,7 +106,7 @@ async def _answer(served: ServedModel, library: Library, one: Asked, collections
     return Answered("".join(text for text, _ in shown), tuple(cited), found.verdict, unsupported, len(shown))
 
 
-def _gold(one: Asked, by_source: dict[str, str]) -> tuple[str, int, int]:
+def _gold(one: JudgedQuestion, by_source: dict[str, str]) -> tuple[str, int, int]:
     start = by_source[one.source].find(one.answer)
     return one.source, start, start + len(one.answer)
 
@@ -127,7 +129,7 @@ def _mean(values: Sequence[float] | Sequence[bool]) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
-async def fixed_order(engine: Engine, library: Library, asked: Sequence[Asked], whole: int) -> Json:
+async def fixed_order(engine: Engine, library: Library, asked: Sequence[JudgedQuestion], whole: int) -> Json:
     """The share of prompt tokens whose K/V was there: sources in document order against the order of their scores.
 
     Questions are asked paragraph by paragraph, as a person does who reads; only the prompts are computed.

@@ -31,7 +31,7 @@ QUERIES = 300
 WORD = re.compile(r"\w+|[^\w\s]")
 
 
-class Grown:
+class GrowthRow:
     """An embedder whose queries are real, and whose documents are put together from real vectors."""
 
     name = "grown"
@@ -73,7 +73,7 @@ def searching(
     asked = [drawn[n] for n in np.random.default_rng(1).integers(0, len(drawn), QUERIES)]
     made = []
     for size in sizes:
-        grown = Grown(real, embedder)
+        grown = GrowthRow(real, embedder)
         with Library.open(folder / str(size), grown) as library:
             _fill(library, drawn, size, tell)
             made.append(_measured(library, asked, grown))
@@ -102,7 +102,7 @@ def _fill(library: Library, drawn: Sequence[str], size: int, tell: Tell) -> None
     library.views.spread()
 
 
-def _measured(library: Library, asked: Sequence[str], grown: Grown) -> Json:
+def _measured(library: Library, asked: Sequence[str], grown: GrowthRow) -> Json:
     laps = []
     for query in asked[:20]:
         library.search(Query(READER, query, collections="all"))  # what is read for the first time comes from disk

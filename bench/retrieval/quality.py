@@ -29,7 +29,7 @@ USER = "bench"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JudgedQuestion:
     """A question with the source that answers it and the answer's text, or the ranges of its source that hold it."""
 
     text: str
@@ -60,7 +60,9 @@ def chunk_recall(folder: Path, embedder: Embedder, work: Path, k: int = 5) -> Js
     """The share of the answering characters that the best `k` passages hold, over questions; by corpus and over all."""
     corpora = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.md"))}
     asked = [
-        Asked(row["question"], row["corpus_id"], "", tuple((r["start_index"], r["end_index"]) for r in references))
+        JudgedQuestion(
+            row["question"], row["corpus_id"], "", tuple((r["start_index"], r["end_index"]) for r in references)
+        )
         for row in csv.DictReader((folder / "questions.csv").open(encoding="utf-8"))
         if (references := json.loads(row["references"])) and row["corpus_id"] in corpora
     ]
@@ -85,19 +87,19 @@ def _held(wanted: Sequence[tuple[int, int]], found: Sequence[tuple[int, int]]) -
     return len(asked & held) / len(asked)
 
 
-def xquad(path: Path) -> tuple[list[Text], list[Asked]]:
+def xquad(path: Path) -> tuple[list[Text], list[JudgedQuestion]]:
     """Paragraphs as documents, and the questions on each."""
-    texts, asked = list[Text](), list[Asked]()
+    texts, asked = list[Text](), list[JudgedQuestion]()
     for a, article in enumerate(json.loads(path.read_text("utf-8"))["data"]):
         title = article.get("title", "").replace("_", " ")
         for p, paragraph in enumerate(article["paragraphs"]):
             texts.append(Text(f"{a}-{p}", paragraph["context"], title))
-            asked += [Asked(qa["question"], f"{a}-{p}", qa["answers"][0]["text"]) for qa in paragraph["qas"]]
+            asked += [JudgedQuestion(qa["question"], f"{a}-{p}", qa["answers"][0]["text"]) for qa in paragraph["qas"]]
     return texts, asked
 
 
 def weighed(
-    texts: Sequence[Text], asked: Sequence[Asked], embedder: Embedder, folder: Path
+    texts: Sequence[Text], asked: Sequence[JudgedQuestion], embedder: Embedder, folder: Path
 ) -> Iterator[tuple[float, float, bool]]:
     """For each question the score with what answers it, the score without, and whether that was the first hit."""
     with Library.open(folder, embedder) as library:
@@ -114,7 +116,7 @@ def weighed(
 
 
 def evidence(
-    path: Path, embedder: Embedder, work: Path, thresholds: tuple[float, float], asked: Sequence[Asked]
+    path: Path, embedder: Embedder, work: Path, thresholds: tuple[float, float], asked: Sequence[JudgedQuestion]
 ) -> Json:
     """Gold paragraph present against removed: the area under the curve, its points, and what the thresholds do."""
     texts, _ = xquad(path)
@@ -140,7 +142,7 @@ def thresholds(embedder: Embedder, work: Path, most: int = 250) -> Json:
     rng = Random("thresholds")
     pages = essays.paragraphs(rng, "train")
     texts = [Text(str(n), " ".join(sentence for sentence, *_ in page), "") for n, page in enumerate(pages)]
-    every = [Asked(q, str(n)) for n, page in enumerate(pages) for _, *questions in page for q in questions]
+    every = [JudgedQuestion(q, str(n)) for n, page in enumerate(pages) for _, *questions in page for q in questions]
     asked = rng.sample(every, min(most, len(every)))
     scores = np.array(list(weighed(texts, asked, embedder, work / "essays")))
     first = scores[scores[:, 2] > 0, 0]  # "what happened to her?" finds nothing among forty people

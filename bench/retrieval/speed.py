@@ -11,7 +11,7 @@ import numpy as np
 
 from retrieval import Given, Library, Query
 from retrieval.embedding import Embedder
-from retrieval.index.chunks import Row
+from retrieval.index.chunks import ChunkRow
 from retrieval.parsing import pdf
 from tests.retrieval import made
 
@@ -86,6 +86,6 @@ def whole(library: Library, asked: Sequence[str]) -> Json:
     return {"p50_ms": float(np.percentile(seconds, 50) * 1e3), "p99_ms": float(np.percentile(seconds, 99) * 1e3)}
 
 
-def rows(library: Library) -> list[Row]:
+def rows(library: Library) -> list[ChunkRow]:
     ids = library.store.chunks.places()[:, 0]
     return library.store.chunks.rows([int(number) for number in ids])

@@ -77,7 +77,7 @@ _WORDS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LoadTurn:
     """One question of a conversation, `after` so many seconds since the answer before it."""
 
     words: str
@@ -86,16 +86,16 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LoadRequest:
     """A conversation that begins at `at`; `kind` is the class that it is counted in."""
 
     at: float
-    turns: tuple[Turn, ...]
+    turns: tuple[LoadTurn, ...]
     kind: str = "chat"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LoadKind:
     """A class of requests: sizes in words and tokens, drawn between half and one and a half times of these."""
 
     name: str
@@ -106,10 +106,10 @@ class Kind:
 
 
 KINDS = {
-    "chat": Kind("chat", 120, 100),
-    "long": Kind("long", 1500, 60),
-    "write": Kind("write", 60, 400),
-    "agent": Kind("agent", 200, 40, turns=4, gap_s=1.0),
+    "chat": LoadKind("chat", 120, 100),
+    "long": LoadKind("long", 1500, 60),
+    "write": LoadKind("write", 60, 400),
+    "agent": LoadKind("agent", 200, 40, turns=4, gap_s=1.0),
 }
 
 
@@ -119,13 +119,13 @@ def text(words: int, rng: Random) -> str:
 
 def mixed(
     arrivals: Iterable[float],
-    shares: Sequence[tuple[Kind, float]],
+    shares: Sequence[tuple[LoadKind, float]],
     rng: Random,
     *,
     scale: float = 1.0,
     prefixes: int = 0,
     prefix_words: int = 0,
-) -> list[Ask]:
+) -> list[LoadRequest]:
     """Conversations of several classes. With `prefixes` each begins with one of so many texts of `prefix_words`."""
     shared = [text(prefix_words, rng) for _ in range(prefixes)]
     kinds, weights = [kind for kind, _ in shares], [share for _, share in shares]
@@ -142,19 +142,19 @@ def mixed(
             if number == 0 and shared:
                 words = f"{rng.choice(shared)} {words}"
             gap = rng.expovariate(1 / kind.gap_s) if number and kind.gap_s else 0.0
-            turns.append(Turn(words, about(kind.tokens), gap))
-        asks.append(Ask(at, tuple(turns), kind.name))
+            turns.append(LoadTurn(words, about(kind.tokens), gap))
+        asks.append(LoadRequest(at, tuple(turns), kind.name))
     return asks
 
 
-def azure(path: Path, *, seconds: float, speed: float, scale: float, longest: int, rng: Random) -> list[Ask]:
+def azure(path: Path, *, seconds: float, speed: float, scale: float, longest: int, rng: Random) -> list[LoadRequest]:
     """A trace with the columns TIMESTAMP, ContextTokens and GeneratedTokens, `speed` times as fast, its lengths times
     `scale` and `longest` at most.
 
     Raises:
         ValueError: the file is no such trace.
     """
-    asks: list[Ask] = []
+    asks: list[LoadRequest] = []
     began: datetime | None = None
     with path.open(newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)
@@ -167,18 +167,22 @@ def azure(path: Path, *, seconds: float, speed: float, scale: float, longest: in
             if at >= seconds:
                 break
             words = _scaled(int(row["ContextTokens"]), scale, longest)
-            asks.append(Ask(at, (Turn(text(words, rng), _scaled(int(row["GeneratedTokens"]), scale, longest)),)))
+            asks.append(
+                LoadRequest(at, (LoadTurn(text(words, rng), _scaled(int(row["GeneratedTokens"]), scale, longest)),))
+            )
     return asks
 
 
-def mooncake(path: Path, *, seconds: float, speed: float, block_words: int, scale: float, longest: int) -> list[Ask]:
+def mooncake(
+    path: Path, *, seconds: float, speed: float, block_words: int, scale: float, longest: int
+) -> list[LoadRequest]:
     """A trace of JSON lines with `timestamp` (ms), `output_length` and `hash_ids`, the chain of blocks of its prompt:
     a block becomes `block_words` words, so that what prompts share stays shared. `longest` words of a prompt are kept.
 
     Raises:
         ValueError: the file is no such trace.
     """
-    asks: list[Ask] = []
+    asks: list[LoadRequest] = []
     blocks: dict[int, str] = {}
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         try:
@@ -192,7 +196,7 @@ def mooncake(path: Path, *, seconds: float, speed: float, block_words: int, scal
         kept = ids[: max(1, longest // block_words)]
         for id in kept:
             blocks.setdefault(id, text(block_words, Random(id)))
-        asks.append(Ask(at, (Turn(" ".join(blocks[id] for id in kept), tokens),)))
+        asks.append(LoadRequest(at, (LoadTurn(" ".join(blocks[id] for id in kept), tokens),)))
     return asks
 
 

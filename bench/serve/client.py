@@ -15,11 +15,11 @@ from typing import Any
 
 import aiohttp
 
-from bench.serve.asks import Ask, Turn
+from bench.serve.asks import LoadRequest, LoadTurn
 
 
 @dataclass(slots=True)
-class Outcome:
+class TurnOutcome:
     """The outcome of one turn. Times are seconds since the start of the load."""
 
     kind: str
@@ -53,7 +53,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """A server to load: its address with `/v1`, the model to ask for, and a key if it wants one."""
 
     name: str
@@ -66,16 +66,16 @@ class Target:
 class Load:
     """One server's load and its answers. `late` are the client's own delays, `busy` its share of a core."""
 
-    target: Target
-    outcomes: list[Outcome]
+    target: LoadTarget
+    outcomes: list[TurnOutcome]
     seconds: float
     late: list[float]
     busy: float
 
 
 async def load(
-    target: Target,
-    asks: Sequence[Ask],
+    target: LoadTarget,
+    asks: Sequence[LoadRequest],
     *,
     timeout_s: float = 600.0,
     patience_s: float | None = None,
@@ -85,7 +85,7 @@ async def load(
     """Send every conversation at its time. A turn that takes longer than `timeout_s` counts as failed; `patience_s`
     after the last arrival what is still under way is given up.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[TurnOutcome] = []
     headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
     timeout, pool = aiohttp.ClientTimeout(timeout_s), aiohttp.TCPConnector(limit=0)
     base = target.url.rstrip("/") + "/"
@@ -95,12 +95,12 @@ async def load(
         def now() -> float:
             return time.perf_counter() - began
 
-        async def converse(ask: Ask) -> None:
+        async def converse(ask: LoadRequest) -> None:
             messages: list[dict[str, str]] = []
             for number, turn in enumerate(ask.turns):
                 due = ask.at if number == 0 else now() + turn.after
                 await asyncio.sleep(max(0.0, due - now()))
-                outcome = Outcome(ask.kind, number, due)
+                outcome = TurnOutcome(ask.kind, number, due)
                 outcomes.append(outcome)
                 messages.append({"role": "user", "content": turn.words})
                 words = await _ask(http, target.model, messages, turn, outcome, now, extra or {})
@@ -127,8 +127,8 @@ async def _ask(
     http: aiohttp.ClientSession,
     model: str,
     messages: list[dict[str, str]],
-    turn: Turn,
-    outcome: Outcome,
+    turn: LoadTurn,
+    outcome: TurnOutcome,
     now: Callable[[], float],
     extra: dict[str, Any],
 ) -> str:

@@ -19,12 +19,12 @@ from rich.progress import Progress
 from bench import hardware
 from bench.serve import asks as arrivals
 from bench.serve import report
-from bench.serve.asks import KINDS, Ask, Kind, azure, mixed, mooncake
-from bench.serve.client import Load, Target, load
+from bench.serve.asks import KINDS, LoadKind, LoadRequest, azure, mixed, mooncake
+from bench.serve.client import Load, LoadTarget, load
 from bench.serve.measured import Objective, summary
 
 
-class Shape(StrEnum):
+class LoadShape(StrEnum):
     POISSON = "poisson"
     BURSTY = "bursty"
     RAMP = "ramp"
@@ -38,7 +38,7 @@ def serve(
         list[str] | None,
         typer.Option(help="NAME=URL of another server for the same requests, to its first model. May be repeated."),
     ] = None,
-    shape: Annotated[Shape, typer.Option(help="How requests come.")] = Shape.POISSON,
+    shape: Annotated[LoadShape, typer.Option(help="How requests come.")] = LoadShape.POISSON,
     rate: Annotated[float, typer.Option(min=0.001, help="Conversations a second.")] = 1.0,
     to_rate: Annotated[float, typer.Option(min=0.001, help="Where a ramp ends.")] = 5.0,
     variation: Annotated[float, typer.Option(min=0.05, help="Of bursty gaps: deviation over mean.")] = 3.0,
@@ -66,9 +66,9 @@ def serve(
         asks = _of_trace(trace, seconds, speed, scale, longest, block_words, rng)
     else:
         when = {
-            Shape.POISSON: lambda: arrivals.poisson(rate, seconds, rng),
-            Shape.BURSTY: lambda: arrivals.bursty(rate, seconds, variation, rng),
-            Shape.RAMP: lambda: arrivals.ramp(rate, to_rate, seconds, rng),
+            LoadShape.POISSON: lambda: arrivals.poisson(rate, seconds, rng),
+            LoadShape.BURSTY: lambda: arrivals.bursty(rate, seconds, variation, rng),
+            LoadShape.RAMP: lambda: arrivals.ramp(rate, to_rate, seconds, rng),
         }[shape]()
         asks = mixed(when, _shares(mix), rng, scale=scale, prefixes=prefixes, prefix_words=prefix_words)
     if not asks:
@@ -102,7 +102,7 @@ def serve(
         console.print(f"Kept in {out}, drawn in {out.with_suffix('.png').name}.")
 
 
-def _shares(mix: str) -> list[tuple[Kind, float]]:
+def _shares(mix: str) -> list[tuple[LoadKind, float]]:
     shares = []
     for part in mix.split(","):
         found = re.fullmatch(r"\s*(\w+)=(\d+(?:\.\d+)?)\s*", part)
@@ -115,7 +115,7 @@ def _shares(mix: str) -> list[tuple[Kind, float]]:
 
 def _of_trace(
     path: Path, seconds: float, speed: float, scale: float, longest: int, block_words: int, rng: Random
-) -> list[Ask]:
+) -> list[LoadRequest]:
     try:
         if path.suffix == ".csv":
             return azure(path, seconds=seconds, speed=speed, scale=scale, longest=longest, rng=rng)
@@ -126,14 +126,14 @@ def _of_trace(
         raise typer.BadParameter(f"--trace: {error}") from None
 
 
-def _peer(text: str) -> Target:
+def _peer(text: str) -> LoadTarget:
     name, mark, url = text.partition("=")
     if not mark or not name:
         raise typer.BadParameter(f"--peer is {text!r}; accepted: NAME=URL.")
     return _target(name, url, "", "")
 
 
-def _target(name: str, url: str, model: str, key: str) -> Target:
+def _target(name: str, url: str, model: str, key: str) -> LoadTarget:
     """A server that answers, with a model that it has."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
@@ -143,4 +143,4 @@ def _target(name: str, url: str, model: str, key: str) -> Target:
         raise typer.BadParameter(f"{name}: {url} does not list its models ({type(error).__name__}: {error}).") from None
     if model and model not in served:
         raise typer.BadParameter(f"{name} does not serve {model!r}; accepted: {', '.join(served)}.")
-    return Target(name, url, model or served[0], key)
+    return LoadTarget(name, url, model or served[0], key)

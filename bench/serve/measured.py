@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.serve.client import Load, Outcome
+from bench.serve.client import Load, TurnOutcome
 
 PERCENTS = (50, 90, 95, 99)
 MAX_LATE_S = 0.05  # the client's own delay, in 1 of 100 requests, beyond which its figures are in doubt
@@ -25,7 +25,7 @@ class Objective:
     itl_s: float | None = None
     e2e_s: float | None = None
 
-    def kept(self, outcome: Outcome) -> bool:
+    def kept(self, outcome: TurnOutcome) -> bool:
         if not outcome.answered:
             return False
         bounds = (
@@ -66,7 +66,7 @@ def in_the_way(load: Load) -> str:
     return ""
 
 
-def part(outcomes: Sequence[Outcome], seconds: float, objective: Objective) -> dict[str, Any]:  # Any: JSON
+def part(outcomes: Sequence[TurnOutcome], seconds: float, objective: Objective) -> dict[str, Any]:  # Any: JSON
     """The figures of some outcomes of a load that took so many seconds."""
     answered = [outcome for outcome in outcomes if outcome.answered]
     good = sum(map(objective.kept, outcomes))

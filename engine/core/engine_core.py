@@ -20,7 +20,7 @@ from engine.core.span_state import SpanState
 from engine.kv_cache.block_pool import BlockPool, root_digest
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.snapshot import Snapshot, packed
-from engine.model.detokenizer import Decoder
+from engine.model.detokenizer import Utf8Decoder
 from engine.model.runner import Runner
 from engine.outputs import FinishReason, Stats, TierStats
 from engine.structured_output.bitmask import Constraints, Masking
@@ -45,7 +45,7 @@ class EngineCore:
         config: EngineConfig,
         runner: Runner,
         pool: BlockPool,
-        make_decoder: Callable[[], Decoder],
+        make_decoder: Callable[[], Utf8Decoder],
         eos: Sequence[int],
         secret: bytes,
         clock: Callable[[], float] = time.monotonic,
@@ -115,7 +115,7 @@ class EngineCore:
                 self._replies.append(m.StatsReply(command.request, self.stats()))
             case m.Compile():
                 self._compile(command)
-            case m.Compiled(None, request, outcome):
+            case m.CompileDone(None, request, outcome):
                 self._compiled(request, outcome)
             case m.Leave():
                 self._close_all("its client is gone", command.client)
@@ -143,7 +143,7 @@ class EngineCore:
                 seq.append(list(command.tokens), generated=False)
             case m.Generate():
                 self._generate(seq, command)
-            case m.Compiled():
+            case m.CompileDone():
                 self._constrain(seq, command.request, command.outcome)
             case m.Score():
                 self._score(seq, command)
@@ -205,14 +205,14 @@ class EngineCore:
         assert self._constraints is not None, "a core without constraints was asked to compile one"
         post, request = self._post, command.request
         made = self._constraints.compiler.get(
-            command.constraint, lambda made: post(m.Compiled(None, request, made)), command.tenant
+            command.constraint, lambda made: post(m.CompileDone(None, request, made)), command.tenant
         )
         if made is not None:
             self._compiled(request, made)
 
     def _compiled(self, request: int, outcome: Outcome) -> None:
         if isinstance(outcome, ConstraintRefused):
-            self._replies.append(m.Refused(request, outcome.reasons, isinstance(outcome, CompileTimeout)))
+            self._replies.append(m.RequestRefused(request, outcome.reasons, isinstance(outcome, CompileTimeout)))
         else:
             self._replies.append(m.Ready(request))
 
@@ -250,7 +250,7 @@ class EngineCore:
             return
         assert self._constraints is not None, "a core without constraints was given a span with one"
         post, sequence, request = self._post, seq.id, command.request
-        job.awaited = lambda made: post(m.Compiled(sequence, request, made))
+        job.awaited = lambda made: post(m.CompileDone(sequence, request, made))
         outcome = self._constraints.compiler.get(span.constraint.body, job.awaited, seq.tenant)
         if outcome is not None:
             self._constrain(seq, request, outcome)

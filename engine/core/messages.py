@@ -137,7 +137,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompileDone:
     """The outcome of compiling a constraint. From the core's own compiler, not from a client. `sequence` has the span
     that waits for it, None where nothing but a `Compile` does."""
 
@@ -158,7 +158,7 @@ class Stop:
 
 Command = (
     Open | Restore | Append | Generate | Score | Fork | Truncate | Hold | Snap | Cancel | Close
-    | GetStats | Compile | Leave | Compiled | CameUp | Stop
+    | GetStats | Compile | Leave | CompileDone | CameUp | Stop
 )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PromptProgress:
     """A span whose sequence takes several steps to read has come so far."""
 
     request: int
@@ -185,7 +185,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutputPiece:
     """Progress of a span. The request is over when the output has a finish reason."""
 
     request: int
@@ -214,7 +214,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RequestRefused:
     """The constraint cannot be held, or not in time. A span's sequence is as it was."""
 
     request: int
@@ -223,7 +223,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailed:
     """The span's constraint could not go on. The sequence may have tokens that no piece told of: truncate it."""
 
     request: int
@@ -242,7 +242,7 @@ class StatsReply:
     stats: Stats
 
 
-Reply = Reading | Piece | Scored | Ready | Refused | Failed | Closed | Snapped | StatsReply
+Reply = PromptProgress | OutputPiece | Scored | Ready | RequestRefused | RequestFailed | Closed | Snapped | StatsReply
 
 _CLIENT_SHIFT = 48
 NOBODY = 0  # a request whose reply nobody awaits

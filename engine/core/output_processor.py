@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.core import messages as m
-from engine.core.request import Job, ScoreJob, ScoreRequest, SequenceState, SpanJob
+from engine.core.request import Job, ScoreGroup, ScoreJob, SequenceState, SpanJob
 from engine.core.sampler import begin_sampling, logprob_of, row_logprobs
 from engine.core.sampling_types import PendingSamples, RowSampling
 from engine.core.span_state import SpanState, row_sampling
@@ -80,7 +80,7 @@ Targets = dict[int, list[tuple[int, int, int]]]  # position -> (candidate, index
 
 def score_jobs(
     request: int, candidates: Sequence[Sequence[int]], length: int
-) -> tuple[ScoreRequest, int, list[tuple[Sequence[int], Targets]]]:
+) -> tuple[ScoreGroup, int, list[tuple[Sequence[int], Targets]]]:
     """Returns the jobs that score candidates after a sequence of `length` tokens.
 
     Returns the request, the first position whose logits matter, and each child's tokens to append and targets.
@@ -93,7 +93,7 @@ def score_jobs(
     for i, candidate in enumerate(candidates):
         if len(candidate) > 1:
             jobs.append((candidate[:-1], {first + j: [(i, j, token)] for j, token in enumerate(candidate)}))
-    return ScoreRequest(request, [[0.0] * len(c) for c in candidates]), first, jobs
+    return ScoreGroup(request, [[0.0] * len(c) for c in candidates]), first, jobs
 
 
 def read_scores(logits: Tensor, reads: Iterable[tuple[ScoreJob, int, range]]) -> None:
@@ -207,7 +207,7 @@ class OutputProcessor:
                 if job.reading_prompt:
                     self._read_prompt(seq, job, first, logits[at : at + wanted])
                 if end < len(seq.tokens) and not job.announced:
-                    self._emit(m.Reading(job.id, Prefill(end, len(seq), seq.cached_tokens)))
+                    self._emit(m.PromptProgress(job.id, Prefill(end, len(seq), seq.cached_tokens)))
             elif job is not None:
                 scores.append((job, first, range(at, at + wanted)))
                 if end == len(seq):
@@ -231,7 +231,7 @@ class OutputProcessor:
     def fail(self, seq: SequenceState, job: SpanJob, failed: ConstraintFailed) -> None:
         """The span's constraint cannot go on: the client cuts the sequence back to what it was given."""
         self._ending.finish(seq)
-        self._emit(m.Failed(job.id, str(failed)))
+        self._emit(m.RequestFailed(job.id, str(failed)))
 
     def emit(self, seq: SequenceState, job: SpanJob, output: SpanOutput) -> None:
         if not job.announced:
@@ -241,7 +241,7 @@ class OutputProcessor:
             output = replace(
                 output, prompt_logprobs=prompt, prompt_tokens=job.prompt_tokens, cached_tokens=seq.cached_tokens
             )
-        self._emit(m.Piece(job.id, output))
+        self._emit(m.OutputPiece(job.id, output))
 
     # -- parts
 

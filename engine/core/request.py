@@ -75,7 +75,7 @@ class ScoreJob:
     `targets` maps a position to (candidate, index in it, token id) triples: the logits at that position decide them.
     """
 
-    request: ScoreRequest
+    request: ScoreGroup
     first: int
     targets: dict[int, list[tuple[int, int, int]]]
 
@@ -87,7 +87,7 @@ class ScoreJob:
 
 
 @dataclass(slots=True, eq=False)
-class ScoreRequest:
+class ScoreGroup:
     """All children that one `score` call reads."""
 
     id: int

@@ -18,7 +18,7 @@ from engine.core.policies import policy_of
 from engine.core.request import SequenceState
 from engine.core.step import Row, Step
 from engine.kv_cache.allocation import KVPins, allocate, load_blocks, reclaim_victim
-from engine.kv_cache.block_pool import BlockPool, Content, OutOfBlocks
+from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
 from engine.kv_cache.offload import OffloadTiers
 
 MAX_LOGITS = 512  # of a step, unless it has more sequences: each takes a vocabulary of memory
@@ -54,7 +54,7 @@ class Scheduler:
         self._clock = clock
         self._tiers = tiers
         self._leases = KVPins()
-        self._tails: list[tuple[int, Content]] = []  # partial blocks that were dropped in this step
+        self._tails: list[tuple[int, BlockContent]] = []  # partial blocks that were dropped in this step
         self._stalled = False  # nothing can run before a block has come up
         self._logits = MAX_LOGITS  # left for this step
         self.waiting: dict[int, SequenceState] = {}
@@ -443,7 +443,7 @@ class Scheduler:
         seq.tail = seq.tail if seq.tail > seq.kv_len else 0
         if self._tiers is not None and seq.kv_len % self._size and not (seq.tail or copying):
             seq.tail = seq.kv_len
-            content = Content(seq.partial_digest(seq.tail, self._size), seq.root, seq.priority)
+            content = BlockContent(seq.partial_digest(seq.tail, self._size), seq.root, seq.priority)
             self._tails.append((seq.table[seq.kv_len // self._size], content))
         self._pool.release(seq.drop_kv())
 

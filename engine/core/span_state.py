@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from engine.core.request import SequenceState, SpanJob
 from engine.core.sampling_types import RowSampling
-from engine.model.detokenizer import Decoder, SpanText
+from engine.model.detokenizer import SpanText, Utf8Decoder
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
 from engine.structured_output.matcher import ConstraintFailed
 from engine.structured_output.mode_machine import ModeMachine
@@ -47,7 +47,7 @@ class SpanState:
     strings, outputs. In a constrained span what comes next depends on all of it, so `take` does it at once.
     """
 
-    def __init__(self, make_decoder: Callable[[], Decoder], eos: frozenset[int]) -> None:
+    def __init__(self, make_decoder: Callable[[], Utf8Decoder], eos: frozenset[int]) -> None:
         self._make_decoder = make_decoder
         self._eos = eos
 

@@ -14,7 +14,7 @@ from engine.core import messages as m
 from engine.errors import EngineError, EngineRestarting, EngineStopped
 from engine.ipc.client import Listener, State
 from engine.ipc.core_process import CoreSocket
-from engine.ipc.journal import Journal
+from engine.ipc.journal import SequenceJournal
 
 
 class AttachedLink:
@@ -34,7 +34,7 @@ class AttachedLink:
         self._client = client
         self._places = places
         self._listener = listener
-        self._journal = Journal(clock)
+        self._journal = SequenceJournal(clock)
         self._line: CoreSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._loaded: asyncio.Future[m.Loaded] = asyncio.get_running_loop().create_future()

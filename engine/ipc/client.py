@@ -16,7 +16,7 @@ from engine.errors import EngineError
 State = Literal["running", "restarting", "stopped"]
 
 
-class Request:
+class PendingRequest:
     """Replies to one request on their way to whoever awaits them."""
 
     def __init__(self, id: int) -> None:
@@ -60,9 +60,9 @@ class Client(Protocol):
 
     def post(self, command: m.Command) -> None: ...
 
-    def request(self, *, queued: bool = True) -> Request: ...
+    def request(self, *, queued: bool = True) -> PendingRequest: ...
 
-    def forget(self, request: Request) -> None: ...
+    def forget(self, request: PendingRequest) -> None: ...
 
     def check_tokens(self, tokens: Iterable[int]) -> None: ...
 

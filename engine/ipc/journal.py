@@ -45,7 +45,7 @@ class _Known:
     running: _Running | None = None
 
 
-class Journal:
+class SequenceJournal:
     """See the module. `clock` counts the seconds of deadlines."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -88,7 +88,7 @@ class Journal:
             self._asked.pop(reply.request, None)
             return
         match reply:
-            case m.Piece(_, output):
+            case m.OutputPiece(_, output):
                 tokens = output.token_ids
                 known.tokens.extend(tokens)
                 known.generated.extend(b"\1" * len(tokens))
@@ -99,7 +99,7 @@ class Journal:
                     self._drop(known.id)
             case m.Closed():
                 self._drop(known.id)
-            case m.Scored() | m.Refused() | m.Failed():
+            case m.Scored() | m.RequestRefused() | m.RequestFailed():
                 self._over(known)
 
     # -- what a fresh core is told

@@ -31,7 +31,7 @@ from engine.core import messages as m
 from engine.errors import EngineError, EngineRestarting, EngineStopped
 from engine.ipc.client import Listener, State
 from engine.ipc.core_process import WITHIN_S, CoreSocket, CoreStart, RestartBackoff, child_environment
-from engine.ipc.journal import Journal
+from engine.ipc.journal import SequenceJournal
 
 if TYPE_CHECKING:
     from engine.builder import EngineParts
@@ -138,7 +138,7 @@ class SupervisedLink:
         self._assemble = default if assemble is None else f"{assemble.__module__}:{assemble.__qualname__}"
         self._listener = listener
         self._clock = clock
-        self._journal = Journal(clock)
+        self._journal = SequenceJournal(clock)
         self._deaths = RestartBackoff(clock)
         self._restarting: asyncio.Task[None] | None = None
         self._watching: asyncio.TimerHandle | None = None

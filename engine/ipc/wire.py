@@ -67,8 +67,8 @@ _COMMANDS: tuple[type, ...] = (
     m.GetStats, _Constraint, m.Leave, m.Stop,
 )  # fmt: skip
 _REPLIES: tuple[type, ...] = (
-    m.Loaded, Failure, m.Reading, m.Piece, m.Scored, m.Ready, m.Refused, m.Failed, m.Closed, m.Snapped,
-    m.StatsReply,
+    m.Loaded, Failure, m.PromptProgress, m.OutputPiece, m.Scored, m.Ready, m.RequestRefused, m.RequestFailed, m.Closed,
+    m.Snapped, m.StatsReply,
 )  # fmt: skip
 
 

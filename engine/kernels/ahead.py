@@ -29,7 +29,7 @@ _TARGET = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class KernelResources:
     """The resources of a compiled kernel: registers of a thread, bytes of shared memory, bytes spilled to memory."""
 
     name: str
@@ -58,7 +58,7 @@ def all_variants() -> dict[str, Variant]:
     return found
 
 
-def compiled(variant: Variant, capability: int) -> Used:
+def compiled(variant: Variant, capability: int) -> KernelResources:
     """Compile one for `capability` (80: Ampere, 90: Hopper, 100: Blackwell), and read what the assembler says of it."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -82,8 +82,10 @@ def compiled(variant: Variant, capability: int) -> Used:
         made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         registers, spilled = _assembled(made.asm["ptx"], capability)
     except Exception as error:  # whatever it was belongs into the listing
-        return Used(variant.name, capability, variant.warps, 0, 0, 0, f"{type(error).__name__}: {error}"[:2000])
-    return Used(variant.name, capability, variant.warps, registers, spilled, made.metadata.shared)
+        return KernelResources(
+            variant.name, capability, variant.warps, 0, 0, 0, f"{type(error).__name__}: {error}"[:2000]
+        )
+    return KernelResources(variant.name, capability, variant.warps, registers, spilled, made.metadata.shared)
 
 
 def _assembled(ptx: str, capability: int) -> tuple[int, int]:
@@ -100,12 +102,14 @@ def _assembled(ptx: str, capability: int) -> tuple[int, int]:
     return max(map(int, registers)), sum(map(int, spills))
 
 
-def _by_name(job: tuple[str, int]) -> Used:
+def _by_name(job: tuple[str, int]) -> KernelResources:
     name, capability = job
     return compiled(all_variants()[name], capability)
 
 
-def compile_all(names: Sequence[str], capabilities: Sequence[int] = CAPABILITIES, processes: int = 2) -> Iterator[Used]:
+def compile_all(
+    names: Sequence[str], capabilities: Sequence[int] = CAPABILITIES, processes: int = 2
+) -> Iterator[KernelResources]:
     """Each as soon as it is compiled, in order."""
     every = all_variants()
     jobs = [(name, each) for name in names for each in capabilities if each >= every[name].since]
@@ -126,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     firsts = {variant.kernel.__module__: name for name, variant in reversed(every.items())}.values()
     names = [name for name in every if asked.only in name and (name in firsts or not asked.sample)]
     print(f"{'kernel':58} {'sm':>4} {'warps':>5} {'registers':>9} {'spilled':>8} {'shared':>8}")
-    listed, bad = list[Used](), 0
+    listed, bad = list[KernelResources](), 0
     for used in compile_all(names, asked.capability or CAPABILITIES, asked.processes):
         listed.append(used)
         bad += not used.fits

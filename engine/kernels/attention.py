@@ -131,7 +131,7 @@ def attend_triton(
     shapes: Mapping[int, Sequence[int]] | None = None,
 ) -> Tensor:
     """The kernels. See `attend`. `shapes` are those to try, by rows of a tile, where they are being tuned."""
-    from engine.kernels.gpu.attention import Shape, attend_kernel, merge_kernel, padded_to, shape_for
+    from engine.kernels.gpu.attention import AttentionShape, attend_kernel, merge_kernel, padded_to, shape_for
 
     out = query.new_empty(query.shape) if out is None else out
     codes = cache.codes if isinstance(cache, QuantizedLayer) else cache
@@ -144,7 +144,7 @@ def attend_triton(
         group = heads // kv_heads
         shape = shape_for(width, max(rows, -(-group // 16) * 16), codes.element_size())
         if shapes is not None and rows in shapes:
-            shape = Shape(*shapes[rows])
+            shape = AttentionShape(*shapes[rows])
         attend_kernel[len(each), kv_heads](
             out,
             pieces.parts,

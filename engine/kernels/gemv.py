@@ -83,12 +83,12 @@ def gemv_triton(
     shape: Sequence[int] | None = None,
 ) -> Tensor:
     """The kernel. See `gemv`. `shape` is one to try, where they are being tuned."""
-    from engine.kernels.gpu.gemv import Shape, gemv_kernel, shape_for
+    from engine.kernels.gpu.gemv import GemvShape, gemv_kernel, shape_for
 
     rows, width = weight.shape
     rows = rows if activation is None else rows // 2
     out = torch.empty(1, rows, dtype=dtype or x.dtype, device=x.device) if add_to is None else add_to
-    chosen = Shape(*shape) if shape is not None else shape_for(rows, width, gated=activation is not None)
+    chosen = GemvShape(*shape) if shape is not None else shape_for(rows, width, gated=activation is not None)
     gemv_kernel[(-(-rows // chosen.rows),)](
         x,
         weight,

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TuningProblem:
     """One launch that is worth a shape of its own. `run` launches it with a shape, having been made by `make` once."""
 
     kernel: str
@@ -34,7 +35,7 @@ class Problem:
 
 
 def fastest(
-    problem: Problem, rule: Shape, milliseconds: Callable[[Callable[[], object]], float]
+    problem: TuningProblem, rule: Shape, milliseconds: Callable[[Callable[[], object]], float]
 ) -> tuple[Shape, dict[Shape, float]]:
     """The best shape of a problem, and what each took; the rule's where nothing is more than 2% faster."""
     run, took = problem.make(), dict[Shape, float]()
@@ -47,7 +48,7 @@ def fastest(
     return (best if rule not in took or took[best] < 0.98 * took[rule] else rule), took
 
 
-def attention_problems() -> Iterator[tuple[Problem, Shape]]:
+def attention_problems() -> Iterator[tuple[TuningProblem, Shape]]:
     """Decodes, shared prefixes and prompts, for the sizes of head that models have."""
     from engine.kernels.gpu.attention import padded_to, ruled
 
@@ -59,7 +60,7 @@ def attention_problems() -> Iterator[tuple[Problem, Shape]]:
             (rows, tile, warps, stages) for tile, warps, stages in itertools.product((32, 64), (4, 8), (2, 3, 4, 5, 6))
         ]
         rule = ruled(width, rows, key[2])
-        yield Problem("attention", key, candidates, lambda w=width, r=rows, c=coded: _attention(w, r, c)), rule  # type: ignore[misc]
+        yield TuningProblem("attention", key, candidates, lambda w=width, r=rows, c=coded: _attention(w, r, c)), rule  # type: ignore[misc]
 
 
 def _attention(
@@ -80,7 +81,7 @@ def _attention(
     starts = np.array([0, context]) if rows == 128 else np.arange(count + 1)
     cut = work.cut(
         work.Rows(starts, np.full(count, context), tables, block),
-        work.Limits(group, 66, large_tile=rows if rows > 16 else 64, cascade=rows == 64),
+        work.WorkLimits(group, 66, large_tile=rows if rows > 16 else 64, cascade=rows == 64),
     )
     layer = torch.randn(2, blocks, block, kv_heads, width, device=device, dtype=torch.bfloat16)
     cache: attention.Cache = layer
@@ -104,7 +105,7 @@ def _attention(
     return lambda shape: attention.attend_triton(query, cache, pieces, at, scale=width**-0.5, shapes={rows: shape})
 
 
-def one_token_problems() -> Iterator[tuple[Problem, Shape]]:
+def one_token_problems() -> Iterator[tuple[TuningProblem, Shape]]:
     """The products of one token, for matrices of common models."""
     from engine.kernels.gpu.gemv import ruled
 
@@ -119,7 +120,8 @@ def one_token_problems() -> Iterator[tuple[Problem, Shape]]:
             if height * columns // (32 * warps) in (16, 32, 64)
         ]
         rule = ruled(rows, width, gated=gated)
-        yield Problem("one", (rows, width, gated), candidates, lambda r=rows, w=width, g=gated: _one(r, w, g)), rule  # type: ignore[misc]
+        runs = partial(_one, rows, width, gated)
+        yield TuningProblem("one", (rows, width, gated), candidates, runs), rule
 
 
 def _one(rows: int, width: int, gated: bool, *, device: str = "cuda") -> Callable[[Shape], object]:

@@ -29,7 +29,7 @@ SHARED_KEYS = 256  # that a prefix must save, over all rows that share it, to be
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkLimits:
     """Limits by which pieces are cut for one device and model.
 
     `group_heads` query heads share a K/V head; `large_tile` is how many rows (queries times those heads) a large piece
@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AttentionWork:
     """One step's attention, for layers of one window.
 
     `blocks` are those of all tables. `small` and `large` are (pieces, COLUMNS), `small_rows` and `large_rows` the rows
@@ -92,7 +92,7 @@ class Rows:
         return self.tables[:, :width][used].astype(np.int32), np.cumsum(counts) - counts
 
 
-def cut(rows: Rows, limits: Limits, window: int | None = None) -> Work:
+def cut(rows: Rows, limits: WorkLimits, window: int | None = None) -> AttentionWork:
     """The pieces of a step. A window of w lets the query at position p see the keys p - w + 1 to p.
 
     Queries of a row follow one another and end at its context.
@@ -128,7 +128,7 @@ def cut(rows: Rows, limits: Limits, window: int | None = None) -> Work:
     return _divided(tasks, rows, np.concatenate(order), limits)
 
 
-def grown(work: Work, rows: Rows) -> Work:
+def grown(work: AttentionWork, rows: Rows) -> AttentionWork:
     """`work` a token later: the same decodes, each of whose contexts has one more key, in the pieces that there were.
 
     For steps in between: after some, pieces should be cut anew.
@@ -140,7 +140,7 @@ def grown(work: Work, rows: Rows) -> Work:
     return replace(work, blocks=blocks, small=small, large=large)
 
 
-def _prompts(rows: Rows, some: NDArray[np.int64], limits: Limits, window: int | None) -> list[NDArray[np.int64]]:
+def _prompts(rows: Rows, some: NDArray[np.int64], limits: WorkLimits, window: int | None) -> list[NDArray[np.int64]]:
     """Tiles of queries of rows with several. The last column is 1 for a large tile."""
     found = []
     for row in some.tolist():
@@ -165,7 +165,7 @@ def _prompts(rows: Rows, some: NDArray[np.int64], limits: Limits, window: int | 
 Shared = tuple[NDArray[np.int64], int, int]  # rows, and the range of keys that all of them have in the same blocks
 
 
-def _shared(rows: Rows, decodes: NDArray[np.int64], limits: Limits) -> tuple[NDArray[np.int64], list[Shared]]:
+def _shared(rows: Rows, decodes: NDArray[np.int64], limits: WorkLimits) -> tuple[NDArray[np.int64], list[Shared]]:
     """Prefixes that decode rows share, as deep as they go, and the key at which each row is on its own."""
     begin = np.zeros(len(rows.contexts), dtype=np.int64)
     found: list[Shared] = []
@@ -197,7 +197,7 @@ def _shared(rows: Rows, decodes: NDArray[np.int64], limits: Limits) -> tuple[NDA
     return begin[decodes], found
 
 
-def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], limits: Limits) -> Work:
+def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], limits: WorkLimits) -> AttentionWork:
     """Cut tasks whose keys are many, and say where what belongs to one query is merged.
 
     On entry SLOT says whether a task is a large tile.
@@ -239,7 +239,7 @@ def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], lim
     table_rows = pieces[:, TABLE].copy()
     blocks, offsets = rows.listed()
     pieces[:, TABLE] = offsets[table_rows]
-    return Work(
+    return AttentionWork(
         blocks=blocks,
         small=pieces[~large],
         large=pieces[large],

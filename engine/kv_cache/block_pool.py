@@ -36,7 +36,7 @@ def chain_digest(previous: bytes, tokens: Sequence[int]) -> bytes:
 
 
 @dataclass(slots=True)
-class Content:
+class BlockContent:
     """A block's findable content. `root` is where its chain starts, and so tells its tenant."""
 
     digest: bytes
@@ -59,11 +59,11 @@ class BlockPool:
         self._owned: dict[bytes, int] = {}  # blocks that can be found, by root; kept where there is a share
         self.keeps_evicted = False
         self._references = [0] * (blocks + 1)
-        self._content: list[Content | None] = [None] * (blocks + 1)
+        self._content: list[BlockContent | None] = [None] * (blocks + 1)
         self._index: dict[bytes, int] = {}
         self._empty = list(range(blocks, NULL_BLOCK, -1))  # a stack: the block used last is warm in the CPU's cache
         self._cached = EvictionOrder(blocks, share)
-        self._evicted: dict[bytes, tuple[int, Content]] = {}
+        self._evicted: dict[bytes, tuple[int, BlockContent]] = {}
         self._pending: set[bytes] = set()
 
     # -- references
@@ -144,7 +144,7 @@ class BlockPool:
     def publish(self, block: int, digest: bytes, root: bytes = b"", priority: int = 0, *, reused: bool = False) -> None:
         """Make a computed block findable. When another block has the same content already, that one stays."""
         if self._content[block] is None and digest not in self._index:
-            self._content[block] = Content(digest, root, priority, reused or self._cached.knew(digest))
+            self._content[block] = BlockContent(digest, root, priority, reused or self._cached.knew(digest))
             self._index[digest] = block
             if self._share < 1:
                 self._owned[root] = self._owned.get(root, 0) + 1
@@ -153,7 +153,7 @@ class BlockPool:
         """Before its only holder writes to a block: what it held can no longer be found."""
         self._forget(block)
 
-    def _forget(self, block: int) -> Content | None:
+    def _forget(self, block: int) -> BlockContent | None:
         """Makes the block's content unfindable, and returns it."""
         content, self._content[block] = self._content[block], None
         if content is not None:
@@ -169,7 +169,7 @@ class BlockPool:
         """Roots that have more than their share."""
         return [root for root, count in self._owned.items() if count > self._share * self.total]
 
-    def take_evicted(self) -> list[tuple[int, Content]]:
+    def take_evicted(self) -> list[tuple[int, BlockContent]]:
         """Blocks that were taken since the last call, and what they hold until something is written to them."""
         evicted, self._evicted = self._evicted, {}
         return list(evicted.values())
@@ -178,7 +178,7 @@ class BlockPool:
         """Returns whether the block was, since `take_evicted`."""
         return digest in self._evicted
 
-    def contents(self) -> list[tuple[int, Content]]:
+    def contents(self) -> list[tuple[int, BlockContent]]:
         """Everything that can be found, cached blocks first, the ones worth most before others."""
         cached = [self._index[digest] for digest in self._cached.keys()]  # noqa: SIM118  # not a mapping
         held = [block for block in self._index.values() if self._references[block]]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kv_cache.block_pool import Content
+from engine.kv_cache.block_pool import BlockContent
 from engine.kv_cache.eviction import EvictionOrder
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ def _forget_error() -> None:
 
 
 @dataclass(slots=True)
-class Row:
+class HostRow:
     slot: int
-    content: Content
+    content: BlockContent
     dirty: bool = True
     busy: int = 0  # copies under way
 
@@ -72,7 +72,7 @@ class HostTier:
         self._unlock = weakref.finalize(self, unlock, self.data) if pinned and lock(self.data) else None
         if self._unlock is not None:
             self._unlock.atexit = False  # a process that ends gives all of it back
-        self._rows: dict[bytes, Row] = {}
+        self._rows: dict[bytes, HostRow] = {}
         self._free = list(range(rows))
         self._clean, self._dirty = EvictionOrder(rows, share), EvictionOrder(rows, share)
 
@@ -82,7 +82,7 @@ class HostTier:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._rows
 
-    def __getitem__(self, digest: bytes) -> Row:
+    def __getitem__(self, digest: bytes) -> HostRow:
         return self._rows[digest]
 
     @property
@@ -93,7 +93,7 @@ class HostTier:
     def row(self, slot: int) -> Tensor:
         return self.data[slot]
 
-    def place(self, content: Content) -> tuple[Row, Content | None] | None:
+    def place(self, content: BlockContent) -> tuple[HostRow, BlockContent | None] | None:
         """A busy row for a block, and what was lost for it; None: all rows are busy."""
         lost = None
         if not self._free:
@@ -104,10 +104,10 @@ class HostTier:
                     return None
                 lost = self._rows[digest].content
             self._free.append(self._rows.pop(digest).slot)
-        row = self._rows[content.digest] = Row(self._free.pop(), content, busy=1)
+        row = self._rows[content.digest] = HostRow(self._free.pop(), content, busy=1)
         return row, lost
 
-    def hold(self, digest: bytes) -> Row:
+    def hold(self, digest: bytes) -> HostRow:
         """The row is copied from: it stays."""
         row = self._rows[digest]
         row.busy += 1

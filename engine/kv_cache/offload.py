@@ -23,21 +23,21 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter
-from engine.kv_cache.block_pool import BlockPool, Content
+from engine.kv_cache.block_pool import BlockContent, BlockPool
 from engine.kv_cache.disk_tier import DiskTier, is_full
 from engine.kv_cache.eviction import EvictionOrder, Tier, TransferRates
-from engine.kv_cache.host_tier import HostTier, Row
+from engine.kv_cache.host_tier import HostRow, HostTier
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.snapshot import HEADER_BYTES, BadImage, layout_of
 from engine.kv_cache.transfers import (
     LATER,
     SOON,
+    BlockLoaded,
     BlockStore,
+    BlockWritten,
     InlineWorker,
-    Loaded,
     ThreadWorker,
     Worker,
-    Written,
     load,
     write,
 )
@@ -99,18 +99,18 @@ class OffloadTiers:
         self._clean_rows = max(1, host.total // 4) if keep else host.total  # rows that are kept replaceable
         self._clock = clock
         self._paused_until = 0.0
-        self._files: dict[bytes, Content] = {}
+        self._files: dict[bytes, BlockContent] = {}
         self._order = EvictionOrder(files, share)
         self._writing: set[bytes] = set()
         self._saves: list[bytes] = []  # busy rows that the coming step fills
         self._starting: list[Callable[[Callable[[], None]], None]] = []  # loads: each takes what to wait for
         self._coming: dict[bytes, tuple[int, set[int]]] = {}  # digest -> (block, the sequences that wait)
         self._waits: dict[int, int] = {}  # sequence -> blocks that it waits for
-        self._done: deque[Written | Loaded] = deque()
+        self._done: deque[BlockWritten | BlockLoaded] = deque()
         pool.keeps_evicted = True
         if disk is not None:
             for digest, root in disk.found():
-                self._keep_file(Content(digest, root))
+                self._keep_file(BlockContent(digest, root))
 
     # -- what there is
 
@@ -160,7 +160,7 @@ class OffloadTiers:
 
     # -- down
 
-    def saves(self, extra: Iterable[tuple[int, Content]] = ()) -> list[tuple[int, int]]:
+    def saves(self, extra: Iterable[tuple[int, BlockContent]] = ()) -> list[tuple[int, int]]:
         """(block, row) pairs to copy before the coming step: what the pool evicted since, and `extra` blocks."""
         pairs: list[tuple[int, int]] = []
         for block, content in (*self._pool.take_evicted(), *extra):
@@ -190,7 +190,7 @@ class OffloadTiers:
             if digest in self.host:
                 row = self.host.hold(digest)
             else:
-                placed = self.host.place(Content(digest, root, priority, reused=True))
+                placed = self.host.place(BlockContent(digest, root, priority, reused=True))
                 if placed is None:
                     return
                 row, lost = placed
@@ -260,9 +260,9 @@ class OffloadTiers:
         served = set[int]()
         while self._done:
             match self._done.popleft():
-                case Written() as written:
+                case BlockWritten() as written:
                     self._take_written(written)
-                case Loaded() as loaded:
+                case BlockLoaded() as loaded:
                     served |= self._take_loaded(loaded)
         self._write()
         return served
@@ -314,22 +314,22 @@ class OffloadTiers:
                 return
             self._start_writing(self.host[digest])
 
-    def _start_writing(self, row: Row) -> None:
+    def _start_writing(self, row: HostRow) -> None:
         self._writing.add(row.content.digest)
         self._worker.submit(LATER, partial(self._write_file, row.content, self.host.row(row.slot)))
 
-    def _write_file(self, content: Content, row: Tensor) -> None:
+    def _write_file(self, content: BlockContent, row: Tensor) -> None:
         assert self._disk is not None
         self._finish(write(self._store, self._disk, content, row))
 
-    def _load(self, content: Content, block: int, row: Tensor | None, queued: Callable[[], None]) -> None:
+    def _load(self, content: BlockContent, block: int, row: Tensor | None, queued: Callable[[], None]) -> None:
         self._finish(load(self._store, self._disk, content, block, row, queued))
 
-    def _finish(self, done: Written | Loaded) -> None:
+    def _finish(self, done: BlockWritten | BlockLoaded) -> None:
         self._done.append(done)
         self.wake()
 
-    def _take_written(self, written: Written) -> None:
+    def _take_written(self, written: BlockWritten) -> None:
         digest = written.content.digest
         self._writing.discard(digest)
         if written.error is None:
@@ -343,7 +343,7 @@ class OffloadTiers:
         self.host[digest].dirty = written.error is not None
         self.host.release(digest)
 
-    def _take_loaded(self, loaded: Loaded) -> set[int]:
+    def _take_loaded(self, loaded: BlockLoaded) -> set[int]:
         content, digest = loaded.content, loaded.content.digest
         block, waiting = self._coming.pop(digest)
         if loaded.tier == "host":
@@ -368,7 +368,7 @@ class OffloadTiers:
                     del self._waits[sequence]
         return waiting
 
-    def _keep_file(self, content: Content) -> None:
+    def _keep_file(self, content: BlockContent) -> None:
         """A file is there; the one worth least goes where there are too many."""
         if content.digest not in self._files:
             self._files[content.digest] = content
@@ -420,7 +420,7 @@ class OffloadTiers:
             if not self._write_last(held.content, self.host.row(held.slot)):
                 return
 
-    def _write_last(self, content: Content, row: Tensor) -> bool:
+    def _write_last(self, content: BlockContent, row: Tensor) -> bool:
         assert self._disk is not None
         try:
             self._disk.write(content.digest, content.root, row.numpy().data)

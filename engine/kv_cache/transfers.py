@@ -18,7 +18,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.kv_cache.block_pool import Content
+from engine.kv_cache.block_pool import BlockContent
 from engine.kv_cache.disk_tier import DiskTier
 from engine.kv_cache.eviction import Tier
 from engine.kv_cache.snapshot import BadImage
@@ -53,43 +53,43 @@ def at_once() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    content: Content
+class BlockWritten:
+    content: BlockContent
     error: Exception | None
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class BlockLoaded:
     """A block came up from a tier, or did not."""
 
-    content: Content
+    content: BlockContent
     block: int
     tier: Tier
     seconds: float
     error: Exception | None
 
 
-def write(store: BlockStore, disk: DiskTier, content: Content, row: Tensor) -> Written:
+def write(store: BlockStore, disk: DiskTier, content: BlockContent, row: Tensor) -> BlockWritten:
     """From host memory to a file."""
     try:
         store.saved()
         disk.write(content.digest, content.root, row.numpy().data)
     except OSError as error:
-        return Written(content, error)
+        return BlockWritten(content, error)
     except Exception as error:  # whatever it was, the row must not stay busy
         log.exception("a block could not be written")
-        return Written(content, error)
-    return Written(content, None)
+        return BlockWritten(content, error)
+    return BlockWritten(content, None)
 
 
 def load(
     store: BlockStore,
     disk: DiskTier | None,
-    content: Content,
+    content: BlockContent,
     block: int,
     row: Tensor | None,
     queued: Callable[[], None],
-) -> Loaded:
+) -> BlockLoaded:
     """To a block of the pool, from a row of host memory or, without one, from the disk.
 
     `queued` waits for whatever may still use the block, or fill the row. It is none of the time that the copy takes.
@@ -113,7 +113,7 @@ def load(
     except Exception as failure:  # whatever it was, nobody may wait for ever
         log.exception("a block could not be copied from %s", tier)
         error = failure
-    return Loaded(content, block, tier, time.perf_counter() - began - waited, error)
+    return BlockLoaded(content, block, tier, time.perf_counter() - began - waited, error)
 
 
 SOON, LATER = 0, 2  # somebody waits for it, or nobody does

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BatchLayout:
     """A step as `Batch` describes it, on the host. `tables` is good until the next step's is made.
 
     A token that the step before draws at place i, and that is not known here, is -1 - i.
@@ -59,7 +59,7 @@ class Batching:
             logits_at=self._tensor(laid.wanted),
         )
 
-    def lay(self, step: Step) -> Layout:
+    def lay(self, step: Step) -> BatchLayout:
         """The same on the host. Tokens whose K/V exists already write to the null block."""
         rows, size = step.rows, self._size
         ends = [row.start + row.count for row in rows]
@@ -84,7 +84,7 @@ class Batching:
         offsets = positions % size
         slots = tables[row_of, positions // size] * size + offsets
         slots = np.where(positions < cached, NULL_BLOCK * size + offsets, slots)
-        return Layout(tokens, positions, slots, starts, ends, tables, wanted, self._follows)
+        return BatchLayout(tokens, positions, slots, starts, ends, tables, wanted, self._follows)
 
     def _filled(self, rows: list[Row], ends: list[int]) -> Ints:
         """The rows' tables up to their last query token, (rows, blocks), padded with NULL_BLOCK."""

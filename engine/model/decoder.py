@@ -27,8 +27,8 @@ from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, KVCache
-from engine.model.batching import Layout
-from engine.model.gpu_batch import DeviceStep, Model, Packed, room_of, works_of
+from engine.model.batching import BatchLayout
+from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, room_of, works_of
 from engine.model.gpu_limits import limits_for
 from engine.model.layers import ACTIVATIONS, Layer, LayerReader, Rotation, rotate_
 from engine.model.linear import Dense, Packing, pack
@@ -94,7 +94,7 @@ class Decoder:
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
         limits = limits_for(spec, device, deterministic=deterministic)
-        self.packed_for = Model(self._windows, spec.heads, spec.head_dim, limits)
+        self.packed_for = PackedModel(self._windows, spec.heads, spec.head_dim, limits)
 
     @property
     def tiled(self) -> bool:
@@ -161,7 +161,7 @@ class Decoder:
 
     def _packed(self, batch: Batch, block_size: int) -> DeviceStep:
         """A batch that was not made for the kernels, from the device and back: for what runs seldom."""
-        laid = Layout(
+        laid = BatchLayout(
             batch.token_ids.tolist(), batch.positions.cpu().numpy(), batch.slots.cpu().numpy(),
             list(batch.query_starts), list(batch.context_lens), batch.block_tables.cpu().numpy(),
             batch.logits_at.tolist(),

@@ -75,7 +75,7 @@ class Detokenizer:
         return text
 
 
-class Decoder(Protocol):
+class Utf8Decoder(Protocol):
     """Turns token ids into text piece by piece, whole characters only."""
 
     def push(self, token_ids: Sequence[int]) -> str: ...
@@ -123,7 +123,7 @@ class StopMatcher:
 class SpanText:
     """Detokenising and stop strings of one span, together."""
 
-    def __init__(self, decoder: Decoder, stop: Sequence[str]) -> None:
+    def __init__(self, decoder: Utf8Decoder, stop: Sequence[str]) -> None:
         self._decoder = decoder
         self._stop = StopMatcher(stop)
 

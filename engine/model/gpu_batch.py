@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.attention import Pieces
-from engine.kernels.work import COLUMNS, Limits, Rows, Work, cut, grown
-from engine.model.batching import Layout
+from engine.kernels.work import COLUMNS, AttentionWork, Rows, WorkLimits, cut, grown
+from engine.model.batching import BatchLayout
 
 Ints = NDArray[np.int32]
 _ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads like it
@@ -45,7 +45,7 @@ class WorkRoom:
     merged: int
     parts: int
 
-    def holds(self, work: Work) -> bool:
+    def holds(self, work: AttentionWork) -> bool:
         has = (len(work.small), len(work.large), len(work.order), len(work.merged), work.slots)
         return all(
             a <= b for a, b in zip(has, (self.small, self.large, self.order, self.merged, self.parts), strict=True)
@@ -63,17 +63,17 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PackedModel:
     """The facts of a model that packing needs: the windows of its layers, what a part of attention takes, how it is
     cut."""
 
     windows: tuple[int | None, ...]
     heads: int
     head_dim: int
-    limits: Limits
+    limits: WorkLimits
 
 
-def works_of(laid: Layout, block_size: int, model: Model) -> list[Work]:
+def works_of(laid: BatchLayout, block_size: int, model: PackedModel) -> list[AttentionWork]:
     """The attention of a step, for each window."""
     rows = Rows(np.asarray(laid.starts), np.asarray(laid.contexts), laid.tables, block_size)
     return [cut(rows, model.limits, window) for window in model.windows]
@@ -85,13 +85,13 @@ class Cutter:
 
     _KEPT = 16  # steps: no piece is then longer by more than a quarter of a tile
 
-    def __init__(self, model: Model, block_size: int) -> None:
+    def __init__(self, model: PackedModel, block_size: int) -> None:
         self._model, self._size = model, block_size
-        self._works: list[Work] = []
+        self._works: list[AttentionWork] = []
         self._contexts: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._age = 0
 
-    def works(self, laid: Layout) -> list[Work]:
+    def works(self, laid: BatchLayout) -> list[AttentionWork]:
         """See `works_of`."""
         contexts = np.asarray(laid.contexts)
         decodes = len(laid.tokens) == len(contexts) and self._model.limits.fixed_keys is None
@@ -107,7 +107,7 @@ class Cutter:
         return self._works
 
 
-def room_of(laid: Layout, works: Sequence[Work]) -> Room:
+def room_of(laid: BatchLayout, works: Sequence[AttentionWork]) -> Room:
     """As much as this step needs and no more."""
     sizes = [
         WorkRoom(len(work.small), len(work.large), len(work.order), len(work.merged), work.slots) for work in works
@@ -124,7 +124,7 @@ class Parts:
     weights: Tensor
 
     @classmethod
-    def like(cls, room: Room, model: Model, device: torch.device) -> Parts:
+    def like(cls, room: Room, model: PackedModel, device: torch.device) -> Parts:
         most = max(each.parts for each in room.work)
         values = torch.empty(most, model.heads, model.head_dim, device=device)
         return cls(values, torch.empty(most, model.heads, device=device))
@@ -150,7 +150,7 @@ class Packed:
             sizes += [each.small * COLUMNS, each.large * COLUMNS, each.order, each.merged, each.merged + 1, each.parts]
         return [*sizes, room.blocks]
 
-    def fill(self, laid: Layout, works: Sequence[Work], into: Ints) -> int:
+    def fill(self, laid: BatchLayout, works: Sequence[AttentionWork], into: Ints) -> int:
         """Write a step to `into`, which has `size` entries or more: how many of them the device needs.
 
         Tokens beyond the step's are token 0 at position 0, written to the null block; pieces beyond have no queries.
@@ -167,7 +167,7 @@ class Packed:
                 into[first + used : first + size] = part[-1] if is_starts else 0
         return self._blocks_at + len(works[0].blocks)
 
-    def views(self, packed: Tensor, model: Model, parts: Parts | None = None) -> DeviceStep:
+    def views(self, packed: Tensor, model: PackedModel, parts: Parts | None = None) -> DeviceStep:
         """The step in `packed`, int32 on the device. `parts` are made if not given."""
         parts = parts or Parts.like(self.room, model, packed.device)
         views = [packed[first : first + size] for first, size in self._places]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.kernels.work import Limits
+from engine.kernels.work import WorkLimits
 from engine.model.gpu_batch import Room, WorkRoom
 from engine.model.model_spec import ModelSpec
 
@@ -17,12 +17,12 @@ FIXED_KEYS = 1024  # of a piece, where sums must be made alike in every batch
 INTERPRETED_PROCESSORS = 4  # what stands for a device's multiprocessors where there is none
 
 
-def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool) -> Limits:
+def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool) -> WorkLimits:
     """As many pieces as fill the device."""
     processors = INTERPRETED_PROCESSORS
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return Limits(
+    return WorkLimits(
         group_heads=spec.heads // spec.kv_heads,
         pieces=max(1, RESIDENT * processors // spec.kv_heads),
         large_tile=128 if spec.head_dim <= 128 and not deterministic else 64,
@@ -31,7 +31,7 @@ def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool) ->
     )
 
 
-def limits_for_quantized(limits: Limits) -> Limits:
+def limits_for_quantized(limits: WorkLimits) -> WorkLimits:
     """The same where K/V is in 8 bits."""
     return replace(limits, pieces=max(1, limits.pieces * RESIDENT_CODED // RESIDENT))
 
@@ -43,7 +43,7 @@ def graph_sizes(most: int) -> tuple[int, ...]:
     return (*(step for step in steps if step < most), most)
 
 
-def decode_shapes(rows: int, windows: Sequence[int | None], limits: Limits, max_blocks: int) -> list[Room]:
+def decode_shapes(rows: int, windows: Sequence[int | None], limits: WorkLimits, max_blocks: int) -> list[Room]:
     """Returns the shapes of `rows` decodes, the least first: what they need by themselves; then, as pieces that are not
     there cost a launch too, with as much for shared prefixes as is worth a graph. What needs more is run without
     one."""

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from engine.core.step import Step
 from engine.kernels.sampled_tokens import fill_sampled
-from engine.kernels.work import Work
+from engine.kernels.work import AttentionWork
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import KVCache
-from engine.model.batching import Batching, Layout
+from engine.model.batching import Batching, BatchLayout
 from engine.model.decoder import Decoder
 from engine.model.gpu_batch import Cutter, DeviceStep, Packed, Parts, room_of
 from engine.model.gpu_limits import decode_shapes, graph_sizes, limits_for_quantized
@@ -184,14 +184,14 @@ class GpuRunner:
             return logits[: len(laid.wanted)]
         return logits.index_select(0, rung.wanted[: len(laid.wanted)])
 
-    def _sent(self, laid: Layout, works: list[Work]) -> DeviceStep:
+    def _sent(self, laid: BatchLayout, works: list[AttentionWork]) -> DeviceStep:
         packed = Packed(room_of(laid, works))
         used = packed.fill(laid, works, self._staging.take(packed.size))
         memory = torch.empty(packed.size, dtype=torch.int32, device=self._device)
         self._staging.send(used, memory)
         return packed.views(memory, self._model)
 
-    def _rung_for(self, laid: Layout, works: list[Work]) -> _Rung | None:
+    def _rung_for(self, laid: BatchLayout, works: list[AttentionWork]) -> _Rung | None:
         """The least graph that holds a step; None for what is no decode, or needs more pieces than any has."""
         rows = len(laid.contexts)
         if len(laid.tokens) != rows:

@@ -10,32 +10,32 @@ from engine.tool_parsers.detect import TOOL_PARSERS, choose_parser
 from engine.tool_parsers.streaming import (
     Bodies,
     BodyParser,
-    Call,
     CallArguments,
     CallBegun,
     CallEnded,
     CallEvent,
     Malformed,
+    ParsedCall,
     fold,
 )
-from engine.tool_parsers.tools import Named, Tool, ToolChoice, read_choice, read_tools
+from engine.tool_parsers.tools import Named, ToolChoice, ToolSpec, read_choice, read_tools
 
 __all__ = [
     "TOOL_PARSERS",
     "Bodies",
     "BodyParser",
-    "Call",
     "CallArguments",
     "CallBegun",
     "CallEnded",
     "CallEvent",
     "Malformed",
     "Named",
+    "ParsedCall",
     "Tokens",
-    "Tool",
     "ToolChoice",
     "ToolParser",
     "ToolPlan",
+    "ToolSpec",
     "choose_parser",
     "fold",
     "read_choice",

@@ -16,7 +16,7 @@ from engine.errors import InvalidParameter
 from engine.structured_output.layout import Constrained, Layout
 from engine.structured_output.spec import JSON_OBJECT, Constraint, JsonSchema, OneOf
 from engine.tool_parsers.streaming import BodyParser
-from engine.tool_parsers.tools import Named, Tool, ToolChoice
+from engine.tool_parsers.tools import Named, ToolChoice, ToolSpec
 
 
 class Tokens(Protocol):
@@ -52,7 +52,7 @@ class ToolParser(Protocol):
 
     def plan(
         self,
-        tools: Sequence[Tool],
+        tools: Sequence[ToolSpec],
         choice: ToolChoice,
         parallel: bool = True,
         loose: Set[str] = frozenset(),
@@ -72,7 +72,7 @@ class ToolParser(Protocol):
         ...
 
 
-def offered(tools: Sequence[Tool], choice: ToolChoice, loose: Set[str]) -> list[Tool]:
+def offered(tools: Sequence[ToolSpec], choice: ToolChoice, loose: Set[str]) -> list[ToolSpec]:
     """The tools that may be called. Raises as `ToolParser.plan` does."""
     if choice == "none":
         raise ValueError('tool_choice "none" needs no plan')
@@ -90,7 +90,7 @@ def one_of(parts: Sequence[Constraint]) -> Constraint:
     return parts[0] if len(parts) == 1 else OneOf(tuple(parts))
 
 
-def arguments(tool: Tool, loose: Set[str]) -> JsonSchema:
+def arguments(tool: ToolSpec, loose: Set[str]) -> JsonSchema:
     """Returns the constraint of a tool's arguments as JSON text."""
     return JSON_OBJECT if tool.name in loose else JsonSchema.of(tool.arguments)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 
-from engine.tool_parsers.json_text import SPACE, JsonText, Step
+from engine.tool_parsers.json_text import SPACE, JsonStep, JsonText
 from engine.tool_parsers.streaming import Body, NotACall, Reading, nonspace, only_space
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
@@ -135,10 +135,10 @@ class _Element:
         text, character = JsonText(), "{"
         while True:
             step = text.feed(character)
-            if step is Step.BAD:
+            if step is JsonStep.BAD:
                 raise NotACall
             self._give(character)
-            if step is Step.END:
+            if step is JsonStep.END:
                 return
             character = yield
 
@@ -206,28 +206,28 @@ class _Inner:
                 return False
             self.begun = self.counts = True
         step = self._text.feed(character)
-        self.ended = step is Step.END
-        return step is not Step.BAD
+        self.ended = step is JsonStep.END
+        return step is not JsonStep.BAD
 
 
 def _skip(character: str) -> Reading[str]:
     """Any value from its first character on; the character past its end, where that had to be seen."""
     text = JsonText()
-    while (step := text.feed(character)) is Step.MORE:
+    while (step := text.feed(character)) is JsonStep.MORE:
         character = yield
-    if step is Step.BAD:
+    if step is JsonStep.BAD:
         raise NotACall
-    return character if step is Step.PAST else ""
+    return character if step is JsonStep.PAST else ""
 
 
 def _string() -> Reading[str]:
     """The value of a string whose opening quote has been read."""
     text, written = JsonText(), ['"']
     step = text.feed('"')
-    while step is Step.MORE:
+    while step is JsonStep.MORE:
         written.append((yield))
         step = text.feed(written[-1])
-    if step is Step.BAD:
+    if step is JsonStep.BAD:
         raise NotACall
     return str(json.loads("".join(written)))
 

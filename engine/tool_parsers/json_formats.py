@@ -29,7 +29,7 @@ from engine.structured_output.layout import Layout
 from engine.structured_output.spec import Literal, Optional, Repeat, sequence
 from engine.tool_parsers.base import BEGIN, END, Sections, Tokens, ToolPlan, arguments, offered, one_of
 from engine.tool_parsers.json_calls import list_of_calls, one_call
-from engine.tool_parsers.tools import Named, Tool, ToolChoice
+from engine.tool_parsers.tools import Named, ToolChoice, ToolSpec
 
 
 class Hermes:
@@ -40,7 +40,7 @@ class Hermes:
         self._sections = Sections.of(tokens)
 
     def plan(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
+        self, tools: Sequence[ToolSpec], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
     ) -> ToolPlan:
         """See `ToolParser`."""
         bodies = [
@@ -67,7 +67,7 @@ class Llama3Json:
         )
 
     def plan(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
+        self, tools: Sequence[ToolSpec], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
     ) -> ToolPlan:
         """See `ToolParser`. `parallel` changes nothing."""
         bodies = [
@@ -95,7 +95,7 @@ class Mistral:
         self._newer = tokens.token_id(ARGUMENTS) is not None
 
     def plan(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
+        self, tools: Sequence[ToolSpec], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
     ) -> ToolPlan:
         """See `ToolParser`."""
         chosen = offered(tools, choice, loose)

@@ -14,7 +14,7 @@ _HEX = "0123456789abcdefABCDEF"
 _WORDS = {"t": "rue", "f": "alse", "n": "ull"}
 
 
-class Step(Enum):
+class JsonStep(Enum):
     MORE = auto()  # the value goes on
     END = auto()  # this character ended it
     PAST = auto()  # it ended before this character: numbers show their end only so
@@ -22,7 +22,7 @@ class Step(Enum):
 
 
 class JsonText:
-    """The state of one value. Feed it from the value's first character to the first `Step` that is not MORE."""
+    """The state of one value. Feed it from the value's first character to the first `JsonStep` that is not MORE."""
 
     __slots__ = ("_closers", "_in_key", "_next", "_rest")
 
@@ -32,12 +32,12 @@ class JsonText:
         self._rest = ""  # of a word; of \u, as many characters as there are digits to come
         self._next = self._value
 
-    def feed(self, character: str) -> Step:
+    def feed(self, character: str) -> JsonStep:
         return self._next(character)
 
-    def _value(self, character: str) -> Step:
+    def _value(self, character: str) -> JsonStep:
         if character in SPACE:
-            return Step.MORE
+            return JsonStep.MORE
         if character == "{":
             self._closers.append("}")
             self._next = self._key_or_close
@@ -54,43 +54,43 @@ class JsonText:
             self._next = self._minus
         else:
             return self._minus(character)
-        return Step.MORE
+        return JsonStep.MORE
 
-    def _ended(self) -> Step:
+    def _ended(self) -> JsonStep:
         self._next = self._after
-        return Step.MORE if self._closers else Step.END
+        return JsonStep.MORE if self._closers else JsonStep.END
 
-    def _after(self, character: str) -> Step:
+    def _after(self, character: str) -> JsonStep:
         if character in SPACE:
-            return Step.MORE
+            return JsonStep.MORE
         if character == self._closers[-1]:
             self._closers.pop()
             return self._ended()
         if character != ",":
-            return Step.BAD
+            return JsonStep.BAD
         self._next = self._key if self._closers[-1] == "}" else self._value
-        return Step.MORE
+        return JsonStep.MORE
 
-    def _key(self, character: str) -> Step:
+    def _key(self, character: str) -> JsonStep:
         if character in SPACE:
-            return Step.MORE
+            return JsonStep.MORE
         self._in_key = True
         self._next = self._string
-        return Step.MORE if character == '"' else Step.BAD
+        return JsonStep.MORE if character == '"' else JsonStep.BAD
 
-    def _key_or_close(self, character: str) -> Step:
+    def _key_or_close(self, character: str) -> JsonStep:
         return self._after(character) if character == "}" else self._key(character)
 
-    def _item_or_close(self, character: str) -> Step:
+    def _item_or_close(self, character: str) -> JsonStep:
         return self._after(character) if character == "]" else self._value(character)
 
-    def _colon(self, character: str) -> Step:
+    def _colon(self, character: str) -> JsonStep:
         if character in SPACE:
-            return Step.MORE
+            return JsonStep.MORE
         self._next = self._value
-        return Step.MORE if character == ":" else Step.BAD
+        return JsonStep.MORE if character == ":" else JsonStep.BAD
 
-    def _string(self, character: str) -> Step:
+    def _string(self, character: str) -> JsonStep:
         if character == "\\":
             self._next = self._escape
         elif character == '"':
@@ -98,72 +98,72 @@ class JsonText:
                 return self._ended()
             self._next = self._colon
         elif character < " ":
-            return Step.BAD
-        return Step.MORE
+            return JsonStep.BAD
+        return JsonStep.MORE
 
-    def _escape(self, character: str) -> Step:
+    def _escape(self, character: str) -> JsonStep:
         if character == "u":
             self._rest = "0000"
             self._next = self._hex
-            return Step.MORE
+            return JsonStep.MORE
         self._next = self._string
-        return Step.MORE if character in '"\\/bfnrt' else Step.BAD
+        return JsonStep.MORE if character in '"\\/bfnrt' else JsonStep.BAD
 
-    def _hex(self, character: str) -> Step:
+    def _hex(self, character: str) -> JsonStep:
         self._rest = self._rest[1:]
         if not self._rest:
             self._next = self._string
-        return Step.MORE if character in _HEX else Step.BAD
+        return JsonStep.MORE if character in _HEX else JsonStep.BAD
 
-    def _word(self, character: str) -> Step:
+    def _word(self, character: str) -> JsonStep:
         if character != self._rest[0]:
-            return Step.BAD
+            return JsonStep.BAD
         self._rest = self._rest[1:]
-        return Step.MORE if self._rest else self._ended()
+        return JsonStep.MORE if self._rest else self._ended()
 
-    def _minus(self, character: str) -> Step:
+    def _minus(self, character: str) -> JsonStep:
         if character not in _DIGITS:
-            return Step.BAD
+            return JsonStep.BAD
         self._next = self._zero if character == "0" else self._integer
-        return Step.MORE
+        return JsonStep.MORE
 
-    def _integer(self, character: str) -> Step:
-        return Step.MORE if character in _DIGITS else self._zero(character)
+    def _integer(self, character: str) -> JsonStep:
+        return JsonStep.MORE if character in _DIGITS else self._zero(character)
 
-    def _zero(self, character: str) -> Step:
+    def _zero(self, character: str) -> JsonStep:
         if character == ".":
             self._next = self._point
-            return Step.MORE
+            return JsonStep.MORE
         return self._fraction_ended(character)
 
-    def _point(self, character: str) -> Step:
+    def _point(self, character: str) -> JsonStep:
         self._next = self._fraction
-        return Step.MORE if character in _DIGITS else Step.BAD
+        return JsonStep.MORE if character in _DIGITS else JsonStep.BAD
 
-    def _fraction(self, character: str) -> Step:
-        return Step.MORE if character in _DIGITS else self._fraction_ended(character)
+    def _fraction(self, character: str) -> JsonStep:
+        return JsonStep.MORE if character in _DIGITS else self._fraction_ended(character)
 
-    def _fraction_ended(self, character: str) -> Step:
+    def _fraction_ended(self, character: str) -> JsonStep:
         if character in "eE":
             self._next = self._exponent
-            return Step.MORE
+            return JsonStep.MORE
         return self._number_ended(character)
 
-    def _exponent(self, character: str) -> Step:
+    def _exponent(self, character: str) -> JsonStep:
         if character in "+-":
             self._next = self._exponent_sign
-            return Step.MORE
+            return JsonStep.MORE
         return self._exponent_sign(character)
 
-    def _exponent_sign(self, character: str) -> Step:
+    def _exponent_sign(self, character: str) -> JsonStep:
         self._next = self._exponent_digits
-        return Step.MORE if character in _DIGITS else Step.BAD
+        return JsonStep.MORE if character in _DIGITS else JsonStep.BAD
 
-    def _exponent_digits(self, character: str) -> Step:
-        return Step.MORE if character in _DIGITS else self._number_ended(character)
+    def _exponent_digits(self, character: str) -> JsonStep:
+        return JsonStep.MORE if character in _DIGITS else self._number_ended(character)
 
-    def _number_ended(self, character: str) -> Step:
+    def _number_ended(self, character: str) -> JsonStep:
         if not self._closers:
-            return Step.PAST
+            return JsonStep.PAST
         self._next = self._after
         return self._after(character)

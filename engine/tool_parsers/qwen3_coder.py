@@ -28,7 +28,7 @@ from engine.structured_output.spec import Sequence as InOrder
 from engine.tool_parsers.base import BEGIN, END, Sections, Tokens, ToolPlan, offered, one_of
 from engine.tool_parsers.schemas import DEFINITIONS, Schema, references, resolve
 from engine.tool_parsers.tagged_calls import STOP, Notation, Notations, RawValue, raw_value, tagged_call
-from engine.tool_parsers.tools import Tool, ToolChoice
+from engine.tool_parsers.tools import ToolChoice, ToolSpec
 
 _RELATING = (
     *("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependentRequired", "dependencies"),
@@ -45,7 +45,7 @@ class Qwen3Coder:
         self._sections = Sections.of(tokens)
 
     def plan(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
+        self, tools: Sequence[ToolSpec], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
     ) -> ToolPlan:
         """See `ToolParser`. The values of `loose` tools are of any kind, but their parameters are those of the
         schema."""
@@ -72,7 +72,7 @@ class _Parameter:
 class _Function:
     """A tool as tags."""
 
-    def __init__(self, tool: Tool, loose: bool) -> None:
+    def __init__(self, tool: ToolSpec, loose: bool) -> None:
         self.tool = tool
         self._loose = loose
         self._root = tool.arguments

@@ -49,16 +49,16 @@ CallEvent = CallBegun | CallArguments | CallEnded | Malformed
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCall:
     """`arguments` is JSON text: one object, or the beginning of one where the answer was cut off."""
 
     name: str
     arguments: str
 
 
-def fold(events: Iterable[CallEvent]) -> tuple[list[Call], str]:
+def fold(events: Iterable[CallEvent]) -> tuple[list[ParsedCall], str]:
     """The calls of a stream of events, and the text in it that was no call."""
-    calls: list[Call] = []
+    calls: list[ParsedCall] = []
     name, fragments, text = "", [""], ""
     for event in events:
         match event:
@@ -67,7 +67,7 @@ def fold(events: Iterable[CallEvent]) -> tuple[list[Call], str]:
             case CallArguments(fragment):
                 fragments.append(fragment)
             case CallEnded():
-                calls.append(Call(name, "".join(fragments)))
+                calls.append(ParsedCall(name, "".join(fragments)))
             case Malformed(more):
                 text += more
     return calls, text

@@ -20,7 +20,7 @@ from enum import Enum, auto
 from functools import reduce
 from typing import Any
 
-from engine.tool_parsers.json_text import SPACE, JsonText, Step
+from engine.tool_parsers.json_text import SPACE, JsonStep, JsonText
 from engine.tool_parsers.schemas import ALL_TYPES, Schema, json_types, resolve, type_of
 from engine.tool_parsers.streaming import Body, NotACall, Reading, exactly, nonspace, only_space
 
@@ -102,12 +102,12 @@ def _name() -> Reading[str]:
 def _json(body: Body) -> Reading[None]:
     """A JSON value, and the tag that closes it."""
     text = JsonText()
-    step = Step.MORE
-    while step is Step.MORE:
+    step = JsonStep.MORE
+    while step is JsonStep.MORE:
         character = yield
-        if (step := text.feed(character)) in (Step.MORE, Step.END):
+        if (step := text.feed(character)) in (JsonStep.MORE, JsonStep.END):
             body.give(character)
-    if step is Step.BAD or (step is Step.PAST and character not in SPACE):
+    if step is JsonStep.BAD or (step is JsonStep.PAST and character not in SPACE):
         raise NotACall
     if (yield from nonspace()) != "<":
         raise NotACall

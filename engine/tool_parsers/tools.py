@@ -20,7 +20,7 @@ _NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalPropert
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolSpec:
     """A function that the model may call. `strict` asks that the arguments fit the schema or the request is refused.
 
     Raises:
@@ -55,7 +55,7 @@ class Named:
 ToolChoice = Literal["auto", "none", "required"] | Named
 
 
-def read_tools(value: object, field: str = "tools") -> tuple[Tool, ...]:
+def read_tools(value: object, field: str = "tools") -> tuple[ToolSpec, ...]:
     """The tools of a request's JSON.
 
     Raises:
@@ -63,7 +63,7 @@ def read_tools(value: object, field: str = "tools") -> tuple[Tool, ...]:
     """
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise invalid(field, value, "a list of tools")
-    tools: list[Tool] = []
+    tools: list[ToolSpec] = []
     for i, item in enumerate(value):
         tool = _read_tool(item, f"{field}[{i}]")
         if any(tool.name == other.name for other in tools):
@@ -73,7 +73,7 @@ def read_tools(value: object, field: str = "tools") -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def read_choice(value: object, tools: Sequence[Tool], field: str = "tool_choice") -> ToolChoice:
+def read_choice(value: object, tools: Sequence[ToolSpec], field: str = "tool_choice") -> ToolChoice:
     """Reads the tools that must be called from a request's JSON; None is "auto" where there are tools.
 
     Raises:
@@ -103,7 +103,7 @@ def _read_choice(value: object, field: str) -> ToolChoice:
     raise invalid(field, value, accepted)
 
 
-def _read_tool(item: object, path: str) -> Tool:
+def _read_tool(item: object, path: str) -> ToolSpec:
     _object(item, path, ("type", "function"))
     assert isinstance(item, Mapping)
     if item.get("type") != "function":
@@ -120,7 +120,7 @@ def _read_tool(item: object, path: str) -> Tool:
     if strict is not None and not isinstance(strict, bool):
         raise invalid(f"{path}.strict", strict, "true or false")
     _check_parameters(parameters, f"{path}.parameters")
-    return Tool(name, description, parameters, bool(strict))
+    return ToolSpec(name, description, parameters, bool(strict))
 
 
 def _check_parameters(value: object, path: str) -> None:

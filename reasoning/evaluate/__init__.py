@@ -1,15 +1,15 @@
 """Measures accuracy against cost: ways of answering, measured on tasks; `judging` says what is right."""
 
 from reasoning.evaluate.judging import BadAnswer, Choices, Judge, Puzzle, judge_of
-from reasoning.evaluate.measure import BadWay, Row, Task, Way, measure, wilson
+from reasoning.evaluate.measure import BadWay, MeasuredWay, Task, Way, measure, wilson
 
 __all__ = [
     "BadAnswer",
     "BadWay",
     "Choices",
     "Judge",
+    "MeasuredWay",
     "Puzzle",
-    "Row",
     "Task",
     "Way",
     "judge_of",

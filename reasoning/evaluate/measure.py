@@ -77,7 +77,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MeasuredWay:
     """The result of one way: `right` of `n`; the interval `low` to `high` holds the true share with 95% confidence.
 
     `tokens` that the model wrote and `thinking` tokens of the answers that were given are means. `cut` answers ended at
@@ -124,7 +124,7 @@ async def measure(
     span: Span | None = None,
     at_once: int = AT_ONCE,
     done: Callable[[int], None] = lambda answered: None,
-) -> Row:
+) -> MeasuredWay:
     """One way on all tasks, many at once. `done` is told after every answer how many there are.
 
     `span` has the sampling and the limit of tokens: greedy and 2,048 by default, less where the context has no more
@@ -160,7 +160,7 @@ async def measure(
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
     n, right = len(made), sum(each.right for each in made)
-    return Row(
+    return MeasuredWay(
         way.name, way.curve, n, right, right / n, *wilson(right, n), sum(each.tokens for each in made) / n,
         sum(each.thinking for each in made) / n, sum(each.cut for each in made), sum(each.failed for each in made),
         time.monotonic() - began,

@@ -19,7 +19,7 @@ AT_ONCE = 500  # values in one statement
 T = TypeVar("T")
 
 
-class Row(NamedTuple):
+class ChunkRow(NamedTuple):
     """A chunk, as an index needs it."""
 
     id: int
@@ -63,12 +63,12 @@ class Chunks:
         with self._database.writing() as db:
             db.execute("DELETE FROM gone WHERE generation <= ?", (up_to,))
 
-    def rows(self, chunks: Sequence[int]) -> list[Row]:
+    def rows(self, chunks: Sequence[int]) -> list[ChunkRow]:
         """Those of the chunks that are there, in no order."""
-        found = list[Row]()
+        found = list[ChunkRow]()
         for some in _batches(chunks):
             found += (
-                Row(*row)
+                ChunkRow(*row)
                 for row in self._database.rows(
                     f"""SELECT c.id, c.document, c.collection, c.hash, c.text, c.context, d.title
                         FROM chunks c JOIN documents d ON d.id = c.document WHERE c.id IN ({marks(some)})""",

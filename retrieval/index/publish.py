@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retrieval.chunking import Shape, cut
+from retrieval.chunking import ChunkShape, cut
 from retrieval.embedding import Embedder
 from retrieval.index.views import Views, embedded_text
 from retrieval.parsing.parsed import Parsed
@@ -43,9 +43,9 @@ class Prepared:
 class Publisher:
     """Puts documents into a store and its views."""
 
-    def __init__(self, store: DocumentStore, views: Views, embedder: Embedder, shape: Shape | None = None) -> None:
+    def __init__(self, store: DocumentStore, views: Views, embedder: Embedder, shape: ChunkShape | None = None) -> None:
         self._store, self._views, self._embedder = store, views, embedder
-        self._shape = shape or Shape()
+        self._shape = shape or ChunkShape()
 
     def prepare(
         self, source: str, version: str, parsed: Parsed, metadata: Metadata, size: int, file: Path | None, owned: bool

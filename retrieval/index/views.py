@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from retrieval.durable import Damaged, clear_away, make_folder, read_record, write_record
 from retrieval.embedding import Embedder, Vectors
-from retrieval.index.chunks import Chunks, Row
+from retrieval.index.chunks import ChunkRow, Chunks
 from retrieval.index.dense import Bits, DenseIndex, Ids
 from retrieval.index.lexical import LexicalIndex, unbroken
 
@@ -256,7 +256,7 @@ class Views:
         self._dense_generation = change.generation
         self._unsaved += len(change.gone) + len(change.added)
 
-    def vectors(self, rows: Sequence[Row]) -> Vectors:
+    def vectors(self, rows: Sequence[ChunkRow]) -> Vectors:
         """Of stored chunks, in order; what is not stored is embedded and stored."""
         known = self._chunks.vectors(self._embedder.name, [row.hash for row in rows])
         texts = {row.hash: embedded_text(row.title, row.context, row.text) for row in rows if row.hash not in known}
@@ -277,7 +277,7 @@ def embedded_text(title: str, context: str, text: str) -> str:
     return f"{head[:200]}\n{unbroken(text)}" if head else unbroken(text)
 
 
-def _worded(row: Row) -> str:
+def _worded(row: ChunkRow) -> str:
     return unbroken(f"{row.context}\n{row.text}" if row.context else row.text)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from charset_normalizer import from_bytes
 
-from retrieval.parsing.parsed import Fault
+from retrieval.parsing.parsed import ParseFault
 
 _MARKS = re.compile(
     r"^(?:[ \t]*(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)"
@@ -96,7 +96,7 @@ _UNWANTED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff]")  # control charac
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-def decode(data: bytes, declared: str | None = None) -> tuple[str, tuple[Fault, ...]]:
+def decode(data: bytes, declared: str | None = None) -> tuple[str, tuple[ParseFault, ...]]:
     """The text of a file as `clean` leaves it, and what had to be guessed. `declared` is what it says it is in."""
     text, fault = _decode(data, declared)
     return clean(text), (fault,) if fault else ()
@@ -108,11 +108,11 @@ def clean(text: str) -> str:
     return _SURROGATE.sub("\ufffd", _UNWANTED.sub(" ", text))
 
 
-def _decode(data: bytes, declared: str | None) -> tuple[str, Fault | None]:
+def _decode(data: bytes, declared: str | None) -> tuple[str, ParseFault | None]:
     for mark, encoding, name in _BOMS:
         if data.startswith(mark):
             text = data.decode(encoding, "replace")
-            return text, Fault(f"What is not {name} in it was left out.") if "\ufffd" in text else None
+            return text, ParseFault(f"What is not {name} in it was left out.") if "\ufffd" in text else None
     for encoding in ("utf-8", declared or "utf-8"):
         if (whole := _strictly(data, encoding)) is not None:
             return whole, None
@@ -124,10 +124,10 @@ def _decode(data: bytes, declared: str | None) -> tuple[str, Fault | None]:
             line.decode(_COMMON, "replace") if text is None else text for line, text in zip(lines, read, strict=True)
         ]
         said = f"{len(foreign)} of {len(lines)} lines are not UTF-8 like the rest: they were read as Windows-1252."
-        return "".join(parts), Fault(said if foreign else "What is not UTF-8 in it was left out.")
+        return "".join(parts), ParseFault(said if foreign else "What is not UTF-8 in it was left out.")
     encoding = _guess(b"".join(foreign)[:_SAMPLE])
     named = encoding.replace("cp125", "Windows-125").replace("_", "-")
-    return data.decode(encoding, "replace"), Fault(f"The encoding is not given: it was read as {named}.")
+    return data.decode(encoding, "replace"), ParseFault(f"The encoding is not given: it was read as {named}.")
 
 
 def _strictly(data: bytes, encoding: str) -> str | None:

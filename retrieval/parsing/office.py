@@ -21,7 +21,7 @@ from retrieval.parsing import html, markdown
 from retrieval.parsing import html as markup
 from retrieval.parsing.html import MAX_CELLS
 from retrieval.parsing.markdown import clean
-from retrieval.parsing.parsed import MAX_LENGTH, Page, Parsed, Unreadable
+from retrieval.parsing.parsed import MAX_LENGTH, Parsed, ParsedPage, Unreadable
 from retrieval.parsing.sniff import DOCX, PPTX, XLSX
 
 Value = object  # what openpyxl gives for a cell: a number, a text, a date, a truth value, or None
@@ -119,7 +119,7 @@ def parse(path: Path, media_type: str) -> Parsed:
             "Open it elsewhere, save it anew and send that."
         ) from None
     text = html.without_images(clean(text))
-    pages = tuple[Page, ...]()
+    pages = tuple[ParsedPage, ...]()
     if media_type == PPTX:
         text, pages = _slides(text)
     title = "" if media_type == XLSX else markdown.title(text)
@@ -156,14 +156,14 @@ def _converted(path: Path, media_type: str) -> str:
     return made
 
 
-def _slides(text: str) -> tuple[str, tuple[Page, ...]]:
+def _slides(text: str) -> tuple[str, tuple[ParsedPage, ...]]:
     """The text without the marks of its slides, and where each begins."""
     parts = _SLIDE.split(text)
-    made, pages = [_GAP.sub("\n\n", parts[0]).lstrip()], list[Page]()
+    made, pages = [_GAP.sub("\n\n", parts[0]).lstrip()], list[ParsedPage]()
     start = len(made[0])
     for number, body in zip(parts[1::2], parts[2::2], strict=True):
         made.append(_GAP.sub("\n\n", body).strip() + "\n\n")
-        pages.append(Page(int(number), start, start + len(made[-1])))
+        pages.append(ParsedPage(int(number), start, start + len(made[-1])))
         start += len(made[-1])
     return "".join(made), tuple(pages)
 

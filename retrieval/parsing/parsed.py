@@ -15,7 +15,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ParsedPage:
     """A page of a PDF, or a slide: characters `start` to `end` of the text. Numbers count from 1."""
 
     number: int
@@ -37,7 +37,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ParseFault:
     """An unreadable part of a file that otherwise could be read; `page` where it is known."""
 
     message: str
@@ -52,5 +52,5 @@ class Parsed:
     title: str
     kind: Kind
     media_type: str
-    pages: tuple[Page, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    pages: tuple[ParsedPage, ...] = ()
+    faults: tuple[ParseFault, ...] = ()

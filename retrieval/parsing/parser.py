@@ -22,7 +22,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from retrieval.parsing import markdown, sniff
 from retrieval.parsing import markdown as text
-from retrieval.parsing.parsed import MAX_LENGTH, Box, Kind, Page, Parsed, Unreadable
+from retrieval.parsing.parsed import MAX_LENGTH, Box, Kind, Parsed, ParsedPage, Unreadable
 
 TITLE = 300  # characters of its title: what is longer is cut
 _KINDS: dict[str, Kind] = {
@@ -104,7 +104,7 @@ class Parser:
         """A future of what `files.parse` gives; `result` takes it."""
         return self._begin(self._parse, path, name)
 
-    def boxes(self, path: Path, pages: Sequence[Page], start: int, end: int) -> ProcessFuture[list[Box]]:
+    def boxes(self, path: Path, pages: Sequence[ParsedPage], start: int, end: int) -> ProcessFuture[list[Box]]:
         """A future of the rectangles that the characters `start` to `end` of a PDF's text take on these pages."""
         return self._begin(_boxes, path, pages, start, end)
 
@@ -156,7 +156,7 @@ class Parser:
         self._pool.join()
 
 
-def _boxes(path: Path, pages: Sequence[Page], start: int, end: int) -> list[Box]:
+def _boxes(path: Path, pages: Sequence[ParsedPage], start: int, end: int) -> list[Box]:
     from retrieval.parsing import pdf
 
     return [box for page in pages for box in pdf.boxes(path, page, start, end)]

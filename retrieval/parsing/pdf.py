@@ -19,7 +19,7 @@ import pypdfium2
 from pypdfium2.raw import FPDFText_GetUnicode
 
 from retrieval.parsing.markdown import clean
-from retrieval.parsing.parsed import Box, Fault, Page, Parsed, Unreadable
+from retrieval.parsing.parsed import Box, Parsed, ParsedPage, ParseFault, Unreadable
 from retrieval.parsing.sniff import PDF
 
 SHORT = 0.75  # of a page's full line: a line that is shorter and ends a sentence ends its paragraph
@@ -51,12 +51,12 @@ def _parsed(path: Path) -> Parsed:
     try:
         if len(pdf) > MAX_PAGES:
             raise Unreadable(f"The PDF has {len(pdf)} pages; up to {MAX_PAGES} are read. Split it.")
-        texts, pages, faults, start = list[str](), list[Page](), list[Fault](), 0
+        texts, pages, faults, start = list[str](), list[ParsedPage](), list[ParseFault](), 0
         for number in range(1, len(pdf) + 1):
             text, fault = _page_text(pdf, number)
             if fault:
                 faults.append(fault)
-            pages.append(Page(number, start, start + len(text)))
+            pages.append(ParsedPage(number, start, start + len(text)))
             texts.append(text)
             start += len(text) + 1
         if not any(text.strip() for text in texts):
@@ -67,7 +67,7 @@ def _parsed(path: Path) -> Parsed:
         pdf.close()
 
 
-def boxes(path: Path, page: Page, start: int, end: int) -> list[Box]:
+def boxes(path: Path, page: ParsedPage, start: int, end: int) -> list[Box]:
     """The rectangles, about one a line, that the characters `start` to `end` of the text take on `page`.
 
     Raises:
@@ -122,7 +122,7 @@ def draw(path: Path, number: int, width: int) -> bytes:
             pdf.close()
 
 
-def _boxes(path: Path, page: Page, first: int, last: int) -> list[Box]:
+def _boxes(path: Path, page: ParsedPage, first: int, last: int) -> list[Box]:
     """Of the characters `first` to `last` of the page."""
     pdf = _opened(path)
     try:
@@ -150,7 +150,7 @@ def _opened(path: Path) -> pypdfium2.PdfDocument:
         raise Unreadable("The PDF is damaged or was cut off. Open it elsewhere, save it anew and send that.") from None
 
 
-def _page_text(pdf: pypdfium2.PdfDocument, number: int) -> tuple[str, Fault | None]:
+def _page_text(pdf: pypdfium2.PdfDocument, number: int) -> tuple[str, ParseFault | None]:
     try:
         page = pdf[number - 1]
         try:
@@ -158,13 +158,13 @@ def _page_text(pdf: pypdfium2.PdfDocument, number: int) -> tuple[str, Fault | No
         finally:
             page.close()
     except pypdfium2.PdfiumError as error:
-        return "", Fault(f"The page could not be read: {error}", number)
+        return "", ParseFault(f"The page could not be read: {error}", number)
     if not made.strip():
-        return made, Fault("The page has no text: is it a picture? Pictures are not read.", number)
+        return made, ParseFault("The page has no text: is it a picture? Pictures are not read.", number)
     return made, None
 
 
-def _nothing(faults: list[Fault]) -> str:
+def _nothing(faults: list[ParseFault]) -> str:
     """Returns why none of the pages has text."""
     if any("could not be read" in fault.message for fault in faults):
         return "The PDF is damaged or was cut off: none of its pages can be read."

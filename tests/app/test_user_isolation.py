@@ -24,7 +24,7 @@ import app.api
 from app import openai
 from app.auth import is_open
 from app.openai import responses
-from app.page import Page
+from app.page import PageFiles
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, client_of, key_of
@@ -90,7 +90,7 @@ def routes(found: Iterable[BaseRoute]) -> set[str]:
             made |= {f"{method} {route.path}" for method in route.methods}
         elif (included := getattr(route, "original_router", None)) is not None:  # newer FastAPI keeps routers whole
             made |= routes(included.routes)
-        elif not isinstance(route, Page):
+        elif not isinstance(route, PageFiles):
             assert isinstance(route, Route) and route.path in MOUNTED, route
     return made
 

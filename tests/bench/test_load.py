@@ -9,8 +9,8 @@ import pytest
 
 from bench.load.claims import _wasted
 from bench.load.drive import Driven, Seen, drive, running
-from bench.load.server import Server
-from bench.load.workload import AZURE, Request, at_rate, azure, mooncake
+from bench.load.server import BenchServer
+from bench.load.workload import AZURE, TraceRequest, at_rate, azure, mooncake
 from engine.outputs import Stats
 
 needs_traces = pytest.mark.skipif(not AZURE.exists(), reason="PONDER_SHARED has no traces")
@@ -39,7 +39,7 @@ def test_what_is_wasted_is_what_no_token_is_in() -> None:
 
 
 async def test_requests_are_driven_when_they_are_due() -> None:
-    requests = [Request(at / 100, tuple(range(10, 30 + at)), 3 + at) for at in range(5)]
+    requests = [TraceRequest(at / 100, tuple(range(10, 30 + at)), 3 + at) for at in range(5)]
     async with running() as engine:
         driven = await drive(engine, requests)
     assert [len(each.pieces) for each in driven.outcomes] == [3, 4, 5, 6, 7]
@@ -50,7 +50,7 @@ async def test_requests_are_driven_when_they_are_due() -> None:
 def test_what_a_family_of_processes_holds() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        server = Server(parent, "")
+        server = BenchServer(parent, "")
         while len(server.family()) < 2:
             pass
         held = server.held()

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from bench.serve import asks as arrivals
 from bench.serve import report
-from bench.serve.asks import KINDS, Ask, Kind, Turn, azure, mixed, mooncake
-from bench.serve.client import Load, Outcome, Target, load
+from bench.serve.asks import KINDS, LoadKind, LoadRequest, LoadTurn, azure, mixed, mooncake
+from bench.serve.client import Load, LoadTarget, TurnOutcome, load
 from bench.serve.command import serve
 from bench.serve.measured import Objective, in_the_way, percentiles, summary
 from tests.app.conftest import Server, server
@@ -43,7 +43,7 @@ def test_a_ramp_grows_evenly() -> None:
 
 
 def test_the_same_seed_draws_the_same_conversations() -> None:
-    def drawn(seed: int) -> list[Ask]:
+    def drawn(seed: int) -> list[LoadRequest]:
         rng = Random(seed)
         shares = [(KINDS["chat"], 0.7), (KINDS["agent"], 0.3)]
         return mixed(arrivals.poisson(5, 60, rng), shares, rng, prefixes=2, prefix_words=30)
@@ -87,12 +87,15 @@ def test_a_file_that_is_no_trace_is_told(tmp_path: Path, name: str, text: str) -
             mooncake(tmp_path / name, seconds=9, speed=1, block_words=4, scale=1, longest=9)
 
 
-def asked(server: Server, asks: list[Ask], **more: Any) -> Load:
-    return asyncio.run(load(Target("tiny", f"{server.url}/v1", "tiny"), asks, extra={"ignore_eos": True}, **more))
+def asked(server: Server, asks: list[LoadRequest], **more: Any) -> Load:
+    return asyncio.run(load(LoadTarget("tiny", f"{server.url}/v1", "tiny"), asks, extra={"ignore_eos": True}, **more))
 
 
 def test_a_real_server_is_asked_in_time_and_every_token_counted(server: Server) -> None:
-    asks = [Ask(0.05 * at, (Turn("hello there", 12), Turn("and more", 5, after=0.05)), "talk") for at in range(8)]
+    asks = [
+        LoadRequest(0.05 * at, (LoadTurn("hello there", 12), LoadTurn("and more", 5, after=0.05)), "talk")
+        for at in range(8)
+    ]
     made = asked(server, asks)
     assert len(made.outcomes) == 16 and all(outcome.answered for outcome in made.outcomes)
     assert sorted(o.completion_tokens for o in made.outcomes) == [5] * 8 + [12] * 8
@@ -105,40 +108,47 @@ def test_a_real_server_is_asked_in_time_and_every_token_counted(server: Server) 
 
 
 def test_what_fails_counts_as_asked_and_not_as_good(server: Server) -> None:
-    target = Target("tiny", f"{server.url}/v1", "no-such-model")
-    made = asyncio.run(load(target, [Ask(0.0, (Turn("hi", 3), Turn("more", 3)))]))
+    target = LoadTarget("tiny", f"{server.url}/v1", "no-such-model")
+    made = asyncio.run(load(target, [LoadRequest(0.0, (LoadTurn("hi", 3), LoadTurn("more", 3)))]))
     [outcome] = made.outcomes  # the conversation ends with its first failure
     assert (outcome.status, outcome.answered) == (404, False) and "no-such-model" in outcome.error
-    nobody = asyncio.run(load(Target("gone", "http://127.0.0.1:9/v1", "x"), [Ask(0.0, (Turn("hi", 3),))]))
+    nobody = asyncio.run(
+        load(LoadTarget("gone", "http://127.0.0.1:9/v1", "x"), [LoadRequest(0.0, (LoadTurn("hi", 3),))])
+    )
     told = summary(nobody, Objective())
     assert told["statuses"] == {"0": 1} and told["good"] == 0.0 and told["ttft_s"] == {"n": 0}
 
 
 def test_what_takes_too_long_is_given_up(server: Server) -> None:
-    made = asked(server, [Ask(0.0, (Turn("hello", 1500),))], patience_s=0.05)
+    made = asked(server, [LoadRequest(0.0, (LoadTurn("hello", 1500),))], patience_s=0.05)
     assert made.outcomes[0].error == "given up" and made.seconds < 5
 
 
 def test_a_client_that_is_short_of_time_says_so() -> None:
     async def hindered() -> Load:
-        asks = [Ask(0.01 * at, (Turn("hi", 2),)) for at in range(20)]
-        task = asyncio.create_task(load(Target("gone", "http://127.0.0.1:9/v1", "x"), asks))
+        asks = [LoadRequest(0.01 * at, (LoadTurn("hi", 2),)) for at in range(20)]
+        task = asyncio.create_task(load(LoadTarget("gone", "http://127.0.0.1:9/v1", "x"), asks))
         await asyncio.sleep(0.03)
         time.sleep(0.3)  # as a busy machine does
         return await task
 
     assert "late" in in_the_way(asyncio.run(hindered()))
-    calm = Load(Target("t", "u", "m"), [], 1.0, [0.001] * 50, 0.1)
+    calm = Load(LoadTarget("t", "u", "m"), [], 1.0, [0.001] * 50, 0.1)
     assert in_the_way(calm) == "" and "core" in in_the_way(Load(calm.target, [], 1.0, [0.001], 0.95))
 
 
 def test_goodput_counts_what_kept_every_bound() -> None:
-    def outcome(ttft: float, itl: float) -> Outcome:
+    def outcome(ttft: float, itl: float) -> TurnOutcome:
         pieces = [1 + ttft, 1 + ttft + 9 * itl]
-        return Outcome("chat", 0, 1.0, 1.0, pieces, pieces[-1], 200, completion_tokens=10)
+        return TurnOutcome("chat", 0, 1.0, 1.0, pieces, pieces[-1], 200, completion_tokens=10)
 
-    outcomes = [outcome(0.1, 0.01), outcome(0.3, 0.01), outcome(0.1, 0.05), Outcome("chat", 0, 1.0, 1.0, [], 2.0, 429)]
-    told = summary(Load(Target("t", "u", "m"), outcomes, 10.0, [0.0], 0.1), Objective(ttft_s=0.2, itl_s=0.02))
+    outcomes = [
+        outcome(0.1, 0.01),
+        outcome(0.3, 0.01),
+        outcome(0.1, 0.05),
+        TurnOutcome("chat", 0, 1.0, 1.0, [], 2.0, 429),
+    ]
+    told = summary(Load(LoadTarget("t", "u", "m"), outcomes, 10.0, [0.0], 0.1), Objective(ttft_s=0.2, itl_s=0.02))
     assert (told["good"], told["goodput_per_s"]) == (0.25, 0.1) and told["refusal_s"]["n"] == 1
     assert percentiles([1.0, 2.0, 3.0])["p50"] == 2.0
 
@@ -164,4 +174,4 @@ def test_the_command_loads_a_server_and_its_peer_and_keeps_what_it_found(server:
 
 
 def test_kinds_are_named_as_they_are_chosen() -> None:
-    assert all(isinstance(kind, Kind) and kind.name == name for name, kind in KINDS.items())
+    assert all(isinstance(kind, LoadKind) and kind.name == name for name, kind in KINDS.items())

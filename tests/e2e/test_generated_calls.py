@@ -10,7 +10,7 @@ import pytest
 
 from bench import tool_calls
 from engine import GREEDY, Sampling
-from engine.tool_parsers import Call
+from engine.tool_parsers import ParsedCall
 from tests.engine.structured_output.bfcl import SHARED
 
 pytestmark = pytest.mark.slow
@@ -41,19 +41,19 @@ CIRCLE = ("area", {"radius": [3], "unit": ["cm", ""]})
 @pytest.mark.parametrize(
     ("calls", "accepted", "right"),
     [
-        ([Call("area", '{"radius": 3}')], [CIRCLE], True),
-        ([Call("area", '{"radius": 3.0, "unit": "CM"}')], [CIRCLE], True),
-        ([Call("area", '{"radius": 4}')], [CIRCLE], False),
-        ([Call("area", '{"unit": "cm"}')], [CIRCLE], False),
-        ([Call("area", '{"radius": 3, "colour": 1}')], [CIRCLE], False),
-        ([Call("volume", '{"radius": 3}')], [CIRCLE], False),
-        ([Call("area", '{"radius": true}')], [("area", {"radius": [1]})], False),
+        ([ParsedCall("area", '{"radius": 3}')], [CIRCLE], True),
+        ([ParsedCall("area", '{"radius": 3.0, "unit": "CM"}')], [CIRCLE], True),
+        ([ParsedCall("area", '{"radius": 4}')], [CIRCLE], False),
+        ([ParsedCall("area", '{"unit": "cm"}')], [CIRCLE], False),
+        ([ParsedCall("area", '{"radius": 3, "colour": 1}')], [CIRCLE], False),
+        ([ParsedCall("volume", '{"radius": 3}')], [CIRCLE], False),
+        ([ParsedCall("area", '{"radius": true}')], [("area", {"radius": [1]})], False),
         ([], [], True),
-        ([Call("area", '{"radius": 3}')], [], False),
-        ([Call("f", '{"x": 2}'), Call("f", '{"x": 1}')], [("f", {"x": [1]}), ("f", {"x": [2]})], True),
-        ([Call("f", '{"x": 1}'), Call("f", '{"x": 1}')], [("f", {"x": [1]}), ("f", {"x": [2]})], False),
-        ([Call("f", '{"at": {"x": [1, 2]}}')], [("f", {"at": [{"x": [[1, 2]]}]})], True),
+        ([ParsedCall("area", '{"radius": 3}')], [], False),
+        ([ParsedCall("f", '{"x": 2}'), ParsedCall("f", '{"x": 1}')], [("f", {"x": [1]}), ("f", {"x": [2]})], True),
+        ([ParsedCall("f", '{"x": 1}'), ParsedCall("f", '{"x": 1}')], [("f", {"x": [1]}), ("f", {"x": [2]})], False),
+        ([ParsedCall("f", '{"at": {"x": [1, 2]}}')], [("f", {"at": [{"x": [[1, 2]]}]})], True),
     ],
 )
-def test_calls_are_right_by_name_and_accepted_values(calls: list[Call], accepted: Any, right: bool) -> None:
+def test_calls_are_right_by_name_and_accepted_values(calls: list[ParsedCall], accepted: Any, right: bool) -> None:
     assert tool_calls.right(calls, accepted) is right

@@ -8,11 +8,11 @@ import pytest
 
 from engine.core import messages as m
 from engine.errors import EngineStopped
-from engine.ipc.client import Request
+from engine.ipc.client import PendingRequest
 
 
 async def test_what_came_before_an_engine_failed_is_given_and_then_the_failure() -> None:
-    request, reply = Request(1), m.Closed(1, "its end")
+    request, reply = PendingRequest(1), m.Closed(1, "its end")
     waiting = asyncio.create_task(request.replies())
     await asyncio.sleep(0)
     request.deliver(reply)

@@ -21,7 +21,7 @@ from reasoning.beam import BeamOptions, beam
 from reasoning.best_of_n import BestOfNOptions, best_of_n
 from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candidates
 from reasoning.self_consistency import SelfConsistencyOptions, leader, self_consistency, vote_of
-from reasoning.strategy import Context, Event, Quota, Spent
+from reasoning.strategy import Context, Event, Spent, StrategyQuota
 from reasoning.thinking import Markers, Piece
 from reasoning.verify import Confidence, Judge, read_labels
 
@@ -235,7 +235,7 @@ async def test_a_beam_refuses_what_it_cannot_keep_to(engine: Engine, name: str) 
 
 
 async def test_more_candidates_than_the_quota_are_refused(engine: Engine) -> None:
-    ctx = context(engine, quota=Quota(branches=3))
+    ctx = context(engine, quota=StrategyQuota(branches=3))
     for strategy, options in (
         (best_of_n, BestOfNOptions(n=4)), (self_consistency, SelfConsistencyOptions(n=4)), (beam, BeamOptions(width=4)),
     ):  # fmt: skip

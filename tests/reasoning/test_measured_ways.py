@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
-from reasoning.evaluate import BadWay, Row, Task, Way, measure, wilson
+from reasoning.evaluate import BadWay, MeasuredWay, Task, Way, measure, wilson
 from training import evaluate
 
 
@@ -27,7 +27,7 @@ def tasks(count: int, right: str = "", **more: Any) -> list[Task]:
     ]
 
 
-async def measured(engine: Engine, way: Way, count: int = 6, right: str = "", **more: Any) -> tuple[Row, int]:
+async def measured(engine: Engine, way: Way, count: int = 6, right: str = "", **more: Any) -> tuple[MeasuredWay, int]:
     """The row, and how many tokens the engine made for it."""
     before = (await engine.stats()).generated_tokens
     row = await measure(engine, tasks(count, right), way, **{"span": Span(Sampling(seed=3), 200), **more})

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from bench.reasoning.asked import expected, questions, row
-from bench.reasoning.cascading import Answer, frontier, parameters
-from bench.reasoning.puzzle_problem import Left, Puzzle, leads_to, random_search
+from bench.reasoning.cascading import CascadeAnswer, frontier, parameters
+from bench.reasoning.puzzle_problem import Left, PuzzleProblem, leads_to, random_search
 from bench.reasoning.sampling import CHECKED, CONFIDENT, VOTED, Sample, at_tokens, curves
 from bench.reasoning.tree_http import on_forks, over_http, served
 from bench.reasoning.trees import WAYS, options
@@ -27,7 +27,7 @@ def asking() -> Asking:
 
 
 def test_only_legal_steps_are_read(asking: Asking) -> None:
-    task = Puzzle((4, 6, 9), 24, asking)
+    task = PuzzleProblem((4, 6, 9), 24, asking)
     text = "4*6=24 9\n9-6=3 4\n4*6=25 9\n4*5=20 9\nhello\n6+4=10"
     thoughts = task.read(task.start, Reply(text, (), True))
     assert [thought.text for thought in thoughts] == ["4*6=24 9", "9-6=3 4"]
@@ -36,7 +36,7 @@ def test_only_legal_steps_are_read(asking: Asking) -> None:
 
 
 def test_a_branch_and_a_prompt_make_the_prompt_of_a_chat(asking: Asking) -> None:
-    task = Puzzle((4, 6, 9, 13), 24, asking)
+    task = PuzzleProblem((4, 6, 9, 13), 24, asking)
 
     def whole(question: str) -> list[int]:
         return asking.format.apply_chat_template([{"role": "user", "content": question}], enable_thinking=False)
@@ -121,8 +121,8 @@ def test_a_curve_at_given_tokens_is_between_its_points() -> None:
 
 
 def test_a_cascades_frontier_goes_from_the_small_model_to_the_large_one() -> None:
-    sure, unsure = Answer(True, 10, 0.9, 0.1, True), Answer(False, 10, 0.2, 2.0, False)
-    small, large = [sure, unsure] * 24, [Answer(True, 20, 0.9, 0.1, True)] * 48
+    sure, unsure = CascadeAnswer(True, 10, 0.9, 0.1, True), CascadeAnswer(False, 10, 0.2, 2.0, False)
+    small, large = [sure, unsure] * 24, [CascadeAnswer(True, 20, 0.9, 0.1, True)] * 48
     rows = {each.name: each for each in frontier(small, large, 5.0)}
     for gate in ("confidence", "entropy", "check, else confidence"):
         none, half, every = (rows[f"cascade/{gate}/{share} escalated"] for share in ("0%", "50%", "100%"))
@@ -130,7 +130,7 @@ def test_a_cascades_frontier_goes_from_the_small_model_to_the_large_one() -> Non
         costs = [(each.more or {})["cost"] for each in (none, half, every)]
         assert costs == [pytest.approx(0.1), pytest.approx(0.6), pytest.approx(1.1)]
     assert rows["cascade/large alone"].tokens == 20
-    cut = Answer(False, 10, 0.99, 0.0, None, whole=False)
+    cut = CascadeAnswer(False, 10, 0.99, 0.0, None, whole=False)
     half = {each.name: each for each in frontier([sure, cut] * 24, large, 5.0)}["cascade/confidence/50% escalated"]
     assert half.share == 1.0  # however sure the model was: it came to no end
 

@@ -14,7 +14,7 @@ import pytest
 
 from engine import ContextLengthExceeded, Engine, EngineConfig, InvalidParameter, Sampling, Sequence, Span
 from reasoning.strategies import BUILT_IN, Strategies, StrategyError, StrategyTimeout, run_strategy
-from reasoning.strategy import Context, Event, Options, Quota, Strategy, Yields, strategy
+from reasoning.strategy import Context, Event, Options, Strategy, StrategyQuota, Yields, strategy
 from reasoning.thinking import Markers, Piece, think_and_answer
 from reasoning.tree import NodeAdded, NodeChosen, SearchEnded, TreeOptions, tree
 
@@ -342,7 +342,7 @@ async def test_a_contradictory_budget_is_refused_before_anything_runs(engine: En
 async def test_a_tree_beyond_the_quota_is_refused(engine: Engine) -> None:
     for options, name in ((TreeOptions(nodes=300), "nodes"), (TreeOptions(beam=20, nodes=100), "beam")):
         with pytest.raises(InvalidParameter, match="accepted: at most") as refused:
-            await run(engine, tree, options, context=context(engine, quota=Quota(branches=10, nodes=250)))
+            await run(engine, tree, options, context=context(engine, quota=StrategyQuota(branches=10, nodes=250)))
         assert refused.value.name == name
     ctx = context(engine)
     with pytest.raises(InvalidParameter, match="stop"):

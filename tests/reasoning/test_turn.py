@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.outputs import TokenLogprob
-from engine.tool_parsers import TOOL_PARSERS, Tool
+from engine.tool_parsers import TOOL_PARSERS, ToolSpec
 from engine.tool_parsers.json_calls import list_of_calls, one_call
 from reasoning.thinking import Part, Piece
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning, Turn, WholeTurn
@@ -166,7 +166,9 @@ def test_a_list_of_calls_in_one_body_is_several_calls() -> None:
 @pytest.mark.parametrize("name", TOOL_PARSERS)
 def test_a_call_is_known_by_its_name_before_its_arguments_end(name: str) -> None:
     """The first fragment is sent while the body goes on, in every dialect."""
-    parser = tool_parser(name).plan([Tool("add", parameters={"properties": {"a": {"type": "string"}}})], "auto").parser
+    parser = (
+        tool_parser(name).plan([ToolSpec("add", parameters={"properties": {"a": {"type": "string"}}})], "auto").parser
+    )
     written = {
         "hermes": '\n{"name": "add", "arguments": {"a": "x',
         "llama3_json": '{"name": "add", "parameters": {"a": "x',

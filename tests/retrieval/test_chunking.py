@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from retrieval.chunking import Cut, Shape, cut
+from retrieval.chunking import ChunkShape, Cut, cut
 from retrieval.parsing.parsed import Kind, Parsed
 from tests.retrieval.words import WordEmbedder
 
 PIECES = WordEmbedder().pieces
-SMALL = Shape(child=12, overlap=4, parent_low=20, parent_high=40, longest=80)
+SMALL = ChunkShape(child=12, overlap=4, parent_low=20, parent_high=40, longest=80)
 WILD = {
     "parentheses": "(" * 20_000,
     "one word": "x" * 20_000,
@@ -37,7 +37,7 @@ fragments = st.sampled_from(
 )  # fmt: skip
 texts = st.lists(fragments, max_size=60).map("".join) | st.text(max_size=300)
 shapes = st.builds(
-    Shape,
+    ChunkShape,
     child=st.integers(1, 12),
     overlap=st.integers(0, 6),
     parent_low=st.integers(1, 20),
@@ -46,15 +46,15 @@ shapes = st.builds(
 )
 
 
-def cut_up(text: str, kind: Kind = "prose", shape: Shape = SMALL) -> Cut:
+def cut_up(text: str, kind: Kind = "prose", shape: ChunkShape = SMALL) -> Cut:
     return cut(Parsed(text, "", kind, ""), PIECES, shape)
 
 
-def children(text: str, kind: Kind = "prose", shape: Shape = SMALL) -> list[str]:
+def children(text: str, kind: Kind = "prose", shape: ChunkShape = SMALL) -> list[str]:
     return [text[chunk.start : chunk.end] for chunk in cut_up(text, kind, shape).chunks]
 
 
-def assert_sound(text: str, kind: Kind, shape: Shape) -> None:
+def assert_sound(text: str, kind: Kind, shape: ChunkShape) -> None:
     made = cut_up(text, kind, shape)
     assert all(0 <= low < high <= len(text) for low, high in made.parents)
     assert all(before[1] <= after[0] for before, after in pairwise(made.parents))
@@ -76,7 +76,7 @@ def assert_sound(text: str, kind: Kind, shape: Shape) -> None:
 @example(text="| a |\n|---|\n" + "| b |\n" * 30, kind="markdown", shape=SMALL)
 @example(text="# A\n" + "x " * 11 + ".\n# B\n" + "y " * 12, kind="markdown", shape=SMALL)
 def test_every_character_lies_in_a_child_within_its_parent_and_within_the_limits(
-    text: str, kind: Kind, shape: Shape
+    text: str, kind: Kind, shape: ChunkShape
 ) -> None:
     assert_sound(text, kind, shape)
 
@@ -84,12 +84,12 @@ def test_every_character_lies_in_a_child_within_its_parent_and_within_the_limits
 @pytest.mark.parametrize("kind", ["prose", "markdown", "table", "code"])
 @pytest.mark.parametrize("text", WILD.values(), ids=WILD)
 def test_wild_texts_are_cut_like_others(text: str, kind: Kind) -> None:
-    assert_sound(text, kind, Shape())
+    assert_sound(text, kind, ChunkShape())
 
 
 def test_headings_are_the_context_of_what_stands_under_them() -> None:
     text = "# Guide\n\nIntro.\n\n## Install\n\nRun it.\n\n### Linux\n\nUse apt.\n\n## Use\n\nOpen it.\n"
-    made = cut_up(text, "markdown", Shape(child=4, overlap=0, parent_low=4, parent_high=4))
+    made = cut_up(text, "markdown", ChunkShape(child=4, overlap=0, parent_low=4, parent_high=4))
     context = {text[chunk.start : chunk.end].splitlines()[-1]: chunk.context for chunk in made.chunks}
     assert context["Intro."] == "Guide"
     assert context["Use apt."] == "Guide › Install › Linux"
@@ -98,7 +98,7 @@ def test_headings_are_the_context_of_what_stands_under_them() -> None:
 
 def test_a_heading_may_be_underlined() -> None:
     text = "Guide\n=====\n\nIntro.\n\nInstall\n-------\n\nRun it.\n"
-    made = cut_up(text, "markdown", Shape(child=11, overlap=0))
+    made = cut_up(text, "markdown", ChunkShape(child=11, overlap=0))
     assert [chunk.context for chunk in made.chunks] == ["Guide", "Guide › Install"]
 
 
@@ -122,13 +122,13 @@ def test_sentences_stay_whole() -> None:
     text = " ".join(
         f'"Number {number}, e.g. by Dr. Who and A. Turing, is a sentence." (Indeed.)' for number in range(40)
     )
-    for child in children(text, shape=Shape(child=40, overlap=18)):
+    for child in children(text, shape=ChunkShape(child=40, overlap=18)):
         assert child.startswith(('"Number', "(Indeed")) and child.endswith(('sentence."', "(Indeed.)"))
 
 
 def test_what_is_no_longer_than_the_overlap_lies_whole_in_a_child() -> None:
     sentences = [f"This is the sentence {number}." for number in range(60)]
-    made = children(" ".join(sentences), shape=Shape(child=30, overlap=12))
+    made = children(" ".join(sentences), shape=ChunkShape(child=30, overlap=12))
     for pair in pairwise(sentences):
         assert any(" ".join(pair) in child for child in made)
 
@@ -136,7 +136,7 @@ def test_what_is_no_longer_than_the_overlap_lies_whole_in_a_child() -> None:
 def test_rows_stay_whole_and_carry_their_header() -> None:
     rows = [f'{number},"a note\nof two lines",{number * 2}' for number in range(50)]
     text = "\n".join(["number,note,double", *rows])
-    made = cut_up(text, "table", Shape(child=60, overlap=0))
+    made = cut_up(text, "table", ChunkShape(child=60, overlap=0))
     assert [chunk.context for chunk in made.chunks] == ["", *["number,note,double"] * (len(made.chunks) - 1)]
     for chunk in made.chunks:
         child = text[chunk.start : chunk.end]
@@ -146,14 +146,14 @@ def test_rows_stay_whole_and_carry_their_header() -> None:
 def test_rows_of_a_table_in_markdown_carry_headings_and_header() -> None:
     rows = [f"| star {number}. Bright | {number} |" for number in range(30)]
     text = "\n".join(["# Stars", "", "Seen today:", "| name | mass |", "| --- | --- |", *rows])
-    made = cut_up(text, "markdown", Shape(child=40, overlap=0))
+    made = cut_up(text, "markdown", ChunkShape(child=40, overlap=0))
     assert {chunk.context for chunk in made.chunks[1:]} == {"Stars › name | mass"}
     assert all(text[chunk.start : chunk.end].startswith("| star") for chunk in made.chunks[1:])
 
 
 def test_code_is_cut_between_lines_and_keeps_its_indentation() -> None:
     text = "\n\n".join(f"def f{number}(x):\n    return x * {number}" for number in range(20))
-    for child in children(text, "code", Shape(child=20, overlap=0)):
+    for child in children(text, "code", ChunkShape(child=20, overlap=0)):
         assert child.startswith(("def", "    return"))
 
 

@@ -6,23 +6,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval import Source
-from retrieval.citations import Checked, CitationChecker, as_text, is_refusal
-from retrieval.parsing.parsed import Page
+from retrieval import PromptSource
+from retrieval.citations import CheckedText, CitationChecker, as_text, is_refusal
+from retrieval.parsing.parsed import ParsedPage
 
 BEGUN = "The dam of Orsk was begun in 1925. It was planned by A. Lindqvist, an engineer of the railway."
 PAID = "Intro.\nThe dam of Orsk was finished in 1931, at a cost of 4,200,000 crowns.\fThe city did not pay for it."
 SOURCES = (
-    Source("S1", 7, "Dams", 1000, 1000 + len(BEGUN), BEGUN, 0.9),
-    Source(
-        "S2", 8, "Money", 0, len(PAID), PAID, 0.8, (Page(1, 0, PAID.index("\f")), Page(2, PAID.index("\f") + 1, 200))
+    PromptSource("S1", 7, "Dams", 1000, 1000 + len(BEGUN), BEGUN, 0.9),
+    PromptSource(
+        "S2",
+        8,
+        "Money",
+        0,
+        len(PAID),
+        PAID,
+        0.8,
+        (ParsedPage(1, 0, PAID.index("\f")), ParsedPage(2, PAID.index("\f") + 1, 200)),
     ),
 )
 
 
-def checked(answer: str, cuts: list[int] | None = None) -> list[Checked]:
+def checked(answer: str, cuts: list[int] | None = None) -> list[CheckedText]:
     checker = CitationChecker(SOURCES)
-    made, start = list[Checked](), 0
+    made, start = list[CheckedText](), 0
     for cut in [*sorted(cuts or []), len(answer)]:
         made += checker.feed(answer[start:cut])
         start = cut

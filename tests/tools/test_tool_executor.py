@@ -18,7 +18,7 @@ from tools.journal import SqliteJournal
 from tools.limits import RateLimits
 from tools.options import PERMISSIONS
 from tools.outcome import Call, CallError, CallOutput, CallProgress, CallResult, CallStarted, Event, Outcome
-from tools.policy import Decision, NeedsApproval, Policy
+from tools.policy import CallPolicy, Decision, NeedsApproval
 from tools.registry import Registry
 from tools.session import Session
 
@@ -39,7 +39,7 @@ class Bench:
         self.clock = clock or Clock()
         self.journal = SqliteJournal(":memory:")
         limits = RateLimits(self.clock)
-        self.executor = Executor(self.registry, Policy(default=PERMISSIONS), self.journal, limits, self.clock)
+        self.executor = Executor(self.registry, CallPolicy(default=PERMISSIONS), self.journal, limits, self.clock)
         self.asked = list[NeedsApproval]()
         self.answer: Any = approve
         self.session = Session("ana", "run-1", "chat-1", self.approve if approve else None)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ponder import tool
 from tools.grants import Grant, Grants, MemoryGrants, SqliteGrants
 from tools.options import PERMISSIONS
-from tools.policy import Allowed, Decision, Denied, NeedsApproval, Policy
+from tools.policy import Allowed, CallPolicy, Decision, Denied, NeedsApproval
 
 USERS, CHATS, TOOLS = ("ana", "bob"), (None, "c1", "c2"), ("save", "send")
 _users, _chats = st.sampled_from(USERS), st.sampled_from(CHATS)
@@ -136,10 +136,10 @@ def test_what_was_said_last_holds(opened: Any, steps: list[tuple[Any, ...]]) -> 
 
 def test_an_approval_for_good_holds_after_a_restart_and_shows_what_was_approved(tmp_path: Path) -> None:
     before = SqliteGrants(tmp_path / "permissions.db")
-    answered(Policy(before, default=PERMISSIONS), "always", text="milk")
+    answered(CallPolicy(before, default=PERMISSIONS), "always", text="milk")
     before.close()
     after = SqliteGrants(tmp_path / "permissions.db")
-    policy = Policy(after, default=PERMISSIONS)
+    policy = CallPolicy(after, default=PERMISSIONS)
     assert policy.decide(save, {"text": "milk"}, user="ana", tainted_by={"page"}) == Allowed()
     assert isinstance(policy.decide(save, {"text": "eggs"}, user="ana"), NeedsApproval)
     (kept,) = after.of_user("ana")
@@ -148,9 +148,9 @@ def test_an_approval_for_good_holds_after_a_restart_and_shows_what_was_approved(
 
 def test_what_one_process_is_told_another_knows_at_once(tmp_path: Path) -> None:
     here, there = (SqliteGrants(tmp_path / "permissions.db") for _ in range(2))
-    answered(Policy(here, default=PERMISSIONS), "never", text="milk")
+    answered(CallPolicy(here, default=PERMISSIONS), "never", text="milk")
     here.set_classes("bob", ["read"])
-    assert isinstance(Policy(there, default=PERMISSIONS).decide(save, {"text": "milk"}, user="ana"), Denied)
+    assert isinstance(CallPolicy(there, default=PERMISSIONS).decide(save, {"text": "milk"}, user="ana"), Denied)
     assert there.classes("bob", None) == {"read"}
 
 
@@ -167,13 +167,13 @@ def test_an_unknown_class_is_refused_and_what_was_set_stays(tmp_path: Path) -> N
 def test_a_tool_that_changed_what_it_says_asks_again_and_stays_refused(scope: Any, changed: dict[str, Any]) -> None:
     other = save._with(**changed)
     for answer, before, after in (("always", Allowed, NeedsApproval), ("never", Denied, Denied)):
-        policy = Policy(default=PERMISSIONS)
+        policy = CallPolicy(default=PERMISSIONS)
         answered(policy, answer, scope, text="milk")
         assert isinstance(policy.decide(save, {"text": "milk"}, user="ana"), before)
         assert isinstance(policy.decide(other, {"text": "milk"}, user="ana"), after)
 
 
-def answered(policy: Policy, answer: Any, scope: Any = "arguments", **arguments: str) -> None:
+def answered(policy: CallPolicy, answer: Any, scope: Any = "arguments", **arguments: str) -> None:
     asked = policy.decide(save, arguments, user="ana")
     assert isinstance(asked, NeedsApproval)
     policy.accept(save, asked, Decision(answer, asked.arguments_hash, scope), user="ana")

@@ -35,12 +35,12 @@ from tools.mcp.client import McpServer
 from tools.mcp.config import McpSettings
 from tools.options import PERMISSIONS
 from tools.outcome import Call, Outcome
-from tools.policy import Decision, NeedsApproval, Policy
+from tools.policy import CallPolicy, Decision, NeedsApproval
 from tools.registry import Registry
 from tools.sandbox import Sandbox
 from tools.session import Session
-from tools.sql import Database
-from tools.web.search import Found
+from tools.sql import SqlDatabase
+from tools.web.search import WebHit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LEAK = "/leak?key=secret"
@@ -113,7 +113,7 @@ class World:
         hours = itertools.count(step=3600)
         self.book = Notebook(self.folder / "notes.db")
         self.executor = Executor(
-            self.registry, Policy(default=PERMISSIONS), limits=RateLimits(lambda: float(next(hours)))
+            self.registry, CallPolicy(default=PERMISSIONS), limits=RateLimits(lambda: float(next(hours)))
         )
         self.runs = itertools.count()
 
@@ -199,7 +199,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
             return "sent"
 
         class Engine:
-            async def search(self, query: str, count: int) -> list[Found]:
+            async def search(self, query: str, count: int) -> list[WebHit]:
                 made.sent.append(query)
                 return []
 
@@ -209,7 +209,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
             closing.push_async_callback(sandbox.close)
             made.registry.provide(Sandbox, sandbox)
         made.registry.add(
-            documents, Databases({"letters": Database(folder / "rows.db")}), Notes(folder / "notes.db"),
+            documents, Databases({"letters": SqlDatabase(folder / "rows.db")}), Notes(folder / "notes.db"),
             Pages(fetcher(made.site.port)), Web(Engine()), python, send, broken, crashing, picky,
         )  # fmt: skip
         made.servers["letters"] = await closing.enter_async_context(_server(made, "letters", "results"))

@@ -24,7 +24,7 @@ from tools.errors import JournalConflict
 from tools.executor import Executor
 from tools.journal import Entry, SqliteJournal
 from tools.outcome import Call
-from tools.policy import Decision, NeedsApproval, Policy
+from tools.policy import CallPolicy, Decision, NeedsApproval
 from tools.registry import Registry
 from tools.session import Session
 
@@ -62,7 +62,7 @@ def _run(folder: Path) -> None:
     FOLDER = folder
     registry = Registry()
     registry.add(deposit, store)
-    executor = Executor(registry, Policy(default=("write",)), SqliteJournal(folder / "journal.db"))
+    executor = Executor(registry, CallPolicy(default=("write",)), SqliteJournal(folder / "journal.db"))
 
     async def approve(asked: NeedsApproval) -> Decision:
         return Decision("once", asked.arguments_hash)

@@ -13,7 +13,7 @@ from tools.executor import Executor
 from tools.options import PERMISSIONS
 from tools.outcome import Call
 from tools.plugins import PluginFolder
-from tools.policy import Policy
+from tools.policy import CallPolicy
 from tools.registry import Registry
 from tools.session import Session
 
@@ -30,7 +30,7 @@ class Server:
     def __init__(self, path: Path) -> None:
         self.registry = Registry()
         self.folder = PluginFolder(path, self.registry)
-        self.executor = Executor(self.registry, Policy(default=PERMISSIONS))
+        self.executor = Executor(self.registry, CallPolicy(default=PERMISSIONS))
         self.calls = 0
 
     async def call(self, name: str, **arguments: object) -> str:

@@ -9,7 +9,7 @@ import pytest
 from ponder import Tool, tool
 from tools.grants import MemoryGrants
 from tools.options import PERMISSIONS, Permission
-from tools.policy import Allowed, Decision, Denied, NeedsApproval, Policy
+from tools.policy import Allowed, CallPolicy, Decision, Denied, NeedsApproval
 
 
 @tool(permission="none")
@@ -61,24 +61,24 @@ class Clock:
         return self.now
 
 
-def _policy(clock: Clock | None = None) -> Policy:
-    return Policy(default=PERMISSIONS, clock=clock or Clock())
+def _policy(clock: Clock | None = None) -> CallPolicy:
+    return CallPolicy(default=PERMISSIONS, clock=clock or Clock())
 
 
-def _asked(policy: Policy, tool: Tool, arguments: dict[str, Any], **rest: Any) -> NeedsApproval:
+def _asked(policy: CallPolicy, tool: Tool, arguments: dict[str, Any], **rest: Any) -> NeedsApproval:
     ruling = policy.decide(tool, arguments, user="ana", **rest)
     assert isinstance(ruling, NeedsApproval), ruling
     return ruling
 
 
-def _answer(policy: Policy, tool: Tool, arguments: dict[str, Any], answer: Any, **rest: Any) -> Allowed | Denied:
+def _answer(policy: CallPolicy, tool: Tool, arguments: dict[str, Any], answer: Any, **rest: Any) -> Allowed | Denied:
     chat = rest.pop("chat", None)
     asked = _asked(policy, tool, arguments, chat=chat)
     return policy.accept(tool, asked, Decision(answer, asked.arguments_hash, **rest), user="ana", chat=chat)
 
 
 def test_by_default_a_user_may_only_compute_and_read() -> None:
-    policy = Policy()
+    policy = CallPolicy()
     assert policy.decide(clock, {}, user="ana") == policy.decide(find, {"word": "a"}, user="ana") == Allowed()
     for each in (save, fetch, python):
         assert isinstance(policy.decide(each, {}, user="ana"), Denied)
@@ -88,7 +88,7 @@ def test_a_chat_narrows_what_its_user_may_do_and_never_widens_it() -> None:
     grants = MemoryGrants()
     grants.set_classes("ana", ["none", "read", "write"])
     grants.set_classes("ana", ["read", "network"], chat="c1")
-    policy = Policy(grants)
+    policy = CallPolicy(grants)
     assert policy.permitted("ana", "c1") == {"read"}
     assert policy.permitted("ana", "c2") == {"none", "read", "write"}
     assert policy.permitted("ben", "c1") == {"none", "read"}

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from training import phrases, sums
-from training.conversation import Conversation, Reply, ToolCall
+from training.conversation import Conversation, ModelReply, SpokenCall
 from training.tasks import calculator
 from training.tasks.calculator import ANSWERED, CALLED
 from training.text import expression, words
@@ -152,20 +152,20 @@ def test_a_case_accepts_what_is_wanted_and_nothing_else(kind: str) -> None:
         [call] = called.calls
         assert all(case.judge(case.wanted).values()), case
         assert case.answer_call is not None and not case.answer_call(call).startswith("error")
-        wrong = ToolCall(call.name, {name: f"{text} + 1" for name, text in call.arguments.items()})
-        renamed = ToolCall(call.name + "s", call.arguments)
+        wrong = SpokenCall(call.name, {name: f"{text} + 1" for name, text in call.arguments.items()})
+        renamed = SpokenCall(call.name + "s", call.arguments)
         number = expression.written(expression.numbers(said.content)[-1])
-        assert not case.judge((Reply("", "", (wrong,)), said))[CALLED]
-        assert not case.judge((Reply("", "", (renamed,)), said))[CALLED]
-        assert not case.judge((Reply("", "", (ToolCall(call.name, dict.fromkeys(call.arguments, number)),)), said))[
-            CALLED
-        ]
-        assert not case.judge((called, Reply("", "I do not know.", ())))[ANSWERED]
-        assert not case.judge((called, Reply("", said.content.replace(number, f"{number}1"), ())))[ANSWERED]
-        assert not any(case.judge((Reply("", "", ()),)).values()) and not any(case.judge(()).values())
+        assert not case.judge((ModelReply("", "", (wrong,)), said))[CALLED]
+        assert not case.judge((ModelReply("", "", (renamed,)), said))[CALLED]
+        assert not case.judge(
+            (ModelReply("", "", (SpokenCall(call.name, dict.fromkeys(call.arguments, number)),)), said)
+        )[CALLED]
+        assert not case.judge((called, ModelReply("", "I do not know.", ())))[ANSWERED]
+        assert not case.judge((called, ModelReply("", said.content.replace(number, f"{number}1"), ())))[ANSWERED]
+        assert not any(case.judge((ModelReply("", "", ()),)).values()) and not any(case.judge(()).values())
 
 
 def test_a_wrong_call_is_answered_with_an_error() -> None:
     calc = calculator.CANONICAL
-    assert calc.answer(ToolCall("calculator", {"expr": "1 + 1"})).startswith("error")
+    assert calc.answer(SpokenCall("calculator", {"expr": "1 + 1"})).startswith("error")
     assert calc.answer(calc.call("12 *")) == 'error: cannot read "12 *"'

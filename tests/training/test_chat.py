@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from training import phrases
-from training.conversation import Conversation, Reply
+from training.conversation import Conversation, ModelReply
 from training.tasks import chat, identity, memory
 from training.text import words
 
@@ -100,8 +100,8 @@ def test_a_case_accepts_what_is_wanted_and_nothing_else(kind: chat.CaseKind) -> 
         [said] = case.wanted
         assert case.judge(case.wanted) == {kind: True}
         for wrong in ("", "Yes.", "That is a long way off, I think.", "<think>"):
-            assert case.judge((Reply("", wrong, ()),)) == {kind: False}
-        assert case.judge((Reply("", said.content, (), broken=True),)) == {kind: False}
+            assert case.judge((ModelReply("", wrong, ()),)) == {kind: False}
+        assert case.judge((ModelReply("", said.content, (), broken=True),)) == {kind: False}
         assert case.judge(()) == {kind: False}
 
 

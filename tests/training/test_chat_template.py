@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from engine.errors import ChatTemplateError
 from tests.training.conftest import TINY
 from training import mixture, reply
-from training.conversation import Conversation, Message, Reply, ToolCall
+from training.conversation import Conversation, Message, ModelReply, SpokenCall
 from training.export import export
 from training.model import Model
 from training.tokenizer import EMPTY_THOUGHT, TURN_END, _template, render, segments
@@ -24,14 +24,14 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-CALL = ToolCall("weather", {"city": "Malmö"})
+CALL = SpokenCall("weather", {"city": "Malmö"})
 CHAT = Conversation(
     (
         Message("system", "You are called Ada."),
         Message("user", "hi"),
         Message("assistant", "Hello!", thinking="A greeting."),
         Message("user", "weather in Malmö & Rome?"),
-        Message("assistant", "I look.", thinking="Two cities.", calls=(CALL, ToolCall("weather", {"city": "Rome"}))),
+        Message("assistant", "I look.", thinking="Two cities.", calls=(CALL, SpokenCall("weather", {"city": "Rome"}))),
         Message("tool", "rain"),
         Message("tool", "sun"),
         Message("assistant", "Rain and sun."),
@@ -80,7 +80,7 @@ def test_calls_follow_the_content_and_are_read_back() -> None:
     said = text.rpartition("assistant\n")[2].removesuffix(TURN_END + "\n")
     assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Malmö"}}\n</tool_call>\n<tool_call>' in said
     message = CHAT.messages[4]
-    assert reply.read(said) == Reply(message.thinking, message.content, message.calls)
+    assert reply.read(said) == ModelReply(message.thinking, message.content, message.calls)
     assert reply.written(reply.read(said)) == said
 
 

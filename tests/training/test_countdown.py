@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from training import phrases, puzzle
-from training.conversation import Conversation, Reply
+from training.conversation import Conversation, ModelReply
 from training.tasks import countdown
 from training.tasks.countdown_trace import GIVEN_UP, trace
 
@@ -177,10 +177,10 @@ def test_a_judge_knows_right_from_wrong(game: countdown.Game, thinking: bool) ->
         (wanted,) = case.wanted
         assert all(case.judge([wanted]).values())
         assert case.prompt.enable_thinking == thinking
-        assert not any(x is True for said in ([], [Reply("", "", ())]) for x in case.judge(said).values())
-        wrong = Reply(wanted.thinking.replace("=", "=1"), wanted.content.replace("=", "+ 1 ="), ())
+        assert not any(x is True for said in ([], [ModelReply("", "", ())]) for x in case.judge(said).values())
+        wrong = ModelReply(wanted.thinking.replace("=", "=1"), wanted.content.replace("=", "+ 1 ="), ())
         assert not any(x is True for x in case.judge([wrong]).values())
-        cut_off = Reply(wanted.thinking, wanted.content, (), broken=True)
+        cut_off = ModelReply(wanted.thinking, wanted.content, (), broken=True)
         assert not any(x is True for x in case.judge([cut_off]).values())
 
 
@@ -190,13 +190,13 @@ def test_the_short_judges_know_right_from_wrong() -> None:
         case = countdown.propose_case(rng, canonical=canonical)
         lines = case.wanted[0].content
         assert all(case.judge(case.wanted).values())
-        assert not case.judge([Reply("", f"{lines}\n{lines}", ())])["all proposals legal"]
-        assert not any(case.judge([Reply("", "1+1=3", ())]).values()) and not any(case.judge([]).values())
+        assert not case.judge([ModelReply("", f"{lines}\n{lines}", ())])["all proposals legal"]
+        assert not any(case.judge([ModelReply("", "1+1=3", ())]).values()) and not any(case.judge([]).values())
         for label in countdown.VALUES:
             case = countdown.value_case(rng, label, canonical=canonical)
             assert all(case.judge(case.wanted).values())
             others = [other for other in ("", "maybe", "sure likely impossible", *countdown.VALUES) if other != label]
-            assert not any(case.judge([Reply("", other, ())])["right label"] for other in others)
+            assert not any(case.judge([ModelReply("", other, ())])["right label"] for other in others)
 
 
 def test_held_out_questions_are_worded_as_no_trained_one() -> None:

@@ -7,8 +7,8 @@ from random import Random
 from tools.builtin.databases import Databases
 from tools.builtin.documents import search_documents
 from tools.result import frame
-from tools.sql import Database
-from training.conversation import Conversation, Reply
+from tools.sql import SqlDatabase
+from training.conversation import Conversation, ModelReply
 from training.tasks import database
 from training.text import framing
 
@@ -21,7 +21,7 @@ def made(count: int = 150) -> list[Conversation]:
 def test_the_tools_and_their_marks_are_those_that_ponder_offers(tmp_path: object) -> None:
     path = f"{tmp_path}/a.db"
     sqlite3.connect(path).close()
-    offered = {tool.name: json.loads(json.dumps(tool.spec())) for tool in Databases({"a": Database(path)}).tools()}  # type: ignore[arg-type]  # a text will do
+    offered = {tool.name: json.loads(json.dumps(tool.spec())) for tool in Databases({"a": SqlDatabase(path)}).tools()}  # type: ignore[arg-type]  # a text will do
     assert [offered["sql_query"], offered["sql_schema"]] == [database.QUERY, database.SCHEMA]
     assert json.loads(json.dumps(search_documents.spec())) == framing.SEARCH
     assert framing.frame("a\nb", "x") == frame("a\nb", "x")
@@ -60,7 +60,7 @@ def test_a_case_accepts_what_is_wanted_and_nothing_else() -> None:
     for _ in range(60):
         case = database.case(rng)
         assert all(case.judge(case.wanted).values())
-        nothing = case.judge((Reply("", "None of my tools can do that.", ()),))
+        nothing = case.judge((ModelReply("", "None of my tools can do that.", ()),))
         assert nothing["right query"] is False
         assert case.judge(()) == {"right query": False, "result told": False}
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.known_answers import SHARED, shared
 from training.abilities import ABILITIES, Ability, xquad
-from training.conversation import Reply
-from training.evaluate import Result, judged, table, wilson
+from training.conversation import ModelReply
+from training.evaluate import EvaluationResult, judged, table, wilson
 
 
 def right(outcome: bool | tuple[int, int]) -> bool:
@@ -29,14 +29,14 @@ def test_wilson_intervals_match_the_published_ones(right: int, n: int, low: floa
 def test_the_wanted_replies_are_right_and_an_empty_one_is_not(ability: Ability) -> None:
     for case in ability.cases(Random(0), 20):
         assert all(right(x) for x in judged(case, case.wanted).values())
-        assert not all(right(x) for x in judged(case, [Reply("", "", ())]).values())
+        assert not all(right(x) for x in judged(case, [ModelReply("", "", ())]).values())
 
 
 @pytest.mark.parametrize("ability", ABILITIES, ids=NAMES)
 def test_a_broken_reply_is_never_right(ability: Ability) -> None:
     case = ability.cases(Random(1), 1)[0]
     *before, last = case.wanted
-    cut_off = Reply(last.thinking, last.content, last.calls, broken=True)
+    cut_off = ModelReply(last.thinking, last.content, last.calls, broken=True)
     assert not any(x is True for x in judged(case, [*before, cut_off]).values())
 
 
@@ -55,5 +55,5 @@ def test_questions_of_people_are_asked_where_they_are_at_hand(tmp_path: Path) ->
 
 
 def test_the_table_gives_shares_with_their_intervals_and_goals() -> None:
-    row = Result("counts", "right", 10, 5, *wilson(5, 10), goal=0.9)
+    row = EvaluationResult("counts", "right", 10, 5, *wilson(5, 10), goal=0.9)
     assert "| counts | right | 10 | 50.0% | 23.7% – 76.3% | 90% |" in table([row])

@@ -11,10 +11,10 @@ from random import Random
 import pytest
 
 from training import phrases
-from training.conversation import Conversation, Reply
+from training.conversation import Conversation, ModelReply
 from training.tasks import grounded
 from training.text import cloze, entities, essays, paragraphs, quotable
-from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, Passage, shape
+from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, QuotedPassage, shape
 
 MAKERS = (paragraphs.page, essays.page, quotable.page)
 
@@ -166,19 +166,19 @@ def test_judges_accept_what_is_wanted_and_nothing_else(make: object, present: bo
             wrong += [grounded.MISSING, wanted.split(" ", 1)[1], wanted.replace(f"[S{number}]", f"[S{number + 1}]")]
             wrong += [f"{wanted} [S{number + 1}]"]
         for reply in wrong:
-            assert not all(case.judge([Reply("", reply, ())]).values()), reply
+            assert not all(case.judge([ModelReply("", reply, ())]).values()), reply
         assert not all(case.judge([]).values())
 
 
 def test_a_restated_value_with_its_label_is_right_and_without_it_wrong() -> None:
     judge = grounded._present_judge(
-        Page((Passage("Dam", ("The dam was finished in 1931.", "It is high.")),), ()),
+        Page((QuotedPassage("Dam", ("The dam was finished in 1931.", "It is high.")),), ()),
         Asked("when was the dam finished?", "The dam was finished in 1931.", 0, "1931"),
         "S1",
     )
-    assert all(judge([Reply("", "In 1931. [S1]", ())]).values())
+    assert all(judge([ModelReply("", "In 1931. [S1]", ())]).values())
     for wrong in ("In 1931.", "In 19310. [S1]", "In 1931. [S2]", "The dam was finished in 1931. It is high. [S1]"):
-        assert not judge([Reply("", wrong, ())])["right sentence with its label"]
+        assert not judge([ModelReply("", wrong, ())])["right sentence with its label"]
 
 
 def test_cases_from_a_squad_file_have_the_answer_in_the_labelled_paragraph(tmp_path: Path) -> None:
@@ -196,5 +196,5 @@ def test_cases_from_a_squad_file_have_the_answer_in_the_labelled_paragraph(tmp_p
         assert re.search(rf"\[{label}\] Paragraph .* is {answer}", _prompt(case.prompt))
         assert _prompt(case.prompt).count("Paragraph") == 3
         assert all(case.judge(case.wanted).values())
-        assert not any(case.judge([Reply("", "", ())]).values())
-        assert not case.judge([Reply("", _prompt(case.prompt) * 2, ())])["quotes the answer"]
+        assert not any(case.judge([ModelReply("", "", ())]).values())
+        assert not case.judge([ModelReply("", _prompt(case.prompt) * 2, ())])["quotes the answer"]

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from training.conversation import Conversation, Reply, ToolCall
+from training.conversation import Conversation, ModelReply, SpokenCall
 from training.tasks import grounded, joint
 
 LABELLED = re.compile(r"^\[(S\d+)\] (.*)$", re.MULTILINE)
@@ -62,11 +62,11 @@ def test_a_case_accepts_what_is_wanted_and_nothing_else(kind: joint.Kind) -> Non
         *calls, said = case.wanted
         cited = () if kind == "thought" else (said.content + " [S9]", said.content[:-8])
         for wrong in ("", "I am not sure.", *cited):
-            assert not all(case.judge((*calls, Reply("", wrong, ()))).values())
+            assert not all(case.judge((*calls, ModelReply("", wrong, ()))).values())
         assert not any(case.judge(()).values())
         if kind != "choose":
             assert not all(case.judge((said,)).values())
-            unknown = Reply("", "", (ToolCall("nothing", {"x": "1 + 1"}),))
+            unknown = ModelReply("", "", (SpokenCall("nothing", {"x": "1 + 1"}),))
             assert not all(case.judge((unknown, said)).values())
 
 
@@ -76,9 +76,9 @@ def test_a_search_for_something_else_finds_nothing() -> None:
         case = joint.case(rng, "search")
         [call] = case.wanted[0].calls
         assert case.answer_call is not None and "[S1]" in case.answer_call(call)
-        other = ToolCall(call.name, dict.fromkeys(call.arguments, "bananas"))
+        other = SpokenCall(call.name, dict.fromkeys(call.arguments, "bananas"))
         assert case.answer_call(other) == "no results"
-        assert case.answer_call(ToolCall("x", {})).startswith("error")
+        assert case.answer_call(SpokenCall("x", {})).startswith("error")
 
 
 def test_some_answers_are_that_the_sources_do_not_say() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from training.conversation import Case, Conversation, Reply, ToolCall
+from training.conversation import Case, Conversation, ModelReply, SpokenCall
 from training.phrases import read
 from training.tasks import tool_choice
 from training.tasks.tool_choice import Kind, case, conversation, same
@@ -30,7 +30,7 @@ def _schemas(chat: Conversation) -> dict[str, Any]:
     return {tool["function"]["name"]: tool["function"]["parameters"] for tool in chat.tools}
 
 
-def _first_calls(chat: Conversation) -> list[tuple[str, ToolCall]]:
+def _first_calls(chat: Conversation) -> list[tuple[str, SpokenCall]]:
     """What users asked, with each call that answers it at once."""
     pairs = zip(chat.messages, chat.messages[1:], strict=False)
     return [(asked.content, call) for asked, reply in pairs if asked.role == "user" for call in reply.calls]
@@ -199,18 +199,18 @@ def test_judges_accept_what_is_wanted(kind: Kind) -> None:
 def test_judges_reject_empty_broken_and_foreign_replies(kind: Kind) -> None:
     for seed in range(40):
         asked = case(Random(seed), 3, kind)
-        wrong: list[tuple[Reply, ...]] = [
+        wrong: list[tuple[ModelReply, ...]] = [
             (),
-            (Reply("", "", ()),),
-            (Reply("", "  ", (), broken=True),),
-            (Reply("", "Hello!", (ToolCall("no_such_tool", {}),)),),
+            (ModelReply("", "", ()),),
+            (ModelReply("", "  ", (), broken=True),),
+            (ModelReply("", "Hello!", (SpokenCall("no_such_tool", {}),)),),
             tuple(replace(reply, broken=True) for reply in asked.wanted),
         ]
         for replies in wrong:
             assert not any(asked.judge(replies).values()), (replies, asked)
 
 
-def _with_call(asked: Case, call: ToolCall) -> tuple[Reply, ...]:
+def _with_call(asked: Case, call: SpokenCall) -> tuple[ModelReply, ...]:
     return (replace(asked.wanted[0], calls=(call,)), *asked.wanted[1:])
 
 
@@ -222,7 +222,7 @@ def test_a_wrong_argument_is_wrong_though_the_tool_is_right() -> None:
             continue
         key = next(iter(call.arguments))
         for arguments in ({}, call.arguments | {key: "something else"}, call.arguments | {"unasked": 1}):
-            verdict = asked.judge(_with_call(asked, ToolCall(call.name, arguments)))
+            verdict = asked.judge(_with_call(asked, SpokenCall(call.name, arguments)))
             assert verdict["right tool"]
             assert not verdict["right arguments"] or not arguments
 
@@ -237,7 +237,7 @@ def test_a_default_may_be_given_or_left_out() -> None:
         unnamed = {key: value for key, value in defaults.items() if key not in call.arguments}
         if unnamed:
             seen += 1
-            given = ToolCall(call.name, call.arguments | unnamed)
+            given = SpokenCall(call.name, call.arguments | unnamed)
             assert asked.judge(_with_call(asked, given))["right arguments"]
     assert seen > 5
 
@@ -262,7 +262,7 @@ def test_a_call_that_failed_is_no_repair_unless_the_tool_said_try_again() -> Non
         wanted = asked.wanted[0].calls
         if wanted != failed.calls:
             rejected += 1
-            assert not asked.judge((Reply("", "", failed.calls),))["repaired"]
+            assert not asked.judge((ModelReply("", "", failed.calls),))["repaired"]
     assert rejected > 30
 
 
@@ -271,7 +271,7 @@ def test_tools_answer_the_right_call_with_a_result_and_another_with_an_error() -
         asked = case(Random(seed), 3, "call")
         assert asked.answer_call is not None
         assert "wrong call" not in asked.answer_call(asked.wanted[0].calls[0])
-        assert "wrong call" in asked.answer_call(ToolCall("no_such_tool", {}))
+        assert "wrong call" in asked.answer_call(SpokenCall("no_such_tool", {}))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def learns(member: team.Team, *job: Any) -> None:  # Any: what `train` takes
 class LittleReader(mixture.Reader):
     """One whose workers read the prose that this process reads."""
 
-    def at(self, step: int) -> list[mixture.Batch]:
+    def at(self, step: int) -> list[mixture.TrainingBatch]:
         with pytest.MonkeyPatch.context() as patch:
             read_little(patch)
             return super().at(step)
@@ -38,7 +38,7 @@ class LittleReader(mixture.Reader):
 
 def step_of(
     tokenizer: Tokenizer, tokens: int, largest: int, step: int = 3, progress: float = 0.5
-) -> list[mixture.Batch]:
+) -> list[mixture.TrainingBatch]:
     rows = mixture.rows(1, step, progress, tokenizer, tokens)
     return mixture.batches(rows, largest, tokenizer.token_to_id(END_OF_TEXT))
 

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from ponder import Context, NotAnswered, Retry, Tool, Toolset, tool
 from tools.calculation import CalculationError, calculate, dates
-from tools.sql import Database
+from tools.sql import SqlDatabase
 
 Choice = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -101,7 +101,7 @@ class BuiltinConfig:
     """`searxng_url`: the operator's own search engine. `web`: whether pages may be fetched."""
 
     notes: Path | None = None
-    databases: Mapping[str, Database] = field(default_factory=dict)
+    databases: Mapping[str, SqlDatabase] = field(default_factory=dict)
     web: bool = True
     searxng_url: str = ""
 

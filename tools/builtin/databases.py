@@ -8,13 +8,13 @@ from typing import Annotated
 from pydantic import Field
 
 from ponder import Retry, ToolError, Toolset, tool
-from tools.sql import Database, Forbidden, Mistaken, QueryError, Stopped, described
+from tools.sql import Forbidden, Mistaken, QueryError, SqlDatabase, Stopped, described
 
 
 class Databases(Toolset):
     """Tools over databases by name."""
 
-    def __init__(self, databases: Mapping[str, Database]) -> None:
+    def __init__(self, databases: Mapping[str, SqlDatabase]) -> None:
         """
         Raises:
             ValueError: there is none.
@@ -56,7 +56,7 @@ class Databases(Toolset):
         more = {"truncated": "There are more rows; add LIMIT, WHERE or an aggregate."} if table.truncated else {}
         return {"columns": table.columns, "rows": table.rows, **more}
 
-    def _named(self, name: str) -> Database:
+    def _named(self, name: str) -> SqlDatabase:
         if not name and len(self.databases) == 1:
             return next(iter(self.databases.values()))
         if name not in self.databases:

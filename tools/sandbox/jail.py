@@ -30,7 +30,7 @@ from typing import Any, Literal
 from tools.sandbox.cgroups import Group, Groups
 from tools.sandbox.interpreter import Interpreter
 from tools.sandbox.records import SandboxConfig, SandboxFailed
-from tools.sandbox.report import Pipe, Report, Unreadable, ready, receive
+from tools.sandbox.report import Pipe, Report, UnreadableReport, ready, receive
 
 WORK = "/tmp/work"
 PACKAGES = "/packages"
@@ -215,7 +215,7 @@ class Jail:
                 try:
                     report, files = await talk
                     how = "reported"
-                except Unreadable:
+                except UnreadableReport:
                     how = "unreadable"
                 except (EOFError, OSError):
                     pass

@@ -87,7 +87,7 @@ _LENGTH = struct.Struct(">I")
 _HEADER_BYTES = 1 << 20
 
 
-class Unreadable(ValueError):
+class UnreadableReport(ValueError):
     """The jail sent something that is no report."""
 
 
@@ -128,17 +128,17 @@ async def receive(pipe: Pipe, config: SandboxConfig) -> tuple[Report, dict[str, 
     """
     (length,) = _LENGTH.unpack(await pipe.exactly(_LENGTH.size))
     if length > _HEADER_BYTES:
-        raise Unreadable(f"a head of {length} bytes")
+        raise UnreadableReport(f"a head of {length} bytes")
     try:
         report = Report.model_validate_json(await pipe.exactly(length))
         names = [check_name(name) for name, _ in report.files]
     except ValidationError as error:
-        raise Unreadable(f"{error.error_count()} wrong fields") from error
+        raise UnreadableReport(f"{error.error_count()} wrong fields") from error
     except ValueError as error:
-        raise Unreadable(str(error)) from error
+        raise UnreadableReport(str(error)) from error
     total = sum(size for _, size in report.files)
     if len(names) > config.files or len(set(names)) < len(names) or total > config.file_bytes:
-        raise Unreadable(f"{len(names)} files of {total} bytes")
+        raise UnreadableReport(f"{len(names)} files of {total} bytes")
     if len(report.left_out) > config.files or len(report.value or "") > config.value_chars + 100:
-        raise Unreadable("more text than is allowed")
+        raise UnreadableReport("more text than is allowed")
     return report, {name: await pipe.exactly(size) for name, size in report.files}

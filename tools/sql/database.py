@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tools.sql import statement
-from tools.sql.reach import Reach, Relation, survey
+from tools.sql.reach import Reach, SqlRelation, survey
 from tools.sql.statement import Forbidden, Mistaken, QueryError, Stopped
 
 WIDEST = 1000  # characters of one field
@@ -116,7 +116,7 @@ class Table:
     truncated: bool
 
 
-class Database:
+class SqlDatabase:
     """A SQLite file, with tables that are not there for a query and columns that are NULL to it."""
 
     def __init__(
@@ -150,7 +150,7 @@ class Database:
             raise Forbidden("Joins by NATURAL and USING are not accepted here; write JOIN … ON a.x = b.x.")
         return await self._apart(lambda connection, reach: self._rows(connection, reach, sql, parameters))
 
-    async def schema(self) -> list[Relation]:
+    async def schema(self) -> list[SqlRelation]:
         """The tables and views that a query may read, without what is hidden.
 
         Raises:

@@ -35,7 +35,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class SqlRelation:
     """A table or a view as a query may see it."""
 
     name: str
@@ -47,7 +47,7 @@ class Relation:
 class Reach:
     """An authorizer, and the reason of its last refusal."""
 
-    relations: list[Relation]
+    relations: list[SqlRelation]
     tables: frozenset[str]  # in lower case, shadow tables included
     hidden: frozenset[tuple[str, str]]  # (table, column), in lower case
     names: frozenset[str]  # of all there is, in lower case
@@ -99,7 +99,7 @@ def survey(connection: sqlite3.Connection, hidden_tables: Collection[str], hidde
     hidden = {(t, c) for t, _, c in (name.rpartition(".") for name in hidden_columns)}
     closed = set(hidden_tables) | _copies(kinds, sources, hidden_tables, {table for table, _ in hidden})
     connection.execute("SELECT 1 FROM json_each('[]')").fetchall()
-    relations, tables = list[Relation](), set[str]()
+    relations, tables = list[SqlRelation](), set[str]()
     for name, kind in sorted(kinds.items()):
         key = name.lower()
         if key in closed or key.startswith("sqlite_") or (kind == "view" and hidden and joins_by_name(sources[name])):
@@ -116,7 +116,7 @@ def survey(connection: sqlite3.Connection, hidden_tables: Collection[str], hidde
         if any(table == key for table, _ in hidden):
             hidden |= {(key, column.lower()) for column in generated}
         seen = tuple(column for column in columns if (key, column.name.lower()) not in hidden)
-        relations.append(Relation(name, "view" if kind == "view" else "table", seen))
+        relations.append(SqlRelation(name, "view" if kind == "view" else "table", seen))
         tables.add(key)
     reach = Reach(relations, frozenset(tables), frozenset(hidden), frozenset(name.lower() for name in kinds))
     connection.set_authorizer(reach.authorize)
@@ -158,7 +158,7 @@ def quoted(name: str) -> str:
     return f'"{doubled}"'
 
 
-def described(relations: Iterable[Relation]) -> str:
+def described(relations: Iterable[SqlRelation]) -> str:
     """The relations as lines a model reads: `users(id INTEGER key, name TEXT)`."""
     lines = list[str]()
     for each in relations:

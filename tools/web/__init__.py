@@ -1,6 +1,6 @@
 """The public web, within limits: pages fetched without reaching anything private, and a search engine asked."""
 
-from tools.web.fetch import FetchConfig, Fetcher, Page
-from tools.web.target import Failed, FetchError, Refused
+from tools.web.fetch import FetchConfig, FetchedPage, Fetcher
+from tools.web.target import AddressRefused, FetchError, FetchFailed
 
-__all__ = ["Failed", "FetchConfig", "FetchError", "Fetcher", "Page", "Refused"]
+__all__ = ["AddressRefused", "FetchConfig", "FetchError", "FetchFailed", "FetchedPage", "Fetcher"]

@@ -33,7 +33,7 @@ import httpcore
 
 from tools.web import readable
 from tools.web import target as addresses
-from tools.web.target import Failed, Refused, Target, target
+from tools.web.target import AddressRefused, FetchFailed, Target, target
 
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's window bits
 
@@ -48,7 +48,7 @@ class Inflate:
         """
         name = encoding.strip().lower()
         if name not in ("", "identity", "gzip", "x-gzip", "deflate"):
-            raise Refused(f"The page is encoded as {encoding[:60]!r}; accepted: gzip, deflate or nothing.")
+            raise AddressRefused(f"The page is encoded as {encoding[:60]!r}; accepted: gzip, deflate or nothing.")
         self._kind = name.removeprefix("x-")
         self._left = most_bytes
         self._stream = zlib.decompressobj(_GZIP) if self._kind == "gzip" else None
@@ -75,7 +75,7 @@ class Inflate:
                         break
                     self._stream = zlib.decompressobj(_GZIP)  # gzip members may follow one another
         except zlib.error as error:
-            raise Failed(f"The page's {self._kind} data is damaged ({error}).") from None
+            raise FetchFailed(f"The page's {self._kind} data is damaged ({error}).") from None
         return b"".join(given)
 
     def _give(self, data: bytes) -> bytes:
@@ -112,7 +112,7 @@ class Pinned(httpcore.AsyncNetworkBackend):
         raise last
 
     async def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
-        raise Refused(f"A fetch does not open sockets in the file system ({path!r}).")
+        raise AddressRefused(f"A fetch does not open sockets in the file system ({path!r}).")
 
     async def sleep(self, seconds: float) -> None:
         await self._network.sleep(seconds)
@@ -128,7 +128,7 @@ class _Counted(httpcore.AsyncNetworkStream):
         data = await self._stream.read(max_bytes, timeout)
         self._left -= len(data)
         if self._left < 0:
-            raise Refused(f"The site sent more than the {self._most:,} bytes that a fetch reads.")
+            raise AddressRefused(f"The site sent more than the {self._most:,} bytes that a fetch reads.")
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
@@ -154,7 +154,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host, as text."""
 
 
-class Refusal(Protocol):
+class FetchRefusal(Protocol):
     def __call__(self, address: IPv4Address | IPv6Address, /) -> str | None: ...
 
 
@@ -171,7 +171,7 @@ class FetchConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FetchedPage:
     """A page fetched from `url`, the address after redirects. `truncated`: there was more than was read."""
 
     url: str
@@ -196,19 +196,19 @@ class Fetcher:
         config: FetchConfig | None = None,
         *,
         resolve: Resolve = resolve,
-        refusal: Refusal = addresses.refusal,
+        refusal: FetchRefusal = addresses.refusal,
         tls: ssl.SSLContext | None = None,
-        reader: readable.Reader | None = None,
+        reader: readable.PageReader | None = None,
     ) -> None:
         self.config = config or FetchConfig()
         self._resolve, self._refusal, self._tls = resolve, refusal, tls
-        self._reader = reader or readable.Reader()
+        self._reader = reader or readable.PageReader()
 
     def close(self) -> None:
         """Ends the processes in which pages are read."""
         self._reader.close()
 
-    async def fetch(self, url: str) -> Page:
+    async def fetch(self, url: str) -> FetchedPage:
         """
         Raises:
             Refused: the URL, an address, a redirect or the media type is not one that may be fetched.
@@ -218,15 +218,15 @@ class Fetcher:
             async with asyncio.timeout(self.config.timeout_s):
                 return await self._follow(target(url, self.config.ports))
         except TimeoutError:
-            raise Failed(f"The site took longer than the limit of {self.config.timeout_s:g} s.") from None
+            raise FetchFailed(f"The site took longer than the limit of {self.config.timeout_s:g} s.") from None
 
-    async def _follow(self, at: Target) -> Page:
+    async def _follow(self, at: Target) -> FetchedPage:
         for _ in range(self.config.most_redirects + 1):
             found = await self._request(at)
-            if isinstance(found, Page):
+            if isinstance(found, FetchedPage):
                 return found
             at = at.join(found, self.config.ports)
-        raise Refused(f"The page redirects more than {self.config.most_redirects} times.")
+        raise AddressRefused(f"The page redirects more than {self.config.most_redirects} times.")
 
     async def _checked(self, at: Target) -> list[IPv4Address | IPv6Address]:
         """All addresses of a host, where each of them may be connected to."""
@@ -238,15 +238,17 @@ class Fetcher:
             except (OSError, ValueError, UnicodeError):
                 found = []
         if not found:
-            raise Failed(f"The host {at.host!r} has no address.")
+            raise FetchFailed(f"The host {at.host!r} has no address.")
         for address in found:
             if kind := self._refusal(address):
                 # The address of an inner host stays unsaid: who asks may not know it.
                 kind = kind.partition(", here ")[0]
-                raise Refused(f"The host {at.host!r} has an address that is {kind}; accepted: public addresses alone.")
+                raise AddressRefused(
+                    f"The host {at.host!r} has an address that is {kind}; accepted: public addresses alone."
+                )
         return sorted(dict.fromkeys(found), key=lambda address: address.version)
 
-    async def _request(self, at: Target) -> Page | str:
+    async def _request(self, at: Target) -> FetchedPage | str:
         """A page, or where the site says that it is."""
         config = self.config
         backend = Pinned(await self._checked(at), config.most_bytes + config.most_header_bytes + _SLACK)
@@ -264,19 +266,21 @@ class Fetcher:
             ):
                 return await self._read(at, response)
         except httpcore.TimeoutException:
-            raise Failed(f"The host {at.host!r} did not answer in time.") from None
+            raise FetchFailed(f"The host {at.host!r} did not answer in time.") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
-            raise Failed(f"The host {at.host!r} could not be read: {error or type(error).__name__}") from None
+            raise FetchFailed(f"The host {at.host!r} could not be read: {error or type(error).__name__}") from None
 
     def _context(self, at: Target) -> ssl.SSLContext | None:
         if at.scheme == "https" and self._tls is None:
             self._tls = ssl.create_default_context(cafile=certifi.where())
         return self._tls
 
-    async def _read(self, at: Target, response: httpcore.Response) -> Page | str:
+    async def _read(self, at: Target, response: httpcore.Response) -> FetchedPage | str:
         size = sum(len(name) + len(value) + 4 for name, value in response.headers)
         if size > self.config.most_header_bytes:
-            raise Refused(f"The page has {size:,} bytes of headers; accepted: {self.config.most_header_bytes:,}.")
+            raise AddressRefused(
+                f"The page has {size:,} bytes of headers; accepted: {self.config.most_header_bytes:,}."
+            )
         headers = {name.lower(): value.decode("utf-8", "replace") for name, value in response.headers}
         if response.status in _REDIRECTS and b"location" in headers:
             return headers[b"location"]
@@ -284,13 +288,13 @@ class Fetcher:
         media_type = media_type.strip()
         if not readable.is_textual(media_type):
             said = f"is of the type {media_type[:100]!r}" if media_type else "does not say what type it is of"
-            raise Refused(f"The page {said}; accepted: text, HTML, JSON, XML and the like.")
+            raise AddressRefused(f"The page {said}; accepted: text, HTML, JSON, XML and the like.")
         data, truncated = await self._body(response, headers.get(b"content-encoding", ""))
         _, _, charset = parameters.partition("charset=")
         reading = await self._reader.read(data, media_type, charset.split(";")[0].strip("\"' "))
         truncated = truncated or reading.cut or len(reading.text) > self.config.most_chars
         text = reading.text[: self.config.most_chars]
-        return Page(at.url, response.status, media_type, text, reading.title, truncated)
+        return FetchedPage(at.url, response.status, media_type, text, reading.title, truncated)
 
     async def _body(self, response: httpcore.Response, encoding: str) -> tuple[bytes, bool]:
         inflate = Inflate(encoding, self.config.most_bytes)

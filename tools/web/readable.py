@@ -52,7 +52,7 @@ _STRANGE = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_escape"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadablePage:
     title: str
     text: str
     cut: bool = False  # the page was longer than is read
@@ -63,17 +63,17 @@ def is_textual(media_type: str) -> bool:
     return media_type.startswith("text/") or media_type in _TEXTUAL or media_type.endswith(("+json", "+xml", "+yaml"))
 
 
-class Reader:
+class PageReader:
     """Reads pages, two at a time. `close` it: it has processes from the first page of HTML on."""
 
     def __init__(self, *, timeout_s: float = EXTRACT_S, memory_bytes: int = EXTRACT_BYTES) -> None:
         self._workers = ProcessPool("tools.web.extraction", timeout_s=timeout_s, memory_bytes=memory_bytes, count=2)
 
-    async def read(self, data: bytes, media_type: str, charset: str = "") -> Reading:
+    async def read(self, data: bytes, media_type: str, charset: str = "") -> ReadablePage:
         """Title and text of what was fetched; `charset` is what the response said, if anything."""
         source = await in_thread(lambda: decode(data, charset))
         if media_type not in _HTML:
-            return Reading("", await in_thread(lambda: _CONTROL.sub("", source).strip()))
+            return ReadablePage("", await in_thread(lambda: _CONTROL.sub("", source).strip()))
         page = source[:MAX_HTML_LENGTH]
         try:
             found: object = await self._workers.ask(page)
@@ -81,7 +81,7 @@ class Reader:
             log.info("The main text of a page was not found: %s", error)
             found = None
         text = found if isinstance(found, str) and found else await in_thread(lambda: plain(page))
-        return Reading(_title(source), _CONTROL.sub("", text).strip(), len(source) > MAX_HTML_LENGTH)
+        return ReadablePage(_title(source), _CONTROL.sub("", text).strip(), len(source) > MAX_HTML_LENGTH)
 
     def close(self) -> None:
         self._workers.close()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from tools.web.target import Failed, Refused, target
+from tools.web.target import AddressRefused, FetchFailed, target
 
 MAX_QUERY_LENGTH = 400  # characters
 _TAGS = re.compile(r"<[^<>]{0,200}>")
@@ -22,7 +22,7 @@ _EVERY_PORT = range(1, 65536)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WebHit:
     """One result. `text`: the engine's excerpt."""
 
     title: str
@@ -31,7 +31,7 @@ class Found:
 
 
 class SearchBackend(Protocol):
-    async def search(self, query: str, count: int) -> list[Found]:
+    async def search(self, query: str, count: int) -> list[WebHit]:
         """At most `count` results, best first.
 
         Raises:
@@ -55,7 +55,7 @@ class SearXNG:
         self._url = f"{url.rstrip('/')}/search"
         self._timeout_s, self._most_bytes = timeout_s, most_bytes
 
-    async def search(self, query: str, count: int) -> list[Found]:
+    async def search(self, query: str, count: int) -> list[WebHit]:
         """
         Raises:
             Failed: the server did not answer, or not in JSON.
@@ -63,15 +63,15 @@ class SearXNG:
         """
         query = " ".join(query.split())
         if not 0 < len(query) <= MAX_QUERY_LENGTH:
-            raise Refused(f"The query has {len(query):,} characters; accepted: 1 to {MAX_QUERY_LENGTH}.")
+            raise AddressRefused(f"The query has {len(query):,} characters; accepted: 1 to {MAX_QUERY_LENGTH}.")
         try:
             data = json.loads(await self._asked(query))
             results = data["results"]
             return _distinct([found for each in results[:100] if (found := _found(each))], count)
         except httpx.HTTPError as error:
-            raise Failed(f"The search engine could not be asked: {error or type(error).__name__}.") from None
+            raise FetchFailed(f"The search engine could not be asked: {error or type(error).__name__}.") from None
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise Failed("The search engine did not answer with results in JSON.") from None
+            raise FetchFailed("The search engine did not answer with results in JSON.") from None
 
     async def _asked(self, query: str) -> bytes:
         # The operator's own server: no proxy of the environment, and no redirect to anywhere else.
@@ -79,30 +79,30 @@ class SearXNG:
         parameters = {"q": query, "format": "json", "safesearch": "1"}
         async with client, client.stream("GET", self._url, params=parameters) as response:
             if response.status_code == 403:
-                raise Failed("The search engine refuses JSON; add json to search.formats in its settings.yml.")
+                raise FetchFailed("The search engine refuses JSON; add json to search.formats in its settings.yml.")
             if response.status_code != 200:
-                raise Failed(f"The search engine answered with status {response.status_code}.")
+                raise FetchFailed(f"The search engine answered with status {response.status_code}.")
             body = bytearray()
             async for piece in response.aiter_bytes(65536):
                 body += piece
                 if len(body) > self._most_bytes:
-                    raise Failed(f"The search engine's answer is beyond the limit of {self._most_bytes:,} bytes.")
+                    raise FetchFailed(f"The search engine's answer is beyond the limit of {self._most_bytes:,} bytes.")
             return bytes(body)
 
 
-def _found(result: Any) -> Found | None:  # whatever JSON the server sent
+def _found(result: Any) -> WebHit | None:  # whatever JSON the server sent
     if not isinstance(result, dict) or not isinstance(result.get("url"), str):
         return None
     try:
         url = target(result["url"], _EVERY_PORT).url
-    except Refused:
+    except AddressRefused:
         return None
-    return Found(_plain(result.get("title"), 200) or url, url, _plain(result.get("content"), 600))
+    return WebHit(_plain(result.get("title"), 200) or url, url, _plain(result.get("content"), 600))
 
 
 def _plain(text: object, most: int) -> str:
     return " ".join(unescape(_TAGS.sub("", text[: 10 * most])).split())[:most] if isinstance(text, str) else ""
 
 
-def _distinct(found: list[Found], count: int) -> list[Found]:
+def _distinct(found: list[WebHit], count: int) -> list[WebHit]:
     return list({each.url: each for each in reversed(found)}.values())[::-1][:count]

@@ -110,11 +110,11 @@ class FetchError(Exception):
     """A page could not be had."""
 
 
-class Refused(FetchError):
+class AddressRefused(FetchError):
     """The address, or what was found there, is not one that may be fetched."""
 
 
-class Failed(FetchError):
+class FetchFailed(FetchError):
     """The site did not answer, or not in time, or not in HTTP."""
 
 
@@ -153,7 +153,7 @@ class Target:
         try:
             joined = urljoin(self.url, location)
         except ValueError:
-            raise Refused(f"The redirect to {_shown(location)} is not a URL.") from None
+            raise AddressRefused(f"The redirect to {_shown(location)} is not a URL.") from None
         return target(joined, ports)
 
 
@@ -167,16 +167,16 @@ def target(url: str, ports: Collection[int] = (80, 443)) -> Target:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise Refused(f"{_shown(url)} is not a URL; accepted: http://host/path and https://host/path.") from None
+        raise AddressRefused(f"{_shown(url)} is not a URL; accepted: http://host/path and https://host/path.") from None
     if parts.scheme not in _DEFAULT_PORTS or not url[len(parts.scheme) :].startswith("://"):
-        raise Refused(f"{_shown(url)} is not a web address; accepted: http://host/path and https://host/path.")
+        raise AddressRefused(f"{_shown(url)} is not a web address; accepted: http://host/path and https://host/path.")
     if "@" in parts.netloc:
-        raise Refused(f"{_shown(url)} carries a user name or a password; accepted: a URL without.")
+        raise AddressRefused(f"{_shown(url)} carries a user name or a password; accepted: a URL without.")
     host, port = _split(parts.netloc, url)
     number = _DEFAULT_PORTS[parts.scheme] if port == "" else int(port)
     if number not in ports:
         accepted = " and ".join(str(each) for each in sorted(ports))
-        raise Refused(f"Port {number} is not open to fetches; accepted: {accepted}.")
+        raise AddressRefused(f"Port {number} is not open to fetches; accepted: {accepted}.")
     name, address = _host(host)
     path = quote(parts.path or "/", safe=_PATH) + (f"?{quote(parts.query, safe=_PATH + '/?')}" if parts.query else "")
     return Target(parts.scheme, name, number, path, address)
@@ -184,16 +184,16 @@ def target(url: str, ports: Collection[int] = (80, 443)) -> Target:
 
 def _check_characters(url: str) -> None:
     if len(url) > MAX_LENGTH:
-        raise Refused(f"The URL has {len(url):,} characters; accepted: at most {MAX_LENGTH:,}.")
+        raise AddressRefused(f"The URL has {len(url):,} characters; accepted: at most {MAX_LENGTH:,}.")
     if any(c.isspace() or c == "\\" or unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in url):
-        raise Refused(f"{_shown(url)} has spaces, backslashes or hidden characters; write them percent-encoded.")
+        raise AddressRefused(f"{_shown(url)} has spaces, backslashes or hidden characters; write them percent-encoded.")
 
 
 def _split(netloc: str, url: str) -> tuple[str, str]:
     """Host and port as written."""
     match = re.fullmatch(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::([0-9]{0,5}))?", netloc)
     if match is None or not match[1]:
-        raise Refused(f"{_shown(url)} names no host that can be read; accepted: host or host:port.")
+        raise AddressRefused(f"{_shown(url)} names no host that can be read; accepted: host or host:port.")
     return match[1], match[2] or ""
 
 
@@ -201,7 +201,7 @@ def _host(written: str) -> tuple[str, IPv4Address | IPv6Address | None]:
     if written.startswith("["):
         return _bracketed(written)
     if "%" in written:
-        raise Refused(f"The host {_shown(written)} is percent-encoded; write its name plainly.")
+        raise AddressRefused(f"The host {_shown(written)} is percent-encoded; write its name plainly.")
     # Compatibility forms (①, fullwidth letters, ideographic full stops) are read as the letters they stand for.
     name = unicodedata.normalize("NFKC", written).replace("\u3002", ".").lower().removesuffix(".")
     labels = name.split(".")
@@ -210,16 +210,16 @@ def _host(written: str) -> tuple[str, IPv4Address | IPv6Address | None]:
     try:
         name = idna.encode(name, uts46=True).decode() if not name.isascii() else name
     except (idna.IDNAError, UnicodeError):
-        raise Refused(f"The host {_shown(written)} is not a host name.") from None
+        raise AddressRefused(f"The host {_shown(written)} is not a host name.") from None
     labels = name.split(".")
     if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise Refused(f"The host {_shown(written)} is not a host name; accepted: letters, digits and hyphens.")
+        raise AddressRefused(f"The host {_shown(written)} is not a host name; accepted: letters, digits and hyphens.")
     if _NUMBER.fullmatch(labels[-1]):
         return _number(written, name, labels)
     if len(labels) == 1 or _ends(name, _LOCAL):
-        raise Refused(f"The host {_shown(written)} is a name of the local network; accepted: public hosts.")
+        raise AddressRefused(f"The host {_shown(written)} is a name of the local network; accepted: public hosts.")
     if _ends(name, _NOWHERE):
-        raise Refused(f"The host {_shown(written)} is under a name that the public web does not have.")
+        raise AddressRefused(f"The host {_shown(written)} is under a name that the public web does not have.")
     return name, None
 
 
@@ -231,9 +231,9 @@ def _bracketed(written: str) -> tuple[str, IPv6Address]:
     try:
         address = IPv6Address(written[1:-1])
     except ValueError:
-        raise Refused(f"The host {_shown(written)} is not an IPv6 address.") from None
+        raise AddressRefused(f"The host {_shown(written)} is not an IPv6 address.") from None
     if kind := refusal(address):
-        raise Refused(f"The address {_shown(written)} is {kind}; accepted: addresses of the public internet.")
+        raise AddressRefused(f"The address {_shown(written)} is {kind}; accepted: addresses of the public internet.")
     return str(address), address
 
 
@@ -241,12 +241,12 @@ def _number(written: str, name: str, labels: list[str]) -> tuple[str, IPv4Addres
     """A host whose last label is a number can only be an IPv4 address, in one of the spellings `inet_aton` reads."""
     address = _inet_aton(labels)
     if address is None:
-        raise Refused(f"The host {_shown(written)} is neither a name nor an IPv4 address.")
+        raise AddressRefused(f"The host {_shown(written)} is neither a name nor an IPv4 address.")
     if kind := refusal(address):
         same = "" if written == str(address) else f" means {address} and"
-        raise Refused(f"The host {_shown(written)}{same} is {kind}; accepted: addresses of the public internet.")
+        raise AddressRefused(f"The host {_shown(written)}{same} is {kind}; accepted: addresses of the public internet.")
     if name != str(address):
-        raise Refused(f"The host {_shown(written)} is an odd spelling of {address}; write it that way.")
+        raise AddressRefused(f"The host {_shown(written)} is an odd spelling of {address}; write it that way.")
     return name, address
 
 

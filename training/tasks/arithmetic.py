@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from random import Random
 
 from training import phrases
-from training.conversation import Case, Conversation, Message, Reply, Verdict
+from training.conversation import Case, Conversation, Message, ModelReply, Verdict
 from training.exchange import Exchange, Phrasing
 from training.tasks.working import result, work
 from training.text.noise import casual
@@ -103,8 +103,8 @@ def case(rng: Random, operator: str, digits: int = MAX_DIGITS, *, enable_thinkin
     made = sample(rng, "held_out", digits, operator)
     made = made if enable_thinking else without_thinking(made)
 
-    def judge(replies: Sequence[Reply]) -> Verdict:
+    def judge(replies: Sequence[ModelReply]) -> Verdict:
         return {"right result": re.search(made.right, replies[-1].content) is not None}
 
     prompt = Conversation((Message("user", made.user),), enable_thinking=enable_thinking)
-    return Case(prompt, judge, (Reply(made.thinking, made.answer, ()),))
+    return Case(prompt, judge, (ModelReply(made.thinking, made.answer, ()),))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from random import Random
 
 from training import phrases, sums
-from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
+from training.conversation import Case, Conversation, Message, ModelReply, Phrasing, SpokenCall, Tool, Verdict
 from training.tasks import identity
 from training.text import expression
 
@@ -52,16 +52,16 @@ class Calculator:
     def tool(self) -> Tool:
         return function(self.name, self.description, self.parameter, self.hint)
 
-    def call(self, text: str) -> ToolCall:
-        return ToolCall(self.name, {self.parameter: text})
+    def call(self, text: str) -> SpokenCall:
+        return SpokenCall(self.name, {self.parameter: text})
 
-    def asked(self, call: ToolCall) -> str | None:
+    def asked(self, call: SpokenCall) -> str | None:
         """The expression in a valid call of this tool."""
         text = call.arguments.get(self.parameter)
         valid = call.name == self.name and list(call.arguments) == [self.parameter] and isinstance(text, str)
         return text if valid else None
 
-    def answer(self, call: ToolCall) -> str:
+    def answer(self, call: SpokenCall) -> str:
         """The content of the tool message for what the model wrote."""
         text = self.asked(call)
         if text is None:
@@ -164,10 +164,10 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
     return Conversation(tuple(messages), tool_list(rng, phrasing, progress, calc), thinking)
 
 
-def judge(made: sums.Sum, calc: Calculator) -> Callable[[Sequence[Reply]], Verdict]:
+def judge(made: sums.Sum, calc: Calculator) -> Callable[[Sequence[ModelReply]], Verdict]:
     """One valid call with an expression of the right value, and the result in the last message."""
 
-    def judged(replies: Sequence[Reply]) -> Verdict:
+    def judged(replies: Sequence[ModelReply]) -> Verdict:
         if not replies:
             return {CALLED: False, ANSWERED: False}
         truth = made.result()
@@ -196,6 +196,6 @@ def case(rng: Random, kind: str | None = None) -> Case:
     return Case(
         prompt=Conversation((*messages, asked), tool_list(rng, "held_out", 1.0, calc)),
         judge=judge(made, calc),
-        wanted=(Reply(called.thinking, "", called.calls), Reply("", said.content, ())),
+        wanted=(ModelReply(called.thinking, "", called.calls), ModelReply("", said.content, ())),
         answer_call=calc.answer,
     )

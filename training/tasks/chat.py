@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Literal
 
-from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, Verdict
+from training.conversation import Case, Conversation, Message, ModelReply, Phrasing, Tool, Verdict
 from training.exchange import Exchange
 from training.tasks import arithmetic, beyond, calculator, counting, identity, memory, smalltalk
 from training.text import words
@@ -148,10 +148,10 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
     return Conversation((*opening, *chat.messages()), tools, rng.random() < 0.75)
 
 
-def judge(right: str, measure: str) -> Callable[[Sequence[Reply]], Verdict]:
+def judge(right: str, measure: str) -> Callable[[Sequence[ModelReply]], Verdict]:
     """The one message says what is right, calls nothing, and ends by itself."""
 
-    def judged(replies: Sequence[Reply]) -> Verdict:
+    def judged(replies: Sequence[ModelReply]) -> Verdict:
         if not replies:
             return {measure: False}
         last = replies[-1]
@@ -188,7 +188,7 @@ def case(rng: Random, kind: CaseKind) -> Case:
     return Case(
         prompt=Conversation((*opening, *before)),
         judge=judge(chat.exchanges[-1].right, kind),
-        wanted=(Reply("", last.content, ()),),
+        wanted=(ModelReply("", last.content, ()),),
     )
 
 

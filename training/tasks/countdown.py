@@ -18,8 +18,8 @@ from random import Random
 from typing import Literal
 
 from training import phrases, puzzle
-from training.conversation import Case, Conversation, Message, Phrasing, Reply, Verdict
-from training.puzzle import Numbers, Step, Value, excluded, routes
+from training.conversation import Case, Conversation, Message, ModelReply, Phrasing, Verdict
+from training.puzzle import Numbers, PuzzleStep, Value, excluded, routes
 from training.tasks.countdown_trace import answer, path, promise, trace
 from training.text.noise import casual
 
@@ -125,13 +125,13 @@ def _labelled(rng: Random, label: Value, progress: float) -> tuple[Numbers, int]
             return numbers, target
 
 
-def proposals(rng: Random, numbers: Numbers, target: int) -> list[Step]:
+def proposals(rng: Random, numbers: Numbers, target: int) -> list[PuzzleStep]:
     """Those that lead to a solution first, then by promise."""
     order = sorted(
         puzzle.steps(numbers),
         key=lambda step: (routes(step.state, target) == 0, -promise(step, target) + 0.1 * rng.random()),
     )
-    chosen: dict[tuple[int, ...], Step] = {}
+    chosen: dict[tuple[int, ...], PuzzleStep] = {}
     for step in order:
         chosen.setdefault(tuple(sorted(step.state)), step)
     return list(chosen.values())[:PROPOSALS]
@@ -193,7 +193,7 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
     return kind(rng, phrasing, progress)
 
 
-def count_legal(reply: Reply, numbers: Numbers) -> tuple[int, int]:
+def count_legal(reply: ModelReply, numbers: Numbers) -> tuple[int, int]:
     """(legal, all) steps of the reply's thinking."""
     return puzzle.count_legal(reply.thinking, numbers)
 
@@ -212,8 +212,8 @@ def case(rng: Random, game: Game, *, thinking: bool = True) -> Case:
     """Measures the answer, and with thinking whether every step of the search was legal."""
     numbers, target, solution = kept(rng, game)
 
-    def judge(replies: Sequence[Reply]) -> Verdict:
-        last = replies[-1] if replies else Reply("", "", (), broken=True)
+    def judge(replies: Sequence[ModelReply]) -> Verdict:
+        last = replies[-1] if replies else ModelReply("", "", (), broken=True)
         verdict: Verdict = {"right answer": not last.broken and puzzle.check(last.content, numbers, target)}
         if thinking:
             legal, total = count_legal(last, numbers)
@@ -222,20 +222,20 @@ def case(rng: Random, game: Game, *, thinking: bool = True) -> Case:
         return verdict
 
     made = trace(rng, numbers, target, 1.0) if routes(numbers, target) else None
-    wanted = Reply(made.thinking, made.answer, ()) if made and thinking else None
+    wanted = ModelReply(made.thinking, made.answer, ()) if made and thinking else None
     if wanted is None:
         thought = "\n".join(str(step) for step in puzzle.steps(numbers)[:1]) if thinking else ""
-        wanted = Reply(thought, f"{solution} = {target}", ())
+        wanted = ModelReply(thought, f"{solution} = {target}", ())
     prompt = Conversation((Message("user", ask(rng, "held_out", numbers, target)),), enable_thinking=thinking)
     return Case(prompt, judge, (wanted,))
 
 
 def _short_case(question: str, wanted: str, judge: Callable[[str], Verdict]) -> Case:
-    def of(replies: Sequence[Reply]) -> Verdict:
+    def of(replies: Sequence[ModelReply]) -> Verdict:
         return judge("" if not replies or replies[-1].broken else replies[-1].content.strip())
 
     prompt = Conversation((Message("user", question),), enable_thinking=False)
-    return Case(prompt, of, (Reply("", wanted, ()),))
+    return Case(prompt, of, (ModelReply("", wanted, ()),))
 
 
 def propose_case(rng: Random, *, canonical: bool = False) -> Case:

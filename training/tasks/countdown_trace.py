@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from training.puzzle import Numbers, Step, routes, steps
+from training.puzzle import Numbers, PuzzleStep, routes, steps
 
 GIVEN_UP = "I found no solution."
 HABIT = 0.88  # what a step weighs against the one before it: a habitual order is easier to learn, and not to repeat
@@ -30,12 +30,12 @@ CLOSE = 6  # how far the last step of a wrong `yes` may be from the target
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class CountdownTrace:
     thinking: str
     answer: str
 
 
-def promise(step: Step, target: int) -> float:
+def promise(step: PuzzleStep, target: int) -> float:
     """The rule of thumb: small results, and a number among those left that divides the target."""
     if step.value == 0:
         return 0.03
@@ -46,10 +46,10 @@ def promise(step: Step, target: int) -> float:
     return weight * (1.6 if any(number > 1 and target % number == 0 for number in step.state) else 1.0)
 
 
-def draw(rng: Random, among: Sequence[Step], target: int, count: int, sharpness: float = 3.0) -> list[Step]:
+def draw(rng: Random, among: Sequence[PuzzleStep], target: int, count: int, sharpness: float = 3.0) -> list[PuzzleStep]:
     """Up to `count` of them, the promising and the earlier ones rather first; none that leaves what another leaves."""
     left = [(step, promise(step, target) ** sharpness * HABIT**at) for at, step in enumerate(among)]
-    chosen: list[Step] = []
+    chosen: list[PuzzleStep] = []
     while left and len(chosen) < count:
         step = rng.choices(left, [weight for _, weight in left])[0][0]
         chosen.append(step)
@@ -57,9 +57,9 @@ def draw(rng: Random, among: Sequence[Step], target: int, count: int, sharpness:
     return chosen
 
 
-def path(rng: Random, state: Numbers, target: int) -> tuple[Step, ...]:
+def path(rng: Random, state: Numbers, target: int) -> tuple[PuzzleStep, ...]:
     """Steps to the target, as a rule the most promising ones. The state must have a solution."""
-    found: list[Step] = []
+    found: list[PuzzleStep] = []
     while len(state) > 1:
         good = [step for step in steps(state) if routes(step.state, target)]
         best = draw(rng, good, target, 1, sharpness=6.0)[0]
@@ -68,7 +68,7 @@ def path(rng: Random, state: Numbers, target: int) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def expressions(taken: Sequence[Step]) -> list[str]:
+def expressions(taken: Sequence[PuzzleStep]) -> list[str]:
     """The last step, then the same with the earlier steps put in, the latest first."""
     last = taken[-1]
     tokens = [str(last.left), last.operator, str(last.right)]
@@ -80,7 +80,7 @@ def expressions(taken: Sequence[Step]) -> list[str]:
     return written
 
 
-def answer(taken: Sequence[Step], target: int) -> str:
+def answer(taken: Sequence[PuzzleStep], target: int) -> str:
     return re.sub(r"(?<=[\d)])([-+*/])", r" \1 ", expressions(taken)[-1]) + f" = {target}"
 
 
@@ -102,7 +102,7 @@ def _few(rng: Random, progress: float, weights: Sequence[int]) -> int:
     return rng.choices(range(usual), weights[:usual])[0]
 
 
-def trace(rng: Random, numbers: Numbers, target: int, progress: float) -> Trace:
+def trace(rng: Random, numbers: Numbers, target: int, progress: float) -> CountdownTrace:
     """A search that ends well, or in `GIVEN_UP` when there is no solution."""
     lines = [f"{' '.join(map(str, numbers))} to {target}"]
     solvable = routes(numbers, target) > 0
@@ -124,9 +124,9 @@ def trace(rng: Random, numbers: Numbers, target: int, progress: float) -> Trace:
         count = _few(rng, progress, (30, 25, 20, 15, 10)) if solvable else rng.randint(5, 8)
         lines += _rejected(rng, numbers, target, count, rng.random() < min(0.5, progress))
     if not solvable:
-        return Trace("\n".join(lines), GIVEN_UP)
+        return CountdownTrace("\n".join(lines), GIVEN_UP)
     if len(numbers) > 2:
         lines.append(f"{taken[-2]} yes")
     written = expressions(taken)
     lines.append("=".join([written[0], str(target), *written[1:]]))
-    return Trace("\n".join(lines), answer(taken, target))
+    return CountdownTrace("\n".join(lines), answer(taken, target))

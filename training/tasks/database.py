@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 from training import phrases
-from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
+from training.conversation import Case, Conversation, Message, ModelReply, Phrasing, SpokenCall, Tool, Verdict
 from training.tasks import calculator, smalltalk
 from training.text import words
 from training.text.framing import often_framed
@@ -109,7 +109,7 @@ QUERY: Tool = {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PhraseTable:
     """`texts` and `numbers` are its columns, beside `id`."""
 
     name: str
@@ -133,7 +133,7 @@ class Table:
             db.execute(f"INSERT INTO {self.name} VALUES (NULL, {', '.join('?' * len(row))})", row)
 
 
-def table(rng: Random, phrasing: Phrasing, name: str) -> Table:
+def table(rng: Random, phrasing: Phrasing, name: str) -> PhraseTable:
     texts = rng.sample(_TEXTS[phrasing], rng.randint(1, 3))
     numbers = rng.sample(_NUMBERS[phrasing], rng.randint(1, 2))
     decimals = frozenset(name for name in numbers if rng.random() < 0.2)
@@ -144,11 +144,11 @@ def table(rng: Random, phrasing: Phrasing, name: str) -> Table:
         return rng.randint(1, most) if column not in decimals else round(rng.uniform(1, most), rng.randint(1, 2))
 
     rows = tuple((*(rng.choice(some) for _, some in few), *map(number, numbers)) for _ in range(rng.randint(3, 12)))
-    return Table(name, tuple(column for column, _ in texts), tuple(numbers), decimals, rows)
+    return PhraseTable(name, tuple(column for column, _ in texts), tuple(numbers), decimals, rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TableQuestion:
     """A question, the query that answers it, and how its result is told; `told` has {r} where the values go."""
 
     question: str
@@ -161,7 +161,7 @@ class Tables:
     """A database, its two tools, and what both give back."""
 
     name: str
-    held: tuple[Table, ...]
+    held: tuple[PhraseTable, ...]
     framed: float  # the share of results between marks
     _db: sqlite3.Connection = field(default_factory=lambda: sqlite3.connect(":memory:"))
 
@@ -169,11 +169,11 @@ class Tables:
         for each in self.held:
             each.create(self._db)
 
-    def call(self, sql: str) -> ToolCall:
-        return ToolCall(QUERY["function"]["name"], {"sql": sql})
+    def call(self, sql: str) -> SpokenCall:
+        return SpokenCall(QUERY["function"]["name"], {"sql": sql})
 
-    def describe(self) -> ToolCall:
-        return ToolCall(SCHEMA["function"]["name"], {})
+    def describe(self) -> SpokenCall:
+        return SpokenCall(SCHEMA["function"]["name"], {})
 
     def described(self, rng: Random) -> str:
         listed = "\n".join(each.described() for each in self.held)
@@ -205,7 +205,7 @@ def _literal(value: object) -> str:
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
 
 
-def _sql(rng: Random, kind: str, of: Table, blanks: dict[str, str], value: object) -> str:
+def _sql(rng: Random, kind: str, of: PhraseTable, blanks: dict[str, str], value: object) -> str:
     n, c, d = blanks.get("n", ""), blanks.get("c", ""), blanks.get("d", "")
     match kind:
         case "count":
@@ -224,7 +224,7 @@ def _sql(rng: Random, kind: str, of: Table, blanks: dict[str, str], value: objec
             return f"SELECT DISTINCT {c} FROM {of.name}"
 
 
-def ask(rng: Random, phrasing: Phrasing, of: Table, kind: str | None = None) -> Asked:
+def ask(rng: Random, phrasing: Phrasing, of: PhraseTable, kind: str | None = None) -> TableQuestion:
     """A question about a table; some hand over the SQL itself."""
     kinds = phrases.read("database")
     drawn = kind or phrases.draw(rng, "database")
@@ -240,15 +240,15 @@ def ask(rng: Random, phrasing: Phrasing, of: Table, kind: str | None = None) -> 
     sql = _sql(rng, inner, of, blanks, value)
     if drawn == "statement":
         sql = sql.lower().replace(str(value).lower(), str(value)) if rng.random() < 0.15 else sql
-        return Asked(kinds[drawn].ask(rng, phrasing).replace("{sql}", sql), sql, "{r}.")
+        return TableQuestion(kinds[drawn].ask(rng, phrasing).replace("{sql}", sql), sql, "{r}.")
     filled = {**blanks, "v": str(value), "table": of.name}
     question, told = casual(rng, kinds[inner].ask(rng, phrasing), 0.02), kinds[inner].answers[0]
     for blank, text in filled.items():
         question, told = question.replace(f"{{{blank}}}", text), told.replace(f"{{{blank}}}", text)
-    return Asked(question, sql, told)
+    return TableQuestion(question, sql, told)
 
 
-def _told(asked: Asked, rows: Sequence[tuple[Any, ...]]) -> str:
+def _told(asked: TableQuestion, rows: Sequence[tuple[Any, ...]]) -> str:
     if not rows:
         return "Nothing was found."
     shown = ", ".join(", ".join(map(_written, row)) for row in rows[:SHOWN])
@@ -257,7 +257,7 @@ def _told(asked: Asked, rows: Sequence[tuple[Any, ...]]) -> str:
     return asked.told.replace("{r}", shown)
 
 
-def _turn(rng: Random, db: Tables, asked: Asked, known: bool) -> list[Message]:
+def _turn(rng: Random, db: Tables, asked: TableQuestion, known: bool) -> list[Message]:
     content, rows = db.run(rng, asked.sql)
     look = [Message("assistant", calls=(db.describe(),)), Message("tool", db.described(rng))]
     return [
@@ -313,7 +313,7 @@ def case(rng: Random) -> Case:
     described = db.described(rng)
     told = _told(asked, rows)
 
-    def answer_call(call: ToolCall) -> str:
+    def answer_call(call: SpokenCall) -> str:
         if call.name == SCHEMA["function"]["name"]:
             return described
         try:
@@ -321,22 +321,22 @@ def case(rng: Random) -> Case:
         except sqlite3.Error as error:
             return f"SQLite says: {error}."
 
-    called = (Reply("", "", (db.call(asked.sql),)), Reply("", told, ()))
-    wanted = called if kind == "statement" else (Reply("", "", (db.describe(),)), *called)
+    called = (ModelReply("", "", (db.call(asked.sql),)), ModelReply("", told, ()))
+    wanted = called if kind == "statement" else (ModelReply("", "", (db.describe(),)), *called)
     prompt = Conversation((Message("user", asked.question),), (QUERY, SCHEMA))
     return Case(prompt, _judge(db, asked, rows), wanted, answer_call)
 
 
-def _judge(db: Tables, asked: Asked, rows: list[tuple[Any, ...]]) -> Callable[[Sequence[Reply]], Verdict]:
-    def same_rows(call: ToolCall) -> bool:
+def _judge(db: Tables, asked: TableQuestion, rows: list[tuple[Any, ...]]) -> Callable[[Sequence[ModelReply]], Verdict]:
+    def same_rows(call: SpokenCall) -> bool:
         try:
             return db.run(Random(0), str(call.arguments.get("sql", "")))[1] == rows
         except sqlite3.Error:
             return False
 
-    def judged(replies: Sequence[Reply]) -> Verdict:
+    def judged(replies: Sequence[ModelReply]) -> Verdict:
         queries = [call for reply in replies for call in reply.calls if call.name == QUERY["function"]["name"]]
-        last = replies[-1] if replies else Reply("", "", (), broken=True)
+        last = replies[-1] if replies else ModelReply("", "", (), broken=True)
         whole = not last.broken and not last.calls
         values = [_written(value) for row in rows[:SHOWN] for value in row]
         return {

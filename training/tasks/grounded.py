@@ -19,12 +19,12 @@ from pathlib import Path
 from random import Random
 
 from training import phrases
-from training.conversation import Case, Conversation, Message, Phrasing, Reply, Verdict
+from training.conversation import Case, Conversation, Message, ModelReply, Phrasing, Verdict
 from training.text import essays, paragraphs, quotable
 from training.text.noise import casual
-from training.text.passages import Asked, Page, Passage, shape
+from training.text.passages import Asked, Page, QuotedPassage, shape
 
-Judge = Callable[[Sequence[Reply]], Verdict]
+Judge = Callable[[Sequence[ModelReply]], Verdict]
 
 MISSING = phrases.read("grounded")["missing"].train[0]
 MAX_REPLY_LENGTH = 60  # words; more is no answer but the passage
@@ -48,7 +48,7 @@ def _labels(rng: Random, count: int, plain: float = 0.9) -> list[str]:
     return [f"S{number}" for number in (numbers if rng.random() < 0.4 else sorted(numbers))]
 
 
-def _sources(rng: Random, passages: Sequence[Passage], labels: Sequence[str], layout: str) -> str:
+def _sources(rng: Random, passages: Sequence[QuotedPassage], labels: Sequence[str], layout: str) -> str:
     parts = (
         layout.replace("{s}", label).replace("{title}", passage.title).replace("{text}", passage.text)
         for passage, label in zip(passages, labels, strict=True)
@@ -131,7 +131,7 @@ def _present_judge(page: Page, asked: Asked, label: str) -> Judge:
     """The whole sentence or the value asked for, with the right label and no other, and no other sentence."""
     others = [one for passage in page.passages for one in passage.sentences if not _holds(asked.answer, one)]
 
-    def judge(replies: Sequence[Reply]) -> Verdict:
+    def judge(replies: Sequence[ModelReply]) -> Verdict:
         said = replies[-1].content if replies else ""
         brief = len(said.split()) <= max(MAX_REPLY_LENGTH, len(asked.answer.split()) + 4)
         brief = brief and not any(_holds(said, one) for one in others)
@@ -142,7 +142,7 @@ def _present_judge(page: Page, asked: Asked, label: str) -> Judge:
     return judge
 
 
-def _absent_judge(replies: Sequence[Reply]) -> Verdict:
+def _absent_judge(replies: Sequence[ModelReply]) -> Verdict:
     said = replies[-1].content if replies else ""
     return {"says it does not know": bool(_REFUSAL.search(said)) and not _cited(said)}
 
@@ -153,7 +153,7 @@ def _case(rng: Random, page: Page) -> Case:
     layout = rng.choice(_LAYOUTS[:5])
     messages = _laid_out(rng, "held_out", Page(page.passages, (asked,)), labels, layout)
     judge = _present_judge(page, asked, labels[asked.passage]) if asked.answer else _absent_judge
-    return Case(Conversation(tuple(messages[:-1])), judge, (Reply("", messages[-1].content, ()),))
+    return Case(Conversation(tuple(messages[:-1])), judge, (ModelReply("", messages[-1].content, ()),))
 
 
 def case(rng: Random, passages: int = 3, present: bool = True) -> Case:
@@ -172,7 +172,7 @@ def prose_case(rng: Random, passages: int = 3, present: bool = True) -> Case:
 
 
 def _xquad_judge(answers: Sequence[str], label: str) -> Judge:
-    def judge(replies: Sequence[Reply]) -> Verdict:
+    def judge(replies: Sequence[ModelReply]) -> Verdict:
         said = replies[-1].content if replies else ""
         quotes = len(said.split()) <= MAX_REPLY_LENGTH and any(answer.lower() in said.lower() for answer in answers)
         return {"quotes the answer": quotes, "right label": _cited(said) == {label}}
@@ -194,7 +194,7 @@ def xquad_cases(path: Path, count: int, rng: Random) -> list[Case]:
     for found, at, question in rng.sample(asked, min(count, len(asked))):
         others = rng.sample([other for other in range(len(found)) if other != at], min(2, len(found) - 1))
         order = rng.sample([at, *others], 1 + len(others))
-        passages = [Passage("", (found[one]["context"],)) for one in order]
+        passages = [QuotedPassage("", (found[one]["context"],)) for one in order]
         labels = [f"S{number}" for number in range(1, len(order) + 1)]
         right = labels[order.index(at)]
         instruction = phrases.read("grounded")["instruction"].ask(rng, "held_out")
@@ -205,6 +205,6 @@ def xquad_cases(path: Path, count: int, rng: Random) -> list[Case]:
             )
         )
         answers = [answer["text"] for answer in question["answers"]]
-        wanted = Reply("", f"[{right}] {answers[0]}", ())
+        wanted = ModelReply("", f"[{right}] {answers[0]}", ())
         cases.append(Case(prompt, _xquad_judge(answers, right), (wanted,)))
     return cases

@@ -19,7 +19,7 @@ from random import Random
 from typing import Literal
 
 from training import phrases, sums
-from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
+from training.conversation import Case, Conversation, Message, ModelReply, Phrasing, SpokenCall, Tool, Verdict
 from training.tasks import beyond, calculator, grounded, identity, memory, smalltalk
 from training.tasks.calculator import ANSWERED, Calculator
 from training.text import framing, paragraphs, words
@@ -262,23 +262,23 @@ def _cites(content: str, labels: str) -> bool:
     return set(_LABEL.findall(content)) == set(_LABEL.findall(labels))
 
 
-def _judge_computed(made: Computed, calc: Calculator, labels: str) -> Callable[[Sequence[Reply]], Verdict]:
+def _judge_computed(made: Computed, calc: Calculator, labels: str) -> Callable[[Sequence[ModelReply]], Verdict]:
     inner = calculator.judge(made.sum, calc)
 
-    def judged(replies: Sequence[Reply]) -> Verdict:
+    def judged(replies: Sequence[ModelReply]) -> Verdict:
         last = replies[-1].content if replies else ""
         if not last:
             return {**inner(replies), CITED: False}
-        bare = Reply("", _LABEL.sub("", last), replies[-1].calls, replies[-1].broken)
+        bare = ModelReply("", _LABEL.sub("", last), replies[-1].calls, replies[-1].broken)
         return {**inner([*replies[:-1], bare]), CITED: _cites(last, labels)}
 
     return judged
 
 
-def _judge_found(asked: Asked, tool: Calculator | None) -> Callable[[Sequence[Reply]], Verdict]:
+def _judge_found(asked: Asked, tool: Calculator | None) -> Callable[[Sequence[ModelReply]], Verdict]:
     """The whole sentence with its label, or the honest no; with `tool` after one valid call that asks for it."""
 
-    def judged(replies: Sequence[Reply]) -> Verdict:
+    def judged(replies: Sequence[ModelReply]) -> Verdict:
         if not replies:
             return {ANSWERED: False, **({FOUND: False} if tool else {NOT_CALLED: False})}
         first, last = replies[0], replies[-1]
@@ -305,7 +305,7 @@ def case(rng: Random, kind: Kind | None = None) -> Case:
     if kind == "thought":
         made = sums.sample(rng, "held_out", 1.0, "problem")
         asked, called, _, said = calculator.turn(rng, made, calc, thinking=True)
-        wanted = (Reply(called.thinking, "", called.calls), Reply("", said.content, ()))
+        wanted = (ModelReply(called.thinking, "", called.calls), ModelReply("", said.content, ()))
         return Case(Conversation((asked,), tools), calculator.judge(made, calc), wanted, calc.answer)
     if kind == "compute":
         from_sources = computed(rng, "held_out", 1.0)
@@ -313,24 +313,24 @@ def case(rng: Random, kind: Kind | None = None) -> Case:
         labels = sources.labels(0, from_sources)
         asked, called, _, said = _compute_turn(rng, from_sources, labels, calc)
         prompt = Conversation((_instructed(rng, "held_out", sources.text), asked), tools)
-        wanted = (Reply("", "", called.calls), Reply("", said.content, ()))
+        wanted = (ModelReply("", "", called.calls), ModelReply("", said.content, ()))
         return Case(prompt, _judge_computed(from_sources, calc, labels), wanted, calc.answer)
     page = _page(rng, "held_out", 1.0, 1)
     question = page.asked[0]
     if kind == "choose":
         user = Message("user", _asks(rng, "held_out", question))
         prompt = Conversation((_instructed(rng, "held_out", _sources(page)), user), tools)
-        return Case(prompt, _judge_found(question, None), (Reply("", _said(question), ()),), calc.answer)
+        return Case(prompt, _judge_found(question, None), (ModelReply("", _said(question), ()),), calc.answer)
     tool = _search_tool(rng, "held_out")
     asked, called, _, said = _search_turn(rng, "held_out", page, question, tool)
 
-    def answer_call(call: ToolCall) -> str:
+    def answer_call(call: SpokenCall) -> str:
         query = tool.asked(call)
         if query is None:
             return f'error: call {tool.name} with "{tool.parameter}"'
         return _sources(page) if _related(query, question) else "no results"
 
-    wanted = (Reply("", "", called.calls), Reply("", said.content, ()))
+    wanted = (ModelReply("", "", called.calls), ModelReply("", said.content, ()))
     return Case(Conversation((asked,), (tool.tool(),)), _judge_found(question, tool), wanted, answer_call)
 
 

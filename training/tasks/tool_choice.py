@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
 
-from training.conversation import Case, Conversation, Message, Phrasing, Reply, Tool, ToolCall, Verdict
+from training.conversation import Case, Conversation, Message, ModelReply, Phrasing, SpokenCall, Tool, Verdict
 from training.phrases import read
 from training.text.framing import often_framed
 from training.text.noise import casual
 from training.tool_bank.offered import Offered, offer
 from training.tool_bank.repairs import KINDS, Mishap, mishap
 from training.tool_bank.requests import Request, request
-from training.tool_bank.results import Result, answer, result
+from training.tool_bank.results import ToolOutcome, answer, result
 from training.tool_bank.toolbox import missing, toolbox
 
 Kind = Literal["call", "none", "several", "repair"]
@@ -37,8 +37,8 @@ class _Asked:
     """A user's wishes of a list of tools: the calls in order, each with its result and the label to tell it under."""
 
     text: str
-    calls: tuple[ToolCall, ...]
-    results: tuple[Result, ...]
+    calls: tuple[SpokenCall, ...]
+    results: tuple[ToolOutcome, ...]
     labels: tuple[str, ...] = ()
 
     @property
@@ -192,7 +192,7 @@ class _Match:
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._properties = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in tools}
 
-    def _without_defaults(self, call: ToolCall) -> dict[str, Any]:
+    def _without_defaults(self, call: SpokenCall) -> dict[str, Any]:
         properties = self._properties.get(call.name, {})
         return {
             key: value
@@ -200,10 +200,10 @@ class _Match:
             if not ("default" in properties.get(key, {}) and same(properties[key]["default"], value))
         }
 
-    def __call__(self, a: ToolCall, b: ToolCall) -> bool:
+    def __call__(self, a: SpokenCall, b: SpokenCall) -> bool:
         return a.name == b.name and same(self._without_defaults(a), self._without_defaults(b))
 
-    def all_of(self, calls: Sequence[ToolCall], wanted: Sequence[ToolCall]) -> bool:
+    def all_of(self, calls: Sequence[SpokenCall], wanted: Sequence[SpokenCall]) -> bool:
         """Each wanted call once, in any order, and no other."""
         left = list(wanted)
         for call in calls:
@@ -214,13 +214,13 @@ class _Match:
         return not left
 
 
-def _tells(replies: Sequence[Reply], facts: Sequence[str]) -> bool:
+def _tells(replies: Sequence[ModelReply], facts: Sequence[str]) -> bool:
     last = replies[-1]
     held = last.content.casefold()
     return not last.broken and not last.calls and bool(held) and all(fact.casefold() in held for fact in facts)
 
 
-def _plain(reply: Reply) -> bool:
+def _plain(reply: ModelReply) -> bool:
     return not reply.broken and not reply.calls and bool(reply.content.strip()) and "<tool_call>" not in reply.content
 
 
@@ -232,7 +232,7 @@ def case(rng: Random, tools: int, kind: Kind) -> Case:
     if kind == "none":
         text = _none(rng, "held_out", 1, offered)
         prompt = Conversation((*opening, Message("user", text)), schemas)
-        wanted = (Reply("", _REFUSALS[0], ()),)
+        wanted = (ModelReply("", _REFUSALS[0], ()),)
         return Case(prompt, lambda replies: {"no call": bool(replies) and _plain(replies[0])}, wanted)
     if kind == "repair":
         return _repair_case(rng, opening, offered)
@@ -240,7 +240,7 @@ def case(rng: Random, tools: int, kind: Kind) -> Case:
     match = _Match(schemas)
     facts = [fact for one in asked.results for fact in one.facts] if asked.told != "Done." else []
 
-    def judge(replies: Sequence[Reply]) -> Verdict:
+    def judge(replies: Sequence[ModelReply]) -> Verdict:
         calls = replies[0].calls if replies and not replies[0].broken else ()
         told = len(replies) > 1 and _tells(replies, facts)
         if kind == "several":
@@ -252,7 +252,7 @@ def case(rng: Random, tools: int, kind: Kind) -> Case:
             "result told": told,
         }
 
-    def answer_call(call: ToolCall) -> str:
+    def answer_call(call: SpokenCall) -> str:
         for wanted_call, one in zip(asked.calls, asked.results, strict=True):
             if match(call, wanted_call):
                 return one.content
@@ -261,7 +261,7 @@ def case(rng: Random, tools: int, kind: Kind) -> Case:
     return Case(
         Conversation((*opening, Message("user", asked.text)), schemas),
         judge,
-        (Reply("", "", asked.calls), Reply("", asked.told, ())),
+        (ModelReply("", "", asked.calls), ModelReply("", asked.told, ())),
         answer_call,
     )
 
@@ -274,7 +274,7 @@ def _repair_case(rng: Random, opening: list[Message], offered: list[Offered]) ->
     outcome = result(rng, tool.concept, "held_out")
     error = gone_wrong.told.removeprefix("That did not work: ").rstrip(".")
 
-    def judge(replies: Sequence[Reply]) -> Verdict:
+    def judge(replies: Sequence[ModelReply]) -> Verdict:
         if not replies or replies[0].broken:
             return {"repaired": False}
         if not gone_wrong.repaired:
@@ -282,7 +282,7 @@ def _repair_case(rng: Random, opening: list[Message], offered: list[Offered]) ->
         calls = replies[0].calls
         return {"repaired": len(calls) == 1 and any(match(calls[0], call) for call in gone_wrong.repaired)}
 
-    def answer_call(call: ToolCall) -> str:
+    def answer_call(call: SpokenCall) -> str:
         return outcome.content if any(match(call, other) for other in gone_wrong.repaired) else gone_wrong.error
 
     prompt = Conversation(
@@ -295,8 +295,8 @@ def _repair_case(rng: Random, opening: list[Message], offered: list[Offered]) ->
         schemas,
     )
     wanted = (
-        (Reply(gone_wrong.thinking, "", gone_wrong.repaired[:1]), Reply("", answer((outcome,)), ()))
+        (ModelReply(gone_wrong.thinking, "", gone_wrong.repaired[:1]), ModelReply("", answer((outcome,)), ()))
         if gone_wrong.repaired
-        else (Reply(gone_wrong.thinking, gone_wrong.told, ()),)
+        else (ModelReply(gone_wrong.thinking, gone_wrong.told, ()),)
     )
     return Case(prompt, judge, wanted, answer_call)

@@ -17,7 +17,7 @@ from random import Random
 
 from training.conversation import Phrasing
 from training.text import entities
-from training.text.passages import Asked, Page, Passage
+from training.text.passages import Asked, Page, QuotedPassage
 
 _DATA: dict[str, list[dict[str, str | list[list[str]]]]] = tomllib.loads(
     Path(__file__).with_name("essays.toml").read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def _replaced(rng: Random, told: list[list[str]]) -> list[list[str]]:
     return [[pattern.sub(lambda match: other[match.group()], text) for text in one] for one in told]
 
 
-def _passage(rng: Random, phrasing: Phrasing, at: int, count: int) -> tuple[Passage, list[Asked], list[Asked]]:
+def _passage(rng: Random, phrasing: Phrasing, at: int, count: int) -> tuple[QuotedPassage, list[Asked], list[Asked]]:
     """One paragraph, the questions that it answers, and those on its sentences that were left out."""
     essay = _DATA[phrasing][at]
     title, told = essay["title"], essay["told"]
@@ -70,7 +70,7 @@ def _passage(rng: Random, phrasing: Phrasing, at: int, count: int) -> tuple[Pass
     if rng.random() < 0.6:
         filled = _replaced(rng, filled)
     kept = set(rng.sample(range(len(filled)), min(count, len(filled))))
-    passage = Passage(name, tuple(one[0] for number, one in enumerate(filled) if number in kept))
+    passage = QuotedPassage(name, tuple(one[0] for number, one in enumerate(filled) if number in kept))
     asked = [
         Asked(rng.choice(one[1:]), one[0] if number in kept else "", 0, one[0] if number in kept else "")
         for number, one in enumerate(filled)
@@ -81,7 +81,7 @@ def _passage(rng: Random, phrasing: Phrasing, at: int, count: int) -> tuple[Pass
 def page(rng: Random, phrasing: Phrasing, counts: list[int], rich: float, questions: int, absent: float) -> Page:
     """Passages of at most `counts` sentences, as `paragraphs.page` makes."""
     chosen = rng.sample(range(len(_DATA[phrasing])), min(len(counts), len(_DATA[phrasing])))
-    passages: list[Passage] = []
+    passages: list[QuotedPassage] = []
     present: list[Asked] = []
     missing: list[Asked] = []
     for at, (which, count) in enumerate(zip(chosen, counts, strict=False)):

@@ -17,7 +17,7 @@ from random import Random
 
 from training.conversation import Phrasing
 from training.text import entities
-from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, Passage
+from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, QuotedPassage
 
 _FACTS: dict[str, dict[str, dict[str, str | dict[str, list[str]]]]] = tomllib.loads(
     Path(__file__).with_name("facts.toml").read_text(encoding="utf-8")
@@ -167,7 +167,7 @@ def _passage(
     rich: float,
     wanted: list[Relation],
     taken: set[str],
-) -> tuple[Passage, list[_Told]]:
+) -> tuple[QuotedPassage, list[_Told]]:
     entity, pronoun = _new_entity(rng, phrasing, kind, taken)
     title = re.sub(r"^(the|The) ", "", entity)
     of_kind = _RELATIONS[phrasing][kind]
@@ -198,7 +198,7 @@ def _passage(
         text = _sentence(rng, values, entity, other, 0.3 * rich)
         told += [_Told(fact, entity, value, at, text) for fact, value in values]
         sentences.append(text)
-    return Passage(title[0].upper() + title[1:], tuple(sentences)), told
+    return QuotedPassage(title[0].upper() + title[1:], tuple(sentences)), told
 
 
 def _question(rng: Random, relation: Relation, entity: str, alone: bool) -> str:
@@ -250,7 +250,7 @@ def page(
     kinds = tuple(_RELATIONS[phrasing])
     main = kind or rng.choice(kinds)
     wanted = rng.sample(_RELATIONS[phrasing][main], min(2, len(_RELATIONS[phrasing][main])))
-    passages: list[Passage] = []
+    passages: list[QuotedPassage] = []
     page_told: list[_Told] = []
     taken: set[str] = set()
     for at, count in enumerate(counts):

@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class QuotedPassage:
     title: str
     sentences: tuple[str, ...]
 
@@ -53,7 +53,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    passages: tuple[Passage, ...]
+    passages: tuple[QuotedPassage, ...]
     asked: tuple[Asked, ...]
 
 

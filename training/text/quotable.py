@@ -16,7 +16,7 @@ from random import Random
 
 from training.conversation import Phrasing
 from training.text import cloze, entities, prose
-from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, Passage, stems
+from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, QuotedPassage, stems
 
 _ENDINGS = ("ing", "ed", "ly", "s")
 _WORD = re.compile(r"\b[a-z]{5,}\b")
@@ -109,7 +109,7 @@ def page(rng: Random, phrasing: Phrasing, counts: list[int], rich: float, questi
     spare = [sentence for paragraph in flat[:4] for sentence in paragraph]
     if rng.random() < 0.5:
         *texts, spare = _replaced(rng, [*texts, spare], phrasing)
-    passages = tuple(Passage(name, tuple(text)) for text in texts)
+    passages = tuple(QuotedPassage(name, tuple(text)) for text in texts)
     sentences = [sentence for text in texts for sentence in text]
     return Page(passages, tuple(_asked(rng, phrasing, passages, sentences, spare, rich, questions, absent)))
 
@@ -117,7 +117,7 @@ def page(rng: Random, phrasing: Phrasing, counts: list[int], rich: float, questi
 def _asked(
     rng: Random,
     phrasing: Phrasing,
-    passages: tuple[Passage, ...],
+    passages: tuple[QuotedPassage, ...],
     sentences: list[str],
     spare: list[str],
     rich: float,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from training.conversation import Phrasing, Tool, ToolCall
+from training.conversation import Phrasing, SpokenCall, Tool
 from training.phrases import read
 from training.tool_bank import Ask, Concept, Param
 
@@ -52,10 +52,10 @@ class Offered:
         required = {param.names[0] for param in self.params if param.required}
         return tuple(ask for ask in self.concept.asks if required <= ask.needs <= offered)
 
-    def call(self, given: dict[str, Any]) -> ToolCall:
+    def call(self, given: dict[str, Any]) -> SpokenCall:
         """`given` by first names → the call, its arguments in the schema's order."""
         pairs = zip(self.params, self.keys, strict=True)
-        return ToolCall(self.name, {key: given[param.names[0]] for param, key in pairs if param.names[0] in given})
+        return SpokenCall(self.name, {key: given[param.names[0]] for param, key in pairs if param.names[0] in given})
 
 
 def _styled(rng: Random, name: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from training.conversation import Phrasing, Tool, ToolCall
+from training.conversation import Phrasing, SpokenCall, Tool
 from training.phrases import read
 from training.tool_bank import values
 from training.tool_bank.offered import Offered
@@ -28,10 +28,10 @@ class Mishap:
 
     text: str
     tool: Tool
-    failed: ToolCall
+    failed: SpokenCall
     error: str
     thinking: str
-    repaired: tuple[ToolCall, ...]
+    repaired: tuple[SpokenCall, ...]
     told: str = ""
 
 
@@ -40,8 +40,8 @@ def _slip(rng: Random, word: str) -> str:
     return rng.choice((word[:at] + word[at] + word[at:], word[:at] + word[at + 1 :]))
 
 
-def _changed(call: ToolCall, key: str, value: Any) -> ToolCall:
-    return ToolCall(call.name, {name: value if name == key else old for name, old in call.arguments.items()})
+def _changed(call: SpokenCall, key: str, value: Any) -> SpokenCall:
+    return SpokenCall(call.name, {name: value if name == key else old for name, old in call.arguments.items()})
 
 
 def _complaint(rng: Random, message: str) -> str:
@@ -60,7 +60,7 @@ def mishap(rng: Random, offered: Offered, request: Request, phrasing: Phrasing, 
     tool = copy.deepcopy(offered.tool)
     schema = tool["function"]["parameters"]
     text, failed = request.text, call
-    repaired: tuple[ToolCall, ...] = (call,)
+    repaired: tuple[SpokenCall, ...] = (call,)
     filled: dict[str, str] = {}
     options: list[str]
     match kind:
@@ -87,8 +87,8 @@ def mishap(rng: Random, offered: Offered, request: Request, phrasing: Phrasing, 
             choices = kinds[key].split("/")
             order = {name: at for at, name in enumerate(schema["properties"])}
 
-            def added(choice: str) -> ToolCall:
-                return ToolCall(
+            def added(choice: str) -> SpokenCall:
+                return SpokenCall(
                     call.name, dict(sorted({**call.arguments, key: choice}.items(), key=lambda p: order[p[0]]))
                 )
 
@@ -119,7 +119,7 @@ def mishap(rng: Random, offered: Offered, request: Request, phrasing: Phrasing, 
             ]
             good = rng.choice(options)
             pairs = {good if name == key else name: value for name, value in call.arguments.items()}
-            repaired = (ToolCall(call.name, pairs),)
+            repaired = (SpokenCall(call.name, pairs),)
             filled = {"key": key, "good": good}
         case "limit":
             options = [key for key, value in call.arguments.items() if kinds[key].startswith("int") and value > 4]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from training.conversation import Phrasing, ToolCall
+from training.conversation import Phrasing, SpokenCall
 from training.phrases import read
 from training.text.noise import casual
 from training.tool_bank import Ask, values
@@ -29,7 +29,7 @@ class Request:
     """`spread` names the parameter whose values several calls of one request differ in."""
 
     text: str
-    calls: tuple[ToolCall, ...]
+    calls: tuple[SpokenCall, ...]
     spread: str = ""
 
 

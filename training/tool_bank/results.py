@@ -16,7 +16,7 @@ from training.tool_bank import Concept, values
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ToolOutcome:
     """`told` is the answer without a full stop, `brief` the same after a label; `facts` are what either must hold."""
 
     content: str
@@ -37,18 +37,18 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _done(rng: Random) -> Result:
+def _done(rng: Random) -> ToolOutcome:
     if rng.random() < 0.3:
         number = values.draw(rng, rng.choice(("code", "int 1 9999")), "train").json
         content = {"ok": True, rng.choice(("id", "number", "reference")): number}
-        return Result(json.dumps(content), f"Done ({number})", f"done ({number})", (str(number),))
+        return ToolOutcome(json.dumps(content), f"Done ({number})", f"done ({number})", (str(number),))
     content_ok = rng.choice(
         ('{"ok": true}', '{"status": "ok"}', "ok", "done", '{"success": true}', '"done"', "success")
     )
-    return Result(content_ok, "Done", "done", ("done",))
+    return ToolOutcome(content_ok, "Done", "done", ("done",))
 
 
-def result(rng: Random, concept: Concept, phrasing: Phrasing) -> Result:
+def result(rng: Random, concept: Concept, phrasing: Phrasing) -> ToolOutcome:
     """A plausible result: the values that the concept gives, as an object or plain, or that it is done."""
     if not concept.gives:
         return _done(rng)
@@ -66,10 +66,10 @@ def result(rng: Random, concept: Concept, phrasing: Phrasing) -> Result:
         is_number = isinstance(found[key], int | float) and not isinstance(found[key], bool)
         told = f"The result is {shown[key]}" if is_number else shown[key]
     brief = listed if len(shown) > 1 else "".join(shown.values())
-    return Result(content, told, brief, tuple(shown.values()))
+    return ToolOutcome(content, told, brief, tuple(shown.values()))
 
 
-def answer(results: tuple[Result, ...], labels: tuple[str, ...] = ()) -> str:
+def answer(results: tuple[ToolOutcome, ...], labels: tuple[str, ...] = ()) -> str:
     """One sentence for each result, after its label where several calls differ in one value."""
     told = [one.told for one in results]
     if set(told) == {"Done"}:

@@ -11,7 +11,7 @@ from random import Random
 import httpx
 
 from bench.load.faults.streams import EXACT, metrics, under_load, until_true
-from bench.load.server import Server
+from bench.load.server import BenchServer
 from bench.parts import Json
 from bench.serve.asks import text
 
@@ -22,7 +22,7 @@ WORKERS = 2  # beside the first process
 def engine_killed() -> Json:
     """The engine's process is killed with −9."""
 
-    async def fault(server: Server, rng: Random) -> float:
+    async def fault(server: BenchServer, rng: Random) -> float:
         dead = _engine_of(server)
         os.kill(dead, signal.SIGKILL)
         took = await until_true(lambda: _alive_engine(server, but=dead) and server.healthy())
@@ -36,7 +36,7 @@ def worker_killed() -> Json:
     """API workers are killed with −9, one after the other. Each takes the answers with it that it writes, no more."""
     turn = 0
 
-    async def fault(server: Server, rng: Random) -> float:
+    async def fault(server: BenchServer, rng: Random) -> float:
         nonlocal turn
         pids = _workers_of(server)
         os.kill(pids[turn % WORKERS], signal.SIGKILL)
@@ -51,7 +51,7 @@ def worker_killed() -> Json:
 def clients_gone() -> Json:
     """Sixteen clients at once go away, each at some moment of its answer. There is nothing to recover from."""
 
-    async def fault(server: Server, rng: Random) -> None:
+    async def fault(server: BenchServer, rng: Random) -> None:
         async def leave() -> None:
             body = {"model": "default", "prompt": text(30, rng), "stream": True, "max_tokens": 400, "ignore_eos": True}
             wait = rng.uniform(0, 0.4)
@@ -71,18 +71,18 @@ def clients_gone() -> Json:
     return under_load(fault, EXACT)
 
 
-def _engine_of(server: Server) -> int:
+def _engine_of(server: BenchServer) -> int:
     [pid] = [pid for pid in server.family() if b"engine.ipc.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return pid
 
 
-def _alive_engine(server: Server, but: int) -> bool:
+def _alive_engine(server: BenchServer, but: int) -> bool:
     try:
         return _engine_of(server) != but
     except (ValueError, OSError):
         return False
 
 
-def _workers_of(server: Server) -> list[int]:
+def _workers_of(server: BenchServer) -> list[int]:
     """In the order in which they were started."""
     return sorted(pid for pid in server.family() if b"app.workers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())

@@ -15,7 +15,7 @@ import httpx
 
 from bench.load.drive import PEBBLE
 from bench.load.faults.streams import EXACT, TIMES, chat, metrics, under_load
-from bench.load.server import Server
+from bench.load.server import BenchServer
 from bench.parts import Json
 from bench.serve.asks import text
 from bench.serve.measured import percentiles
@@ -34,7 +34,7 @@ def disk_full() -> Json:
             return {"not_measured": f"no small disk can be mounted here: {mounted.stderr.decode()[:200]}"}
         answers = Counter[str]()
 
-        async def fault(server: Server, rng: Random) -> float:
+        async def fault(server: BenchServer, rng: Random) -> float:
             filler = disk / "filler"
             with filler.open("wb") as file:
                 try:
@@ -69,7 +69,7 @@ def pool_full() -> Json:
     """
     answers, evicted = Counter[str](), list[float]()
 
-    async def fault(server: Server, rng: Random) -> float:
+    async def fault(server: BenchServer, rng: Random) -> float:
         before = metrics(server)["ponder_preemptions_total"]
         began = time.monotonic()
 
@@ -97,7 +97,7 @@ def blocks_damaged() -> Json:
     with tempfile.TemporaryDirectory() as scratch:
         data, ways, bad = Path(scratch), Counter[str](), list[float]()
 
-        async def fault(server: Server, rng: Random) -> None:
+        async def fault(server: BenchServer, rng: Random) -> None:
             files = [
                 path for path in (data / "kv").rglob("*") if path.is_file() and path.name not in ("secret", "lock")
             ]

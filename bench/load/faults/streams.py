@@ -17,7 +17,7 @@ from random import Random
 
 import httpx
 
-from bench.load.server import Server, serving, until
+from bench.load.server import BenchServer, serving, until
 from bench.parts import Json
 from bench.serve.asks import text
 from bench.serve.measured import percentiles
@@ -28,13 +28,13 @@ PROMPTS = 24
 EXACT = ("--engine", "process", "--dtype", "float32")
 
 
-Fault = Callable[[Server, Random], Coroutine[None, None, float | None]]  # seconds until all was as before
+Fault = Callable[[BenchServer, Random], Coroutine[None, None, float | None]]  # seconds until all was as before
 
 
 class Streams:
     """Clients that ask for one of a few known answers again and again, and compare every letter."""
 
-    def __init__(self, server: Server, words: int = 30) -> None:
+    def __init__(self, server: BenchServer, words: int = 30) -> None:
         """Prompts are of so many words."""
         self._server = server
         rng = Random(12)
@@ -98,7 +98,7 @@ def under_load(fault: Fault, options: tuple[str, ...], data: Path | None = None,
         return asyncio.run(_faults(server, fault, words))
 
 
-async def _faults(server: Server, fault: Fault, words: int) -> Json:
+async def _faults(server: BenchServer, fault: Fault, words: int) -> Json:
     rng, streams, took = Random(13), Streams(server, words), list[float]()
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         await streams.learn(http)
@@ -134,7 +134,7 @@ async def until_true(true: Callable[[], bool]) -> float:
     return await asyncio.to_thread(until, true, 60)
 
 
-def _idle(server: Server) -> bool:
+def _idle(server: BenchServer) -> bool:
     """Nothing runs and no sequence is open."""
     held = [
         value
@@ -145,7 +145,7 @@ def _idle(server: Server) -> bool:
     return not any(held)
 
 
-def metrics(server: Server) -> dict[str, float]:
+def metrics(server: BenchServer) -> dict[str, float]:
     """Returns what the server counts, by name and labels."""
     lines = httpx.get(f"{server.url}/metrics", timeout=5).text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))

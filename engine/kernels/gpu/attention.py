@@ -193,7 +193,7 @@ def merge_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AttentionShape:
     """The launch shape of a piece: `rows` of a tile of queries, `tile` keys at a time."""
 
     rows: int
@@ -207,9 +207,11 @@ def padded_to(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
-def shape_for(width: int, rows: int, element_bytes: int) -> Shape:
+def shape_for(width: int, rows: int, element_bytes: int) -> AttentionShape:
     """As it was tuned for this device, or by rule."""
-    return Shape(*tuned.shape("attention", (padded_to(width), rows, element_bytes), ruled(width, rows, element_bytes)))
+    return AttentionShape(
+        *tuned.shape("attention", (padded_to(width), rows, element_bytes), ruled(width, rows, element_bytes))
+    )
 
 
 def ruled(width: int, rows: int, element_bytes: int) -> tuple[int, int, int, int]:

@@ -68,7 +68,7 @@ def gemv_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class GemvShape:
     """Rows of the weight that a program multiplies, and columns at a time."""
 
     rows: int
@@ -77,9 +77,9 @@ class Shape:
     stages: int
 
 
-def shape_for(rows: int, width: int, *, gated: bool) -> Shape:
+def shape_for(rows: int, width: int, *, gated: bool) -> GemvShape:
     """As it was tuned for this device, or by rule."""
-    return Shape(*tuned.shape("one", (rows, width, gated), ruled(rows, width, gated=gated)))
+    return GemvShape(*tuned.shape("one", (rows, width, gated), ruled(rows, width, gated=gated)))
 
 
 def ruled(rows: int, width: int, *, gated: bool) -> tuple[int, int, int, int]:

@@ -42,7 +42,7 @@ def multiply_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MatmulShape:
     """A tile: of tokens, rows of the weight and columns at a time."""
 
     tokens: int
@@ -52,10 +52,10 @@ class Shape:
     stages: int
 
 
-def shape_for(rows: int, width: int) -> Shape:
+def shape_for(rows: int, width: int) -> MatmulShape:
     """By the weight alone: narrow tiles where wide ones would leave multiprocessors without work in a decode."""
     block_width = 64 if width >= 64 else max(16, triton.next_power_of_2(width))
-    return Shape(64, 32 if rows <= 8192 else 128, block_width, 4, 4)
+    return MatmulShape(64, 32 if rows <= 8192 else 128, block_width, 4, 4)
 
 
 def variants() -> list[Variant]:

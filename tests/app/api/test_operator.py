@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from app.config import Settings, changed_settings
-from app.observability.time_windows import BIN_S, BINS, SAMPLE, Sample, TimeWindows, percentiles
+from app.observability.time_windows import BIN_S, BINS, SAMPLE, TimeWindows, WindowSample, percentiles
 from engine import Stats
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
@@ -166,12 +166,12 @@ def test_settings_are_told_without_secrets(tmp_path: Path) -> None:
 
 
 def test_percentiles_are_those_of_all_that_passed() -> None:
-    first, second = Sample(), Sample()
+    first, second = WindowSample(), WindowSample()
     for value in range(1, 101):
         (first if value <= 40 else second).add(float(value))
     assert percentiles([first, second]) == {"count": 100, "p50": 50.0, "p95": 95.0, "p99": 99.0}
-    assert percentiles([Sample()]) is None
-    busy = Sample()
+    assert percentiles([WindowSample()]) is None
+    busy = WindowSample()
     for value in range(40 * SAMPLE):
         busy.add(float(value))
     told = percentiles([busy, first])

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from markdown_it import MarkdownIt
 
-from app.api.chat_export import SharedChat, Turn, markdown, page
-from app.db.steps import Step, StepCall, StepResult
+from app.api.chat_export import SharedChat, SharedTurn, markdown, page
+from app.db.steps import AnswerStep, StepCall, StepResult
 from app.runs.events import SourceShown
 from tests.app.chatting import ask, change, file, imported, message, new_chat
 from tests.app.library import error
@@ -25,7 +25,7 @@ HOSTILE = (
 SOURCE = SourceShown(label="S1", document=7, title="Dams <b>", page=3, start=0, end=5, text="Built in 1931.", score=0.5)
 
 
-def chat(*turns: Turn, title: str = "Dams") -> SharedChat:
+def chat(*turns: SharedTurn, title: str = "Dams") -> SharedChat:
     return SharedChat(title, datetime(2026, 11, 22, tzinfo=UTC), list(turns))
 
 
@@ -50,15 +50,15 @@ class Reader(HTMLParser):
 
 @pytest.mark.parametrize("place", ["title", "question", "answer", "thinking", "call", "source", "remark"])
 def test_nothing_hostile_becomes_a_tag(place: str) -> None:
-    step = Step(
+    step = AnswerStep(
         content="", calls=[StepCall(id="1", name="n" + HOSTILE * (place == "call"), arguments=HOSTILE)],
         results=[StepResult(call_id="1", text=HOSTILE, untrusted=True)],
     )  # fmt: skip
     told = chat(
-        Turn("user", HOSTILE if place == "question" else "q"),
-        Turn(
+        SharedTurn("user", HOSTILE if place == "question" else "q"),
+        SharedTurn(
             "assistant", HOSTILE if place == "answer" else "a", thinking=HOSTILE if place == "thinking" else "",
-            steps=[step, Step(content="a")] if place == "call" else (),
+            steps=[step, AnswerStep(content="a")] if place == "call" else (),
             sources=[SOURCE.model_copy(update={"title": HOSTILE, "text": HOSTILE})] if place == "source" else (),
             remark=HOSTILE if place == "remark" else "",
         ),
@@ -80,15 +80,15 @@ def test_nothing_hostile_becomes_a_tag(place: str) -> None:
 
 
 def test_a_file_has_all_that_was_shown() -> None:
-    step = Step(
+    step = AnswerStep(
         content="", calls=[StepCall(id="1", name="calculate", arguments='{"expression": "6*7"}')],
         results=[StepResult(call_id="1", text="42", untrusted=False)],
     )  # fmt: skip
-    answer = Turn(
+    answer = SharedTurn(
         "assistant", "It is **42**. [S1] See [S2]. It sings. [unsupported]\n\n| a | b |\n|---|---|\n| 1 | 2 |",
-        thinking="Hm.", thinking_s=1.25, steps=[step, Step(content="It is")], sources=[SOURCE], remark="Stopped.",
+        thinking="Hm.", thinking_s=1.25, steps=[step, AnswerStep(content="It is")], sources=[SOURCE], remark="Stopped.",
     )  # fmt: skip
-    told = chat(Turn("user", "When?\nTell."), answer)
+    told = chat(SharedTurn("user", "When?\nTell."), answer)
     html = page(told)
     for part in (
         "When?\nTell.", "Thought for 1.2 s", "Hm.", "<code>calculate</code>", "<pre>42</pre>", "<strong>42</strong>",

@@ -24,7 +24,7 @@ from tests.app.openai.test_responses import CALCULATOR, QUESTION, ask, stream
 from tests.app.runs.test_tool_runs import ASKING, http, plugin, there
 from tests.app.runs.test_tool_runs import CALCULATOR as PLUGIN
 from tools.executor import Executor
-from tools.policy import Policy
+from tools.policy import CallPolicy
 from tools.registry import Registry
 
 __all__ = ["http", "plugin"]  # fixtures
@@ -160,7 +160,7 @@ def note(text: str) -> str:
 def tools_of(*, alone: bool = False, read_from: tuple[str, ...] = ()) -> ServedTools:
     registry = Registry()
     registry.add(double, note)
-    executor = Executor(registry, Policy(default=("none", "read", "write")))
+    executor = Executor(registry, CallPolicy(default=("none", "read", "write")))
     return ServedTools(executor, list(registry), response="resp_1", user="ana", read_from=read_from, alone=alone)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext
-from retrieval import Source
+from retrieval import PromptSource
 from tests.app.runs.test_runs import events
 
 DAM = "The dam of Orsk was finished in 1931. The city of Orsk paid for the dam."
@@ -75,7 +75,7 @@ def test_a_question_too_long_to_search_for_fails_with_its_limit(pebble_http: htt
 
 
 def test_a_sentence_is_shown_when_it_is_whole_and_checked() -> None:
-    found = RetrievedContext((Source("S1", 1, "Dam", 0, len(DAM), DAM, 1.0),), "answer", 0.9)
+    found = RetrievedContext((PromptSource("S1", 1, "Dam", 0, len(DAM), DAM, 1.0),), "answer", 0.9)
     answer = CheckedAnswer(found)
     assert list(answer.feed("[S1] The dam of Orsk was finished in 1931")) == []
     (first,) = answer.feed(". [S1] It has nine")

@@ -47,7 +47,7 @@ class Bench(test_scheduler.Bench):
 
     def __init__(self, *, queues: bool = True, **options: Any) -> None:  # Any: what a `Bench` takes
         self.queues = queues
-        self.pieces: list[m.Piece] = []
+        self.pieces: list[m.OutputPiece] = []
         super().__init__(**options)
 
     def make_runner(self) -> Told:
@@ -63,7 +63,7 @@ class Bench(test_scheduler.Bench):
 
     def step(self, times: int = 1) -> list[Batch]:
         ran = super().step(times)
-        self.pieces += [reply for reply in self.core.take_replies() if isinstance(reply, m.Piece)]
+        self.pieces += [reply for reply in self.core.take_replies() if isinstance(reply, m.OutputPiece)]
         return ran
 
     def finish(self) -> list[Batch]:
@@ -118,7 +118,7 @@ def outputs(
     while core.has_work:
         core.step()
         for reply in core.take_replies():
-            if isinstance(reply, m.Piece):
+            if isinstance(reply, m.OutputPiece):
                 said.setdefault(reply.request, []).append(reply.output)
         core.check()
     told = {

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.config import EngineConfig, LoopName
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
-from engine.ipc.journal import Journal
+from engine.ipc.journal import SequenceJournal
 from engine.kv_cache.block_pool import BlockPool
 from engine.params import GREEDY, Span
 from tests.engine.fake import FakeRunner, Letters, next_token
@@ -47,7 +47,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.blocks = blocks
         self.config = config
         self.limit = blocks * config.block_size
-        self.journal = Journal(lambda: self.now)
+        self.journal = SequenceJournal(lambda: self.now)
         self.make_core()
         self.ids = iter(range(1, 10**6))
         self.expected: dict[int, list[int]] = {}
@@ -216,9 +216,9 @@ class CoreMachine(RuleBasedStateMachine):
         for reply in self.core.take_replies():
             self.journal.heard(reply)
             match reply:
-                case m.Piece() | m.Scored() if reply.request not in {*self.spans, *self.scores}:
+                case m.OutputPiece() | m.Scored() if reply.request not in {*self.spans, *self.scores}:
                     continue
-                case m.Piece():
+                case m.OutputPiece():
                     sequence, left = self.spans[reply.request]
                     assert (reply.output.prompt_logprobs is not None) == (reply.request in self.prompts)
                     self.prompts.discard(reply.request)

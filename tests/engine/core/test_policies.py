@@ -83,7 +83,7 @@ class World:
         self.core.step()
         self.core.check()
         for reply in self.core.take_replies():
-            if isinstance(reply, m.Piece):
+            if isinstance(reply, m.OutputPiece):
                 told = self.heard[reply.request]
                 told.times += [self.now] * len(reply.output.token_ids)
                 told.text += reply.output.text

@@ -119,7 +119,7 @@ def test_the_youngest_of_the_lowest_class_is_preempted_and_finishes_later() -> N
         bench.step()
     assert 2 not in [id for id, _ in bench.runner.batches[-1]]
     bench.drain()
-    finished = [r.request for r in bench.core.take_replies() if isinstance(r, m.Piece) and r.output.finish_reason]
+    finished = [r.request for r in bench.core.take_replies() if isinstance(r, m.OutputPiece) and r.output.finish_reason]
     assert sorted(finished) == [101, 102, 103]
     assert bench.core.stats().recomputed_tokens > 0
 
@@ -143,7 +143,7 @@ def test_kv_kept_by_a_waiting_sequence_is_taken_when_another_cannot_run_without(
     bench.generate(2, 8)  # needs all six in the end
     bench.generate(1, 2)
     bench.drain()
-    finished = [r.request for r in bench.core.take_replies() if isinstance(r, m.Piece) and r.output.finish_reason]
+    finished = [r.request for r in bench.core.take_replies() if isinstance(r, m.OutputPiece) and r.output.finish_reason]
     assert finished == [101, 102, 101]
 
 
@@ -188,7 +188,7 @@ def test_a_deadline_ends_the_span_and_closes_the_scope() -> None:
     bench.now = 5.0
     bench.step()
     last = bench.core.take_replies()[-1]
-    assert isinstance(last, m.Piece) and last.output.finish_reason == "deadline"
+    assert isinstance(last, m.OutputPiece) and last.output.finish_reason == "deadline"
     assert bench.pool.used == 0 and bench.core.stats().sequences == 0
 
 

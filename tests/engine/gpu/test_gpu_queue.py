@@ -63,13 +63,13 @@ class Run:
         self.times: list[tuple[int, float]] = []
         monkeypatch.setattr(self.core._scheduler._policy, "ran", lambda d, r, s: self.times.append((d + r, s)))
 
-    def ask(self, id: int, tokens: int, span: Span) -> list[m.Piece]:
+    def ask(self, id: int, tokens: int, span: Span) -> list[m.OutputPiece]:
         self.core.handle(m.Open(id, (1,) * tokens, "", 0, None))
         self.core.handle(m.Generate(id, id, span, 0, 2))
-        pieces: list[m.Piece] = []
+        pieces: list[m.OutputPiece] = []
         while self.core.has_work:
             self.core.step()
-            pieces += [reply for reply in self.core.take_replies() if isinstance(reply, m.Piece)]
+            pieces += [reply for reply in self.core.take_replies() if isinstance(reply, m.OutputPiece)]
         return pieces
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.kv_cache.block_pool import Content
+from engine.kv_cache.block_pool import BlockContent
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.transfers import load
 from engine.model.batch import KVCache
@@ -29,7 +29,7 @@ def test_a_block_comes_up_after_all_that_the_device_was_told_before(machine: Mac
         torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # a step that takes its time
     store.save([(2, host.row(0))])  # what was in the block goes down,
     cache.data[:, :, 2].fill_(3.0)  # and who had it writes to it once more
-    loaded = load(store, None, Content(b"digest", b"root"), 2, host.row(1), store.queued())
+    loaded = load(store, None, BlockContent(b"digest", b"root"), 2, host.row(1), store.queued())
     assert loaded.error is None
     assert host.row(0).view(torch.float32).eq(0).all(), "what went down has arrived: it was queued before"
     torch.cuda.synchronize()

@@ -7,23 +7,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.work import QUERIES, Limits
-from engine.model.batching import Layout
-from engine.model.gpu_batch import Model, Packed, room_of, works_of
+from engine.kernels.work import QUERIES, WorkLimits
+from engine.model.batching import BatchLayout
+from engine.model.gpu_batch import Packed, PackedModel, room_of, works_of
 from engine.model.gpu_limits import decode_shapes, graph_sizes
 from engine.model.gpu_runner import Staging
 
 BLOCK = 16
 
 
-def laid_out(contexts: list[int], shared: int) -> Layout:
+def laid_out(contexts: list[int], shared: int) -> BatchLayout:
     count = max(-(-context // BLOCK) for context in contexts)
     tables = 1 + np.arange(len(contexts) * count).reshape(len(contexts), count)
     tables[:, :shared] = tables[0, :shared]
     positions = np.array(contexts) - 1
     rows = list(range(len(contexts)))
     slots = tables[rows, positions // BLOCK] * BLOCK + positions % BLOCK
-    return Layout([7 + row for row in rows], positions, slots, [*rows, len(rows)], contexts, tables, rows)
+    return BatchLayout([7 + row for row in rows], positions, slots, [*rows, len(rows)], contexts, tables, rows)
 
 
 @settings(max_examples=40, deadline=None)
@@ -34,8 +34,8 @@ def laid_out(contexts: list[int], shared: int) -> Layout:
 def test_decodes_are_unpacked_as_they_were(
     contexts: list[int], shared: int, windows: tuple[int | None, ...], deterministic: bool, spare: int
 ) -> None:
-    limits = Limits(2, 12, fixed_keys=1024 if deterministic else None, cascade=not deterministic)
-    model = Model(windows, 4, 32, limits)
+    limits = WorkLimits(2, 12, fixed_keys=1024 if deterministic else None, cascade=not deterministic)
+    model = PackedModel(windows, 4, 32, limits)
     laid = laid_out(contexts, shared)
     works = works_of(laid, BLOCK, model)
     rooms = [room_of(laid, works), *decode_shapes(len(contexts) + spare, windows, limits, 60)]

@@ -59,13 +59,13 @@ COMMANDS: list[m.Command] = [
 ]
 LOGPROB = TokenLogprob(4, -0.5, ((4, -0.5), (5, -1.0)))
 REPLIES: list[m.Reply] = [
-    m.Reading(1, Prefill(1, 2, 3)),
-    m.Piece(1, SpanOutput((1, 2), "text\ufffd", (LOGPROB,), (None, LOGPROB), "stop", "stop", 3, 2, "body", 1)),
-    m.Piece(1, SpanOutput(stop_reason=5, finish_reason="deadline")),
+    m.PromptProgress(1, Prefill(1, 2, 3)),
+    m.OutputPiece(1, SpanOutput((1, 2), "text\ufffd", (LOGPROB,), (None, LOGPROB), "stop", "stop", 3, 2, "body", 1)),
+    m.OutputPiece(1, SpanOutput(stop_reason=5, finish_reason="deadline")),
     m.Scored(1, ((-1.0, -2.0), (float("-inf"),))),
     m.Ready(1),
-    m.Refused(1, ("why",), True),
-    m.Failed(1, "why"),
+    m.RequestRefused(1, ("why",), True),
+    m.RequestFailed(1, "why"),
     m.Closed(1, "why"),
     m.Snapped(2, b"\0\xff"),
     m.StatsReply(1, Stats(waiting=3, step_seconds=1.5)),
@@ -83,7 +83,7 @@ def test_replies_of_a_step_are_read_as_they_were_written() -> None:
 
 
 def test_no_command_and_no_reply_was_left_out() -> None:
-    internal = {m.Compiled, m.CameUp}  # from threads of the core itself
+    internal = {m.CompileDone, m.CameUp}  # from threads of the core itself
     assert {type(each) for each in COMMANDS} == set(typing.get_args(m.Command)) - internal
     assert {type(each) for each in REPLIES} == set(typing.get_args(m.Reply))
     assert all(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels import attention
 from engine.kernels.attention import Pieces
-from engine.kernels.work import MIN_KEYS, SHARED_KEYS, Limits, Rows, Work, cut, grown
+from engine.kernels.work import MIN_KEYS, SHARED_KEYS, AttentionWork, Rows, WorkLimits, cut, grown
 from engine.kv_cache.quantized_cache import Coding, QuantizedCache, QuantizedLayer
 from tests.engine.kernels.examples import examples
 
@@ -76,7 +76,7 @@ def case(
     )
 
 
-def on(device: str, work: Work, heads: int, width: int, *, large_tile: int = 64, spare: int = 0) -> Pieces:
+def on(device: str, work: AttentionWork, heads: int, width: int, *, large_tile: int = 64, spare: int = 0) -> Pieces:
     """Pieces as tensors, with room for `spare` more of each kind, and nothing but NaN where parts will be."""
 
     def moved(array: np.ndarray) -> Tensor:
@@ -121,8 +121,8 @@ def expected(made: Case, *, scale: float, window: int | None, softcap: float | N
 
 
 def check(
-    made: Case, limits: Limits, run: str, *, window: int | None = None, softcap: float | None = None, spare: int = 0
-) -> Work:
+    made: Case, limits: WorkLimits, run: str, *, window: int | None = None, softcap: float | None = None, spare: int = 0
+) -> AttentionWork:
     work = cut(made.rows, limits, window)
     heads, width = made.query.shape[1:]
     pieces = on(made.query.device.type, work, heads, width, large_tile=limits.large_tile, spare=spare)
@@ -167,14 +167,14 @@ def test_any_rows_come_out_as_plain_attention(
     made = case(
         shapes, device, block_size=block_size, heads=heads[0], kv_heads=heads[1], width=width, dtype=dtype, seed=seed
     )
-    check(made, Limits(heads[0] // heads[1], pieces), run, window=window, softcap=softcap)
+    check(made, WorkLimits(heads[0] // heads[1], pieces), run, window=window, softcap=softcap)
 
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("width", [32, 64, 128, 192, 256])
 def test_every_size_of_head(run: str, width: int, device: str) -> None:
     made = case([(1, 77), (20, 100)], device, width=width, dtype=torch.bfloat16)
-    check(made, Limits(2, 4), run)
+    check(made, WorkLimits(2, 4), run)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -182,14 +182,14 @@ def test_every_size_of_head(run: str, width: int, device: str) -> None:
 @pytest.mark.parametrize("window", [None, 40])
 def test_caches_of_eight_bits(run: str, coding: Coding, window: int | None, device: str) -> None:
     made = case([(1, 150), (1, 3), (18, 90)], device, dtype=torch.bfloat16, coding=coding)
-    check(made, Limits(2, 8), run, window=window)
+    check(made, WorkLimits(2, 8), run, window=window)
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_a_shared_prefix_is_read_once(run: str, device: str) -> None:
     shapes = [(1, 400), (1, 397), (1, 385), (1, 500), (30, 31)]
     made = case(shapes[:4], device, shared=24, dtype=torch.bfloat16)
-    work = check(made, Limits(2, 4), run)
+    work = check(made, WorkLimits(2, 4), run)
     assert len(work.large) >= 1 and (work.large[:, 4] <= 384).all()
     assert work.small[:, 3].min() >= 384, "each row by itself begins where the prefix ends"
 
@@ -197,7 +197,7 @@ def test_a_shared_prefix_is_read_once(run: str, device: str) -> None:
 @pytest.mark.parametrize("run", RUNS)
 def test_a_launch_may_have_room_for_more(run: str, device: str) -> None:
     made = case([(1, 300), (1, 20), (1, 129)], device, dtype=torch.bfloat16)
-    check(made, Limits(2, 6), run, spare=5)
+    check(made, WorkLimits(2, 6), run, spare=5)
 
 
 def test_prefixes_are_found_as_deep_as_they_are_shared() -> None:
@@ -207,7 +207,7 @@ def test_prefixes_are_found_as_deep_as_they_are_shared() -> None:
         [[1, 2, 3, 4, 5, 6, 20], [1, 2, 3, 4, 5, 6, 21], [1, 2, 7, 8, 9, 10, 22], [1, 2, 7, 8, 9, 10, 23]]
     )
     rows = Rows(np.arange(5), np.full(4, 7 * block), tables, block)
-    work = cut(rows, Limits(1, 1000))
+    work = cut(rows, WorkLimits(1, 1000))
     covered = {row: set[int]() for row in range(4)}
     for first, count, _, low, high, _ in [*work.large.tolist(), *work.small.tolist()]:
         for at in range(first, first + count):
@@ -234,7 +234,7 @@ def test_every_query_meets_each_of_its_keys_in_one_piece(data: st.DataObject) ->
             tables[row, :length] = tables[data.draw(st.integers(0, row - 1)), :length]
     rows = Rows(np.concatenate([[0], np.cumsum(queries)]), contexts, tables, block)
     window = data.draw(st.sampled_from([None, 100]))
-    limits = Limits(
+    limits = WorkLimits(
         data.draw(st.sampled_from([1, 4, 16])), data.draw(st.sampled_from([1, 20, 300])),
         fixed_keys=data.draw(st.sampled_from([None, 256])),
     )  # fmt: skip
@@ -274,7 +274,7 @@ def test_every_query_meets_each_of_its_keys_in_one_piece(data: st.DataObject) ->
 def test_a_query_comes_out_the_same_in_every_batch(device: str) -> None:
     """Bits, with `fixed_keys`: alone, beside others, and with more of its prompt in the same step."""
     made = case([(1, 300), (1, 40), (70, 290), (1, 513)], device, dtype=torch.bfloat16)
-    limits = Limits(2, 7, fixed_keys=128)
+    limits = WorkLimits(2, 7, fixed_keys=128)
 
     def run(rows: Rows, query: Tensor, positions: Tensor) -> Tensor:
         pieces = on(device, cut(rows, limits), *query.shape[1:])
@@ -292,9 +292,9 @@ def test_a_query_comes_out_the_same_in_every_batch(device: str) -> None:
 
 def test_pieces_keep_the_device_busy_and_are_few() -> None:
     rows = Rows(np.arange(65), np.full(64, 2048), np.arange(64 * 128).reshape(64, 128), 16)
-    work = cut(rows, Limits(4, 66))
+    work = cut(rows, WorkLimits(4, 66))
     assert len(work.small) == 64 and work.slots == 0, "enough rows need no cutting"
-    alone = cut(Rows(np.arange(2), np.array([8192]), np.arange(512)[None], 16), Limits(4, 66))
+    alone = cut(Rows(np.arange(2), np.array([8192]), np.arange(512)[None], 16), WorkLimits(4, 66))
     lengths = alone.small[:, 4] - alone.small[:, 3]
     assert 60 <= len(lengths) <= 67 and lengths.max() == max(MIN_KEYS, 128)
     assert SHARED_KEYS > 0

@@ -11,10 +11,12 @@ import torch
 
 from engine.kernels import tune
 from engine.kernels.gpu import tuned
-from engine.kernels.tune import Problem, Shape, fastest
+from engine.kernels.tune import Shape, TuningProblem, fastest
 
 
-def problem(takes: dict[Shape, float], ran: list[Shape]) -> tuple[Problem, Callable[[Callable[[], object]], float]]:
+def problem(
+    takes: dict[Shape, float], ran: list[Shape]
+) -> tuple[TuningProblem, Callable[[Callable[[], object]], float]]:
     """One whose candidates take so long; a negative time is a shape that does not fit."""
 
     def run(shape: Shape) -> None:
@@ -26,7 +28,7 @@ def problem(takes: dict[Shape, float], ran: list[Shape]) -> tuple[Problem, Calla
         launch()
         return takes[ran[-1]]
 
-    return Problem("some", (1, "two"), list(takes), lambda: run), milliseconds
+    return TuningProblem("some", (1, "two"), list(takes), lambda: run), milliseconds
 
 
 def test_the_fastest_that_fits_is_chosen() -> None:

@@ -68,7 +68,7 @@ def test_running_sequences_of_who_has_too_much_give_way_first() -> None:
         bench.step()
     assert 1 in bench.core._scheduler.waiting and 2 in bench.core._scheduler.running  # though 2 is the youngest
     bench.drain()
-    finished = [r.request for r in bench.core.take_replies() if isinstance(r, m.Piece) and r.output.finish_reason]
+    finished = [r.request for r in bench.core.take_replies() if isinstance(r, m.OutputPiece) and r.output.finish_reason]
     assert sorted(finished) == [101, 102]
 
 

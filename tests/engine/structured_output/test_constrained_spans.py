@@ -77,7 +77,7 @@ class Bench:
 
     def read(self) -> None:
         for reply in self.core.take_replies():
-            if isinstance(reply, m.Piece):
+            if isinstance(reply, m.OutputPiece):
                 self.outputs.setdefault(reply.request, []).append(reply.output)
             else:
                 self.others.append(reply)
@@ -209,7 +209,7 @@ def test_a_refused_constraint_leaves_the_sequence_as_it_was() -> None:
     bench = Bench(shelf)
     bench.start(1, PROMPTS[2], constrained())
     bench.run()
-    assert bench.others == [m.Refused(1, ("JSON Schema keyword not supported: contains",), False)]
+    assert bench.others == [m.RequestRefused(1, ("JSON Schema keyword not supported: contains",), False)]
     bench.core.handle(m.Generate(1, 2, Span(GREEDY, max_tokens=3, ignore_eos=True), 0, 3))
     bench.run()
     fresh = Bench(shelf)
@@ -272,7 +272,7 @@ def test_a_constraint_that_cannot_go_on_ends_its_own_span_alone(shows: bool) -> 
     bench.start(2, PROMPTS[1], Span(GREEDY, max_tokens=5, ignore_eos=True))
     bench.run()
     [failed] = bench.others
-    assert isinstance(failed, m.Failed) and "no token" in failed.reason
+    assert isinstance(failed, m.RequestFailed) and "no token" in failed.reason
     assert (bench.said(1), bench.finish(1)) == ((1,), None)
     alone = Bench(Shelf(LANGUAGE))
     alone.start(2, PROMPTS[1], Span(GREEDY, max_tokens=5, ignore_eos=True))

@@ -15,7 +15,7 @@ from engine.model.chat_template import ChatTemplate
 from engine.structured_output.llguidance_backend import Guidance
 from engine.structured_output.spec import Constraint
 from engine.structured_output.vocabulary import Vocabulary
-from engine.tool_parsers import Call, CallArguments, CallEvent, Malformed, ToolParser, choose_parser, fold
+from engine.tool_parsers import CallArguments, CallEvent, Malformed, ParsedCall, ToolParser, choose_parser, fold
 
 HERMES = """{%- for m in messages %}{%- for call in m.tool_calls %}
     {{- '\\n' if not loop.first }}
@@ -118,7 +118,7 @@ def joined(events: Iterable[CallEvent]) -> list[CallEvent]:
     return result
 
 
-def read(parser: Any, pieces: Iterable[str]) -> tuple[list[Call], str]:
+def read(parser: Any, pieces: Iterable[str]) -> tuple[list[ParsedCall], str]:
     """Any: a parser of a body."""
     events = [event for piece in pieces for event in parser.push(piece)]
     return fold([*events, *parser.end()])

@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 
 from engine.model.detokenizer import Detokenizer
 from engine.structured_output.matcher import Matcher
-from engine.tool_parsers import Tool, ToolPlan, choose_parser, fold, read_tools
+from engine.tool_parsers import ToolPlan, ToolSpec, choose_parser, fold, read_tools
 from engine.tool_parsers.tagged_calls import STOP
 from tests.engine.structured_output.bfcl import tool_sets
 from tests.engine.structured_output.sources import allowed, guidance, pebble, vocabulary
@@ -29,7 +29,7 @@ SOON, MAX_COUNT = 30, 400  # tokens after which a walk goes for its end, and aft
 
 
 @lru_cache
-def plans(name: str) -> list[tuple[tuple[Tool, ...], ToolPlan]]:
+def plans(name: str) -> list[tuple[tuple[ToolSpec, ...], ToolPlan]]:
     tool_parser = choose_parser(TOKENS, TEMPLATES[name])
     assert tool_parser is not None
     sets = [read_tools([{"type": "function", "function": tool} for tool in tools]) for tools in tool_sets()]

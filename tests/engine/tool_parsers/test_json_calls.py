@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.tool_parsers import Call, CallArguments, CallBegun, CallEnded, Malformed
+from engine.tool_parsers import CallArguments, CallBegun, CallEnded, Malformed, ParsedCall
 from engine.tool_parsers.json_calls import list_of_calls, one_call
 from tests.engine.tool_parsers.samples import json_objects, json_values, read
 
 
-def single(text: str) -> tuple[list[Call], str]:
+def single(text: str) -> tuple[list[ParsedCall], str]:
     return read(one_call(), [text])
 
 
@@ -37,7 +37,7 @@ def single(text: str) -> tuple[list[Call], str]:
     ],
 )
 def test_a_call_is_read_in_any_of_its_forms(body: str, arguments: str) -> None:
-    assert single(body) == ([Call("f", arguments)], "")
+    assert single(body) == ([ParsedCall("f", arguments)], "")
     assert isinstance(json.loads(arguments), dict)
 
 
@@ -73,7 +73,7 @@ def test_what_is_no_call_is_handed_on_whole(body: str) -> None:
 )
 def test_a_call_that_goes_wrong_keeps_what_came_and_the_rest_is_text(body: str, arguments: str, rest: str) -> None:
     calls, text = single(body)
-    assert calls == [Call("f", arguments)]
+    assert calls == [ParsedCall("f", arguments)]
     assert text == rest
 
 
@@ -83,7 +83,7 @@ def test_an_answer_that_is_cut_off_keeps_what_came(cut: int) -> None:
     calls, text = single(whole[:cut])
     begun = cut > whole.index(': {"x"') + 2
     if begun:
-        assert calls == [Call("f", whole[27:-1][: cut - 27])]
+        assert calls == [ParsedCall("f", whole[27:-1][: cut - 27])]
         assert text == ""
     else:
         assert (calls, text) == ([], whole[:cut])
@@ -135,9 +135,9 @@ def test_a_list_without_a_call_is_handed_on_whole(body: str) -> None:
 
 def test_what_is_not_json_ends_a_list_after_the_calls_before() -> None:
     first = '{"name": "f", "arguments": {}}'
-    assert read(list_of_calls(), [f"[{first}, oh, {first}]"]) == ([Call("f", "{}")], f", oh, {first}]")
-    assert read(list_of_calls(), [f"[{first} {first}]"]) == ([Call("f", "{}")], f" {first}]")
-    assert read(list_of_calls(), [f"[{first},"]) == ([Call("f", "{}")], "")
+    assert read(list_of_calls(), [f"[{first}, oh, {first}]"]) == ([ParsedCall("f", "{}")], f", oh, {first}]")
+    assert read(list_of_calls(), [f"[{first} {first}]"]) == ([ParsedCall("f", "{}")], f" {first}]")
+    assert read(list_of_calls(), [f"[{first},"]) == ([ParsedCall("f", "{}")], "")
 
 
 keys = st.sampled_from(["name", "arguments", "id"])

@@ -7,7 +7,7 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.tool_parsers.json_text import SPACE, JsonText, Step
+from engine.tool_parsers.json_text import SPACE, JsonStep, JsonText
 from tests.engine.tool_parsers.samples import json_values
 
 pieces = st.sampled_from(
@@ -20,10 +20,10 @@ def read(text: str) -> bool:
     value = JsonText()
     for at, character in enumerate(text):
         step = value.feed(character)
-        if step is not Step.MORE:
-            rest = text[at:] if step is Step.PAST else text[at + 1 :]
-            return step is not Step.BAD and not rest.strip(SPACE)
-    return bool(text) and value.feed(" ") is Step.PAST
+        if step is not JsonStep.MORE:
+            rest = text[at:] if step is JsonStep.PAST else text[at + 1 :]
+            return step is not JsonStep.BAD and not rest.strip(SPACE)
+    return bool(text) and value.feed(" ") is JsonStep.PAST
 
 
 def loads(text: str) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.structured_output.matcher import ConstraintRefused
-from engine.tool_parsers import Call, CallArguments, CallBegun, CallEnded, ToolPlan, read_tools
+from engine.tool_parsers import CallArguments, CallBegun, CallEnded, ParsedCall, ToolPlan, read_tools
 from engine.tool_parsers.tagged_calls import tagged_call
 from tests.engine.tool_parsers.samples import accepts, read, tool_parser
 
@@ -163,27 +163,27 @@ def test_a_value_that_would_end_its_own_tag_is_no_choice() -> None:
 @pytest.mark.parametrize(
     ("text", "calls", "rest"),
     [
-        ("\n<function=g>\n<parameter=n>\n5\n</parameter>\n</function>\n", [Call("g", '{"n": "5"}')], ""),
-        ("<function=f></function>", [Call("f", "{}")], ""),
-        ("<function=f>\n<parameter=t>\nab\n</para", [Call("f", '{"t": "ab')], ""),
-        ("<function=f>\n<parameter=n>\n12", [Call("f", '{"n": 12')], ""),
-        ("<function=f>\n<parameter=n>\n12x\n</parameter>\n", [Call("f", '{"n": 12')], "x\n</parameter>\n"),
-        ("<function=f>\n<parameter=n>\nTrue\n", [Call("f", '{"n": ')], "True\n"),
-        ("<function=f>\n<parameter=t>\na\n</parameter>\noops", [Call("f", '{"t": "a"')], "oops"),
-        ("<function=f>\n</function>\nand more", [Call("f", "{}")], "\nand more"),
-        ("<function=f>\n<parameter=t> a", [Call("f", "{")], "\n<parameter=t> a"),
+        ("\n<function=g>\n<parameter=n>\n5\n</parameter>\n</function>\n", [ParsedCall("g", '{"n": "5"}')], ""),
+        ("<function=f></function>", [ParsedCall("f", "{}")], ""),
+        ("<function=f>\n<parameter=t>\nab\n</para", [ParsedCall("f", '{"t": "ab')], ""),
+        ("<function=f>\n<parameter=n>\n12", [ParsedCall("f", '{"n": 12')], ""),
+        ("<function=f>\n<parameter=n>\n12x\n</parameter>\n", [ParsedCall("f", '{"n": 12')], "x\n</parameter>\n"),
+        ("<function=f>\n<parameter=n>\nTrue\n", [ParsedCall("f", '{"n": ')], "True\n"),
+        ("<function=f>\n<parameter=t>\na\n</parameter>\noops", [ParsedCall("f", '{"t": "a"')], "oops"),
+        ("<function=f>\n</function>\nand more", [ParsedCall("f", "{}")], "\nand more"),
+        ("<function=f>\n<parameter=t> a", [ParsedCall("f", "{")], "\n<parameter=t> a"),
         ("<function=>\n</function>", [], "<function=>\n</function>"),
         ("<function=f", [], "<function=f"),
         ("\n<func f>", [], "\n<func f>"),
         ('{"name": "f", "arguments": {}}', [], '{"name": "f", "arguments": {}}'),
         (
             "<function=f>\n<parameter=t>\na\n</parameter>\n<parameter=t>\nb\n</parameter>\n</function>",
-            [Call("f", '{"t": "a", "t": "b"}')],
+            [ParsedCall("f", '{"t": "a", "t": "b"}')],
             "",
         ),
     ],
 )
-def test_what_a_body_becomes(text: str, calls: list[Call], rest: str) -> None:
+def test_what_a_body_becomes(text: str, calls: list[ParsedCall], rest: str) -> None:
     made = plan({"t": STRING, "n": INTEGER})
     assert read(made.parser(), [text]) == (calls, rest)
     assert read(made.parser(), text) == (calls, rest)

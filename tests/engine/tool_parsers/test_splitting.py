@@ -15,7 +15,17 @@ from typing import Any
 import pytest
 
 from engine.model.detokenizer import Detokenizer
-from engine.tool_parsers import Bodies, Call, CallBegun, CallEnded, CallEvent, Malformed, ToolPlan, fold, read_tools
+from engine.tool_parsers import (
+    Bodies,
+    CallBegun,
+    CallEnded,
+    CallEvent,
+    Malformed,
+    ParsedCall,
+    ToolPlan,
+    fold,
+    read_tools,
+)
 from tests.engine.structured_output.sources import pebble
 from tests.engine.tool_parsers.samples import TEMPLATES, joined, rendered, tool_parser
 
@@ -187,4 +197,6 @@ def test_arguments_are_given_while_they_are_written() -> None:
     parser = plan.parser()
     text = "line\n" * 100
     found = parser.push(f"\n<function=write_file>\n<parameter=path>\na\n</parameter>\n<parameter=text>\n{text}")
-    assert fold([*found, CallEnded()])[0] == [Call("write_file", json.dumps({"path": "a", "text": text[:-1]})[:-2])]
+    assert fold([*found, CallEnded()])[0] == [
+        ParsedCall("write_file", json.dumps({"path": "a", "text": text[:-1]})[:-2])
+    ]

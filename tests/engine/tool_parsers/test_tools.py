@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from engine.errors import InvalidParameter
-from engine.tool_parsers import Named, Tool, read_choice, read_tools
+from engine.tool_parsers import Named, ToolSpec, read_choice, read_tools
 
 WEATHER = {
     "type": "function",
@@ -28,7 +28,7 @@ def function(**fields: Any) -> list[dict[str, Any]]:
 
 def test_a_tool_is_read_with_all_its_fields() -> None:
     (tool,) = read_tools([WEATHER])
-    assert tool == Tool("get_weather", "The weather.", WEATHER["function"]["parameters"], True)
+    assert tool == ToolSpec("get_weather", "The weather.", WEATHER["function"]["parameters"], True)
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from retrieval.chunking import Shape, cut
+from retrieval.chunking import ChunkShape, cut
 from retrieval.library import VIEWED_S
 from retrieval.parsing import parser as files
 from retrieval.parsing.parsed import Parsed, Unreadable
@@ -75,7 +75,7 @@ def test_one_line_of_5_mb_is_read_and_cut_within_the_limits(write: Write, parse:
     path = write("line.txt", ("word, and (another) one; " * 200_000)[:5_000_000])
     parsed = parse(path, "line.txt")
     assert len(parsed.text) == 5_000_000
-    shape, embedder = Shape(), WordEmbedder()
+    shape, embedder = ChunkShape(), WordEmbedder()
     children = [parsed.text[chunk.start : chunk.end] for chunk in cut(parsed, embedder.pieces, shape).chunks]
     assert max(map(len, children)) <= shape.longest
     assert max(map(len, embedder.pieces(children))) <= shape.child

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrieval.parsing import pdf
-from retrieval.parsing.parsed import Page, Parsed, Unreadable
+from retrieval.parsing.parsed import Parsed, ParsedPage, Unreadable
 from retrieval.parsing.parser import parse
 from tests.retrieval import made
 
@@ -116,7 +116,7 @@ def test_boxes_are_on_the_page_as_it_is_shown(write: Write, turned: int) -> None
 def test_boxes_of_another_file_are_refused(write: Write) -> None:
     other = write("other.pdf", made.pdf([["Other text."]]))
     with pytest.raises(Unreadable, match="not the one that was read"):
-        pdf.boxes(other, Page(1, 0, 400), 0, 10)
+        pdf.boxes(other, ParsedPage(1, 0, 400), 0, 10)
 
 
 def test_threads_may_ask_for_boxes_at_once(path: Path) -> None:

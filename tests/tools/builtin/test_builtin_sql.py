@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.sql import Database, Forbidden, Mistaken, QueryError, QueryLimits, Stopped, described
+from tools.sql import Forbidden, Mistaken, QueryError, QueryLimits, SqlDatabase, Stopped, described
 
 MADE = """
 CREATE TABLE users(id INTEGER PRIMARY KEY, name TEXT, password TEXT, loud TEXT AS (upper(name)),
@@ -54,8 +54,8 @@ def path(tmp_path: Path, made: Path) -> Path:
 
 
 @pytest.fixture
-def database(path: Path) -> Database:
-    return Database(path, hidden_tables=["Secrets"], hidden_columns=["users.Password"])
+def database(path: Path) -> SqlDatabase:
+    return SqlDatabase(path, hidden_tables=["Secrets"], hidden_columns=["users.Password"])
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def database(path: Path) -> Database:
         ("SELECT round(sqrt(2), 3), upper('a'), date('2026-01-31', '+1 month')", [(1.414, "A", "2026-03-03")]),
     ],
 )
-async def test_a_question_is_answered(database: Database, sql: str, rows: list[tuple[object, ...]]) -> None:
+async def test_a_question_is_answered(database: SqlDatabase, sql: str, rows: list[tuple[object, ...]]) -> None:
     assert list((await database.query(sql)).rows) == rows
 
 
-async def test_parameters_are_values(database: Database) -> None:
+async def test_parameters_are_values(database: SqlDatabase) -> None:
     assert (await database.query("SELECT name FROM users WHERE id = ?", [2])).rows == (("Ben",),)
 
 
@@ -176,7 +176,7 @@ async def test_parameters_are_values(database: Database) -> None:
         "SELECT '" + "a" * 20_000 + "'",
     ],
 )
-async def test_what_is_not_allowed_is_refused_and_changes_nothing(database: Database, path: Path, sql: str) -> None:
+async def test_what_is_not_allowed_is_refused_and_changes_nothing(database: SqlDatabase, path: Path, sql: str) -> None:
     before = hashlib.sha256(path.read_bytes()).digest()
     with pytest.raises(QueryError) as caught:
         await database.query(sql)
@@ -206,7 +206,7 @@ async def test_what_is_not_allowed_is_refused_and_changes_nothing(database: Data
         "SELECT last_value(password) OVER () FROM users",
     ],
 )
-async def test_a_hidden_column_reads_as_null(database: Database, sql: str) -> None:
+async def test_a_hidden_column_reads_as_null(database: SqlDatabase, sql: str) -> None:
     rows = (await database.query(sql)).rows
     said = " ".join(str(value) for row in rows for value in row)
     assert rows and not any(word in said for word in (*WORDS, "68756E746572"))
@@ -231,20 +231,20 @@ async def test_a_hidden_column_reads_as_null(database: Database, sql: str) -> No
         "SELECT password FROM users INTERSECT SELECT '{}'",
     ],
 )
-async def test_a_hidden_column_cannot_be_guessed(database: Database, sql: str) -> None:
+async def test_a_hidden_column_cannot_be_guessed(database: SqlDatabase, sql: str) -> None:
     right, wrong = (await database.query(sql.format("hunter2")), await database.query(sql.format("wrong")))
     assert right.rows == wrong.rows
 
 
 async def test_a_hidden_key_is_hidden_under_its_other_names_too(path: Path) -> None:
-    database = Database(path, hidden_columns=["users.id"])
+    database = SqlDatabase(path, hidden_columns=["users.id"])
     names = "id, rowid, oid, _rowid_, u.rowid"
     assert (await database.query(f"SELECT {names} FROM users AS u LIMIT 1")).rows == ((None,) * 5,)
     right, wrong = [await database.query(f"SELECT name FROM users WHERE rowid = {n}") for n in (1, 9)]
     assert right.rows == wrong.rows
 
 
-async def test_a_hidden_table_sounds_like_one_that_is_not_there(database: Database) -> None:
+async def test_a_hidden_table_sounds_like_one_that_is_not_there(database: SqlDatabase) -> None:
     with pytest.raises(Forbidden) as hidden:
         await database.query("SELECT * FROM secrets")
     with pytest.raises(Forbidden) as absent:
@@ -253,7 +253,7 @@ async def test_a_hidden_table_sounds_like_one_that_is_not_there(database: Databa
     assert "there are: bytes, old, orders, texts, totals, users, words" in str(absent.value)
 
 
-async def test_the_schema_shows_what_can_be_read_alone(database: Database) -> None:
+async def test_the_schema_shows_what_can_be_read_alone(database: SqlDatabase) -> None:
     said = described(await database.schema())
     assert "users(id INTEGER key, name TEXT)" in said.splitlines()
     assert "view totals(name TEXT, total)" in said
@@ -263,7 +263,7 @@ async def test_the_schema_shows_what_can_be_read_alone(database: Database) -> No
 
 
 async def test_without_anything_hidden_all_is_read(path: Path) -> None:
-    database = Database(path)
+    database = SqlDatabase(path)
     assert (await database.query("SELECT * FROM users NATURAL JOIN (SELECT 'hunter2' AS password)")).rows
     assert (await database.query("SELECT shout FROM users WHERE id = 1")).rows == (("hunter2!",),)
 
@@ -283,7 +283,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
 )
 async def test_a_query_without_an_end_is_stopped(path: Path, sql: str) -> None:
     with pytest.raises(Stopped, match="limit of 0.2 s"):
-        await Database(path, limits=QueryLimits(seconds=0.2)).query(sql)
+        await SqlDatabase(path, limits=QueryLimits(seconds=0.2)).query(sql)
 
 
 async def test_a_query_that_fills_the_disk_is_stopped(path: Path) -> None:
@@ -291,7 +291,7 @@ async def test_a_query_that_fills_the_disk_is_stopped(path: Path) -> None:
         pytest.skip("the size of temporary files is only known on Linux")
     limits = QueryLimits(seconds=60, temporary_bytes=20_000_000)
     with pytest.raises(Stopped, match="more than 20,000,000 bytes"):
-        await Database(path, limits=limits).query(ENDLESS + "SELECT printf('%0900d', 1) || i AS x FROM n ORDER BY x")
+        await SqlDatabase(path, limits=limits).query(ENDLESS + "SELECT printf('%0900d', 1) || i AS x FROM n ORDER BY x")
 
 
 @pytest.mark.parametrize(
@@ -306,13 +306,13 @@ async def test_a_query_that_fills_the_disk_is_stopped(path: Path) -> None:
 )
 async def test_a_value_that_grows_too_large_is_stopped(path: Path, sql: str) -> None:
     with pytest.raises(QueryError, match="250,000 bytes, which is the limit|pattern too complex"):
-        await Database(path).query(sql)
+        await SqlDatabase(path).query(sql)
 
 
 @pytest.mark.parametrize("template", ["%1000000000d", "%.1000000000f", "%.*c", "%*d", "%n", "%"])
 async def test_a_format_that_is_too_wide_or_unknown_is_refused(path: Path, template: str) -> None:
     with pytest.raises(Mistaken, match="widths up to 1000"):
-        await Database(path).query("SELECT printf(?, 1000000000, 'x')", [template])
+        await SqlDatabase(path).query("SELECT printf(?, 1000000000, 'x')", [template])
 
 
 FORMATS = "%d;%5d|%-5d|%05d;%.2f;%8.3f%%;%e;%g;%s and %s;%10s|%-10s|;%x %X %o;%,d;%i %u".split(";")  # noqa: SIM905
@@ -324,20 +324,22 @@ async def test_formats_write_what_sqlite_writes(path: Path, template: str, value
     if any(kind in template for kind in "xXou"):
         values = tuple(abs(value) if isinstance(value, float) else value for value in values)  # unsigned to SQLite
     (expected,) = sqlite3.connect(":memory:").execute("SELECT printf(?, ?, ?, ?)", (template, *values)).fetchone()
-    assert (await Database(path).query("SELECT printf(?, ?, ?, ?)", [template, *values])).rows == ((expected,),)
+    assert (await SqlDatabase(path).query("SELECT printf(?, ?, ?, ?)", [template, *values])).rows == ((expected,),)
 
 
 @pytest.mark.parametrize("sql", ["SELECT " + "(" * 500 + "1" + ")" * 500, "SELECT 1" + " UNION SELECT 1" * 100])
 async def test_a_statement_that_is_too_deep_is_refused(path: Path, sql: str) -> None:
     with pytest.raises(QueryError):
-        await Database(path).query(sql)
+        await SqlDatabase(path).query(sql)
 
 
 async def test_many_rows_and_many_bytes_are_cut(path: Path) -> None:
-    database = Database(path, limits=QueryLimits(rows=10))
+    database = SqlDatabase(path, limits=QueryLimits(rows=10))
     rows = await database.query(ENDLESS + "SELECT i FROM n")
     assert len(rows.rows) == 10 and rows.truncated
-    large = await Database(path, limits=QueryLimits(bytes=10_000)).query(ENDLESS + "SELECT printf('%0900d', 1) FROM n")
+    large = await SqlDatabase(path, limits=QueryLimits(bytes=10_000)).query(
+        ENDLESS + "SELECT printf('%0900d', 1) FROM n"
+    )
     assert len(large.rows) == 11 and large.truncated
     exact = await database.query(ENDLESS + "SELECT i FROM n LIMIT 10")
     assert len(exact.rows) == 10 and not exact.truncated
@@ -346,7 +348,7 @@ async def test_many_rows_and_many_bytes_are_cut(path: Path) -> None:
 async def test_a_query_whose_asker_is_gone_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    within = Database._within
+    within = SqlDatabase._within
 
     def observed(*arguments: object) -> object:
         loop.call_soon_threadsafe(begun.set)
@@ -355,8 +357,8 @@ async def test_a_query_whose_asker_is_gone_ends(path: Path, monkeypatch: pytest.
         finally:
             loop.call_soon_threadsafe(ended.set)
 
-    monkeypatch.setattr(Database, "_within", observed)
-    database = Database(path, limits=QueryLimits(seconds=1000))
+    monkeypatch.setattr(SqlDatabase, "_within", observed)
+    database = SqlDatabase(path, limits=QueryLimits(seconds=1000))
     task = asyncio.create_task(database.query(ENDLESS + "SELECT count(*) FROM n"))
     await begun.wait()
     task.cancel()
@@ -365,7 +367,7 @@ async def test_a_query_whose_asker_is_gone_ends(path: Path, monkeypatch: pytest.
     await asyncio.wait_for(ended.wait(), 30)
 
 
-def test_the_file_itself_is_opened_for_reading_alone(database: Database) -> None:
+def test_the_file_itself_is_opened_for_reading_alone(database: SqlDatabase) -> None:
     connection = database._open()
     connection.execute("PRAGMA query_only = OFF")
     with pytest.raises(sqlite3.OperationalError, match="readonly database"):
@@ -373,7 +375,7 @@ def test_the_file_itself_is_opened_for_reading_alone(database: Database) -> None
     connection.close()
 
 
-async def test_a_mistake_is_told_in_the_words_of_sqlite(database: Database) -> None:
+async def test_a_mistake_is_told_in_the_words_of_sqlite(database: SqlDatabase) -> None:
     with pytest.raises(Mistaken, match="no such column: nmae"):
         await database.query("SELECT nmae FROM users")
     with pytest.raises(Mistaken, match="incomplete input"):
@@ -385,7 +387,7 @@ async def test_a_database_in_wal_mode_is_read_while_it_is_written(path: Path) ->
     writer.execute("PRAGMA journal_mode = WAL")
     writer.execute("INSERT INTO orders VALUES (4, 1, 1)")
     writer.commit()
-    assert (await Database(path).query("SELECT count(*) FROM orders")).rows == ((4,),)
+    assert (await SqlDatabase(path).query("SELECT count(*) FROM orders")).rows == ((4,),)
     writer.close()
 
 
@@ -400,12 +402,12 @@ async def test_a_database_in_wal_mode_is_read_while_it_is_written(path: Path) ->
 )
 def test_what_cannot_be_hidden_is_said_at_once(path: Path, hidden: dict[str, list[str]], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Database(path, **hidden)
+        SqlDatabase(path, **hidden)
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no file"):
-        Database(tmp_path / "none.db")
+        SqlDatabase(tmp_path / "none.db")
     (tmp_path / "text.db").write_text("not a database at all, but a text of some length")
     with pytest.raises(ValueError, match="cannot be read as SQLite"):
-        Database(tmp_path / "text.db")
+        SqlDatabase(tmp_path / "text.db")

@@ -33,8 +33,8 @@ from tools.builtin.builtin_tools import (
 from tools.builtin.databases import Databases
 from tools.builtin.notes import MAX_NOTES, Notebook, NoteError, Notes
 from tools.builtin.pages import Pages, Web
-from tools.sql import Database
-from tools.web import Failed
+from tools.sql import SqlDatabase
+from tools.web import FetchFailed
 from tools.web.search import SearXNG
 
 
@@ -80,16 +80,16 @@ async def test_times_and_dates() -> None:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Database:
+def shop(tmp_path: Path) -> SqlDatabase:
     connection = sqlite3.connect(tmp_path / "shop.db")
     connection.executescript(
         "CREATE TABLE item(name TEXT, price REAL, cost REAL); INSERT INTO item VALUES ('pen', 2, 1)"
     )
     connection.close()
-    return Database(tmp_path / "shop.db", hidden_columns=["item.cost"])
+    return SqlDatabase(tmp_path / "shop.db", hidden_columns=["item.cost"])
 
 
-async def test_a_database_is_described_and_asked(shop: Database) -> None:
+async def test_a_database_is_described_and_asked(shop: SqlDatabase) -> None:
     tools = by_name(*Databases({"shop": shop}).tools())
     assert (await call_tool(tools["sql_schema"])).text == "-- database shop\nitem(name TEXT, price REAL)"
     answer = await call_tool(tools["sql_query"], sql="SELECT * FROM item")
@@ -226,7 +226,7 @@ async def test_a_search_gives_public_results_as_sources() -> None:
 @pytest.mark.parametrize("results", [[], {"results": 3}, {"answers": []}, "x", {"results": {"a": 1}}])
 async def test_an_engine_that_answers_otherwise_is_a_failure(results: object) -> None:
     async with served("127.0.0.1") as site:
-        with pytest.raises(Failed, match="results in JSON"):
+        with pytest.raises(FetchFailed, match="results in JSON"):
             await _engine(site, results).search("dams of Orsk", 5)
 
 
@@ -245,18 +245,18 @@ async def test_an_engine_that_fails_is_told_of(answer: bytes, said: str) -> None
     async with served("127.0.0.1") as site:
         engine = _engine(site, {})
         site.pages = dict.fromkeys(site.pages, answer)
-        with pytest.raises(Failed, match=said):
+        with pytest.raises(FetchFailed, match=said):
             await engine.search("dams of Orsk", 5)
 
 
 async def test_an_engine_that_is_not_there_is_told_of() -> None:
     async with served(PUBLIC) as site:
         port = site.port
-    with pytest.raises(Failed, match="could not be asked"):
+    with pytest.raises(FetchFailed, match="could not be asked"):
         await SearXNG(f"http://{PUBLIC}:{port}").search("dams", 5)
 
 
-def test_what_is_not_configured_is_off_and_says_why(tmp_path: Path, shop: Database) -> None:
+def test_what_is_not_configured_is_off_and_says_why(tmp_path: Path, shop: SqlDatabase) -> None:
     bare = builtin_tools(BuiltinConfig(web=False))
     assert [each.name for each in bare.tools if isinstance(each, Tool)] == [
         "ask_user",

@@ -31,7 +31,7 @@ from tools.mcp.config import McpSettings
 from tools.mcp.offers import DESCRIPTION, MAX_COUNT, SCHEMA, tools_of
 from tools.options import PERMISSIONS
 from tools.outcome import Call, Outcome
-from tools.policy import Policy
+from tools.policy import CallPolicy
 from tools.registry import Registry
 from tools.session import Session
 from tools.testing import FakeContext, call_tool
@@ -156,7 +156,7 @@ async def until(server: McpServer, *status: Any) -> None:
 
 
 async def ran(registry: Registry, name: str, **arguments: Any) -> Outcome:
-    executor = Executor(registry, Policy(default=PERMISSIONS))
+    executor = Executor(registry, CallPolicy(default=PERMISSIONS))
     session = Session("ana", "run-1", "chat-1", None)
     (outcome,) = await executor.run([Call("c1", name, arguments)], session)
     return outcome

@@ -21,7 +21,7 @@ from ponder import Context, Retry, tool
 from tools.executor import Executor
 from tools.mcp.server import ToolServer
 from tools.options import PERMISSIONS, Permission
-from tools.policy import Policy
+from tools.policy import CallPolicy
 from tools.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,7 +76,7 @@ def nothing_written() -> None:
 def serving(*granted: Permission) -> ToolServer:
     registry = Registry()
     registry.add(add, table, page, write, send, picky)
-    return ToolServer(Executor(registry, Policy(default=granted or PERMISSIONS)), user="ana")
+    return ToolServer(Executor(registry, CallPolicy(default=granted or PERMISSIONS)), user="ana")
 
 
 class Person:

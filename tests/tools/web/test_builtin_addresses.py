@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.web import Refused
+from tools.web import AddressRefused
 from tools.web.target import embedded, refusal, target
 
 _PRIVATE = """
@@ -64,7 +64,7 @@ def test_an_address_of_one_link_is_refused() -> None:
 
 @pytest.mark.parametrize("url", _SPELLINGS.split())
 def test_a_spelling_that_could_lead_astray_is_refused(url: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(AddressRefused):
         target(url)
 
 
@@ -72,22 +72,22 @@ def test_a_spelling_that_could_lead_astray_is_refused(url: str) -> None:
     "url", ["http://si te.com/", "http://site.com/\r\nHost: a", "http://site.com/\0", "h\tttp://a.com"]
 )
 def test_a_url_with_spaces_or_control_characters_is_refused(url: str) -> None:
-    with pytest.raises(Refused, match="percent-encoded"):
+    with pytest.raises(AddressRefused, match="percent-encoded"):
         target(url)
 
 
 @pytest.mark.parametrize("url", ["http://user@site.com/", "http://a:b@site.com/", "http://site.com:80@127.0.0.1/"])
 def test_a_url_with_a_user_is_refused_as_such(url: str) -> None:
-    with pytest.raises(Refused, match="a user name or a password"):
+    with pytest.raises(AddressRefused, match="a user name or a password"):
         target(url)
 
 
 def test_a_refusal_says_what_an_odd_number_means_and_what_is_accepted() -> None:
     with pytest.raises(
-        Refused, match="'0x7f000001' means 127.0.0.1 and is loopback; accepted: addresses of the public"
+        AddressRefused, match="'0x7f000001' means 127.0.0.1 and is loopback; accepted: addresses of the public"
     ):
         target("http://0x7f000001/")
-    with pytest.raises(Refused, match="odd spelling of 8.8.8.8"):
+    with pytest.raises(AddressRefused, match="odd spelling of 8.8.8.8"):
         target("http://134744072/")
 
 
@@ -118,7 +118,7 @@ def test_what_is_read_reads_the_same_again() -> None:
 def test_a_number_is_read_as_the_system_reads_it(value: int, form: str) -> None:
     written = form.format(value)
     address = IPv4Address(socket.inet_aton(written))
-    with pytest.raises(Refused) as caught:  # one number is never the plain spelling
+    with pytest.raises(AddressRefused) as caught:  # one number is never the plain spelling
         target(f"http://{written}/")
     assert str(address) in str(caught.value) or written == "0"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.loopback_web import PUBLIC, Names, fetcher, redirect, response, served, served_twice
-from tools.web import Failed, FetchConfig, Fetcher, Refused
+from tools.web import AddressRefused, FetchConfig, Fetcher, FetchFailed
 from tools.web.fetch import Inflate
 
 
@@ -53,19 +53,19 @@ async def test_an_error_page_is_a_page_with_its_status() -> None:
 )
 async def test_a_host_with_one_private_address_is_refused(answers: list[str]) -> None:
     async with served() as site:
-        with pytest.raises(Refused, match="accepted: public addresses"):
+        with pytest.raises(AddressRefused, match="accepted: public addresses"):
             await fetcher(site.port, names=Names(site_com=[answers])).fetch(f"http://site.com:{site.port}/")
     assert site.requests == []
 
 
 async def test_a_private_address_behind_a_name_is_not_told() -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AddressRefused) as caught:
         await fetcher(80, names=Names(site_com=[["::ffff:10.1.2.3"]])).fetch("http://site.com/")
     assert "10.1.2.3" not in str(caught.value)
 
 
 async def test_a_host_without_an_address_is_a_failure() -> None:
-    with pytest.raises(Failed, match="no address"):
+    with pytest.raises(FetchFailed, match="no address"):
         await fetcher(80, names=Names(site_com=[[]])).fetch("http://site.com/")
 
 
@@ -81,7 +81,7 @@ async def test_a_host_that_moves_to_a_private_address_between_hops_is_refused() 
     names = Names(site_com=[[PUBLIC], ["127.0.0.1"]])
     async with served_twice() as (site, secret):
         site.pages["/"] = redirect("/secret")
-        with pytest.raises(Refused, match="loopback"):
+        with pytest.raises(AddressRefused, match="loopback"):
             await fetcher(site.port, names=names).fetch(f"http://site.com:{site.port}/")
     assert secret.requests == []
 
@@ -99,7 +99,7 @@ async def test_a_redirect_that_leads_inside_is_refused(location: str) -> None:
     async with served_twice() as (site, secret):
         site.pages["/"] = redirect(location)
         config = FetchConfig(ports=(80, 443, site.port))
-        with pytest.raises(Refused):
+        with pytest.raises(AddressRefused):
             names = Names(inner_com=[["192.168.0.1"]])
             await fetcher(config=config, names=names).fetch(f"http://site.com:{site.port}/")
     assert len(site.requests) == 1 and secret.requests == []
@@ -113,7 +113,7 @@ async def test_redirects_are_followed_and_then_no_more() -> None:
         fetch = fetcher(site.port).fetch
         found = await fetch(f"http://site.com:{site.port}/2")
         assert (found.text, found.url) == ("here", f"http://site.com:{site.port}/7")
-        with pytest.raises(Refused, match="more than 5 times"):
+        with pytest.raises(AddressRefused, match="more than 5 times"):
             await fetch(f"http://site.com:{site.port}/1")
 
 
@@ -157,14 +157,14 @@ async def test_many_gzip_members_are_one_page_under_one_limit() -> None:
 async def test_an_encoding_that_was_not_asked_for_is_refused(encoding: str) -> None:
     async with served() as site:
         site.pages["/"] = response(b"xx", f"Content-Encoding: {encoding}")
-        with pytest.raises(Refused, match="accepted: gzip, deflate"):
+        with pytest.raises(AddressRefused, match="accepted: gzip, deflate"):
             await fetcher(site.port).fetch(f"http://site.com:{site.port}/")
 
 
 async def test_damaged_data_is_a_failure() -> None:
     async with served() as site:
         site.pages["/"] = response(b"not gzip", "Content-Encoding: gzip")
-        with pytest.raises(Failed, match="damaged"):
+        with pytest.raises(FetchFailed, match="damaged"):
             await fetcher(site.port).fetch(f"http://site.com:{site.port}/")
 
 
@@ -192,7 +192,7 @@ async def test_data_that_holds_nothing_is_refused_after_so_many_bytes() -> None:
     async with served() as site:
         site.pages["/"] = endless
         config = FetchConfig(ports=(site.port,), most_bytes=100_000)
-        with pytest.raises(Refused, match="sent more than"):
+        with pytest.raises(AddressRefused, match="sent more than"):
             await fetcher(config=config).fetch(f"http://site.com:{site.port}/")
 
 
@@ -218,14 +218,14 @@ async def test_headers_without_an_end_are_refused() -> None:
 
     async with served() as site:
         site.pages["/"] = endless
-        with pytest.raises((Refused, Failed)):
+        with pytest.raises((AddressRefused, FetchFailed)):
             await fetcher(site.port).fetch(f"http://site.com:{site.port}/")
 
 
 async def test_large_headers_are_refused() -> None:
     async with served() as site:
         site.pages["/"] = response(b"x", *(f"X-{n}: {'y' * 900}" for n in range(50)))
-        with pytest.raises(Refused, match="bytes of headers; accepted: 32,000"):
+        with pytest.raises(AddressRefused, match="bytes of headers; accepted: 32,000"):
             await fetcher(site.port).fetch(f"http://site.com:{site.port}/")
 
 
@@ -243,7 +243,7 @@ async def test_a_site_that_drips_is_left(start: bytes) -> None:
     async with served() as site:
         site.pages["/"] = drip
         config = FetchConfig(ports=(site.port,), timeout_s=0.3)
-        with pytest.raises(Failed, match="limit of 0.3 s|in time"):
+        with pytest.raises(FetchFailed, match="limit of 0.3 s|in time"):
             await fetcher(config=config).fetch(f"http://site.com:{site.port}/")
         left.set()
 
@@ -253,7 +253,7 @@ async def test_a_resolver_that_hangs_is_left() -> None:
         await asyncio.Event().wait()
         return []
 
-    with pytest.raises(Failed, match="limit of 0.1 s"):
+    with pytest.raises(FetchFailed, match="limit of 0.1 s"):
         await Fetcher(FetchConfig(timeout_s=0.1), resolve=hang).fetch("http://site.com/")
 
 
@@ -263,14 +263,14 @@ async def test_a_resolver_that_hangs_is_left() -> None:
 async def test_what_is_not_text_is_refused(media_type: str) -> None:
     async with served() as site:
         site.pages["/"] = response(b"x", media_type=media_type)
-        with pytest.raises(Refused, match="accepted: text, HTML, JSON"):
+        with pytest.raises(AddressRefused, match="accepted: text, HTML, JSON"):
             await fetcher(site.port).fetch(f"http://site.com:{site.port}/")
 
 
 async def test_what_is_not_http_is_a_failure() -> None:
     async with served() as site:
         site.pages["/"] = b"SSH-2.0-OpenSSH\r\n\r\n"
-        with pytest.raises(Failed, match="could not be read"):
+        with pytest.raises(FetchFailed, match="could not be read"):
             await fetcher(site.port).fetch(f"http://site.com:{site.port}/")
 
 
@@ -315,7 +315,7 @@ async def test_over_tls_the_name_is_sent_and_the_certificate_checked(tmp_path: P
         site.pages["/"] = response(b"secure")
         found = await fetcher(site.port, tls=trusting).fetch(f"https://site.com:{site.port}/")
         assert found.text == "secure" and asked == ["site.com"]
-        with pytest.raises(Failed, match="(?i)hostname mismatch"):
+        with pytest.raises(FetchFailed, match="(?i)hostname mismatch"):
             await fetcher(site.port, tls=trusting).fetch(f"https://other.com:{site.port}/")
-        with pytest.raises(Failed, match="(?i)self.signed"):
+        with pytest.raises(FetchFailed, match="(?i)self.signed"):
             await fetcher(site.port).fetch(f"https://site.com:{site.port}/")
