@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Tokenizer,
         TokenLogprob,
     )
-    from engine.beam import beam_search
+    from engine.beam_search import beam_search
     from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candidates, accept, prefill
     from reasoning.dialogue import ChatFormat, after_answer
     from reasoning.strategy import Context as StrategyContext
@@ -123,7 +123,7 @@ _NAMES_BY_MODULE = {
         "TokenLogprob",
         "Tokenizer",
     ],
-    "engine.beam": ["beam_search"],
+    "engine.beam_search": ["beam_search"],
     "reasoning.candidate": ["Candidate", "CandidateChosen", "CandidateDone", "Candidates", "accept", "prefill"],
     "reasoning.dialogue": ["ChatFormat", "after_answer"],
     "reasoning.strategy": ["Event", "Options", "Spent", "Yields", "refuse_fields", "strategy"],

@@ -36,7 +36,7 @@ from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.config import LOCAL_USER
-from app.db.accounts import NO_QUOTA, Account, Accounts, ApiKey, KeyState, Role, hashed
+from app.db.account_store import NO_QUOTA, Account, Accounts, ApiKey, KeyState, Role, hashed
 from app.db.quotas import Quota, Used
 from app.errors import ApiError, note
 from app.page import is_pages

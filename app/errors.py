@@ -18,8 +18,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from app.db.database import KeyReused, NameTaken, NotThere, WrongPlace
-from app.documents import disk_trouble
+from app.db.sqlite import KeyReused, NameTaken, NotThere, WrongPlace
+from app.document_library import disk_trouble
 from engine.errors import (
     ChatTemplateError,
     ContextLengthExceeded,

@@ -21,7 +21,7 @@ from app.db.chat_exchange import Export
 from app.openai.request_models import ChatRequest, CompletionRequest
 from app.openai.responses_request import ResponseRequest
 from app.openai.routes import EmbeddingRequest
-from app.sequences.requests import (
+from app.sequences.sequence_requests import (
     AppendRequest,
     ForkRequest,
     GenerateRequest,

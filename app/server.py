@@ -41,16 +41,16 @@ from app.api.tools import strategies_router as strategies_router
 from app.auth import Auth, RequireUser
 from app.config import BadSetting, Settings
 from app.connections import Drain, DrainMiddleware
-from app.db.accounts import Accounts
+from app.db.account_store import Accounts
 from app.db.store import Store
-from app.documents import open_library
+from app.document_library import open_library
 from app.middleware import add_middleware
 from app.observability import Goals, ServerMetrics
 from app.openai import responses
 from app.page import mount_page
 from app.runs.live_runs import Runs
 from app.sequences import persistence
-from app.sequences.sequences import Sequences
+from app.sequences.registry import Sequences
 from app.state import State
 from engine.errors import EngineRestarting, EngineStopped
 from reasoning.agent import Limits

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.auth import Auth
     from app.db.store import Store
     from app.runs.live_runs import Runs
-    from app.sequences.sequences import Sequences
+    from app.sequences.registry import Sequences
     from retrieval import Library
 
 

@@ -84,7 +84,7 @@ def constraints(
 ) -> None:
     """Measure constraints on the logits; print tables and JSON. Takes half an hour on two cores, some minutes with
     --quick, which keeps nothing."""
-    from bench.constraints import QUICK, Scale, on_hardware, pages, qwen_sized
+    from bench.constraints import QUICK, Scale, constraint_pages, on_hardware, qwen_sized
     from bench.constraints import constraints as measure
     from bench.constraints.material import missing
 
@@ -96,11 +96,11 @@ def constraints(
         tokenizer, size, model = qwen_sized(Path(scratch))
         measured = asyncio.run(measure(tokenizer, size, model, QUICK if quick else Scale(), status.update))
     results = on_hardware(measured, "make bench BENCH_ARGS=constraints")
-    console.print(Markdown(pages.tables(results)))
+    console.print(Markdown(constraint_pages.tables(results)))
     print(json.dumps(results))
     if write and not quick:
-        path = pages.save(results).relative_to(report.ROOT)
-        pages.write_page(results)
+        path = constraint_pages.save(results).relative_to(report.ROOT)
+        constraint_pages.write_page(results)
         console.print(f"Kept in {path}; docs/performance.md is up to date.")
 
 
@@ -117,7 +117,7 @@ def retrieval(
 ) -> None:
     """Measure retrieval; print tables and JSON. Takes an hour on two cores, some minutes with --quick, which keeps
     nothing."""
-    from bench.retrieval import PARTS, QUICK, RetrievalScale, measure, pages
+    from bench.retrieval import PARTS, QUICK, RetrievalScale, measure, retrieval_pages
     from tests.known_answers import SHARED
 
     console = Console(stderr=True)
@@ -132,10 +132,10 @@ def retrieval(
     with console.status("retrieval") as status:
         made = measure(SHARED, model, QUICK if quick else RetrievalScale(), status.update, work, only or PARTS)
     made = {**earlier, **made}
-    console.print(Markdown(pages.tables(made)))
+    console.print(Markdown(retrieval_pages.tables(made)))
     print(json.dumps(made))
     if write and not quick:
-        path = pages.write(made).relative_to(report.ROOT)
+        path = retrieval_pages.write(made).relative_to(report.ROOT)
         console.print(f"Kept in {path}; docs/retrieval.md is up to date.")
 
 
@@ -146,7 +146,7 @@ def agent(
     write: Annotated[bool, typer.Option(help="Keep the JSON and bring docs/tools.md up to date.")] = True,
 ) -> None:
     """Measure what the agent's loop adds to the engine, and Stop; print a table and JSON. Takes two minutes."""
-    from bench.agent import measure, table
+    from bench.agent_turns import measure, table
 
     console = Console(stderr=True)
     with console.status("the agent's loop"):

@@ -20,11 +20,11 @@ from typing import Any
 
 from bench import hardware, report
 from bench.sandbox import spread
+from tools.call_policy import CallPolicy
 from tools.executor import Executor
 from tools.options import PERMISSIONS
 from tools.outcome import Call
 from tools.plugins import POLL_S, PluginFolder
-from tools.policy import CallPolicy
 from tools.registry import Registry
 from tools.session import Session
 

@@ -25,7 +25,7 @@ from engine.errors import (
     QueueFull,
 )
 from engine.handle import Sequence
-from engine.ipc.client import Link, PendingRequest, State
+from engine.ipc.link import Link, PendingRequest, State
 from engine.kv_cache.snapshot import unpacked
 from engine.model.tokenizer import Tokenizer
 from engine.outputs import Stats

@@ -14,7 +14,7 @@ from typing import Self
 
 from engine.core import messages as m
 from engine.errors import ContextLengthExceeded, InvalidParameter, SequenceBusy, SequenceClosed
-from engine.ipc.client import Client, PendingRequest
+from engine.ipc.link import Client, PendingRequest
 from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
 from engine.params import Span
 from engine.structured_output.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused

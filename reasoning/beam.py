@@ -1,6 +1,6 @@
 """Beam search as a strategy: the likeliest answer of those that the engine's beam search finds on forks.
 
-Knows nothing of how beams are kept: see `engine.beam`.
+Knows nothing of how beams are kept: see `engine.beam_search`.
 """
 
 from __future__ import annotations

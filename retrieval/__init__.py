@@ -4,12 +4,12 @@ SQLite is the truth, the indexes are views of it. Knows nothing of engines, chat
 counts tokens is passed in.
 """
 
-from retrieval.context import PromptSource, layout, sources
 from retrieval.filters import BadFilter
 from retrieval.index.hybrid import BadQuery, Query
 from retrieval.index.publish import Text
 from retrieval.jobs import Given, Job, OverQuota
 from retrieval.library import InUse, Library
+from retrieval.prompt_context import PromptSource, layout, sources
 from retrieval.records import (
     Collection,
     CollectionNameTaken,

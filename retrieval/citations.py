@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from retrieval.context import PromptSource
 from retrieval.index.lexical import content
+from retrieval.prompt_context import PromptSource
 from retrieval.spans import Folded, names, numbers, sentences, shortened
 
 SUPPORTED = 0.7  # of a sentence's content words; a judge is asked from half of that on

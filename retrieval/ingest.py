@@ -23,13 +23,13 @@ from pathlib import Path
 
 from pebble import ProcessFuture
 
+from retrieval.document_store import DocumentStore
 from retrieval.index.publish import GROUP_CHUNKS, Prepared, Publisher
 from retrieval.index.views import Views
 from retrieval.jobs import File, Given, Job, JobStore
 from retrieval.parsing.parsed import Parsed, Unreadable
 from retrieval.parsing.parser import Parser
 from retrieval.records import NotAllowed, NotFound
-from retrieval.store import DocumentStore
 
 log = logging.getLogger("ponder.retrieval")
 

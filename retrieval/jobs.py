@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from retrieval.database import DatabaseFile
+from retrieval.document_database import DatabaseFile
 from retrieval.parsing.parsed import ParseFault
 from retrieval.records import Metadata, NotFound
 from retrieval.rights import Rights

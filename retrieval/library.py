@@ -20,6 +20,7 @@ from typing import IO, TypeVar
 
 from pebble import ProcessFuture
 
+from retrieval.document_store import DocumentStore
 from retrieval.durable import make_folder
 from retrieval.embedding import Embedder, SentenceEmbedder
 from retrieval.evidence import Rarity
@@ -31,7 +32,6 @@ from retrieval.parsing.parsed import Box
 from retrieval.parsing.parser import Parser
 from retrieval.parsing.sniff import PDF
 from retrieval.records import Among, Collection, Found, NotFound
-from retrieval.store import DocumentStore
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from retrieval.database import DatabaseFile
+from retrieval.document_database import DatabaseFile
 from retrieval.records import (
     Collection,
     CollectionNameTaken,

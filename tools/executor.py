@@ -17,12 +17,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from tools.call_policy import Allowed, CallPolicy, Denied, NeedsApproval, canonical, fingerprint, parsed
 from tools.errors import ArgumentProblem, BadArguments, JournalConflict, NotAnswered
 from tools.invocation import Invocations, Tell
 from tools.journal import Journal, SqliteJournal
 from tools.limits import RateLimits
 from tools.outcome import Call, CallError, CallResult, CallStarted, Event, Outcome, failed
-from tools.policy import Allowed, CallPolicy, Denied, NeedsApproval, canonical, fingerprint, parsed
 from tools.registry import Registry
 from tools.result import Result
 from tools.session import Session

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
+from tools.call_policy import Decision, NeedsApproval
 from tools.context import Ask
-from tools.policy import Decision, NeedsApproval
 from tools.tool import Tool
 
 

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.call_policy import CallPolicy, Decision, NeedsApproval
 from tools.context import Context, Question, ToolProgressStep
 from tools.errors import NotAnswered
 from tools.executor import Executor
 from tools.journal import Journal
 from tools.options import PERMISSIONS
 from tools.outcome import Call, Event, Outcome
-from tools.policy import CallPolicy, Decision, NeedsApproval
 from tools.registry import Offer, Registry
 from tools.result import Result, result_of
 from tools.session import Session

@@ -17,7 +17,7 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from training import card, evaluate, export, mixture, plans, team, tokenizer
+from training import card, evaluate, export, mixture, plans, team, train_tokenizer
 from training.text import prose
 from training.trainer import Plan, Trainer, train
 
@@ -31,9 +31,9 @@ def make_tokenizer(path: Path, plan: Plan, samples: int = 12_000) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     rng = Random(plan.seed)
     made = (mixture.conversation(rng, rng.random()) for _ in range(samples))
-    texts = (text for conversation in made for text, _ in tokenizer.segments(conversation))
+    texts = (text for conversation in made for text, _ in train_tokenizer.segments(conversation))
     real = (sentence for _, module in prose.paragraphs() for paragraph in module for sentence in paragraph)
-    trained = tokenizer.train(chain(texts, real), plan.model.vocab_size)
+    trained = train_tokenizer.train(chain(texts, real), plan.model.vocab_size)
     path.parent.mkdir(parents=True, exist_ok=True)
     trained.save(str(path))
     return trained
@@ -42,7 +42,9 @@ def make_tokenizer(path: Path, plan: Plan, samples: int = 12_000) -> Tokenizer:
 def longest_conversation(trained: Tokenizer, seed: int, samples: int = 500) -> int:
     """Tokens of the longest of some conversations from the end of the curriculum."""
     rng = Random(seed)
-    made = ("".join(text for text, _ in tokenizer.segments(mixture.conversation(rng, 1.0))) for _ in range(samples))
+    made = (
+        "".join(text for text, _ in train_tokenizer.segments(mixture.conversation(rng, 1.0))) for _ in range(samples)
+    )
     return min(mixture.MAX_LENGTH, max(len(trained.encode(text).ids) for text in made))
 
 

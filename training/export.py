@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from training.model import Model, ModelConfig
-from training.tokenizer import END_OF_TEXT, MARKS, TURN_END, TURN_START, chat_template, token_id
+from training.torch_model import Model, ModelConfig
+from training.train_tokenizer import END_OF_TEXT, MARKS, TURN_END, TURN_START, chat_template, token_id
 
 ABOUT = {
     "pebble": (

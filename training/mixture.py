@@ -24,7 +24,7 @@ from torch import Tensor
 from training.conversation import Conversation, Phrasing
 from training.tasks import arithmetic, calculator, chat, countdown, database, grounded, joint, tool_choice
 from training.team import ALONE, Team
-from training.tokenizer import END_OF_TEXT, segments, token_id
+from training.train_tokenizer import END_OF_TEXT, segments, token_id
 
 PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of what is read, at a small weight: 0.015 on average
 MAX_LENGTH = 2048  # tokens; a longer conversation is not trained on

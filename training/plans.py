@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from training.model import ModelConfig
+from training.torch_model import ModelConfig
 from training.trainer import Plan
 
 Name = Literal["pebble", "pebble-draft"]

@@ -17,7 +17,7 @@ from random import Random
 
 from training import phrases
 from training.conversation import Phrasing
-from training.text import expression, words
+from training.text import arithmetic_expression, words
 from training.text.noise import casual
 
 MAX_VALUE = 10**13  # no result is longer
@@ -57,7 +57,7 @@ class Sum:
     answer: str = ""
 
     def result(self) -> Fraction:
-        return expression.value(self.expression)
+        return arithmetic_expression.value(self.expression)
 
     def said(self, result: str) -> str:
         """The final sentence, with the result as the tool gave it."""
@@ -91,10 +91,10 @@ def as_typed(rng: Random, number: str, spell: bool = True) -> str:
 
 def _fine(text: str, decimals: int = 6) -> bool:
     try:
-        found = expression.value(text)
-    except expression.ExpressionError:
+        found = arithmetic_expression.value(text)
+    except arithmetic_expression.ExpressionError:
         return False
-    return abs(found) < MAX_VALUE and expression.ends(found, decimals)
+    return abs(found) < MAX_VALUE and arithmetic_expression.ends(found, decimals)
 
 
 def random_tokens(rng: Random, progress: float) -> list[str]:
@@ -198,10 +198,10 @@ def phrased(rng: Random, phrasing: Phrasing, progress: float, kind: str) -> Sum:
     for _ in range(300):
         blanks = _blanks(rng, phrasing, progress, template)
         text = _filled(rng, formula, blanks, typed=False)
-        result = expression.value(text)
+        result = arithmetic_expression.value(text)
         # How many are left is a whole number above one, unless it is about money or distances.
         broken = any(place in formula for place in ("{p}", "{q}", "- {k}"))
-        whole = kind != "problem" or (result > 1 and (broken or expression.ends(result, 0)))
+        whole = kind != "problem" or (result > 1 and (broken or arithmetic_expression.ends(result, 0)))
         if whole and _fine(text, 4) and (kind == "problem" or "- {k}" in formula or result >= 0):
             break
     asked = _filled(rng, casual(rng, question, 0.03), blanks, typed=True)

@@ -31,8 +31,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.mixture import Reader, TrainingBatch
-from training.model import Model, ModelConfig
 from training.team import ALONE, Team
+from training.torch_model import Model, ModelConfig
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 

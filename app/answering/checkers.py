@@ -22,7 +22,7 @@ from reasoning.strategy import Check
 from tools.outcome import Call
 from tools.sandbox import Pure, SandboxFailed
 from tools.session import Session
-from tools.workers.pool import ProcessPool, WorkerFailed
+from tools.workers.process_pool import ProcessPool, WorkerFailed
 from tools.workers.schema_check import check_schema
 
 if TYPE_CHECKING:

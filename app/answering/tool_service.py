@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Literal, Self
 from app.config import Settings
 from retrieval.browse import Browser
 from tools.builtin.notes import Notebook
+from tools.call_policy import CallPolicy
 from tools.executor import Executor
 from tools.grants import SqliteGrants
 from tools.journal import SqliteJournal
 from tools.mcp import mcp_servers
 from tools.options import Permission
 from tools.plugins import PluginFolder
-from tools.policy import CallPolicy
 from tools.registry import Registry
 from tools.tool import Tool
 

@@ -27,10 +27,10 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
-from app.db.chats import Tree
-from app.db.database import Row
-from app.db.runs import LoggedEvent
-from app.db.steps import AnswerStep
+from app.db.answer_steps import AnswerStep
+from app.db.chat_store import Tree
+from app.db.run_store import LoggedEvent
+from app.db.sqlite import Row
 from app.runs.events import SourceShown
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from app.api.chat_export import POLICY, SharedChat, markdown, page, shared_chat
 from app.api.query_params import bounded, parameters, texts
 from app.current_user import User
 from app.db.chat_exchange import MAX_FOLDER, MAX_TITLE, BadChats, Export
-from app.db.chats import BadCursor, Tree
+from app.db.chat_store import BadCursor, Tree
 from app.errors import invalid
 from app.request_body import checked, json_object, parse
 from app.state import State

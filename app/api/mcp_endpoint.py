@@ -54,8 +54,8 @@ class McpEndpoint:
     async def _hold(self, user: str, opened: asyncio.Future[ASGIApp]) -> None:
         """One task opens and closes it, as the SDK's task groups need."""
         try:
-            await asyncio.to_thread(importlib.import_module, "tools.mcp.server")
-            from tools.mcp.server import ToolServer
+            await asyncio.to_thread(importlib.import_module, "tools.mcp.mcp_server")
+            from tools.mcp.mcp_server import ToolServer
 
             server = ToolServer(self._state.tool_service.executor, user=user, version=self._version)
             async with server.http([], idle_s=self._state.settings.mcp_idle_s) as app:

@@ -21,7 +21,7 @@ from app.api.query_params import bounded, parameters, texts
 from app.api.tools import tool_list
 from app.config import changed_settings
 from app.current_user import Operator
-from app.db.accounts import Accounts
+from app.db.account_store import Accounts
 from app.state import State
 from tools.options import PERMISSIONS
 

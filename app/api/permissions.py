@@ -18,9 +18,9 @@ from app.current_user import User
 from app.errors import ApiError
 from app.request_body import json_object, parse
 from app.state import State
+from tools.call_policy import CallPolicy
 from tools.grants import Grant
 from tools.options import PERMISSIONS, Permission
-from tools.policy import CallPolicy
 
 router = APIRouter(prefix="/api", tags=["Permissions"])
 

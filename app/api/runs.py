@@ -27,7 +27,7 @@ from app.config import AUTO_NAME, DEFAULT_NAME
 from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.current_user import Asker, User, check_checker_scope, check_scope
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
-from app.db.runs import LoggedEvent, Place, RunKey
+from app.db.run_store import LoggedEvent, Place, RunKey
 from app.errors import ApiError, invalid
 from app.openai.event_stream import PING_S, STREAM_HEADERS
 from app.request_body import MAX_BODY_BYTES, explain, is_large, json_object, parse

@@ -23,7 +23,8 @@ from app.openai.request_models import ChatRequest
 from app.request_body import MAX_BODY_BYTES, checked, json_object, parse
 from app.sequences.generation import finite, written
 from app.sequences.leased import LeasedSequence
-from app.sequences.requests import (
+from app.sequences.registry import Sequences
+from app.sequences.sequence_requests import (
     AppendRequest,
     ForkRequest,
     OpenRequest,
@@ -31,7 +32,6 @@ from app.sequences.requests import (
     TruncateRequest,
     generate_request,
 )
-from app.sequences.sequences import Sequences
 from app.state import State
 from engine.errors import EngineError
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from app.config import BadSetting, Settings
-from app.db.database import DATABASES, RESTORING, damage_of, damaged, open_for_reading
+from app.db.sqlite import DATABASES, RESTORING, damage_of, damaged, open_for_reading
 from retrieval.durable import digest_of, make_folder, sync_file, sync_folder, write_whole
 
 FORMAT = 1

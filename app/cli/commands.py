@@ -136,7 +136,7 @@ def tools_list(
 ) -> None:
     """List the tools there are: name, permission, origin, description."""
     settings = settings_of(config, data_dir=data_dir)
-    from app.cli import tools as work
+    from app.cli import tools_command as work
 
     or_explain(work.list_tools, as_json, settings)
 
@@ -151,7 +151,7 @@ def tools_call(
 ) -> None:
     """Run one tool and print its result. What writes or executes asks first."""
     settings = settings_of(config, data_dir=data_dir)
-    from app.cli import tools as work
+    from app.cli import tools_command as work
 
     raise typer.Exit(or_explain(work.call_tool, name, arguments, yes, settings))
 
@@ -167,7 +167,7 @@ def tools_new(
 ) -> None:
     """Write a plugin and a test of it, to begin with."""
     settings = settings_of(config, data_dir=data_dir)
-    from app.cli import tools as work
+    from app.cli import tools_command as work
 
     for file in or_explain(work.new_plugin, name, folder, settings):
         typer.echo(file)
@@ -177,7 +177,7 @@ def tools_new(
 def tools_mcp(data_dir: DataDir = None, config: Config = None) -> None:
     """Serve the tools over MCP, on standard input and output."""
     settings = settings_of(config, data_dir=data_dir)
-    from app.cli import tools as work
+    from app.cli import tools_command as work
 
     or_explain(work.serve_mcp, settings)
 

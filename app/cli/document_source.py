@@ -25,8 +25,8 @@ import httpx
 
 from app.api.response_models import CollectionShown, FoundShown, JobShown
 from app.config import LOCAL_USER, BadSetting, Settings, server_file
-from app.db.accounts import Accounts
-from app.documents import open_library
+from app.db.account_store import Accounts
+from app.document_library import open_library
 from retrieval import BadQuery, Given, InUse, Library, Query
 from retrieval.library import DEFAULT_COLLECTION
 from retrieval.parsing import sniff

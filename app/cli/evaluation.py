@@ -39,7 +39,7 @@ from reasoning.evaluate import BadWay, MeasuredWay, Way, measure
 from reasoning.strategies import Strategies
 from reasoning.thinking import Markers
 from retrieval.embedding import SentenceEmbedder
-from retrieval.evaluate import BadSet, run
+from retrieval.judged_search import BadSet, run
 
 MAXIMA = (64, 128, 256, 512, 1024)  # tokens of thinking at most
 WAITS = (0, 1, 2, 4)

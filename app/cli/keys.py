@@ -18,9 +18,9 @@ from rich.table import Table
 
 from app.auth import SCOPES
 from app.config import BadSetting, Settings
-from app.db.accounts import MAX_EXPIRES_S, USER_ID, Accounts, ApiKey, Role, RoleDiffers
-from app.db.database import NotThere
+from app.db.account_store import MAX_EXPIRES_S, USER_ID, Accounts, ApiKey, Role, RoleDiffers
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, Quota
+from app.db.sqlite import NotThere
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _NAME_CHARACTERS = 100

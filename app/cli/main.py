@@ -88,9 +88,9 @@ def index(
 ) -> None:
     """Index documents, so that chats and searches find them. Again: only what changed is read."""
     settings = settings_of(None, data_dir=data_dir)
-    from app.cli import documents
+    from app.cli import index_command
 
-    raise typer.Exit(or_explain(documents.index, paths, collection, settings))
+    raise typer.Exit(or_explain(index_command.index, paths, collection, settings))
 
 
 @cli.command()
@@ -106,9 +106,9 @@ def search(
 ) -> None:  # fmt: skip
     """Search the documents that were indexed or uploaded."""
     settings = settings_of(None, data_dir=data_dir)
-    from app.cli import documents
+    from app.cli import index_command
 
-    or_explain(documents.search, query, limit, collection, rerank, as_json, settings)
+    or_explain(index_command.search, query, limit, collection, rerank, as_json, settings)
 
 
 @cli.command()

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 
 from app.config import BadSetting, Settings, server_file
-from app.db.accounts import Accounts
-from app.db.database import refuse_damage
+from app.db.account_store import Accounts
+from app.db.sqlite import refuse_damage
 from app.db.store import Store
 from app.middleware import is_loopback
 from app.observability import logs, tracing
-from app.wire.server import BACKLOG, Server, server_config
+from app.wire.http_server import BACKLOG, Server, server_config
 
 if TYPE_CHECKING:
     from app.answering.model_registry import ModelRegistry
@@ -167,7 +167,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
 async def _open_library(settings: Settings) -> Library:
     """The documents of the data directory, opened early: that another process has them is told at once."""
-    from app.documents import open_library  # indexes come with it: not before the port is ours
+    from app.document_library import open_library  # indexes come with it: not before the port is ours
     from retrieval import InUse
 
     try:

@@ -5,8 +5,8 @@ A flag beats an environment variable (`PONDER_PORT`), which beats the configurat
 environment: the engine gets an `EngineConfig` made from this. Knows nothing of the command line's words.
 """
 
-from app.config.loading import load_settings, unknown_variables
-from app.config.models import find_model
+from app.config.load import load_settings, unknown_variables
+from app.config.model_settings import find_model
 from app.config.names import (
     AUTO_NAME,
     BUNDLED_MODEL,

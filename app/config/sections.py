@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ByteSize, Field, field_validator
 
 from app.config.efforts import BudgetFields, Thinking
-from app.config.models import find_model
+from app.config.model_settings import find_model
 from app.config.names import BadSetting, CommaSeparated
-from tools.mcp.config import McpSettings
+from tools.mcp.mcp_settings import McpSettings
 
 if TYPE_CHECKING:
     from engine import EngineConfig

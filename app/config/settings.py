@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from app.config.models import ModelSettings
+from app.config.model_settings import ModelSettings
 from app.config.names import CONFIG_VARIABLE, DEFAULT_FILE, ENV_PREFIX, BadSetting
 from app.config.sections import AccessSettings, AnswerSettings, EngineSettings, LimitSettings, ObservingSettings
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from app.db.chats import add_folder, chat_of, messages_of
-from app.db.database import Database, Row, insert, new_id, row, rows
-from app.db.steps import AnswerStep, check_steps, dump_steps
+from app.db.answer_steps import AnswerStep, check_steps, dump_steps
+from app.db.chat_store import add_folder, chat_of, messages_of
+from app.db.sqlite import Database, Row, insert, new_id, row, rows
 
 FORMAT, VERSION = "ponder.chats", 1
 MAX_TITLE = 200

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.db.database import row
+from app.db.sqlite import row
 
 
 @dataclass(frozen=True, slots=True)

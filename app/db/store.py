@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Literal
 
 from app.db.chat_exchange import ChatExchange
-from app.db.chats import Chats, Folders, chat_of, folder_of
-from app.db.database import Database, NameTaken, NotThere, Row, row, steady
-from app.db.runs import LoggedEvent, RunKeys, RunRows
+from app.db.chat_store import Chats, Folders, chat_of, folder_of
+from app.db.run_store import LoggedEvent, RunKeys, RunRows
+from app.db.sqlite import Database, NameTaken, NotThere, Row, row, steady
 
 # Runs are never taken out of their order: the newest rows are the newest runs.
 _NEWEST = """

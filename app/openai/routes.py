@@ -28,7 +28,7 @@ from app.config import AUTO_NAME
 from app.connections import while_connected
 from app.current_user import Asker, User, check_checker_scope
 from app.errors import ApiError, from_exception, invalid
-from app.openai.chat import ChatJob, RoutedChat, chat_job
+from app.openai.chat_completions import ChatJob, RoutedChat, chat_job
 from app.openai.completions import CompletionJob
 from app.openai.event_stream import EventStream
 from app.request_body import MAX_BODY_BYTES, checked, json_object

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel
 
-from app.db.runs import LoggedEvent
-from app.db.steps import RESULT_CHARACTERS, AnswerStep, StepCall, StepResult
+from app.db.answer_steps import RESULT_CHARACTERS, AnswerStep, StepCall, StepResult
+from app.db.run_store import LoggedEvent
 from app.runs.events import TERMINAL, AnswerDelta, ThinkingDelta
 from tools.outcome import Call
 from tools.result import shorten

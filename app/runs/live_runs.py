@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
-from app.db.database import NotThere
-from app.db.runs import Begun, LoggedEvent, RunAnswer, RunKey, Started
+from app.db.run_store import Begun, LoggedEvent, RunAnswer, RunKey, Started
+from app.db.sqlite import NotThere
 from app.db.store import Store
 from app.observability import ServerMetrics
 from app.runs.event_log import RunLog, StepRecorder

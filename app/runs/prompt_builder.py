@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from app.admission.request_budget import output_limit
 from app.answering.reasoning_config import plan_calls
 from app.answering.served_model import ServedModel
-from app.db.database import Row
-from app.db.steps import AnswerStep
+from app.db.answer_steps import AnswerStep
+from app.db.sqlite import Row
 from app.errors import ApiError, invalid
 from engine.errors import ChatTemplateError
 from engine.params import Span

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from app.runs.events import CitationRef, CitationSources, SourceShown
 from retrieval import Query, layout, sources
 from retrieval.citations import CheckedText, CitationChecker, as_text
-from retrieval.context import PromptSource
 from retrieval.evidence import Evidence, Verdict, investigate, weigh
+from retrieval.prompt_context import PromptSource
 from retrieval.records import Among
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig, pro
 from app.answering.served_model import ServedModel, Usage
 from app.answering.thinking_summary import ThinkingSummary
 from app.config import AUTO_NAME, LOCAL_USER
-from app.db.runs import Place, RunAnswer
+from app.db.run_store import Place, RunAnswer
 from app.errors import from_exception
 from app.observability import RequestWatch, tracing
 from app.runs.event_log import Deltas, RunLog, StepRecorder

@@ -30,11 +30,11 @@ from app.runs.events import (
     ToolSource,
 )
 from reasoning.agent import Limits
+from tools.call_policy import Decision, NeedsApproval
 from tools.context import Question
 from tools.errors import NotAnswered
 from tools.outcome import Call, CallError, CallOutput, CallProgress, CallResult, CallStarted
 from tools.outcome import Event as CallEvent
-from tools.policy import Decision, NeedsApproval
 from tools.session import Session
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from app.answering.answer_generation import remaining_context
 from app.answering.served_model import ServedModel
 from app.errors import from_exception
 from app.observability import Counting
-from app.openai.chat import usage_json
+from app.openai.chat_completions import usage_json
 from app.openai.completions import DEFAULT_MAX_TOKENS
 from app.openai.event_stream import event
 from app.openai.text_constraints import constrain_text
 from app.sequences.leased import LeasedSequence
-from app.sequences.requests import GenerateRequest
-from app.sequences.sequences import Sequences
+from app.sequences.registry import Sequences
+from app.sequences.sequence_requests import GenerateRequest
 from engine.outputs import SpanOutput, TokenLogprob
 from engine.params import Span
 from engine.structured_output.layout import Layout

@@ -21,7 +21,7 @@ from retrieval.durable import sync_folder, write_whole
 if TYPE_CHECKING:
     from app.answering.model_registry import ModelRegistry
     from app.sequences.leased import LeasedSequence
-    from app.sequences.sequences import Sequences
+    from app.sequences.registry import Sequences
 
 KEEPING_S = 3.0  # for all of them: who stops a server waits for it
 

@@ -2,7 +2,7 @@
 
 from app.wire.connection import HEAD_BYTES, AnswerHeaders, Patience, protocol_of
 from app.wire.handover import ConnectionReceiver, ConnectionSender, OwnOrOthers, adopted
-from app.wire.server import connections_allowed, raise_file_limit
+from app.wire.http_server import connections_allowed, raise_file_limit
 
 __all__ = [
     "HEAD_BYTES",

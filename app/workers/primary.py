@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from app.wire import ConnectionReceiver
-from app.workers.protocol import (
+from app.workers.worker_protocol import (
     Draining,
     End,
     EngineEnded,
@@ -159,7 +159,7 @@ class WorkerPool(Collector):
         start = Start(self._state.settings.model_dump_json(), client, self._directory, file)
         try:
             place.process = process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "app.workers.worker", stdin=asyncio.subprocess.PIPE, pass_fds=[file],
+                sys.executable, "-m", "app.workers.api_worker", stdin=asyncio.subprocess.PIPE, pass_fds=[file],
                 env=child_environment(),
             )  # fmt: skip
         except OSError as error:

@@ -25,7 +25,7 @@ from app.admission.rate_limits import Counts, KeyLimits, RateWindows, Window
 from app.admission.request_budget import RequestBudget, RequestTerms
 from app.auth import WHO, Principal, address_of
 from app.errors import note
-from app.workers.protocol import (
+from app.workers.worker_protocol import (
     AdmissionDenied,
     AdmissionRequest,
     Admitted,

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable
 
 from app.observability import Goals, RequestWatch
-from app.workers.protocol import WorkerEvents
+from app.workers.worker_protocol import WorkerEvents
 
 GATHER_S = 0.05
 

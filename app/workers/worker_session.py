@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from app.admission.admission import is_strict
 from app.auth import LOCAL, is_metered, is_open
 from app.errors import from_exception
-from app.workers.protocol import (
+from app.workers.worker_protocol import (
     AdmissionDenied,
     AdmissionRequest,
     Admitted,

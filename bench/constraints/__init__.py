@@ -15,8 +15,8 @@ from typing import Any
 from bench import hardware
 from bench.constraints import material
 from bench.constraints.beside_engine import beside_bombs, endless, random_model, side_by_side
+from bench.constraints.constraint_pages import spread
 from bench.constraints.masks import compiling, filling, forbidding
-from bench.constraints.pages import spread
 from bench.constraints.peers import CONTESTANTS, Contestant, PeerAnswer
 from engine import Engine, EngineConfig
 from engine.model.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.constraints.pages import interval, spread
+from bench.constraints.constraint_pages import interval, spread
 from engine import GREEDY, Engine, Span
 from engine.model.tokenizer import Tokenizer
 from engine.structured_output.layout import Constrained

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.constraints.constraint_pages import interval, spread
 from bench.constraints.material import SchemaSample, walk
-from bench.constraints.pages import interval, spread
 from engine.kernels.token_bitmask import apply_token_bitmask
 from engine.structured_output.bitmask import Masks
 from engine.structured_output.compiler import Compiler, Outcome

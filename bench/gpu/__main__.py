@@ -17,10 +17,10 @@ from bench import hardware
 from bench.gpu.attending import attention
 from bench.gpu.decoding import decode, deterministic, prefill
 from bench.gpu.forks import forks
+from bench.gpu.gpu_peers import peers
+from bench.gpu.gpu_sampling import sampling
 from bench.gpu.matrices import ceilings, matrices, quantized
-from bench.gpu.peers import peers
 from bench.gpu.rows import Figure, Json, Missing, write
-from bench.gpu.sampling import sampling
 from bench.gpu.setting import Setting, Sizes
 from bench.gpu.startup import startup
 from bench.gpu.table import table

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.gpu import models, steps
+from bench.gpu import gpu_models, steps
 from bench.gpu.rows import Figure, time_of, times_faster
 from bench.gpu.setting import Setting
 from engine.core.request import SequenceState
@@ -45,12 +45,12 @@ def attention(setting: Setting) -> Iterator[Figure]:
 
 
 def shape_of(setting: Setting) -> ModelSpec:
-    return models.spec_of("toy" if "toy" in setting.sizes.models else SHAPE)
+    return gpu_models.spec_of("toy" if "toy" in setting.sizes.models else SHAPE)
 
 
 def kv_bytes(spec: ModelSpec, tokens: int) -> int:
     """Of one layer."""
-    return models.kv_bytes(spec, tokens) // spec.layers
+    return gpu_models.kv_bytes(spec, tokens) // spec.layers
 
 
 def query_bytes(spec: ModelSpec, rows: int) -> int:
@@ -61,7 +61,7 @@ def attended(
     setting: Setting, spec: ModelSpec, seqs: Sequence[SequenceState], caches: int, *, cascade: bool = True
 ) -> list[float]:
     """Seconds of one layer's attention for a decode of these sequences."""
-    device, dtype = setting.device, models.dtype_for(setting.device)
+    device, dtype = setting.device, gpu_models.dtype_for(setting.device)
     blocks = max(max(seq.table) for seq in seqs) + 1
     shape = (2, blocks, steps.BLOCK, spec.kv_heads, spec.head_dim)
     layers = [torch.empty(shape, dtype=dtype, device=device).normal_() for _ in range(caches)]
@@ -93,7 +93,7 @@ def _peers(
     setting: Setting, spec: ModelSpec, what: str, rows: int, context: int, caches: int, ours: list[float]
 ) -> Iterator[Figure]:
     """torch's own, on keys and values that lie together: they know no block tables."""
-    device, dtype = setting.device, models.dtype_for(setting.device)
+    device, dtype = setting.device, gpu_models.dtype_for(setting.device)
     if 2 * caches * kv_bytes(spec, rows * context) > setting.free_bytes():
         return
     shape = (rows, spec.kv_heads, context, spec.head_dim)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from bench.gpu import models, steps
+from bench.gpu import gpu_models, steps
 from bench.gpu.rows import Figure, Missing, rate_of, time_of, times_faster
 from bench.gpu.setting import Setting
 from engine.model.model_spec import ModelSpec
@@ -32,17 +32,17 @@ def decoded(
     name: str,
     batches: tuple[int, ...],
     *,
-    quantization: models.Quantization = "none",
+    quantization: gpu_models.Quantization = "none",
     deterministic: bool = False,
 ) -> Iterator[Figure]:
     """One model; where a batch's K/V does not fit, its contexts are as long as do."""
     sizes, device = setting.sizes, setting.device
     setting.tidy()
-    decoder = models.random_decoder(
+    decoder = gpu_models.random_decoder(
         name, device, quantization=quantization, deterministic=deterministic, layers=sizes.layers
     )
     spec, most = decoder.spec, max(batches)
-    fitting = setting.free_bytes() // models.kv_bytes(spec, steps.BLOCK) - 1
+    fitting = setting.free_bytes() // gpu_models.kv_bytes(spec, steps.BLOCK) - 1
     contexts = {rows: context_for(rows, sizes.context, fitting) for rows in batches}
     if contexts[most] < steps.BLOCK:
         raise Missing(f"memory for {most} rows of {name}")
@@ -54,7 +54,7 @@ def decoded(
         context = contexts[rows]
         step = steps.decode(steps.sequences(rows, context, spec.vocab_size, seed=rows))
         seconds = setting.timer.times(steps.graph_of(runner, step), sizes.repeats)
-        read = weights + models.kv_bytes(spec, rows * context)
+        read = weights + gpu_models.kv_bytes(spec, rows * context)
         yield time_of(
             label(name, rows) + ("" if context == sizes.context else f" of {context}"),
             seconds,
@@ -69,9 +69,9 @@ def label(name: str, rows: int) -> str:
     return f"{name}, {rows} rows"
 
 
-def held_bytes(spec: ModelSpec, quantization: models.Quantization) -> int:
+def held_bytes(spec: ModelSpec, quantization: gpu_models.Quantization) -> int:
     """Of the weights that a step reads: at 4 bits with a bfloat16 scale for 64 of them, and logits in 8 bits."""
-    whole = models.weight_bytes(spec)
+    whole = gpu_models.weight_bytes(spec)
     if quantization == "none":
         return whole
     head = spec.vocab_size * spec.hidden_size
@@ -96,7 +96,7 @@ def prefilled(setting: Setting, name: str, *, deterministic: bool = False) -> Fi
     """One model."""
     sizes, device = setting.sizes, setting.device
     setting.tidy()
-    decoder = models.random_decoder(name, device, deterministic=deterministic, layers=sizes.layers)
+    decoder = gpu_models.random_decoder(name, device, deterministic=deterministic, layers=sizes.layers)
     spec, tokens = decoder.spec, sizes.prompt
     kv = steps.cache_for(spec, steps.blocks_of(1, tokens), decoder.dtype, device)
     runner = steps.runner_for(decoder, kv, device, rows=1, context=tokens, graphs=False)
@@ -106,7 +106,7 @@ def prefilled(setting: Setting, name: str, *, deterministic: bool = False) -> Fi
     run = steps.forward_of(runner, step)
     packing = setting.timer.now() - began
     seconds = setting.timer.times(run, max(2, sizes.repeats // 3))
-    flops = models.prefill_flops(spec, tokens)
+    flops = gpu_models.prefill_flops(spec, tokens)
     return rate_of(
         f"{name}, {tokens} tokens", flops / 1e12, seconds, "TFLOP/s", limit=setting.ceiling("matmul") / 1e12,
         goal=None if deterministic else GOAL, ms=sorted(1e3 * each for each in seconds)[len(seconds) // 2],

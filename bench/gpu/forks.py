@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bench.gpu import models, steps
+from bench.gpu import gpu_models, steps
 from bench.gpu.attending import attended, kv_bytes, shape_of
 from bench.gpu.rows import Figure, times_faster
 from bench.gpu.setting import Setting
@@ -31,7 +31,7 @@ def _step(setting: Setting, *, cascade: bool) -> list[float]:
     sizes, device = setting.sizes, setting.device
     setting.tidy()
     context = sizes.prefix + sizes.own
-    decoder = models.random_decoder(sizes.models[0], device, layers=sizes.layers)
+    decoder = gpu_models.random_decoder(sizes.models[0], device, layers=sizes.layers)
     packed = decoder.packed_for
     decoder.packed_for = replace(packed, limits=replace(packed.limits, cascade=cascade))
     branches = steps.sequences(sizes.branches, context, decoder.spec.vocab_size, shared=sizes.prefix)

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.gpu import models
+from bench.gpu import gpu_models
 from bench.gpu.decoding import decoded, label
-from bench.gpu.models import dtype_for
+from bench.gpu.gpu_models import dtype_for
 from bench.gpu.rows import Figure, Missing, rate_of, time_of, times_faster
 from bench.gpu.setting import Setting
 from engine.model.linear import Linear
 
-GOALS: dict[models.Quantization, float] = {"int8": 1.7, "int4": 2.8}  # times as fast as bfloat16
+GOALS: dict[gpu_models.Quantization, float] = {"int8": 1.7, "int4": 2.8}  # times as fast as bfloat16
 Way = Callable[[Tensor], Linear]  # from a weight (out, in)
 
 
@@ -56,7 +56,7 @@ def matrices(setting: Setting) -> Iterator[Figure]:
         every = ways()
     except ImportError as error:
         raise Missing(f"kernels of products: {error}") from None
-    for kind, (_, out, width) in models.matrices(models.spec_of(name)).items():
+    for kind, (_, out, width) in gpu_models.matrices(gpu_models.spec_of(name)).items():
         base: list[float] = []
         for way, pack in every.items():
             setting.tidy()
@@ -71,7 +71,7 @@ def matrices(setting: Setting) -> Iterator[Figure]:
 
 
 def _multiplied(setting: Setting, pack: Way, out: int, width: int, copies: int) -> list[float]:
-    device, dtype = setting.device, models.dtype_for(setting.device)
+    device, dtype = setting.device, gpu_models.dtype_for(setting.device)
     layers = [pack(torch.empty(out, width, device=device, dtype=dtype).normal_(0, width**-0.5)) for _ in range(copies)]
     x = torch.empty(1, width, device=device, dtype=dtype).normal_()
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from bench.gpu import models, steps
+from bench.gpu import gpu_models, steps
 from bench.gpu.rows import Figure, Missing, time_of
 from bench.gpu.setting import Setting
 
@@ -58,10 +58,10 @@ def _figure(what: str, told: dict[str, float]) -> Figure:
 def started(name: str, rows: int, context: int, device: torch.device) -> dict[str, float]:
     """Seconds of making the weights, of graphs with the kernels that they want, and of a first prompt."""
     before = time.perf_counter()
-    decoder = models.random_decoder(name, device)
+    decoder = gpu_models.random_decoder(name, device)
     blocks = steps.blocks_of(rows, context)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 62
-    blocks = min(blocks, free * 3 // 4 // models.kv_bytes(decoder.spec, steps.BLOCK))
+    blocks = min(blocks, free * 3 // 4 // gpu_models.kv_bytes(decoder.spec, steps.BLOCK))
     kv = steps.cache_for(decoder.spec, blocks, decoder.dtype, device)
     _wait(device)
     weights = time.perf_counter()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bench.gpu import models, steps
+from bench.gpu import gpu_models, steps
 from bench.gpu.decoding import label
 from bench.gpu.rows import Figure, Missing, time_of
 from bench.gpu.setting import Setting
@@ -73,9 +73,9 @@ class ReadyEngine:
             Missing: there is none for a single one.
         """
         sizes, device = setting.sizes, setting.device
-        decoder = models.random_decoder(name, device, layers=sizes.layers)
+        decoder = gpu_models.random_decoder(name, device, layers=sizes.layers)
         longest = context + 4 * (sizes.engine_steps + sizes.engine_warm)
-        fitting = setting.free_bytes() // models.kv_bytes(decoder.spec, steps.BLOCK) - 1
+        fitting = setting.free_bytes() // gpu_models.kv_bytes(decoder.spec, steps.BLOCK) - 1
         blocks = -(-longest // steps.BLOCK) + 2  # some to spare, so that the scheduler holds nobody back
         rows = min(rows, fitting // blocks)
         if rows < 1:

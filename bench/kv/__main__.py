@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import hardware, report
-from bench.kv import held, hits, quality, restart
+from bench.kv import cache_quality, held, hits, restart
 
 SIZES = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 20_000, 24_000, 32_000)
 PICTURE = report.ROOT / "docs" / "img" / "kv-hits.png"
@@ -46,7 +46,7 @@ def main() -> None:
             asyncio.run(held.measure(options.model, agents, others, **way)) for agents, others in MIXES for way in WAYS
         ]
     if options.only in (None, "quality"):
-        made["quality"] = quality.measure(options.model)
+        made["quality"] = cache_quality.measure(options.model)
     if options.only in (None, "restart"):
         made["restart"] = asyncio.run(restart.measure(options.model))
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bench import hardware
-from bench.load import claims, faults, growth, overload, policies, report, soak
+from bench.load import claims, faults, load_growth, load_report, overload, policies, soak
 from bench.load.pictures import draw
 from bench.parts import Json, measure_parts
 from bench.report import newest
@@ -16,9 +16,9 @@ PARTS: dict[str, Callable[[], Json]] = {
     "policies on mooncake": partial(policies.on_trace, "mooncake"),
     "burst": policies.burst,
     **claims.PARTS,
-    "growth of requests": growth.requests,
-    "growth of context": growth.context,
-    "growth of streams": growth.streams,
+    "growth of requests": load_growth.requests,
+    "growth of context": load_growth.context,
+    "growth of streams": load_growth.streams,
     "overload": overload.overload,
     **faults.PARTS,
     "soak": soak.soak,
@@ -29,4 +29,4 @@ if __name__ == "__main__":
     measure_parts("load", "What happens under load.", PARTS)
     if kept := newest(f"load-{hardware.slug()}"):  # the page tells what is kept, not what a trial put elsewhere
         draw(kept)
-        report.write(kept)
+        load_report.write(kept)

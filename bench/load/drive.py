@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.load.workload import TraceRequest
-from bench.serve.client import TurnOutcome
+from bench.serve.load_client import TurnOutcome
 from engine import GREEDY, Engine, EngineConfig, Sequence, Span
 from engine.outputs import Stats
 

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from random import Random
 
-from bench.load.server import BenchServer, serving
+from bench.load.load_server import BenchServer, serving
 from bench.parts import Json
 from bench.serve.asks import KINDS, mixed, poisson
-from bench.serve.client import Load, load
+from bench.serve.load_client import Load, load
 from bench.serve.measured import Objective, percentiles, summary
 
 SECONDS = 300.0

@@ -17,11 +17,11 @@ from random import Random
 import httpx
 import numpy as np
 
+from bench.load.load_server import BenchServer, serving
 from bench.load.overload import Watched
-from bench.load.server import BenchServer, serving
 from bench.parts import Json
 from bench.serve.asks import KINDS, mixed, poisson, text
-from bench.serve.client import load
+from bench.serve.load_client import load
 from bench.serve.measured import Objective, summary
 
 SECONDS = float(os.environ.get("PONDER_SOAK_S", "1800"))

@@ -19,8 +19,8 @@ from rich.table import Table
 from bench import hardware
 from bench.overhead.handles import handles
 from bench.overhead.loops import loops
+from bench.overhead.overhead_streams import streams
 from bench.overhead.steps import SAMPLED, decode, prefill
-from bench.overhead.streams import streams
 
 console = Console(width=140)
 

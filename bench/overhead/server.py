@@ -17,7 +17,7 @@ import uvicorn
 from app.cli.serve import bind
 from app.config import load_settings
 from app.server import create_app
-from app.wire.server import server_config
+from app.wire.http_server import server_config
 from bench.overhead import null
 from engine import Engine, EngineConfig
 from engine.config import RunsIn

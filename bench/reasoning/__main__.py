@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import hardware
-from bench.reasoning import report
+from bench.reasoning import reasoning_report
 from bench.reasoning.asked import MODELS, questions
-from bench.reasoning.parts import ALONE, PARTS, run
+from bench.reasoning.reasoning_parts import ALONE, PARTS, run
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=300, help="questions of each kind")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="parts measured at once")
     parser.add_argument("--only", action="append", choices=list(PARTS), default=[], help="this part alone; repeatable")
-    parser.add_argument("--pictures", type=Path, default=report.PICTURES, help="where to draw")
+    parser.add_argument("--pictures", type=Path, default=reasoning_report.PICTURES, help="where to draw")
     today = datetime.date.today().isoformat()
     parser.add_argument("--out", type=Path, default=RESULTS / f"{today}-reasoning-{hardware.slug()}.json")
     options = parser.parse_args()
@@ -85,8 +85,8 @@ def main() -> None:
         parser.error(str(error))
     results = Results(options.out, options.n)
     measure(results, options.n, options.processes, options.only)
-    print(report.table(results.made))
-    for path in report.pictures(results.made, options.pictures):
+    print(reasoning_report.table(results.made))
+    for path in reasoning_report.pictures(results.made, options.pictures):
         print(f"Drawn: {path}", file=sys.stderr)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval import Library, Query, Text, evaluate
+from retrieval import Library, Query, Text, judged_search
 from retrieval.embedding import Embedder
 from retrieval.evidence import weigh
 from training.text import essays
@@ -48,7 +48,7 @@ def stages(folder: Path, embedder: Embedder, work: Path, tell: Tell) -> list[Jso
         "fused, reranked by late interaction": {"rerank": True},
     }.items():
         tell(f"{folder.name}: {name}")
-        q = evaluate.run(folder, embedder=embedder, workplace=work / folder.name, **options)  # type: ignore[arg-type]  # names of options
+        q = judged_search.run(folder, embedder=embedder, workplace=work / folder.name, **options)  # type: ignore[arg-type]  # names of options
         made.append(
             {"stage": name, "ndcg@10": q.ndcg_10, "mrr@10": q.mrr_10, "p50_ms": q.p50_ms, "p99_ms": q.p99_ms}
             | {f"recall@{k}": value for k, value in q.recall.items()}

@@ -18,9 +18,9 @@ from rich.progress import Progress
 
 from bench import hardware
 from bench.serve import asks as arrivals
-from bench.serve import report
+from bench.serve import serve_report
 from bench.serve.asks import KINDS, LoadKind, LoadRequest, azure, mixed, mooncake
-from bench.serve.client import Load, LoadTarget, load
+from bench.serve.load_client import Load, LoadTarget, load
 from bench.serve.measured import Objective, summary
 
 
@@ -88,7 +88,7 @@ def serve(
     summaries = [summary(each, objective) for each in loads]
     kinds = sorted({kind for each in summaries for kind in each["kinds"]})
     for kind in [None, *(kinds if len(kinds) > 1 else ())]:
-        console.print(report.table(summaries, kind))
+        console.print(serve_report.table(summaries, kind))
     for each in summaries:
         if why := each["client"]["in_the_way"]:
             console.print(f"[yellow]{each['target']}: {why}.[/]")
@@ -98,7 +98,7 @@ def serve(
         kept = {"date": datetime.date.today().isoformat(), "hardware": hardware.describe(), "servers": summaries}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-        report.picture(loads, out.with_suffix(".png"))
+        serve_report.picture(loads, out.with_suffix(".png"))
         console.print(f"Kept in {out}, drawn in {out.with_suffix('.png').name}.")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.serve.client import Load, TurnOutcome
+from bench.serve.load_client import Load, TurnOutcome
 
 PERCENTS = (50, 90, 95, 99)
 MAX_LATE_S = 0.05  # the client's own delay, in 1 of 100 requests, beyond which its figures are in doubt

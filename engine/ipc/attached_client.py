@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable
 
 from engine.core import messages as m
 from engine.errors import EngineError, EngineRestarting, EngineStopped
-from engine.ipc.client import Listener, State
 from engine.ipc.core_process import CoreSocket
-from engine.ipc.journal import SequenceJournal
+from engine.ipc.link import Listener, State
+from engine.ipc.sequence_journal import SequenceJournal
 
 
 class AttachedLink:

@@ -29,9 +29,9 @@ import msgspec
 from engine.config import EngineConfig
 from engine.core import messages as m
 from engine.errors import EngineError, EngineRestarting, EngineStopped
-from engine.ipc.client import Listener, State
 from engine.ipc.core_process import WITHIN_S, CoreSocket, CoreStart, RestartBackoff, child_environment
-from engine.ipc.journal import SequenceJournal
+from engine.ipc.link import Listener, State
+from engine.ipc.sequence_journal import SequenceJournal
 
 if TYPE_CHECKING:
     from engine.builder import EngineParts

@@ -25,7 +25,7 @@ from engine.config import EngineConfig
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
 from engine.errors import EngineStopped
-from engine.ipc.client import Listener, State
+from engine.ipc.link import Listener, State
 from engine.structured_output.compiler import Compiler
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.database import DatabaseFile, marks
+from retrieval.document_database import DatabaseFile, marks
 
 AT_ONCE = 500  # values in one statement
 T = TypeVar("T")

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from retrieval.document_store import DocumentStore
 from retrieval.embedding import Embedder
 from retrieval.filters import Filters
 from retrieval.index.lexical import terms
 from retrieval.index.views import Views
 from retrieval.records import Among, Found, Hit
-from retrieval.store import DocumentStore
 
 DENSE_SHARE = 0.5
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retrieval.chunking import ChunkShape, cut
+from retrieval.document_store import DocumentStore
 from retrieval.embedding import Embedder
 from retrieval.index.views import Views, embedded_text
 from retrieval.parsing.parsed import Parsed
 from retrieval.records import Metadata, New
-from retrieval.store import DocumentStore
 
 BATCH = 64  # chunks embedded at once, and then kept
 GROUP_CHUNKS = 256  # that become visible together

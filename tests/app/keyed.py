@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from app.db.accounts import Accounts, Role
+from app.db.account_store import Accounts, Role
 from tests.app.conftest import Server, serving
 from tests.app.gate import GatedEmbedder
 

@@ -165,7 +165,7 @@ def left_over(log: Path, count: int, root: str, folder: Path, losing: Losing, ra
 def main(model: Path, data: Path) -> None:
     import httpx
 
-    from app.db.accounts import Accounts
+    from app.db.account_store import Accounts
     from app.sequences import persistence
     from tests.app.conftest import serving
     from tests.app.gate import GatedEmbedder

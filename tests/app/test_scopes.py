@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from app.auth import SCOPES, KeyScope, is_metered, scope_of
-from app.db.accounts import Accounts
+from app.db.account_store import Accounts
 from app.db.quotas import Quota, Used, exhausted
 from tests.app.api.test_keys import listed, run
 from tests.app.chatting import ask, begin, log_of, new_chat
@@ -148,7 +148,7 @@ def test_days_and_months_end_when_they_do() -> None:
 
 def test_use_is_counted_by_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [datetime(2027, 1, 31, 12, tzinfo=UTC).timestamp()]
-    monkeypatch.setattr("app.db.accounts.time.time", lambda: now[0])
+    monkeypatch.setattr("app.db.account_store.time.time", lambda: now[0])
     accounts = Accounts.open(tmp_path)
     key, _ = accounts.create_key("local")
     for tokens in (5, 7):

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.db.accounts import Accounts
+from app.db.account_store import Accounts
 from app.openapi import BODIES
 from app.request_body import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, SMALL_BODY_BYTES
 from tests.app.conftest import PEBBLE

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.constraints import Scale, constraints, material, on_hardware, pages
+from bench.constraints import Scale, constraint_pages, constraints, material, on_hardware
 from bench.constraints.peers import Contestant
 from tests.engine.structured_output import bfcl, sources
 
@@ -45,14 +45,14 @@ def test_a_tiny_run_yields_figures_that_can_be_true() -> None:
     assert [run["forced"] for run in results["side_by_side"]] == [False, True]
     assert results["bombs"]["bombs"]
 
-    shown = pages.tables(results)
+    shown = constraint_pages.tables(results)
     for goal in ("≤ 50 ms", "≤ 100 ms", "≤ 100 µs", "≤ 0.5 ms", "≤ 1.03×", "≤ 1.00×", "less than 5%"):
         assert goal in shown
 
 
 def test_a_library_that_is_not_there_is_said_to_be_missing() -> None:
     row = {"name": "xgrammar", "package": "xgrammar", "version": None}
-    for lines in (pages._peers([row]), pages._suite([row])):
+    for lines in (constraint_pages._peers([row]), constraint_pages._suite([row])):
         assert any("xgrammar | not installed" in line for line in lines)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu import __main__ as command
-from bench.gpu import decoding, models, peers, rows, steps, timing, whole
+from bench.gpu import decoding, gpu_models, gpu_peers, rows, steps, timing, whole
 from bench.gpu.matrices import copied_bytes, matmul_flops
 from bench.gpu.setting import TOY, Setting
 from bench.gpu.startup import GOAL_S
@@ -162,32 +162,32 @@ def toy_numbers() -> int:
     """Of the weights that a step reads, by the tensors that a checkpoint would have."""
     taken: list[tuple[str, int]] = []
 
-    class Counted(models.RandomWeights):
+    class Counted(gpu_models.RandomWeights):
         def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
             taken.append((name, 0 if len(shape) == 1 else shape[0] * shape[1]))
             return super().take(name, shape)
 
-    shape = models.SHAPES["toy"]
+    shape = gpu_models.SHAPES["toy"]
     names = family_of(shape).names(shape)
-    models.Decoder(models.spec_of("toy"), names, Counted(CPU, torch.float32), dtype=torch.float32, device=CPU)
+    gpu_models.Decoder(gpu_models.spec_of("toy"), names, Counted(CPU, torch.float32), dtype=torch.float32, device=CPU)
     return sum(size for name, size in taken if "embed" not in name)
 
 
 def test_weights_of_published_shapes_are_as_many_as_are_known() -> None:
     billions = {"llama-3-8b": 8.030e9 - 128_256 * 4096, "qwen3-0.6b": 0.596e9, "qwen3-4b": 4.022e9}
     for name, wanted in billions.items():
-        assert models.weight_bytes(models.spec_of(name)) / 2 == pytest.approx(wanted, rel=2e-3)
-    assert models.kv_bytes(models.spec_of("llama-3-8b"), 1) == 131_072
+        assert gpu_models.weight_bytes(gpu_models.spec_of(name)) / 2 == pytest.approx(wanted, rel=2e-3)
+    assert gpu_models.kv_bytes(gpu_models.spec_of("llama-3-8b"), 1) == 131_072
 
 
 def test_operations_of_a_prompt_are_those_that_torch_counts() -> None:
     """Of its matrix products, without attention, which torch computes with a mask over all pairs."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    spec, tokens = models.spec_of("toy"), 24
-    shape = models.SHAPES["toy"]
-    weights = models.RandomWeights(CPU, torch.float32)
-    kept = models.Decoder(spec, family_of(shape).names(shape), weights, dtype=torch.float32, device=CPU)
+    spec, tokens = gpu_models.spec_of("toy"), 24
+    shape = gpu_models.SHAPES["toy"]
+    weights = gpu_models.RandomWeights(CPU, torch.float32)
+    kept = gpu_models.Decoder(spec, family_of(shape).names(shape), weights, dtype=torch.float32, device=CPU)
     with FlopCounterMode(display=False) as counter:
         states = torch.randn(tokens, spec.hidden_size)
         for layer in kept._layers:
@@ -196,19 +196,19 @@ def test_operations_of_a_prompt_are_those_that_torch_counts() -> None:
             layer.down(gates[:, : spec.intermediate_size])
         kept.logits(states[-1:])
     attention = sum(4 * spec.layers * spec.heads * spec.head_dim * (at + 1) for at in range(tokens))
-    assert models.prefill_flops(spec, tokens) == counter.get_total_flops() + attention
+    assert gpu_models.prefill_flops(spec, tokens) == counter.get_total_flops() + attention
     assert matmul_flops(2, 3, 5) == 60 and copied_bytes(7) == 14
 
 
 def test_packed_weights_are_counted_as_they_are_kept() -> None:
     from engine.kernels.quantized import quantize
 
-    spec = models.spec_of("llama-3-8b")
+    spec = gpu_models.spec_of("llama-3-8b")
     of_one = {
         bits: quantize(torch.randn(8, 4096), bits, group).nbytes / (8 * 4096) for bits, group in ((8, 0), (4, 64))
     }
     head = spec.vocab_size * spec.hidden_size
-    rest = models.weight_bytes(spec) // 2 - head
+    rest = gpu_models.weight_bytes(spec) // 2 - head
     assert decoding.held_bytes(spec, "int8") == pytest.approx((head + rest) * of_one[8], rel=2e-3)
     assert decoding.held_bytes(spec, "int4") == pytest.approx(head * of_one[8] + rest * of_one[4], rel=2e-3)
 
@@ -263,11 +263,11 @@ def test_transformers_is_measured_on_the_same_shapes() -> None:
     pytest.importorskip("transformers")
     setting = Setting(CPU, ClockTimer(), replace(TOY, context=60), until=float("inf"))
     setting.results["whole"] = {"figures": [rows.time_of("toy, 2 rows", [0.5]).json()]}
-    found = list(peers.peers(setting))
+    found = list(gpu_peers.peers(setting))
     assert [figure.what.partition(" transformers ")[::2] for figure in found] == [
-        ("toy, 17 tokens,", peers.PROMPT),
-        ("toy, 2 rows,", peers.STATIC),
-        ("toy, 2 rows,", peers.CONTINUOUS),
+        ("toy, 17 tokens,", gpu_peers.PROMPT),
+        ("toy, 2 rows,", gpu_peers.STATIC),
+        ("toy, 2 rows,", gpu_peers.CONTINUOUS),
     ]
     assert not any("error" in figure.more for figure in found), found
     for figure in found[1:]:
@@ -277,17 +277,17 @@ def test_transformers_is_measured_on_the_same_shapes() -> None:
 def test_a_peer_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     job = {"models": ["none"], "batches": [2], "context": 60, "prompt": 17, "device": "cpu"}
-    peers.measure(tmp_path / "peers.json", job)
+    gpu_peers.measure(tmp_path / "peers.json", job)
     told = json.loads((tmp_path / "peers.json").read_text())
     assert [each["error"] for each in told] == ["KeyError('none')"] * 2
-    figure = peers.beside(Setting(CPU, ticking(), TOY), told[0])
-    assert figure.what == f"none, transformers {peers.STATIC}" and figure.more["error"] == "KeyError('none')"
+    figure = gpu_peers.beside(Setting(CPU, ticking(), TOY), told[0])
+    assert figure.what == f"none, transformers {gpu_peers.STATIC}" and figure.more["error"] == "KeyError('none')"
 
 
 def test_transformers_is_ended_when_the_time_is_over() -> None:
     pytest.importorskip("transformers")
     with pytest.raises(rows.Missing, match="time"):
-        list(peers.peers(Setting(CPU, ClockTimer(), TOY, until=0.0)))
+        list(gpu_peers.peers(Setting(CPU, ClockTimer(), TOY, until=0.0)))
 
 
 def test_a_model_without_room_for_one_row_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

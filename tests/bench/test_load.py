@@ -9,7 +9,7 @@ import pytest
 
 from bench.load.claims import _wasted
 from bench.load.drive import Driven, Seen, drive, running
-from bench.load.server import BenchServer
+from bench.load.load_server import BenchServer
 from bench.load.workload import AZURE, TraceRequest, at_rate, azure, mooncake
 from engine.outputs import Stats
 

@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.serve import asks as arrivals
-from bench.serve import report
+from bench.serve import serve_report
 from bench.serve.asks import KINDS, LoadKind, LoadRequest, LoadTurn, azure, mixed, mooncake
-from bench.serve.client import Load, LoadTarget, TurnOutcome, load
 from bench.serve.command import serve
+from bench.serve.load_client import Load, LoadTarget, TurnOutcome, load
 from bench.serve.measured import Objective, in_the_way, percentiles, summary
 from tests.app.conftest import Server, server
 
@@ -104,7 +104,7 @@ def test_a_real_server_is_asked_in_time_and_every_token_counted(server: Server) 
     assert told["good"] == 1.0 and told["completion_tokens"] == 8 * 17 and told["statuses"] == {"200": 16}
     assert told["kinds"]["talk"]["ttft_s"]["n"] == 16 and 0 < told["itl_s"]["p50"] <= told["itl_s"]["p99"]
     assert summary(made, Objective(ttft_s=0.0))["good"] == 0.0
-    report.table([told], "talk")
+    serve_report.table([told], "talk")
 
 
 def test_what_fails_counts_as_asked_and_not_as_good(server: Server) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.config import LOCAL_USER
-from retrieval.store import DocumentStore
+from retrieval.document_store import DocumentStore
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.support.real_server import MAX_UPLOAD, RealServer, add
 from tests.e2e.test_axe import AXE, violations

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.db.accounts import Accounts
+from app.db.account_store import Accounts
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.support.real_server import RealServer, running
 from tests.e2e.support.scripted_model import write_scripted

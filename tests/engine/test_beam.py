@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine import Engine, EngineConfig, InvalidParameter
-from engine.beam import beam_search
+from engine.beam_search import beam_search
 
 PROMPT = [5, 9, 33, 120, 7]
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.core import messages as m
 from engine.errors import EngineStopped
-from engine.ipc.client import PendingRequest
+from engine.ipc.link import PendingRequest
 
 
 async def test_what_came_before_an_engine_failed_is_given_and_then_the_failure() -> None:

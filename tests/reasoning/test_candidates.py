@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine import Engine, EngineConfig, InvalidParameter, Sampling, Span, TokenLogprob
-from engine.beam import beam_search
+from engine.beam_search import beam_search
 from reasoning.beam import BeamOptions, beam
 from reasoning.best_of_n import BestOfNOptions, best_of_n
 from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candidates

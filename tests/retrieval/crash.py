@@ -20,12 +20,12 @@ from random import Random
 from typing import Any
 
 from retrieval import Given, Library, ingest, jobs, library
+from retrieval.document_store import DocumentStore
 from retrieval.index import dense, lexical, views
 from retrieval.index import views as places
 from retrieval.index.chunks import Chunks
 from retrieval.parsing import parser
 from retrieval.parsing.parsed import Parsed
-from retrieval.store import DocumentStore
 from tests.retrieval.words import WordEmbedder
 
 PLACES: tuple[tuple[Any, str], ...] = (

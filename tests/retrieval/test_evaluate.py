@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval.evaluate import BadSet, ndcg, read, recall, reciprocal_rank, run
+from retrieval.judged_search import BadSet, ndcg, read, recall, reciprocal_rank, run
 from tests.known_answers import shared
 from tests.retrieval.words import WordEmbedder
 

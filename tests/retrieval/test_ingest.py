@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval import Given, Library, NotAllowed, NotFound, OverQuota, database
+from retrieval import Given, Library, NotAllowed, NotFound, OverQuota, document_database
 from retrieval.embedding import Vectors
 from retrieval.ingest import said
 from retrieval.jobs import JobStatus
@@ -241,7 +241,7 @@ def test_a_full_disk_is_said_and_the_job_goes_on_later(
 ) -> None:
     folder, job = _left_undone(tmp_path, embedder, write)
     with monkeypatch.context() as patch:
-        patch.setattr(database, "_SETTINGS", f"{database._SETTINGS} PRAGMA max_page_count = 40;")
+        patch.setattr(document_database, "_SETTINGS", f"{document_database._SETTINGS} PRAGMA max_page_count = 40;")
         with Library.open(folder, embedder) as library:
             library.ingest.wait(job, 60)
             assert "The disk is full" in (library.ingest.stalled(job) or "")
@@ -256,7 +256,7 @@ def test_a_disk_that_cannot_be_written_to_is_said_and_nothing_is_lost(
 ) -> None:
     folder, job = _left_undone(tmp_path, embedder, write)
     with monkeypatch.context() as patch:
-        patch.setattr(database, "_SETTINGS", f"{database._SETTINGS} PRAGMA query_only = 1;")
+        patch.setattr(document_database, "_SETTINGS", f"{document_database._SETTINGS} PRAGMA query_only = 1;")
         with pytest.raises(sqlite3.OperationalError, match="readonly") as raised:
             Library.open(folder, embedder)
         assert "cannot be written to" in said(raised.value)

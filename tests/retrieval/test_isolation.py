@@ -15,8 +15,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from retrieval import Library, NotAllowed, NotFound, Query, Text
 from retrieval.browse import Browser
-from retrieval.context import sources
 from retrieval.durable import read_record, write_record
+from retrieval.prompt_context import sources
 from tests.retrieval.conftest import admit
 from tests.retrieval.words import WordEmbedder
 

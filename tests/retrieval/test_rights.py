@@ -9,9 +9,9 @@ import pytest
 import sqlite_utils
 from sqlite_utils import Migrations
 
-from retrieval import Library, Member, NotAllowed, NotFound, Query, Text, TooManyInvited, database, rights
+from retrieval import Library, Member, NotAllowed, NotFound, Query, Text, TooManyInvited, document_database, rights
 from retrieval.browse import Browser
-from retrieval.store import DocumentStore
+from retrieval.document_store import DocumentStore
 from tests.retrieval.conftest import admit
 
 
@@ -179,7 +179,7 @@ def test_members_of_before_there_were_invitations_stay_members(tmp_path: Path) -
     path = tmp_path / "documents.db"
     old = sqlite_utils.Database(path)
     first = Migrations("retrieval")
-    first(name="1-documents")(database.documents)
+    first(name="1-documents")(document_database.documents)
     first.apply(old)
     old.execute("INSERT INTO collections VALUES (1, 'Dams', 'ana', 0.0)")
     old.execute("INSERT INTO members VALUES (1, 'ben', 'reader'), (1, 'cy', 'writer')")

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from ponder import Context, Depends, NotAnswered, Question, Retry, Source, Tool, Toolset, tool
+from tools.call_policy import CallPolicy, Decision, NeedsApproval
 from tools.executor import Executor
 from tools.journal import SqliteJournal
 from tools.limits import RateLimits
 from tools.options import PERMISSIONS
 from tools.outcome import Call, CallError, CallOutput, CallProgress, CallResult, CallStarted, Event, Outcome
-from tools.policy import CallPolicy, Decision, NeedsApproval
 from tools.registry import Registry
 from tools.session import Session
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ponder import tool
+from tools.call_policy import Allowed, CallPolicy, Decision, Denied, NeedsApproval
 from tools.grants import Grant, Grants, MemoryGrants, SqliteGrants
 from tools.options import PERMISSIONS
-from tools.policy import Allowed, CallPolicy, Decision, Denied, NeedsApproval
 
 USERS, CHATS, TOOLS = ("ana", "bob"), (None, "c1", "c2"), ("save", "send")
 _users, _chats = st.sampled_from(USERS), st.sampled_from(CHATS)

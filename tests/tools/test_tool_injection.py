@@ -29,13 +29,13 @@ from tools.builtin.databases import Databases
 from tools.builtin.notes import Notebook, Notes
 from tools.builtin.pages import Pages, Web
 from tools.builtin.python import python
+from tools.call_policy import CallPolicy, Decision, NeedsApproval
 from tools.executor import Executor
 from tools.limits import RateLimits
-from tools.mcp.client import McpServer
-from tools.mcp.config import McpSettings
+from tools.mcp.mcp_client import McpServer
+from tools.mcp.mcp_settings import McpSettings
 from tools.options import PERMISSIONS
 from tools.outcome import Call, Outcome
-from tools.policy import CallPolicy, Decision, NeedsApproval
 from tools.registry import Registry
 from tools.sandbox import Sandbox
 from tools.session import Session

@@ -20,11 +20,11 @@ import pytest
 
 import tools.executor
 from ponder import Context, tool
+from tools.call_policy import CallPolicy, Decision, NeedsApproval
 from tools.errors import JournalConflict
 from tools.executor import Executor
 from tools.journal import Entry, SqliteJournal
 from tools.outcome import Call
-from tools.policy import CallPolicy, Decision, NeedsApproval
 from tools.registry import Registry
 from tools.session import Session
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tools.call_policy import CallPolicy
 from tools.executor import Executor
 from tools.options import PERMISSIONS
 from tools.outcome import Call
 from tools.plugins import PluginFolder
-from tools.policy import CallPolicy
 from tools.registry import Registry
 from tools.session import Session
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ponder import Tool, tool
+from tools.call_policy import Allowed, CallPolicy, Decision, Denied, NeedsApproval
 from tools.grants import MemoryGrants
 from tools.options import PERMISSIONS, Permission
-from tools.policy import Allowed, CallPolicy, Decision, Denied, NeedsApproval
 
 
 @tool(permission="none")

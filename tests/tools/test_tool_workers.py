@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tools.workers.pool import ProcessPool, WorkerFailed
+from tools.workers.process_pool import ProcessPool, WorkerFailed
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and limits of address space")
 

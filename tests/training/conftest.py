@@ -9,9 +9,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from training import mixture, tokenizer
-from training.model import ModelConfig
+from training import mixture, train_tokenizer
 from training.text import prose, quotable
+from training.torch_model import ModelConfig
 
 TINY = ModelConfig(
     vocab_size=400,
@@ -49,8 +49,8 @@ def little_prose() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> Tokenizer:
     rng = Random(0)
-    texts = [text for _ in range(200) for text, _ in tokenizer.segments(mixture.conversation(rng, 0.5))]
-    return tokenizer.train(texts, TINY.vocab_size)
+    texts = [text for _ in range(200) for text, _ in train_tokenizer.segments(mixture.conversation(rng, 0.5))]
+    return train_tokenizer.train(texts, TINY.vocab_size)
 
 
 @pytest.fixture(autouse=True)

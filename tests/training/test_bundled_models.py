@@ -16,7 +16,7 @@ from engine import GREEDY, Engine, EngineConfig, Span, SpanResult
 from training import puzzle, reply
 from training.abilities import ABILITIES
 from training.conversation import Case
-from training.tokenizer import chat_template
+from training.train_tokenizer import chat_template
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from training import phrases, sums
 from training.conversation import Conversation, ModelReply, SpokenCall
 from training.tasks import calculator
 from training.tasks.calculator import ANSWERED, CALLED
-from training.text import expression, words
+from training.text import arithmetic_expression, words
 
 SUM_KINDS = ("bare", "percent", "named", "problem")
 
@@ -32,22 +32,22 @@ def made(phrasing: str = "train", count: int = 150) -> list[Conversation]:
     ],
 )
 def test_an_expression_is_evaluated_exactly(text: str, value: str) -> None:
-    assert expression.answer(text) == value
+    assert arithmetic_expression.answer(text) == value
 
 
 @pytest.mark.parametrize("text", ["12 *", "", "abs(3)", "1 if 2 else 3", "1e9", "9 ** 99", "2 // 3", "1" * 300, "'a'"])
 def test_what_is_no_arithmetic_is_an_error(text: str) -> None:
-    with pytest.raises(expression.ExpressionError, match="cannot read"):
-        expression.value(text)
+    with pytest.raises(arithmetic_expression.ExpressionError, match="cannot read"):
+        arithmetic_expression.value(text)
 
 
 def test_a_division_by_zero_is_named() -> None:
-    assert expression.answer("5 / (2 - 2)") == "error: division by zero"
+    assert arithmetic_expression.answer("5 / (2 - 2)") == "error: division by zero"
 
 
 def test_numbers_are_read_as_people_write_them() -> None:
-    assert expression.numbers("It costs $1,234.50, not -7.") == [Fraction("1234.5"), Fraction(-7)]
-    assert expression.numbers("8-5 [S2]") == [8, 5]
+    assert arithmetic_expression.numbers("It costs $1,234.50, not -7.") == [Fraction("1234.5"), Fraction(-7)]
+    assert arithmetic_expression.numbers("8-5 [S2]") == [8, 5]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_numbers_are_read_as_people_write_them() -> None:
     ],
 )
 def test_a_final_sentence_is_right_by_its_number(said: str, right: bool) -> None:
-    assert expression.states(said, Fraction(91), "12 boxes with 8 pens, minus 5") is right
+    assert arithmetic_expression.states(said, Fraction(91), "12 boxes with 8 pens, minus 5") is right
 
 
 def test_a_seed_gives_the_same_conversations() -> None:
@@ -83,11 +83,11 @@ def test_every_tool_message_and_answer_holds() -> None:
                 # Floats and the interpreter's own grammar: an oracle that we did not write.
                 result = eval(text)
                 assert float(re.findall(r"-?[\d.]+", told.content)[-1].rstrip(".")) == pytest.approx(result)
-                assert told.content.endswith(expression.answer(text)) or '"result"' in told.content
+                assert told.content.endswith(arithmetic_expression.answer(text)) or '"result"' in told.content
                 if said.calls:  # the next of two in a row goes on from this result
                     assert next(iter(said.calls[0].arguments.values())).startswith(told.content)
                     continue
-                assert float(expression.numbers(said.content)[-1]) == pytest.approx(result)
+                assert float(arithmetic_expression.numbers(said.content)[-1]) == pytest.approx(result)
 
 
 # What a half, a dozen, a percentage, a week or an hour brings into a sum beside the numbers of the question.
@@ -154,7 +154,7 @@ def test_a_case_accepts_what_is_wanted_and_nothing_else(kind: str) -> None:
         assert case.answer_call is not None and not case.answer_call(call).startswith("error")
         wrong = SpokenCall(call.name, {name: f"{text} + 1" for name, text in call.arguments.items()})
         renamed = SpokenCall(call.name + "s", call.arguments)
-        number = expression.written(expression.numbers(said.content)[-1])
+        number = arithmetic_expression.written(arithmetic_expression.numbers(said.content)[-1])
         assert not case.judge((ModelReply("", "", (wrong,)), said))[CALLED]
         assert not case.judge((ModelReply("", "", (renamed,)), said))[CALLED]
         assert not case.judge(

@@ -13,8 +13,8 @@ from tests.training.conftest import TINY
 from training import mixture, reply
 from training.conversation import Conversation, Message, ModelReply, SpokenCall
 from training.export import export
-from training.model import Model
-from training.tokenizer import EMPTY_THOUGHT, TURN_END, _template, render, segments
+from training.torch_model import Model
+from training.train_tokenizer import EMPTY_THOUGHT, TURN_END, _template, render, segments
 
 WEATHER = {
     "type": "function",

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.training.conftest import TINY
 from training.export import export
-from training.model import Model
-from training.tokenizer import MARKS, SPECIAL
+from training.torch_model import Model
+from training.train_tokenizer import MARKS, SPECIAL
 
 
 @pytest.fixture

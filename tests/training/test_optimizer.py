@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.training.conftest import TINY
-from training.model import Model
+from training.torch_model import Model
 from training.trainer import Optimizer, orthogonalise, wsd
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from training import plans
-from training.model import Model
+from training.torch_model import Model
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from training.text import words
-from training.tokenizer import SPACE
+from training.train_tokenizer import SPACE
 
 WORDS = ("water", "Gravitational", "yoga", "_postinit", "Breeknurceek", "naïve")
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tests.training.conftest import TINY, read_little
 from training import mixture, plans, team
-from training.tokenizer import END_OF_TEXT
+from training.train_tokenizer import END_OF_TEXT
 from training.trainer import Plan, Trainer, train
 
 pytestmark = pytest.mark.slow

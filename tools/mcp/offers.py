@@ -29,7 +29,7 @@ from mcp.types import Tool as Offered
 
 from tools.context import Context
 from tools.errors import ToolDeclarationError
-from tools.mcp.config import McpSettings
+from tools.mcp.mcp_settings import McpSettings
 from tools.options import Approval, Permission
 from tools.result import shorten
 from tools.schema import JSONSchema

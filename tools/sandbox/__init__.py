@@ -5,7 +5,7 @@ Knows nothing of tools or models.
 
 from tools.sandbox.pool import Sandbox
 from tools.sandbox.pure import Pure, PureConfig
-from tools.sandbox.records import Finished, SandboxConfig, SandboxFailed, SandboxUnavailable, Support
+from tools.sandbox.sandbox_config import Finished, SandboxConfig, SandboxFailed, SandboxUnavailable, Support
 from tools.sandbox.support import check
 
 __all__ = [

@@ -29,8 +29,8 @@ from typing import Any, Literal
 
 from tools.sandbox.cgroups import Group, Groups
 from tools.sandbox.interpreter import Interpreter
-from tools.sandbox.records import SandboxConfig, SandboxFailed
-from tools.sandbox.report import Pipe, Report, UnreadableReport, ready, receive
+from tools.sandbox.job_report import Pipe, Report, UnreadableReport, ready, receive
+from tools.sandbox.sandbox_config import SandboxConfig, SandboxFailed
 
 WORK = "/tmp/work"
 PACKAGES = "/packages"

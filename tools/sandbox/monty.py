@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pydantic_monty
 from pydantic_monty import Monty, ResourceLimits
 
-from tools.sandbox.records import Exit
+from tools.sandbox.sandbox_config import Exit
 
 GRACE_S = 1.0  # past its limit, before the interpreter's process is ended
 _REASON = 1000  # characters

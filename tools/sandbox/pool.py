@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from tools.sandbox.jail import Blueprint, Ended, Jail
-from tools.sandbox.records import Exit, Finished, SandboxConfig, SandboxFailed, SandboxUnavailable
-from tools.sandbox.report import job
+from tools.sandbox.job_report import job
+from tools.sandbox.sandbox_config import Exit, Finished, SandboxConfig, SandboxFailed, SandboxUnavailable
 from tools.sandbox.support import check, plan_for
 
 # The kernel ends a process by a coarser count of its time than it tells afterwards. Little else can have sent SIGKILL:

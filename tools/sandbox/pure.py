@@ -11,8 +11,8 @@ import asyncio
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from tools.sandbox.records import Finished, SandboxFailed
-from tools.workers.pool import ProcessPool, WorkerFailed
+from tools.sandbox.sandbox_config import Finished, SandboxFailed
+from tools.workers.process_pool import ProcessPool, WorkerFailed
 
 _SHOWING_S = 3.0  # past the limit of time, to end the interpreter and to make text of the value
 _SHOWING_BYTES = 512 << 20  # of memory, for the same

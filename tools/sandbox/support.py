@@ -17,8 +17,8 @@ from tools.sandbox import seccomp
 from tools.sandbox.cgroups import Groups, NoCgroups
 from tools.sandbox.interpreter import NoInterpreter, find, unreadable
 from tools.sandbox.jail import Blueprint, Jail
-from tools.sandbox.records import SandboxConfig, SandboxFailed, SandboxUnavailable, Support
-from tools.sandbox.report import job
+from tools.sandbox.job_report import job
+from tools.sandbox.sandbox_config import SandboxConfig, SandboxFailed, SandboxUnavailable, Support
 
 _PROBE_S = 20.0
 # Each line is a layer: what has to be true inside, said as what lacks where it is not.

@@ -1,7 +1,7 @@
 """Questions to SQLite files: read-only, within limits, without what the operator hides."""
 
-from tools.sql.database import QueryLimits, SqlDatabase, Table
 from tools.sql.reach import Column, SqlRelation, described
+from tools.sql.sql_database import QueryLimits, SqlDatabase, Table
 from tools.sql.statement import Forbidden, Mistaken, QueryError, Stopped
 
 __all__ = [

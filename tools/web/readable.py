@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from tools.calling import in_thread
-from tools.workers.pool import ProcessPool, WorkerFailed
+from tools.workers.process_pool import ProcessPool, WorkerFailed
 
 MAX_HTML_LENGTH = 500_000  # characters given to the extractor
 EXTRACT_S = 5.0

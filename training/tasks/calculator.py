@@ -19,7 +19,7 @@ from random import Random
 from training import phrases, sums
 from training.conversation import Case, Conversation, Message, ModelReply, Phrasing, SpokenCall, Tool, Verdict
 from training.tasks import identity
-from training.text import expression
+from training.text import arithmetic_expression
 
 CALLED, ANSWERED = "right expression in a valid call", "final answer right"  # what a case measures
 NO_RESULT = "Division by zero has no result."
@@ -66,7 +66,7 @@ class Calculator:
         text = self.asked(call)
         if text is None:
             return f'error: call {self.name} with "{self.parameter}"'
-        return expression.answer(text)
+        return arithmetic_expression.answer(text)
 
 
 CANONICAL = Calculator("calculator", "Evaluate an arithmetic expression exactly.", "expression")
@@ -119,13 +119,13 @@ def _by_zero(rng: Random) -> sums.Sum:
 def _further(rng: Random, phrasing: Phrasing, previous: sums.Sum) -> sums.Sum | None:
     """A step on from the last result."""
     result = previous.result()
-    if result < 0 or not expression.ends(result, 2) or result > 10**6:
+    if result < 0 or not arithmetic_expression.ends(result, 2) or result > 10**6:
         return None
     sign = rng.choice(tuple(phrases.read("follow_up")))
     number = str(rng.randint(2, 99))
     question = phrases.read("follow_up")[sign].ask(rng, phrasing).replace("{b}", number)
     sign = {"×": "*"}.get(sign, sign)
-    return sums.Sum("bare", question, f"{expression.written(result)} {sign} {number}")
+    return sums.Sum("bare", question, f"{arithmetic_expression.written(result)} {sign} {number}")
 
 
 def _chained(rng: Random, phrasing: Phrasing, calc: Calculator, first: sums.Sum) -> list[Message] | None:
@@ -176,10 +176,12 @@ def judge(made: sums.Sum, calc: Calculator) -> Callable[[Sequence[ModelReply]], 
         called = False
         if text is not None and not text.strip("-. ").replace(".", "").isdigit():
             try:
-                called = expression.value(text) == truth
-            except expression.ExpressionError:
+                called = arithmetic_expression.value(text) == truth
+            except arithmetic_expression.ExpressionError:
                 called = False
-        answered = not last.broken and not last.calls and expression.states(last.content, truth, made.question)
+        answered = (
+            not last.broken and not last.calls and arithmetic_expression.states(last.content, truth, made.question)
+        )
         return {CALLED: called, ANSWERED: answered}
 
     return judged

@@ -11,7 +11,7 @@ from random import Random
 import httpx
 
 from bench.load.faults.streams import EXACT, metrics, under_load, until_true
-from bench.load.server import BenchServer
+from bench.load.load_server import BenchServer
 from bench.parts import Json
 from bench.serve.asks import text
 
@@ -85,4 +85,6 @@ def _alive_engine(server: BenchServer, but: int) -> bool:
 
 def _workers_of(server: BenchServer) -> list[int]:
     """In the order in which they were started."""
-    return sorted(pid for pid in server.family() if b"app.workers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return sorted(
+        pid for pid in server.family() if b"app.workers.api_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )

@@ -15,7 +15,7 @@ import httpx
 
 from bench.load.drive import PEBBLE
 from bench.load.faults.streams import EXACT, TIMES, chat, metrics, under_load
-from bench.load.server import BenchServer
+from bench.load.load_server import BenchServer
 from bench.parts import Json
 from bench.serve.asks import text
 from bench.serve.measured import percentiles

@@ -17,7 +17,7 @@ from random import Random
 
 import httpx
 
-from bench.load.server import BenchServer, serving, until
+from bench.load.load_server import BenchServer, serving, until
 from bench.parts import Json
 from bench.serve.asks import text
 from bench.serve.measured import percentiles

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.admission.request_budget import RequestBudget, RequestTerms
-from app.db.accounts import Accounts
+from app.db.account_store import Accounts
 from app.db.quotas import Quota
 from tests.app.chatting import begin, log_of, new_chat
 from tests.app.conftest import Server, serving

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.config import LOCAL_USER
-from app.db.runs import LoggedEvent, Place
+from app.db.run_store import LoggedEvent, Place
 from app.db.store import Store
 from app.runs.live_runs import recover_runs
 from app.runs.prompt_builder import IMPORTED, History

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from app.config import LOCAL_USER
-from app.db.database import NotThere
-from app.db.runs import Place
+from app.db.run_store import Place
+from app.db.sqlite import NotThere
 from app.db.store import KEPT_S, Store
 from tests.app.chatting import Json, ask, begin, change, log_of, new_chat, read
 from tests.app.library import error

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from app.cli.document_source import RemoteDocuments
 from app.cli.main import cli
 from app.config import Settings
-from app.db.accounts import Accounts
-from app.db.database import NameTaken, NotThere
+from app.db.account_store import Accounts
+from app.db.sqlite import NameTaken, NotThere
 from tests.app.cli.test_cli import ponder
 from tests.app.cli.test_cli import serving as a_server
 from tests.app.conftest import Server
@@ -95,7 +95,7 @@ def test_what_is_not_accepted_makes_no_key(tmp_path: Path, arguments: list[str],
 
 def test_use_is_noted_at_most_once_a_minute(accounts: Accounts, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000_000.0]
-    monkeypatch.setattr("app.db.accounts.time.time", lambda: now[0])
+    monkeypatch.setattr("app.db.account_store.time.time", lambda: now[0])
     key, text = accounts.create_key("local")
 
     def used() -> float | None:

@@ -15,7 +15,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from app.auth import COOKIE, FREE, MAX_S, LoginThrottle
-from app.db.accounts import Accounts
+from app.db.account_store import Accounts
 from tests.app.chatting import ask, begin, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, beside, client_of, key_of

@@ -12,7 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from app.api.chat_export import SharedChat, SharedTurn, markdown, page
-from app.db.steps import AnswerStep, StepCall, StepResult
+from app.db.answer_steps import AnswerStep, StepCall, StepResult
 from app.runs.events import SourceShown
 from tests.app.chatting import ask, change, file, imported, message, new_chat
 from tests.app.library import error

@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from app import documents
+from app import document_library
 from app.cli import evaluation
 from app.cli.document_source import LocalDocuments
 from app.cli.main import cli
@@ -33,7 +33,7 @@ Ponder = Callable[..., Result]
 def ponder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedder: GatedEmbedder) -> Ponder:
     """Run a command on the data directory `data`, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    for module in (documents, evaluation):
+    for module in (document_library, evaluation):
         monkeypatch.setattr(module, "SentenceEmbedder", lambda model: embedder)
     without: dict[str, str | None] = {name: None for name in os.environ if name.startswith("PONDER_")}
 

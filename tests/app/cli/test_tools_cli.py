@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from app.cli.main import cli
 from app.config import load_settings
-from app.documents import open_library
+from app.document_library import open_library
 
 pytestmark = pytest.mark.slow
 

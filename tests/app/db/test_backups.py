@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.main import cli
 from app.config import BadSetting
-from app.db.database import DATABASES, RESTORING, refuse_damage
+from app.db.sqlite import DATABASES, RESTORING, refuse_damage
 from tests.app.conftest import Server, serving
 from tests.app.gate import GatedEmbedder
 from tests.app.library import DAM, add, search

@@ -12,8 +12,8 @@ import pytest
 
 from app.admission.rate_limits import KeyLimits, RateWindows
 from app.auth import LoginThrottle
-from app.db.database import NotThere, insert
-from app.db.runs import RunKey, remember
+from app.db.run_store import RunKey, remember
+from app.db.sqlite import NotThere, insert
 from app.db.store import Store
 from app.sequences.leased import Lease
 

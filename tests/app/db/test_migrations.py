@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from app.config import LOCAL_USER
-from app.db.chats import Tree
+from app.db.chat_store import Tree
 from app.db.migrations import STEPS, migrate
-from app.db.runs import Place
+from app.db.run_store import Place
 from app.db.store import Store
 
 BEFORE_BRANCHES = 3

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.db.accounts import Accounts
+from app.db.account_store import Accounts
 from app.sequences import persistence
 from retrieval import Library, Query
 from tests.app import lost_writes

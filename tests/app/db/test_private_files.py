@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.db.accounts import Accounts
+from app.db.account_store import Accounts
 from app.db.store import Store
 from retrieval import Library, Text
 from tests.app.cli.test_cli import ponder, serving

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config import LOCAL_USER, Settings
-from app.db.runs import Place
+from app.db.run_store import Place
 from app.db.store import Store
 from app.middleware import CsrfGuard, is_loopback
 from app.openai import event_stream

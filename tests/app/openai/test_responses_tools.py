@@ -23,8 +23,8 @@ from tests.app.folding import without_ids
 from tests.app.openai.test_responses import CALCULATOR, QUESTION, ask, stream
 from tests.app.runs.test_tool_runs import ASKING, http, plugin, there
 from tests.app.runs.test_tool_runs import CALCULATOR as PLUGIN
+from tools.call_policy import CallPolicy
 from tools.executor import Executor
-from tools.policy import CallPolicy
 from tools.registry import Registry
 
 __all__ = ["http", "plugin"]  # fixtures

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from app.config import LOCAL_USER
-from app.db.database import KeyReused
-from app.db.runs import KEPT_S, Place, RunKey
+from app.db.run_store import KEPT_S, Place, RunKey
+from app.db.sqlite import KeyReused
 from app.db.store import Store
 from tests.app.chatting import log_of, new_chat, read
 from tests.app.conftest import Server

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from app.answering.served_model import Usage
 from app.config import LOCAL_USER, BadSetting
 from app.db.migrations import STEPS
-from app.db.runs import RESTART_GAP, Place
+from app.db.run_store import RESTART_GAP, Place
 from app.db.store import LoggedEvent, Store
 from app.runs.event_log import Deltas, RunLog
 from app.runs.events import AnswerDelta, RunCancelled, RunQueued

@@ -12,7 +12,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from app.api import sequences
-from app.sequences.requests import (
+from app.sequences.sequence_requests import (
     GENERATE_FIELDS,
     AppendRequest,
     ForkRequest,

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multiple, rule, run_state_machine_as_test
 
-from app.sequences.requests import (
+from app.sequences.sequence_requests import (
     GENERATE_FIELDS,
     AppendRequest,
     ForkRequest,

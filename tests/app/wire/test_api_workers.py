@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from app.db.accounts import Accounts
+from app.db.account_store import Accounts
 from app.db.quotas import Quota
 from tests.app.cli.test_cli import FOREVER, ROOT, clean_environment, ponder, serving
 from tests.app.wire.test_stopping import LONG, Reader, engine_of
@@ -33,7 +33,7 @@ FLAGS = ("--data-dir", "data", "--engine", "process", "--api-workers", "3")
 
 
 def workers_of(server: int) -> list[psutil.Process]:
-    return [each for each in psutil.Process(server).children() if "app.workers.worker" in each.cmdline()]
+    return [each for each in psutil.Process(server).children() if "app.workers.api_worker" in each.cmdline()]
 
 
 def holders(server: int, url: str) -> Counter[int]:
@@ -310,7 +310,7 @@ def test_several_processes_need_an_engine_that_all_can_reach(tmp_path: Path) -> 
 
 def test_a_worker_loads_no_more_than_it_needs() -> None:
     code = (
-        "import sys, app.workers.worker, engine.ipc.attached_client\n"
+        "import sys, app.workers.api_worker, engine.ipc.attached_client\n"
         "print([name for name in ('torch', 'app.server') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code]

@@ -19,7 +19,7 @@ import pytest
 from app.answering.model_registry import ModelRegistry
 from app.sequences import persistence
 from app.sequences.persistence import PersistedSequences, file_of, take_up
-from app.sequences.sequences import Sequences
+from app.sequences.registry import Sequences
 from tests.app.cli.test_cli import FOREVER, serving
 
 pytestmark = pytest.mark.slow

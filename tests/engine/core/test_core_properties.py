@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.config import EngineConfig, LoopName
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
-from engine.ipc.journal import SequenceJournal
+from engine.ipc.sequence_journal import SequenceJournal
 from engine.kv_cache.block_pool import BlockPool
 from engine.params import GREEDY, Span
 from tests.engine.fake import FakeRunner, Letters, next_token

@@ -23,15 +23,15 @@ from mcp.types import Tool as Offered
 from mcp.types import ToolAnnotations
 from pydantic import ValidationError
 
+from tools.call_policy import CallPolicy
 from tools.errors import ToolError
 from tools.executor import Executor
 from tools.mcp import mcp_servers
-from tools.mcp.client import McpServer, growing
-from tools.mcp.config import McpSettings
+from tools.mcp.mcp_client import McpServer, growing
+from tools.mcp.mcp_settings import McpSettings
 from tools.mcp.offers import DESCRIPTION, MAX_COUNT, SCHEMA, tools_of
 from tools.options import PERMISSIONS
 from tools.outcome import Call, Outcome
-from tools.policy import CallPolicy
 from tools.registry import Registry
 from tools.session import Session
 from tools.testing import FakeContext, call_tool

@@ -18,10 +18,10 @@ from mcp.client import ClientRequestContext
 from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
 
 from ponder import Context, Retry, tool
+from tools.call_policy import CallPolicy
 from tools.executor import Executor
-from tools.mcp.server import ToolServer
+from tools.mcp.mcp_server import ToolServer
 from tools.options import PERMISSIONS, Permission
-from tools.policy import CallPolicy
 from tools.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -254,8 +254,8 @@ async def test_as_a_child_process_it_serves_and_ends_with_its_client(tmp_path: P
             import asyncio
             from ponder import tool
             from tools.executor import Executor
-            from tools.mcp.server import ToolServer
-            from tools.policy import Policy
+            from tools.mcp.mcp_server import ToolServer
+            from tools.call_policy import Policy
             from tools.registry import Registry
 
             @tool

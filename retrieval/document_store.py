@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrieval.database import DatabaseFile, marks, migrations
+from retrieval.document_database import DatabaseFile, marks, migrations
 from retrieval.filters import Filters, as_sql
 from retrieval.index.chunks import Chunks
 from retrieval.parsing.parsed import ParsedPage, ParseFault

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from app.answering.tool_service import BUILT_IN, ToolService
 from app.config import LOCAL_USER, BadSetting, Settings
-from app.documents import open_library
+from app.document_library import open_library
 from retrieval import InUse
 from tools.builtin import documents
+from tools.call_policy import Decision, NeedsApproval
 from tools.context import Question
 from tools.errors import NotAnswered
 from tools.options import NAME
 from tools.outcome import Call, CallOutput, CallProgress, Event
-from tools.policy import Decision, NeedsApproval
 from tools.registry import Fault, tools_in
 from tools.session import Session
 from tools.tool import Tool
@@ -128,7 +128,7 @@ async def _loaded(settings: Settings) -> tuple[list[Tool], list[Fault]]:
 
 async def _served(settings: Settings) -> None:
     async with _opened(settings, library=True) as shed:
-        from tools.mcp.server import ToolServer
+        from tools.mcp.mcp_server import ToolServer
 
         version = importlib.metadata.version("ponder")
         await ToolServer(shed.executor, user=LOCAL_USER, version=version).stdio()

@@ -1,6 +1,6 @@
 """An API worker: a process that accepts from the shared socket and answers its own routes.
 
-An API worker's process: `python -m app.workers.worker`, started by `home.py` and by nobody else.
+An API worker's process: `python -m app.workers.api_worker`, started by `home.py` and by nobody else.
 
 It reads its start from stdin and then watches it: when that closes, its home is gone, and it ends. Signals that a
 terminal or a service manager sends to a whole group are for the home, which says when to end.
@@ -31,10 +31,10 @@ from app.middleware import add_middleware
 from app.observability import Goals, logs, tracing
 from app.state import Serving
 from app.wire import ConnectionSender, OwnOrOthers
-from app.wire.server import Server, server_config
+from app.wire.http_server import Server, server_config
 from app.workers.primary_client import PrimaryClient, PrimaryLink
-from app.workers.protocol import LENGTH, Start, WorkerHello, WorkerReady
 from app.workers.worker_metrics import RemoteMetrics
+from app.workers.worker_protocol import LENGTH, Start, WorkerHello, WorkerReady
 from engine.ipc.core_process import end_with_parent
 from engine.ipc.thread_link import calm_collector
 

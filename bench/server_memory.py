@@ -1,4 +1,4 @@
-"""Memory of an idle server by part, and after it has worked: `python -m bench.memory`. Linux only.
+"""Memory of an idle server by part, and after it has worked: `python -m bench.server_memory`. Linux only.
 
 Reads the kernel's maps of a server of its own and of its children: files are what libraries and weights have mapped,
 anonymous memory is the heap, the K/V pool as far as it was written, and what libraries keep.
@@ -27,12 +27,12 @@ _QUESTION = "Use 4, 6, 9 and 1 to make 24."
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.memory", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.server_memory", description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="models/pebble")
     model = parser.parse_args().model
     results: Json = {
         "date": datetime.date.today().isoformat(), "slug": f"memory-{hardware.slug()}",
-        "command": "python -m bench.memory", "hardware": hardware.describe(), "model": model,
+        "command": "python -m bench.server_memory", "hardware": hardware.describe(), "model": model,
         **measure(model),
     }  # fmt: skip
     print(json.dumps(results, indent=1))

@@ -29,7 +29,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from tools.context import Context
 from tools.errors import ToolError
-from tools.mcp.config import McpSettings, check_name
+from tools.mcp.mcp_settings import McpSettings, check_name
 from tools.mcp.offers import MAX_COUNT, content_of, tools_of
 from tools.mcp.transports import ServerFault, StdioTransport, http_transport, told
 from tools.registry import Registry

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tools.sandbox.records import SandboxConfig, check_name
+from tools.sandbox.sandbox_config import SandboxConfig, check_name
 
 _PIECE = 1 << 16
 

@@ -38,10 +38,10 @@ from mcp.types import Tool as Shown
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.types import ASGIApp
 
+from tools.call_policy import Decision, NeedsApproval
 from tools.errors import NotAnswered
 from tools.executor import Executor
 from tools.outcome import Call, CallProgress, Event, Outcome
-from tools.policy import Decision, NeedsApproval
 from tools.session import Session
 from tools.tool import Tool
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from retrieval.document_store import DocumentStore
 from retrieval.parsing.parsed import ParsedPage
 from retrieval.records import Hit, NotFound
-from retrieval.store import DocumentStore
 
 CountTokens = Callable[[str], int]
 OVERHEAD = 8  # tokens of a label, brackets and a line end

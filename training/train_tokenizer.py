@@ -118,5 +118,5 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
     """The id of a token that must be there. Raises KeyError when it is not."""
     found = tokenizer.token_to_id(token)
     if found is None:
-        raise KeyError(f"The tokenizer has no token {token!r}; was it trained by `training.tokenizer`?")
+        raise KeyError(f"The tokenizer has no token {token!r}; was it trained by `training.train_tokenizer`?")
     return int(found)

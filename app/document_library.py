@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.config import BadSetting, Settings
 from retrieval import Library
-from retrieval.database import NewerFile
+from retrieval.document_database import NewerFile
 from retrieval.embedding import BUNDLED, SentenceEmbedder
 
 

@@ -1,9 +1,9 @@
 """`transformers` on the same shapes: a long prompt, its static cache, and its continuous batching.
 
-`python -m bench.gpu.peers FILE JOB` measures and keeps each figure in FILE at once; the part runs it as a process that
-is ended when the time is over, since what it compiles may take longer than all else. A step of theirs is all that lies
-between two tokens, and stands beside a whole step of ours. Their continuous batching compiles nothing and records no
-graph unless flash attention is installed.
+`python -m bench.gpu.gpu_peers FILE JOB` measures and keeps each figure in FILE at once; the part runs it as a process
+that is ended when the time is over, since what it compiles may take longer than all else. A step of theirs is all that
+lies between two tokens, and stands beside a whole step of ours. Their continuous batching compiles nothing and records
+no graph unless flash attention is installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu import models
+from bench.gpu import gpu_models
 from bench.gpu.decoding import label
 from bench.gpu.rows import Figure, Json, Missing, rate_of, time_of, times_faster, write
 from bench.gpu.setting import Setting
@@ -48,7 +48,7 @@ def peers(setting: Setting) -> Iterator[Figure]:
            "device": str(setting.device)}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "peers.json"
-        command = [sys.executable, "-m", "bench.gpu.peers", str(file), json.dumps(job)]
+        command = [sys.executable, "-m", "bench.gpu.gpu_peers", str(file), json.dumps(job)]
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         seen, status, until = 0, None, setting.timer.now() + setting.sizes.peers_s
@@ -79,7 +79,7 @@ def beside(setting: Setting, told: Json) -> Figure:
         return Figure(name, 0.0, "ms", 0.0, 0.0, more=told)
     if told["way"] == PROMPT:
         ours = setting.value("prefill", what)
-        flops = models.prefill_flops(models.spec_of(told["model"]), told["tokens"]) / 1e12
+        flops = gpu_models.prefill_flops(gpu_models.spec_of(told["model"]), told["tokens"]) / 1e12
         theirs = rate_of(name, flops, told["seconds"], "TFLOP/s", limit=ours)
         share = None if ours is None else ours / theirs.value
         return Figure(name, theirs.value, theirs.unit, theirs.least, theirs.largest, ours, share)
@@ -144,10 +144,10 @@ def made(name: str, device: torch.device) -> Model:
     """Of random weights, on the device at once."""
     import transformers
 
-    config = transformers.AutoConfig.for_model(**models.SHAPES[name])
+    config = transformers.AutoConfig.for_model(**gpu_models.SHAPES[name])
     with device:
         model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=models.dtype_for(device), attn_implementation="sdpa"
+            config, dtype=gpu_models.dtype_for(device), attn_implementation="sdpa"
         )
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = None  # no token ends a row

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.config import LOCAL_USER, BadSetting
-from app.db.database import NameTaken, NotThere, insert, make_data_dir, new_id, row, rows
 from app.db.migrations import NewerDatabase, migrate
 from app.db.quotas import USAGE_TABLE, USER_QUOTAS, Quota, Used, add_use, used
+from app.db.sqlite import NameTaken, NotThere, insert, make_data_dir, new_id, row, rows
 
 Role = Literal["operator", "user"]
 KeyState = Literal["valid", "expired", "revoked", "disabled"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bench.serve.client import Load
+from bench.serve.load_client import Load
 
 _TIMES = {"ttft_s": "first token", "itl_s": "between tokens", "gap_s": "between pieces", "e2e_s": "whole answer"}
 

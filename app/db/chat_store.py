@@ -20,8 +20,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.db.database import Database, NameTaken, NotThere, Row, insert, new_id, row, rows
-from app.db.steps import load_steps
+from app.db.answer_steps import load_steps
+from app.db.sqlite import Database, NameTaken, NotThere, Row, insert, new_id, row, rows
 
 _CHATS = "SELECT count(*) FROM chats WHERE chats.folder_id = folders.id AND chats.deleted_at IS NULL"
 _FOLDER_FIELDS = f"id, name, created_at, ({_CHATS}) AS chats"

@@ -18,7 +18,7 @@ import httpx
 
 from bench.load.drive import PEBBLE
 from bench.parts import Json
-from bench.serve.client import LoadTarget
+from bench.serve.load_client import LoadTarget
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bench.gpu import models
+from bench.gpu import gpu_models
 from bench.gpu.decoding import label
 from bench.gpu.rows import Figure, Missing, time_of
 from bench.gpu.setting import Setting
@@ -24,7 +24,7 @@ def sampling(setting: Setting) -> Iterator[Figure]:
     except ImportError as error:
         raise Missing(f"kernels of sampling: {error}") from None
     device, name = setting.device, setting.sizes.models[0]
-    vocabulary = models.spec_of(name).vocab_size
+    vocabulary = gpu_models.spec_of(name).vocab_size
     for rows in setting.sizes.sampled:
         setting.tidy()
         logits = torch.empty(rows, vocabulary, device=device).normal_(0, 3)

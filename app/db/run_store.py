@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from app.answering.served_model import Usage
-from app.db.chats import Tree, add_message, chat_of, messages_of
-from app.db.database import Database, KeyReused, NotThere, Row, WrongPlace, insert, new_id, row, rows, steady
-from app.db.steps import AnswerStep, dump_steps
+from app.db.answer_steps import AnswerStep, dump_steps
+from app.db.chat_store import Tree, add_message, chat_of, messages_of
+from app.db.sqlite import Database, KeyReused, NotThere, Row, WrongPlace, insert, new_id, row, rows, steady
 
 KEPT_S = 24 * 3600.0
 
