@@ -114,7 +114,7 @@ class ModelCascade:
         last = len(asked) - 1
         read: list[int] = []  # by the models asked so far: tokens of the prompt that were not in their caches
 
-        def rung(at: int, one: ModelPrompt) -> CascadeStep:
+        def step(at: int, one: ModelPrompt) -> CascadeStep:
             async def answer(measured: bool) -> Candidate:
                 if at == last:
                     tell(ModelChosen(one))
@@ -124,7 +124,7 @@ class ModelCascade:
 
             return CascadeStep(one.served.name, answer, one.served.parameters / largest)
 
-        rungs = [rung(at, one) for at, one in enumerate(asked)]
+        rungs = [step(at, one) for at, one in enumerate(asked)]
         async with aclosing(cascade(rungs, [self.gate])) as climbing:
             async for item in climbing:
                 if isinstance(item, Event):

@@ -73,10 +73,10 @@ async def retrieve_context(
         BadQuery: the question is too long to be searched for.
         NotFound: there is no such collection.
     """
-    return await asyncio.to_thread(_grounds, library, served, user, question, collections)
+    return await asyncio.to_thread(_retrieved, library, served, user, question, collections)
 
 
-def _grounds(library: Library, served: ServedModel, user: str, question: str, collections: Among) -> RetrievedContext:
+def _retrieved(library: Library, served: ServedModel, user: str, question: str, collections: Among) -> RetrievedContext:
     last = Evidence(0.0, "none")
     rarity = library.rarity(user, collections)
 

@@ -109,7 +109,7 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rung:
+class _RecordedGraph:
     """Decodes of up to so many rows: where they are packed on the device, and their graph."""
 
     packed: Packed
@@ -151,7 +151,7 @@ class GpuRunner:
         )
         self._cutter = Cutter(self._model, kv.block_size)
         self._staging = Staging(device)
-        self._rungs: list[_Rung] = []
+        self._graphs: list[_RecordedGraph] = []
         pool = Pool(device)
         # of whichever graph ran last: each would keep its own otherwise
         self._logits = torch.empty(max_rows if graphs else 0, self.vocab_size, device=device)
@@ -159,8 +159,8 @@ class GpuRunner:
         for rows in reversed(graph_sizes(max_rows)) if graphs else ():
             for room in reversed(decode_shapes(rows, model.windows, self._model.limits, max_blocks)):
                 parts = parts or Parts.like(room, self._model, device)
-                self._rungs.append(self._rung(Packed(room), parts, pool))
-        self._rungs.reverse()
+                self._graphs.append(self._record(Packed(room), parts, pool))
+        self._graphs.reverse()
         self._parts = parts  # kept: graphs know it by its address alone
 
     def run(self, step: Step) -> Tensor:
@@ -168,21 +168,21 @@ class GpuRunner:
         self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
         laid = self._batching.lay(step)
         works = self._cutter.works(laid)
-        rung = self._rung_for(laid, works)
-        if rung is None:
+        graph = self._graph_for(laid, works)
+        if graph is None:
             sent = self._sent(laid, works)
             if step.drawn is not None:
                 fill_sampled(sent.token_ids, step.drawn)
             return self._decoder.forward_step(sent, self._kv)
-        used = rung.packed.fill(laid, works, self._staging.take(rung.packed.size))
-        self._staging.send(used, rung.memory)
+        used = graph.packed.fill(laid, works, self._staging.take(graph.packed.size))
+        self._staging.send(used, graph.memory)
         if step.drawn is not None:
-            fill_sampled(rung.token_ids, step.drawn)
+            fill_sampled(graph.token_ids, step.drawn)
         self.replayed += 1
-        logits = rung.recorded.replay()
+        logits = graph.recorded.replay()
         if len(laid.wanted) == len(laid.tokens):
             return logits[: len(laid.wanted)]
-        return logits.index_select(0, rung.wanted[: len(laid.wanted)])
+        return logits.index_select(0, graph.wanted[: len(laid.wanted)])
 
     def _sent(self, laid: BatchLayout, works: list[AttentionWork]) -> DeviceStep:
         packed = Packed(room_of(laid, works))
@@ -191,23 +191,23 @@ class GpuRunner:
         self._staging.send(used, memory)
         return packed.views(memory, self._model)
 
-    def _rung_for(self, laid: BatchLayout, works: list[AttentionWork]) -> _Rung | None:
+    def _graph_for(self, laid: BatchLayout, works: list[AttentionWork]) -> _RecordedGraph | None:
         """The least graph that holds a step; None for what is no decode, or needs more pieces than any has."""
         rows = len(laid.contexts)
         if len(laid.tokens) != rows:
             return None
-        for rung in self._rungs:
-            room = rung.packed.room
+        for graph in self._graphs:
+            room = graph.packed.room
             fits = room.tokens >= rows and len(works[0].blocks) <= room.blocks
             if fits and all(has.holds(work) for has, work in zip(room.work, works, strict=True)):
-                return rung
+                return graph
         return None
 
-    def _rung(self, packed: Packed, parts: Parts, pool: Pool) -> _Rung:
+    def _record(self, packed: Packed, parts: Parts, pool: Pool) -> _RecordedGraph:
         memory = torch.zeros(packed.size, dtype=torch.int32, device=self._device)
         step = packed.views(memory, self._model, parts)
         every = torch.arange(packed.room.tokens, dtype=torch.int32, device=self._device)
         whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
         out = self._logits[: packed.room.tokens]
         recorded = Recorded(lambda: self._decoder.forward_step(whole, self._kv, out), self._device, pool)
-        return _Rung(packed, memory, step.token_ids, step.logits_at, recorded)
+        return _RecordedGraph(packed, memory, step.token_ids, step.logits_at, recorded)
