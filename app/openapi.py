@@ -15,8 +15,6 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from app.api import accounts, chats, collections, permissions, runs, search, tools
-from app.api import accounts as session
-from app.api import chats as folders
 from app.db.chat_exchange import Export
 from app.openai.request_models import ChatRequest, CompletionRequest
 from app.openai.responses_request import ResponseRequest
@@ -37,12 +35,12 @@ BODIES: dict[str, type[BaseModel]] = {
     "POST /v1/completions": CompletionRequest,
     "POST /v1/responses": ResponseRequest,
     "POST /v1/embeddings": EmbeddingRequest,
-    "POST /api/session": session.SessionRequest,
+    "POST /api/session": accounts.SessionRequest,
     "POST /api/chats/import": Export,
     "PATCH /api/chats/{chat_id}": chats.ChatChange,
     "POST /api/chats/{chat_id}/runs": runs.RunRequest,
-    "POST /api/folders": folders.FolderRequest,
-    "PATCH /api/folders/{folder_id}": folders.FolderRequest,
+    "POST /api/folders": chats.FolderRequest,
+    "PATCH /api/folders/{folder_id}": chats.FolderRequest,
     "POST /api/collections": collections.CollectionRequest,
     "PATCH /api/collections/{collection_id}": collections.CollectionRequest,
     "PUT /api/collections/{collection_id}/members/{member}": collections.MemberRequest,

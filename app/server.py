@@ -20,24 +20,9 @@ from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningResolver
 from app.answering.served_model import ServedModel
 from app.answering.tool_service import ToolService
-from app.api import chats
-from app.api.accounts import router as accounts_router
-from app.api.accounts import session_router as session_router
-from app.api.chats import exchange_router as exchange_router
-from app.api.chats import folders_router as folders_router
-from app.api.chats import router as chats_router
-from app.api.collections import router as collections_router
-from app.api.documents import jobs_router as jobs_router
-from app.api.documents import pages_router as pages_router
-from app.api.documents import router as documents_router
+from app.api import accounts, chats, collections, documents, operator, permissions, search, sequences, tools
+from app.api import runs as run_routes
 from app.api.mcp_endpoint import McpEndpoint
-from app.api.operator import router as operator_router
-from app.api.permissions import router as permissions_router
-from app.api.runs import router as runs_router
-from app.api.search import router as search_router
-from app.api.sequences import router as sequences_router
-from app.api.tools import router as tools_router
-from app.api.tools import strategies_router as strategies_router
 from app.auth import Auth, RequireUser
 from app.config import BadSetting, Settings
 from app.connections import Drain, DrainMiddleware
@@ -58,6 +43,13 @@ from reasoning.agent import Limits
 if TYPE_CHECKING:
     from engine import Engine
     from retrieval import Library
+
+# Exports come before chats: their addresses would be those of a chat's id.
+ROUTERS = (
+    chats.exchange_router, chats.router, run_routes.router, chats.folders_router, documents.router,
+    documents.pages_router, documents.jobs_router, collections.router, search.router, tools.router, permissions.router,
+    sequences.router, tools.strategies_router, accounts.session_router, operator.router, accounts.router,
+)  # fmt: skip
 
 
 def create_app(
@@ -120,25 +112,7 @@ def create_app(
     errors.install(app, lambda error: state.meter.windows.error(error.code or str(error.status)), openapi.methods_at)
     app.include_router(openai.router)
     app.include_router(responses.router)
-    # Before chats: their addresses would be those of a chat's id.
-    for router in (
-        exchange_router,
-        chats_router,
-        runs_router,
-        folders_router,
-        documents_router,
-        pages_router,
-        jobs_router,
-        collections_router,
-        search_router,
-        tools_router,
-        permissions_router,
-        sequences_router,
-        strategies_router,
-        session_router,
-        operator_router,
-        accounts_router,
-    ):
+    for router in ROUTERS:
         app.include_router(router)
     app.router.routes.append(mcp.route())
     app.add_api_route("/health", _health, methods=["GET"], tags=["Operations"])

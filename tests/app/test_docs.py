@@ -10,12 +10,6 @@ from fastapi.routing import APIRoute
 from pydantic import ByteSize, TypeAdapter
 
 from app import openai
-from app.api import accounts, chats, collections, documents, operator, permissions, runs, search, tools
-from app.api import accounts as session
-from app.api import chats as exchange
-from app.api import chats as folders
-from app.api import documents as jobs
-from app.api import tools as strategies
 from app.api.documents import FIELDS
 from app.api.search import SearchRequest
 from app.config import Settings
@@ -23,6 +17,7 @@ from app.openai.request_models import ChatRequest, CompletionRequest, SamplingRe
 from app.openai.routes import NO_EFFECT as EMBEDDING_NO_EFFECT
 from app.openai.routes import EmbeddingRequest
 from app.request_body import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
+from app.server import ROUTERS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -71,23 +66,7 @@ def test_the_fields_around_documents_are_listed(heading: str, fields: set[str], 
 
 def test_every_route_of_the_api_is_listed() -> None:
     text = (DOCS / "api.md").read_text()
-    for router in (
-        chats.router,
-        collections.router,
-        documents.router,
-        exchange.exchange_router,
-        folders.folders_router,
-        accounts.router,
-        jobs.jobs_router,
-        operator.router,
-        session.session_router,
-        permissions.router,
-        runs.router,
-        search.router,
-        strategies.strategies_router,
-        tools.router,
-        openai.router,
-    ):
+    for router in (*ROUTERS, openai.router):
         for route in router.routes:
             assert isinstance(route, APIRoute)
             address = re.sub(r"\{\w+(:path)?\}", "{}", route.path)

@@ -22,7 +22,7 @@ class PrefillFirst(Policy):
     ) -> Iterator[StepGrant]:
         decodes, prefills = parted(running)
         yield from each(prefills)
-        yield from each(sorted(waiting, key=lambda seq: (self.lifted(seq, now), seq.arrival)))
+        yield from each(sorted(waiting, key=lambda seq: (self.aged_priority(seq, now), seq.arrival)))
         yield from each(decodes)
 
 
@@ -76,13 +76,13 @@ class PriorityClasses(Policy):
 
     def gives_way(self, running: Collection[SequenceState], seq: SequenceState, now: float) -> SequenceState | None:
         worst = max(running, key=lambda other: self._standing(other, now), default=None)
-        return worst if worst is not None and self.lifted(worst, now) > self.lifted(seq, now) else None
+        return worst if worst is not None and self.aged_priority(worst, now) > self.aged_priority(seq, now) else None
 
     def victim(self, running: Collection[SequenceState], now: float) -> SequenceState:
         return max(running, key=lambda seq: self._standing(seq, now))
 
     def _standing(self, seq: SequenceState, now: float) -> tuple[int, int]:
-        return self.lifted(seq, now), seq.arrival
+        return self.aged_priority(seq, now), seq.arrival
 
 
 class FairShare(Policy):
@@ -112,7 +112,7 @@ class FairShare(Policy):
         queues: dict[str, deque[SequenceState]] = defaultdict(deque)
         for seq in prefills:
             queues[seq.tenant].append(seq)
-        for seq in sorted(waiting, key=lambda seq: (self.lifted(seq, now), seq.arrival)):
+        for seq in sorted(waiting, key=lambda seq: (self.aged_priority(seq, now), seq.arrival)):
             queues[seq.tenant].append(seq)
         self._keep({seq.tenant for seq in running} | set(queues))
         yield from each(decodes)
@@ -180,7 +180,7 @@ class Exclusive(Policy):
 
     def _line(self, waiting: Collection[SequenceState], now: float) -> list[SequenceState]:
         """Returns the sequences that may join, in order."""
-        return sorted(waiting, key=lambda seq: (self.lifted(seq, now), seq.arrival))
+        return sorted(waiting, key=lambda seq: (self.aged_priority(seq, now), seq.arrival))
 
     def _closed(self, running: Collection[SequenceState]) -> None:
         """Nobody else joins in this step."""

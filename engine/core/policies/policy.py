@@ -142,7 +142,7 @@ class Policy:
         decodes, prefills = parted(running)
         yield from each(decodes)
         yield from each(prefills)
-        yield from each(sorted(waiting, key=lambda seq: (self.lifted(seq, now), seq.arrival)))
+        yield from each(sorted(waiting, key=lambda seq: (self.aged_priority(seq, now), seq.arrival)))
 
     def charged(self, seq: SequenceState, tokens: int) -> None:
         """So many tokens of a sequence run in this step; less than 0 where they were taken back."""
@@ -164,7 +164,7 @@ class Policy:
         """Returns the sequence to preempt for one that waits; None: it waits on."""
         return None
 
-    def lifted(self, seq: SequenceState, now: float) -> int:
+    def aged_priority(self, seq: SequenceState, now: float) -> int:
         """The class that a sequence has by now, its job not done since it came."""
         return seq.priority - int((now - seq.queued_at) / self._ageing_s)
 
