@@ -14,12 +14,10 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
 
 from app.config import DEFAULT_NAME as DEFAULT_NAME
 from app.errors import invalid
@@ -32,7 +30,6 @@ from reasoning.thinking import Markers
 
 if TYPE_CHECKING:
     from engine import Engine
-    from reasoning.thinking import Tally
 
 
 _STARTERS = (
@@ -158,16 +155,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 
         raise CheckpointError(f"{path} cannot be read: {error}.") from None
     return value if isinstance(value, dict) else {}
-
-
-class Usage(BaseModel):
-    """Token counts of one run. `cached_tokens` of the prompt needed no computing."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    reasoning_tokens: int
-    cached_tokens: int
-
-    @classmethod
-    def of(cls, tally: Tally) -> Usage:
-        return cls(**asdict(tally))

@@ -1,4 +1,4 @@
-"""Steps of an answer on its way: each is a text, the calls that followed it and their results.
+"""Steps of an answer on its way, and its usage: each is a text, the calls that followed it and their results.
 
 The last step is what the model wrote after its last results, and calls nothing; so the texts together are the answer.
 Knows nothing of prompts.
@@ -7,8 +7,11 @@ Knows nothing of prompts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from reasoning.thinking import Tally
 
 RESULT_CHARACTERS = 4000  # of a result that are kept
 
@@ -62,3 +65,16 @@ def dump_steps(steps: Sequence[AnswerStep]) -> str | None:
 def load_steps(text: str | None) -> list[AnswerStep]:
     """Loads stored steps, which were checked before."""
     return _STEPS.validate_json(text) if text else []
+
+
+class Usage(BaseModel):
+    """Token counts of one run. `cached_tokens` of the prompt needed no computing."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    cached_tokens: int
+
+    @classmethod
+    def of(cls, tally: Tally) -> Usage:
+        return cls(**asdict(tally))

@@ -15,8 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from app.answering.served_model import Usage
-from app.db.answer_steps import AnswerStep, dump_steps
+from app.db.answer_steps import AnswerStep, Usage, dump_steps
 from app.db.chat_store import Tree, add_message, chat_of, messages_of
 from app.db.sqlite import Database, KeyReused, NotThere, Row, WrongPlace, insert, new_id, row, rows, steady
 

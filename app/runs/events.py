@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from app.answering.served_model import Usage
+from app.db.answer_steps import Usage
 
 
 class RunQueued(BaseModel):

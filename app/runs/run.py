@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.admission.request_budget import scheduling
 from app.answering.model_cascade import ModelCascade, ModelChosen, ModelPrompt, allowed_models
 from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig, prompted
-from app.answering.served_model import ServedModel, Usage
+from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.config import AUTO_NAME, LOCAL_USER
+from app.db.answer_steps import Usage
 from app.db.run_store import Place, RunAnswer
 from app.errors import from_exception
 from app.observability import RequestWatch, tracing

@@ -85,7 +85,7 @@ def graph_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
     for row, table in zip(step.rows, laid.tables, strict=True):
         blocks = -(-row.end // BLOCK)
         assert table[:blocks].tolist() == row.seq.table[:blocks], "the runner reads blocks of another sequence"
-    rung = runner._rung_for(laid, runner._cutter._works)
+    rung = runner._graph_for(laid, runner._cutter._works)
     if rung is None:
         raise Missing(f"a graph for {len(step.rows)} such rows")
     return rung.recorded.replay

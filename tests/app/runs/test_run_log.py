@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.answering.served_model import Usage
 from app.config import LOCAL_USER, BadSetting
+from app.db.answer_steps import Usage
 from app.db.migrations import STEPS
 from app.db.run_store import RESTART_GAP, Place
 from app.db.store import LoggedEvent, Store

@@ -19,8 +19,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from app.answering.served_model import Usage
 from app.config.efforts import BUDGETS
+from app.db.answer_steps import Usage
 from app.page import mount_page
 from app.runs.events import (
     TERMINAL,
