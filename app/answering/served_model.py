@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.config import DEFAULT_NAME as DEFAULT_NAME
+from app.config import DEFAULT_NAME
 from app.errors import invalid
 from engine.errors import ContextLengthExceeded
 from engine.model.loader import Weights

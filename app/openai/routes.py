@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.admission.request_budget import charge
 from app.answering.model_registry import ModelRegistry
-from app.answering.served_model import DEFAULT_NAME
-from app.config import AUTO_NAME
+from app.config import AUTO_NAME, DEFAULT_NAME
 from app.connections import while_connected
 from app.current_user import Asker, User, check_checker_scope
 from app.errors import ApiError, from_exception, invalid

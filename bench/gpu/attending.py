@@ -92,7 +92,7 @@ def _pieces(setting: Setting, spec: ModelSpec, seqs: Sequence[SequenceState], ca
 def _peers(
     setting: Setting, spec: ModelSpec, what: str, rows: int, context: int, caches: int, ours: list[float]
 ) -> Iterator[Figure]:
-    """torch's own, on keys and values that lie together: they know no block tables."""
+    """Torch's own, on keys and values that lie together: they know no block tables."""
     device, dtype = setting.device, gpu_models.dtype_for(setting.device)
     if 2 * caches * kv_bytes(spec, rows * context) > setting.free_bytes():
         return

@@ -29,7 +29,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {  # Any: the fields of TreeOptions
 
 
 def options(way: str) -> TreeOptions:
-    """b = 5 in every way: so many states are followed at once. Three steps use four numbers."""
+    """B = 5 in every way: so many states are followed at once. Three steps use four numbers."""
     fields = dict(WAYS[way])
     temperature = 0.5 if fields.get("samples", 1) > 1 else 0.0
     return TreeOptions(beam=5, depth=3, nodes=200, temperature=temperature, seed=SEED, **fields)

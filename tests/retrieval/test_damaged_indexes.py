@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest import approx
 
 from retrieval import Library, Query
 from retrieval.durable import read_record, write_record
@@ -69,7 +68,7 @@ def _found(folder: Path) -> Found:
         for word in WORDS:
             for hit in opened.search(Query("ana", f"the {word}", 30)).hits:
                 # BM25 counts the lengths of deleted passages until their segment is merged.
-                found[word, hit.passage.document] = approx((hit.dense, hit.score), abs=0.01)
+                found[word, hit.passage.document] = pytest.approx((hit.dense, hit.score), abs=0.01)
         count = len(opened.store.database.rows("SELECT 1 FROM chunks"))
         assert len(opened.views.lexical) == len(opened.views.dense) == count
     return {key: found[key] for key in sorted(found)}

@@ -29,7 +29,7 @@ Theirs = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 @pytest.fixture(scope="module", params=NAMES)
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.param
+    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -200,7 +200,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr(memory.time, "time", clock.time)
     monkeypatch.setattr("app.admission.rate_limits.monotonic", clock.time)
-    yield clock
+    return clock
 
 
 def test_a_request_counts_for_exactly_a_minute(clock: Clock) -> None:

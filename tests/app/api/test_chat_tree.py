@@ -154,7 +154,7 @@ def test_a_running_branch_is_told_of_while_another_is_shown(http: httpx.Client, 
 
 @pytest.fixture
 def others(http: httpx.Client) -> Iterator[dict[str, Any]]:
-    yield ask(http, new_chat(http), "elsewhere")
+    return ask(http, new_chat(http), "elsewhere")
 
 
 def test_what_cannot_be_answered_is_refused_and_nothing_is_added(

@@ -160,7 +160,7 @@ class RealServer:
         raise AssertionError("the server ended before it was ready:\n" + "".join(said))
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill -9."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()

@@ -153,7 +153,7 @@ def test_an_exact_pattern_changes_nothing_but_classes_and_dots() -> None:
 
 
 @pytest.mark.parametrize(
-    "constraint, why",
+    ("constraint", "why"),
     [
         (spec.JsonSchema.of(False), "false"),
         (spec.JsonSchema.of({"type": "integer", "not": {"const": 1}}), "not"),

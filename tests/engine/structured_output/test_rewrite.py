@@ -105,7 +105,7 @@ def test_what_is_written_in_other_keywords_means_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "schema, keyword",
+    ("schema", "keyword"),
     [
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems"),
         ({"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True}, "uniqueItems"),
