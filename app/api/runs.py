@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from app.admission.request_budget import DEADLINE, PRIORITY, enter, narrow, output_limit
+from app.admission.request_budget import enter, narrow, output_limit
 from app.answering.checkers import CHECKER
 from app.answering.reasoning_config import ReasoningRequest, reduced_by_load
 from app.answering.served_model import ServedModel
@@ -26,10 +26,20 @@ from app.api.query_params import parameters, texts
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.current_user import Asker, User, check_checker_scope, check_scope
-from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.db.run_store import LoggedEvent, Place, RunKey
 from app.errors import ApiError, invalid
 from app.openai.event_stream import PING_S, STREAM_HEADERS
+from app.openai.request_models import (
+    DeadlineS,
+    MinP,
+    OptionalPenalty,
+    OutputTokens,
+    Priority,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopP,
+)
 from app.request_body import MAX_BODY_BYTES, explain, is_large, json_object, parse
 from app.runs.live_runs import ChatBusy
 from app.runs.run import RunSpec
@@ -65,19 +75,17 @@ class RunRequest(BaseModel):
         None, min_length=1, max_length=_SYSTEM_CHARACTERS,
         description=f"a text of 1 to {_SYSTEM_CHARACTERS} characters, which the model reads before everything",
     )  # fmt: skip
-    temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
-    top_p: float | None = Field(None, gt=0, le=1, description="a number greater than 0, at most 1")
+    temperature: Temperature = None
+    top_p: TopP = None
     top_k: int | None = Field(None, ge=0, description="an integer: 0 (off), or 1 and more")
-    min_p: float | None = Field(None, ge=0, lt=1, description="a number from 0 (off) to less than 1")
-    repetition_penalty: float | None = Field(
-        None, gt=0, le=100, description="a number greater than 0, at most 100; 1 is off"
-    )
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")
-    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)
-    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S, description=DEADLINE)
-    max_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
+    presence_penalty: OptionalPenalty = None
+    frequency_penalty: OptionalPenalty = None
+    seed: Seed = None
+    priority: Priority = None
+    deadline_s: DeadlineS = None
+    max_tokens: OutputTokens = None
     model: str | None = Field(None, description="a served model's name; GET /v1/models lists them")
     thinking: bool | dict[str, Any] | None = Field(None, description=f"true, false, or {THINKING}")
     reasoning_effort: Effort | None = Field(None, description=EFFORTS)

@@ -156,6 +156,21 @@ _Token = Annotated[int, Field(ge=0)]
 _Choice = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
+# The fields of sampling and scheduling, for every API of this server.
+Temperature = Annotated[float | None, Field(ge=0, le=2, description="a number from 0 (greedy) to 2")]
+TopP = Annotated[float | None, Field(gt=0, le=1, description="a number greater than 0, at most 1")]
+MinP = Annotated[float | None, Field(ge=0, lt=1, description="a number from 0 (off) to less than 1")]
+Penalty = Annotated[float, Field(ge=-2, le=2, description="a number from -2 to 2")]
+OptionalPenalty = Annotated[float | None, Field(ge=-2, le=2, description="a number from -2 to 2")]
+RepetitionPenalty = Annotated[
+    float | None, Field(gt=0, le=100, description="a number greater than 0, at most 100; 1 is off")
+]
+Seed = Annotated[int | None, Field(ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")]
+Priority = Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)]
+DeadlineS = Annotated[float | None, Field(gt=0, le=MAX_DEADLINE_S, description=DEADLINE)]
+OutputTokens = Annotated[int | None, Field(ge=1, description="an integer of 1 or more")]
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -169,23 +184,21 @@ class SamplingRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     model: str = Field(description='the served model\'s name or "default"; GET /v1/models lists them')
-    max_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
-    temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
-    top_p: float | None = Field(None, gt=0, le=1, description="a number greater than 0, at most 1")
+    max_tokens: OutputTokens = None
+    temperature: Temperature = None
+    top_p: TopP = None
     top_k: int | None = Field(None, ge=-1, description="an integer: 0 or -1 (off), or 1 and more")
-    min_p: float | None = Field(None, ge=0, lt=1, description="a number from 0 (off) to less than 1")
-    presence_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
-    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="a number from -2 to 2")
-    repetition_penalty: float | None = Field(
-        None, gt=0, le=100, description="a number greater than 0, at most 100; 1 is off"
-    )
+    min_p: MinP = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = None
     logit_bias: dict[str, float] = Field(
         default_factory=dict, max_length=1024,
         description='an object of at most 1024 token ids and biases, such as {"42": -100}; biases from -100 to 100',
     )  # fmt: skip
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")
-    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)
-    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S, description=DEADLINE)
+    seed: Seed = None
+    priority: Priority = None
+    deadline_s: DeadlineS = None
     n: int = Field(1, ge=1, le=MAX_N, description=f"an integer from 1 to {MAX_N}")
     stop: str | list[str] = Field(
         default_factory=list, max_length=1000,

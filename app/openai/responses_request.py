@@ -13,12 +13,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from app.admission.request_budget import DEADLINE, PRIORITY
 from app.answering.checkers import CHECKER
 from app.config.efforts import EFFORTS, THINKING
-from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.errors import ApiError, invalid
-from app.openai.request_models import MAX_TOP_LOGPROBS, ChatRequest
+from app.openai.request_models import (
+    MAX_TOP_LOGPROBS,
+    ChatRequest,
+    DeadlineS,
+    OutputTokens,
+    Priority,
+    Seed,
+    Temperature,
+    TopP,
+)
 from app.openai.responses_items import SERVER_LABEL, Json
 from app.request_body import NO_EFFECT, Refusal, parse
 
@@ -67,12 +74,12 @@ class ResponseRequest(BaseModel):
     )  # fmt: skip
     tool_choice: Any = Field(None, description=_CHOICES)
     parallel_tool_calls: bool | None = Field(None, description="true or false")
-    max_output_tokens: int | None = Field(None, ge=1, description="an integer of 1 or more")
-    temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
-    top_p: float | None = Field(None, gt=0, le=1, description="a number greater than 0, at most 1")
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")
-    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)
-    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S, description=DEADLINE)
+    max_output_tokens: OutputTokens = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    seed: Seed = None
+    priority: Priority = None
+    deadline_s: DeadlineS = None
     text: dict[str, Any] | None = Field(None, description=f'{{"format": …}}, where a format is {_FORMATS}')
     reasoning: dict[str, Any] | None = Field(None, description=f'{{"effort": {EFFORTS}}}')
     thinking: dict[str, Any] | None = Field(None, description=THINKING)  # checked as a chat request's

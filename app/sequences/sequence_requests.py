@@ -11,10 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from app.admission.request_budget import PRIORITY
-from app.db.quotas import MAX_PRIORITY
 from app.errors import invalid
-from app.openai.request_models import MAX_N, MAX_TOP_LOGPROBS, SamplingRequest, are_ids
+from app.openai.request_models import MAX_N, MAX_TOP_LOGPROBS, Priority, SamplingRequest, are_ids
 from app.request_body import parse
 
 MAX_CANDIDATES = 256
@@ -56,7 +54,7 @@ class OpenRequest(_Body):
     )
     special: bool | None = Field(None, description=_SPECIAL)
     lease_s: float | None = Field(None, gt=0, description=_LEASE)
-    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)
+    priority: Priority = None
 
     @model_validator(mode="after")
     def _consistent(self) -> OpenRequest:
