@@ -108,3 +108,12 @@ def test_names_are_the_fields() -> None:
             if NOT_OUR_WORDS & {word.lower() for word in WORDS.findall(name)}:
                 found.append(f"{module}: {name}")
     assert found == []
+
+
+@pytest.mark.parametrize("page", sorted(path for top in PRODUCT for path in (ROOT / top).rglob("README.md")), ids=str)
+def test_a_folders_page_names_what_is_in_it(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    gone = [name for name in re.findall(r"`([a-z_0-9]+(?:\.py|/))`", text) if not (page.parent / name).exists()]
+    files = {path.name for path in page.parent.glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert gone == []
+    assert len(text.splitlines()) <= 15 and len(files - set(re.findall(r"[a-z_0-9]+\.py", text))) <= len(files) // 3
