@@ -65,7 +65,8 @@ MAX_LENGTH = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes share the files, long ones begin first: the last to begin runs on beside idle processes.
+    """Returns where several processes share the files, long ones begin first: the last to begin runs on beside idle
+    processes.
 
     One process keeps the order that was asked for.
     """

@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands, on the bundled model, and what it names is there."""
+"""Tests what the README shows runs as it stands, on the bundled model, and what it names is there."""
 
 from __future__ import annotations
 

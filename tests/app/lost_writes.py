@@ -144,7 +144,7 @@ def _torn(record: Record, random: Random) -> Record:
 
 
 def moments(log: Path) -> Iterator[tuple[str, int]]:
-    """What was said to a user, as JSON, and after how many records."""
+    """Yields what was said to a user, as JSON, and after how many records."""
     for at, record in enumerate(records(log)):
         if record.kind == WRITE and record.path.rpartition("/")[2].startswith("ACK-"):
             yield record.data.decode(), at

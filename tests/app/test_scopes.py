@@ -1,4 +1,5 @@
-"""What a key is for and what it may cost: each route is in one scope, and a key of another scope does not get in."""
+"""Tests what a key is for and what it may cost: each route is in one scope, and a key of another scope does not get
+in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever has a key sees what is theirs: no route shows alice, or lets her touch, what is bob's.
+"""Tests whoever has a key sees what is theirs: no route shows alice, or lets her touch, what is bob's.
 
 Every route of the app is tried, or in one of the tables below, where somebody says why it need not be.
 """

@@ -115,7 +115,7 @@ def stream(http: httpx.Client, body: Mapping[str, Any]) -> list[Json]:
 
 
 def join(chunks: list[Json]) -> Json:
-    """What a client that knows the contract makes of a stream; asserts the contract on the way."""
+    """Returns what a client that knows the contract makes of a stream; asserts the contract on the way."""
     *chunks, last = chunks
     assert last["choices"] == []
     assert len({(c["id"], c["created"], c["model"], c["object"]) for c in [*chunks, last]}) == 1

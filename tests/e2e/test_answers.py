@@ -1,4 +1,5 @@
-"""How an answer comes about, as the page shows it: thinking, calls, sources, searches, several answers and models."""
+"""Tests how an answer comes about, as the page shows it: thinking, calls, sources, searches, several answers and
+models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How an answer is asked for on the page: each control sends what it says, is kept, and says what cannot be had."""
+"""Tests how an answer is asked for on the page: each control sends what it says, is kept, and says what cannot be
+had."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def control(page: Page, name: str) -> Locator:
 
 
 def sheet(page: Page, name: str) -> Locator:
-    """What a control opens, opened."""
+    """Returns what a control opens, opened."""
     control(page, name).click()
     return page.get_by_role("dialog")
 

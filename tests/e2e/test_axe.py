@@ -25,7 +25,7 @@ FOUND = """async (rules) => {
 
 
 def violations(page: sync_api.Page) -> dict[str, list[Any]]:
-    """What axe finds, by theme. Any: JSON."""
+    """Returns what axe finds, by theme. Any: JSON."""
     page.evaluate(AXE.read_text("utf-8"))
     found = {}
     for scheme, rules in (("light", None), ("dark", ["color-contrast"])):  # all that a theme changes

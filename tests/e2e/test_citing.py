@@ -1,4 +1,5 @@
-"""What an answer cites, opened in its document: beside the conversation or over it, as text or as a page with boxes."""
+"""Tests what an answer cites, opened in its document: beside the conversation or over it, as text or as a page with
+boxes."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_figures_are_shown_while_somebody_looks(page: Page, server: RealServer) 
 
 
 def read(page: Page) -> int:
-    """How often the figures were asked for."""
+    """Returns how often the figures were asked for."""
     return int(
         page.evaluate(
             "performance.getEntriesByType('resource').filter((e) => e.name.endsWith('/operator/stats')).length"

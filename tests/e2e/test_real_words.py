@@ -1,5 +1,5 @@
-"""What a model may write, whole on the page of the real server, under its Content Security Policy: hostile markup,
-fences and formulas that never close, right-to-left and Chinese text, on a desk and on a phone.
+"""Tests what a model may write, whole on the page of the real server, under its Content Security Policy: hostile
+markup, fences and formulas that never close, right-to-left and Chinese text, on a desk and on a phone.
 
 The model is a real checkpoint whose words are known (`scripted_model`).
 """

@@ -1,4 +1,4 @@
-"""What docs/structured-output.md shows runs as it stands, against `ponder serve` with the bundled model."""
+"""Tests what docs/structured-output.md shows runs as it stands, against `ponder serve` with the bundled model."""
 
 from __future__ import annotations
 

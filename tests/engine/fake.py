@@ -22,7 +22,7 @@ VOCAB = 4
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """What the fake model says after `tokens`. Token 0 is its end of sequence and is rare."""
+    """Returns what the fake model says after `tokens`. Token 0 is its end of sequence and is rare."""
     digest = hashlib.blake2b(bytes(tokens), digest_size=2).digest()
     return 0 if digest[0] < 8 else 1 + digest[1] % 3
 

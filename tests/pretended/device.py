@@ -51,7 +51,7 @@ class Stream:
         self.follow(event.copies)
 
     def follow(self, copies: list[Copy]) -> None:
-        """What comes next comes after these, too."""
+        """Returns what comes next comes after these, too."""
         self.copies = [each for each in self.copies if not each.done]
         self.copies += [each for each in copies if not each.done and each not in self.copies]
 
@@ -116,7 +116,7 @@ class Graph:
         self.calls.append(again)
 
     def _given(self, leaf: object) -> object:
-        """What stands for a tensor that was not made here."""
+        """Returns what stands for a tensor that was not made here."""
         if not isinstance(leaf, Tensor) or leaf.untyped_storage().data_ptr() in self._made:
             return leaf
         return Given(
@@ -193,7 +193,7 @@ def machine() -> Machine:
 
 
 def _put(made: Any, where: Any) -> None:
-    """What a call gave when it was repeated goes to where it was when it was recorded."""
+    """Returns what a call gave when it was repeated goes to where it was when it was recorded."""
     for new, old in zip(tree_leaves(made), tree_leaves(where), strict=True):
         if isinstance(new, Tensor) and new.data_ptr() != old.data_ptr():
             old.copy_(new)

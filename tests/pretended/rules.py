@@ -95,7 +95,7 @@ def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _moved(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What leaves the device or comes to it."""
+    """Returns what leaves the device or comes to it."""
     tensor, here = args[0], isinstance(args[0], Distant)
     if name in READS:
         if here:
@@ -170,7 +170,8 @@ def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _waits(index: Any) -> bool:
-    """Whether indexing so waits: for the number of what a mask chooses, or for the copy of an index of the host's."""
+    """Returns whether indexing so waits: for the number of what a mask chooses, or for the copy of an index of the
+    host's."""
     tensors = [each for each in tree_leaves(index) if isinstance(each, Tensor)]
     lists = isinstance(index, list) or (isinstance(index, tuple) and any(isinstance(each, list) for each in index))
     return lists or any(each.dtype is torch.bool or not isinstance(each, Distant) for each in tensors)
@@ -197,6 +198,6 @@ def launcher(run: Callable[..., None]) -> Callable[..., None]:
 
 
 def _writes(func: Callable[..., object], kwargs: Any) -> bool:
-    """Whether a call changes what it is given."""
+    """Returns whether a call changes what it is given."""
     name = _name(func)
     return "out" in kwargs or name == "__setitem__" or (name[-1] == "_" and name[-2:] != "__")

@@ -78,7 +78,7 @@ def steps(state: Left) -> list[Thought[Left]]:
 
 
 def holds(answer: str, numbers: Sequence[int], target: int) -> bool:
-    """Whether the steps of an answer lead from the numbers to the target: the oracle, apart from the search."""
+    """Returns whether the steps of an answer lead from the numbers to the target: the oracle, apart from the search."""
     left = list(map(Fraction, numbers))
     for step in answer.split(", "):
         match = _STEP.fullmatch(step)

@@ -90,7 +90,7 @@ async def world() -> AsyncIterator[World]:
 
 
 def answer(log: Sequence[Happened]) -> str:
-    """What was written after the last result."""
+    """Returns what was written after the last result."""
     at = max((at for at, each in enumerate(log) if isinstance(each, Returned)), default=-1)
     return "".join(each.piece.text for each in log[at:] if isinstance(each, Wrote) and each.piece.part == "answer")
 

@@ -96,7 +96,7 @@ def draw(rng: random.Random, constraint: Constrained | None = None) -> Setting:
 
 
 def check(outcome: Outcome) -> None:
-    """What no setting may break."""
+    """Returns what no setting may break."""
     budget, forcing, tally = outcome.setting.budget, outcome.forcing, outcome.tally
     assert forcing.thinking_tokens == tally.reasoning_tokens
     assert tally.completion_tokens <= outcome.setting.max_tokens

@@ -1,4 +1,5 @@
-"""What follows a turn with calls: the tokens the whole conversation has there, and nothing that a result forged."""
+"""Tests what follows a turn with calls: the tokens the whole conversation has there, and nothing that a result
+forged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a right answer, comparison by comparison, and which wishes are refused."""
+"""Tests what counts as a right answer, comparison by comparison, and which wishes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the benchmark of reasoning stands on: its problem's steps are legal, and its oracle tells right from wrong."""
+"""Tests what the benchmark of reasoning stands on: its problem's steps are legal, and its oracle tells right from
+wrong."""
 
 from __future__ import annotations
 

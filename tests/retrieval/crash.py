@@ -63,7 +63,7 @@ def given(folder: Path) -> list[Given]:
 
 
 def state(opened: Library) -> dict[str, Any]:
-    """What is stored, and what each index holds of it."""
+    """Returns what is stored, and what each index holds of it."""
     rows = opened.store.database.rows("SELECT id, document, number, text FROM chunks ORDER BY document, number")
     ids = [row["id"] for row in rows]
     return {

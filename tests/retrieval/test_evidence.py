@@ -1,4 +1,4 @@
-"""Whether what was found answers: more for what does, none for nothing, and a second opinion counts."""
+"""Tests whether what was found answers: more for what does, none for nothing, and a second opinion counts."""
 
 from __future__ import annotations
 

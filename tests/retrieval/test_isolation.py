@@ -1,4 +1,5 @@
-"""Whatever users do with collections, nothing shows anyone what they have no right to, at any stage of a search."""
+"""Tests whatever users do with collections, nothing shows anyone what they have no right to, at any stage of a
+search."""
 
 from __future__ import annotations
 

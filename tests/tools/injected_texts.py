@@ -76,7 +76,7 @@ def texts(wanted: Iterable[Wanted]) -> list[str]:
 
 
 def orders(text: str, names: Collection[str]) -> list[Wanted]:
-    """What a model with tools of these names, which always obeys, makes of a text, however it is written."""
+    """Returns what a model with tools of these names, which always obeys, makes of a text, however it is written."""
     seen = re.sub("[\u200b-\u200f\u2060\ufeff]|\\\\u200b", "", text).replace(
         '\\"', '"'
     )  # JSON's escapes are no hindrance

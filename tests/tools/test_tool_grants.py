@@ -1,4 +1,4 @@
-"""What is granted and remembered: the same in memory and in a file, and a file's is there after a restart."""
+"""Tests what is granted and remembered: the same in memory and in a file, and a file's is there after a restart."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ CALLS = [Call(f"d{n}", "deposit", {"amount": n}) for n in range(3)] + [Call("s",
 
 
 def _run(folder: Path) -> None:
-    """What a server does with a run, from the start or after a crash; what it came to believe is in a file."""
+    """Returns what a server does with a run, from the start or after a crash; what it came to believe is in a file."""
     global FOLDER
     FOLDER = folder
     registry = Registry()

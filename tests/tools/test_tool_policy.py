@@ -1,4 +1,4 @@
-"""Who may call what: classes granted, answers remembered for exactly what was asked, and taint."""
+"""Tests who may call what: classes granted, answers remembered for exactly what was asked, and taint."""
 
 from __future__ import annotations
 

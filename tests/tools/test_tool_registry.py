@@ -40,7 +40,7 @@ class Needy(Toolset):
 
     @tool
     def where(self) -> str:
-        """Where."""
+        """Returns where."""
         return self.path
 
 

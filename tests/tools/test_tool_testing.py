@@ -1,4 +1,4 @@
-"""What plugin authors test with: tools run as a model would run them, and a model that does as it is scripted."""
+"""Tests what plugin authors test with: tools run as a model would run them, and a model that does as it is scripted."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ async def works(workers: ProcessPool) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and waits for its parent does not."""
+    """Returns whether a process runs; one that ended and waits for its parent does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -31,7 +31,7 @@ def _schemas(chat: Conversation) -> dict[str, Any]:
 
 
 def _first_calls(chat: Conversation) -> list[tuple[str, SpokenCall]]:
-    """What users asked, with each call that answers it at once."""
+    """Returns what users asked, with each call that answers it at once."""
     pairs = zip(chat.messages, chat.messages[1:], strict=False)
     return [(asked.content, call) for asked, reply in pairs if asked.role == "user" for call in reply.calls]
 

@@ -1,4 +1,4 @@
-"""When the page is built, and what is said when it cannot be. Node itself is not run here."""
+"""Tests when the page is built, and what is said when it cannot be. Node itself is not run here."""
 
 from __future__ import annotations
 

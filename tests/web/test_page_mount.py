@@ -1,4 +1,4 @@
-"""How the built page is served."""
+"""Tests how the built page is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What clients meet where the server limits them: a 429 of OpenAI's shape with a time, and less before nothing."""
+"""Tests what clients meet where the server limits them: a 429 of OpenAI's shape with a time, and less before
+nothing."""
 
 from __future__ import annotations
 

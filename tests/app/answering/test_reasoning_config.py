@@ -1,4 +1,5 @@
-"""How much is thought, by which strategy, and what of it is seen: over HTTP, on all three APIs that answer a chat.
+"""Tests how much is thought, by which strategy, and what of it is seen: over HTTP, on all three APIs that answer a
+chat.
 
 The tiny model thinks in capitals and answers in small letters, so that nothing can be mistaken for the other.
 """

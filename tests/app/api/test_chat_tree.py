@@ -31,7 +31,7 @@ def chat(http: httpx.Client) -> str:
 
 
 def prompt_of(http: httpx.Client, server: Server, run: str) -> str:
-    """What the model read."""
+    """Returns what the model read."""
     recipe = json.loads(http.get(f"/api/runs/{run}/trace").text.splitlines()[0])
     return server.engine.tokenizer.decode(recipe["tokens"][: recipe["prompt_tokens"]])
 

@@ -1,4 +1,4 @@
-"""What is deleted is not there any more, comes back whole for a while, and then never."""
+"""Tests what is deleted is not there any more, comes back whole for a while, and then never."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a model keeps of a person is shown to that person, can be forgotten, and is the only thing written unasked."""
+"""Tests what a model keeps of a person is shown to that person, can be forgotten, and is the only thing written
+unasked."""
 
 from __future__ import annotations
 

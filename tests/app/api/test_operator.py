@@ -1,4 +1,4 @@
-"""What an operator is told of a server, and changes in it, on the real engine."""
+"""Tests what an operator is told of a server, and changes in it, on the real engine."""
 
 from __future__ import annotations
 

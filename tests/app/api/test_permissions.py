@@ -1,4 +1,5 @@
-"""What a user lets tools do, over HTTP: classes everywhere and in one chat, and answers that outlast the server."""
+"""Tests what a user lets tools do, over HTTP: classes everywhere and in one chat, and answers that outlast the
+server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was acknowledged is there after a loss of power, whatever of the unsynced writes reached the disk."""
+"""Tests what was acknowledged is there after a loss of power, whatever of the unsynced writes reached the disk."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def recorded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 
 def _missing(folder: Path, told: list[dict[str, Any]]) -> Iterator[str]:
-    """What of all that users were told is not so any more."""
+    """Yields what of all that users were told is not so any more."""
     chats = dict[str, str]()
     runs, events = set[str](), set[tuple[str, int]]()
     if (folder / "ponder.db").exists():
@@ -128,7 +128,7 @@ def _missing(folder: Path, told: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _sampled(recorded: Recorded) -> list[int]:
-    """Which moments are tried: all but most of the events of runs, which are many and alike."""
+    """Returns which moments are tried: all but most of the events of runs, which are many and alike."""
     chosen = list[int]()
     events = 0
     for number, (what, _) in enumerate(recorded.told):

@@ -1,4 +1,4 @@
-"""What an operator's tools read: the dashboard's metrics, the log's lines, and the spans of a request."""
+"""Tests what an operator's tools read: the dashboard's metrics, the log's lines, and the spans of a request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(model: Path, tmp_path: Pa
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    """What is traced, in memory."""
+    """Yields what is traced, in memory."""
     kept, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     tracing.use(provider.get_tracer("test"))

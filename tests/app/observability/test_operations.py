@@ -1,4 +1,4 @@
-"""What an operator sees: health, metrics, who is let in, and what a stream's bytes and headers are."""
+"""Tests what an operator sees: health, metrics, who is let in, and what a stream's bytes and headers are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever is put into the fields of forms and tools: the server answers or says which field is wrong, and goes on."""
+"""Tests whatever is put into the fields of forms and tools: the server answers or says which field is wrong, and goes
+on."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_bad_item_is_named(items: list[Any], place: str) -> None:
 
 @st.composite
 def turns_of_deltas(draw: st.DrawFn) -> list[list[Delta]]:
-    """What a model may write, turn by turn; ids count on."""
+    """Returns what a model may write, turn by turn; ids count on."""
     texts = st.text(alphabet="aü\n🚲", min_size=1, max_size=4)
     made: list[list[Delta]] = []
     calls = 0

@@ -1,4 +1,4 @@
-"""What a person sets for an answer is what the model reads and how its words are drawn."""
+"""Tests what a person sets for an answer is what the model reads and how its words are drawn."""
 
 from __future__ import annotations
 

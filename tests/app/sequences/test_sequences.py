@@ -25,7 +25,7 @@ ENDLESS = {"max_tokens": 1500, "ignore_eos": True}
 
 @pytest.fixture(autouse=True)
 def nothing_stays(shelf: Server, ana: httpx.Client, bob: httpx.Client) -> Iterator[None]:
-    """What a test leaves open is closed, and then every block is back."""
+    """Yields what a test leaves open is closed, and then every block is back."""
     yield
     for client in (ana, bob):
         for left in client.get("/api/sequences").json()["sequences"]:

@@ -48,7 +48,7 @@ class Reader(threading.Thread):
             self.broken = error
 
     def events(self) -> list[str]:
-        """What came, once the stream is over."""
+        """Returns what came, once the stream is over."""
         self.join(60)
         return b"".join(self._received).decode().split("\n\n")
 

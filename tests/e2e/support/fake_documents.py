@@ -21,7 +21,7 @@ class Shelved:
 
 
 def usual() -> dict[int, Shelved]:
-    """What `told.dam` cites."""
+    """Returns what `told.dam` cites."""
     before = "It is a long story. " * 50
     return {1: Shelved("The dam in the valley.pdf", before + PASSAGE), 2: Shelved("Minutes", "Nothing.")}
 

@@ -104,7 +104,7 @@ class Run:
         self.grown = asyncio.Event()
 
     def waiting(self, kind: type[ApprovalRequested] | type[QuestionAsked], number: str) -> Event | None:
-        """What was asked under a number and not answered yet."""
+        """Returns what was asked under a number and not answered yet."""
         decided = {getattr(event, "approval_id", None) for event in self.log if isinstance(event, ApprovalResolved)}
         decided |= {getattr(event, "question_id", None) for event in self.log if isinstance(event, QuestionAnswered)}
         asked = (event for event in self.log if isinstance(event, kind))
@@ -114,7 +114,7 @@ class Run:
         return None if number in decided else numbered.get(number)
 
     def steps(self) -> list[dict[str, Any]]:
-        """What the chat keeps of its calls: one step for all of them, and what was written in the end."""
+        """Returns what the chat keeps of its calls: one step for all of them, and what was written in the end."""
         calls = [event for event in self.log if isinstance(event, ToolCall)]
         results = {event.call_id: event for event in self.log if isinstance(event, ToolResult)}
         if not results:
@@ -414,7 +414,7 @@ class FakeServer:
         self._do(each)
 
     def play(self, *parts: Script) -> None:
-        """What the next runs do."""
+        """Returns what the next runs do."""
         self.world.script = [step for part in parts for step in part]
 
     def open(self, *gates: str) -> None:
@@ -447,7 +447,7 @@ class FakeServer:
         self._do(lambda: setattr(self.world, "logs_lost", True))
 
     def lose_runs(self) -> None:
-        """What a restart without a log on disk would do: the chats are there, the runs are not."""
+        """Returns what a restart without a log on disk would do: the chats are there, the runs are not."""
         self._do(self.world.runs.clear)
         self.drop_streams()
 

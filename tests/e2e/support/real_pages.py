@@ -50,6 +50,6 @@ def elapsed(page: Page) -> float:
 
 
 def wishes(page: Page, **settings: Any) -> None:
-    """How the page asks for its next answers, as if a person had set it: see lib/asking/settings.ts."""
+    """Returns how the page asks for its next answers, as if a person had set it: see lib/asking/settings.ts."""
     page.evaluate("settings => localStorage.setItem('ponder.settings', settings)", json.dumps(settings))
     page.reload()

@@ -50,7 +50,7 @@ class Wire:
         self.drop()
 
     def mute(self) -> None:
-        """What the browser sends arrives, what the server answers does not."""
+        """Returns what the browser sends arrives, what the server answers does not."""
         self._mute = True
 
     def mend(self) -> None:
@@ -65,7 +65,7 @@ class Wire:
 
     @property
     def connections(self) -> int:
-        """How many are open, seen from the browser."""
+        """Returns how many are open, seen from the browser."""
         with self._lock:
             return len(self._open) // 2
 

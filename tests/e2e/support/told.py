@@ -71,7 +71,7 @@ def found(verdict: str, sources: list[SourceShown]) -> CitationSources:
 
 
 def support(number: int, answer: str, sentence: str, kind: str, citations: list[SourceShown]) -> CitationRef:
-    """What supports `sentence`, which stands in `answer` as it is shown: with its labels."""
+    """Returns what supports `sentence`, which stands in `answer` as it is shown: with its labels."""
     start = answer.index(sentence)
     return CitationRef.model_validate(
         {

@@ -1,4 +1,4 @@
-"""When steps are told to a device before the tokens of the one before are known, and when not."""
+"""Tests when steps are told to a device before the tokens of the one before are known, and when not."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def spans(draw: st.DrawFn) -> Span:
 def outputs(
     asked: Sequence[tuple[Span, int]], *, blocks: int, running: int, budget: int, queues: bool
 ) -> tuple[object, int]:
-    """What each span on its prompt of so many tokens says, and how many steps were told ahead."""
+    """Returns what each span on its prompt of so many tokens says, and how many steps were told ahead."""
     pool = BlockPool(blocks)
     runner = FakeRunner(pool, 4, queues=queues)
     config = EngineConfig("fake", block_size=4, max_batch_tokens=budget, max_running=running)

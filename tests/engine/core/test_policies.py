@@ -1,4 +1,5 @@
-"""What each scheduling policy promises, on the fake device, by a clock that runs as long as the steps would take."""
+"""Tests what each scheduling policy promises, on the fake device, by a clock that runs as long as the steps would
+take."""
 
 from __future__ import annotations
 

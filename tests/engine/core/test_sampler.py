@@ -25,7 +25,8 @@ def logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
 
 
 def allowed(row: np.ndarray, s: Sampling) -> np.ndarray:
-    """Which tokens may be drawn, by the definition of each filter, in vLLM's order: a boolean array (vocabulary,)."""
+    """Returns which tokens may be drawn, by the definition of each filter, in vLLM's order: a boolean array
+    (vocabulary,)."""
     scaled = row.astype(np.float64) / s.temperature
     keep = np.exp(scaled - scaled.max()) >= s.min_p
     if s.top_k:

@@ -1,4 +1,4 @@
-"""What the scheduler promises, one promise a test, on the device that checks its own cache."""
+"""Tests what the scheduler promises, one promise a test, on the device that checks its own cache."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.pretended import Machine, pretended
 
 @pytest.fixture
 def starts_whole() -> bool:
-    """Whether engines run every kernel once at their start, as they do to have it compiled."""
+    """Returns whether engines run every kernel once at their start, as they do to have it compiled."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""What the host waits for while a device works off what it was told, and what it learns of the time that took."""
+"""Tests what the host waits for while a device works off what it was told, and what it learns of the time that took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What an engine finds out at its start on a GPU: whether kernels can be launched, and how much memory is left."""
+"""Tests what an engine finds out at its start on a GPU: whether kernels can be launched, and how much memory is
+left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written on the wire is read as it was, and nothing else is accepted."""
+"""Tests what is written on the wire is read as it was, and nothing else is accepted."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def run_the_rest() -> None:
 
 
 def prepare(logits: torch.Tensor, draws: Sequence[RowSampling | None]) -> None:
-    """What a GPU's sampler launches."""
+    """Returns what a GPU's sampler launches."""
     sampling.draw, sampling.adjust = sampling.draw_triton, sampling.adjust_triton
     of_rows.logprobs = of_rows.logprobs_triton
     sample_on_device(logits, draws)

@@ -29,7 +29,7 @@ INF = float("inf")
 
 @pytest.fixture(autouse=True, scope="module")
 def poisoned() -> Iterator[None]:
-    """What is allocated and not written is NaN, or the largest integer."""
+    """Yields what is allocated and not written is NaN, or the largest integer."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -182,7 +182,8 @@ def test_a_rows_draw_has_the_same_bits_in_any_batch(device: str) -> None:
 @pytest.mark.parametrize("draw", [draw_torch, draw_triton])
 class TestEdges:
     def drawn(self, draw: object, row: torch.Tensor, device: str, rows: int = 4, **same: float) -> set[int]:
-        """What comes of as many keys. Interpreted kernels draw the first few, and the twin says that they are right."""
+        """Returns what comes of as many keys. Interpreted kernels draw the first few, and the twin says that they are
+        right."""
         logits, packed = row.expand(rows, -1).contiguous(), parameters(rows, **same)
         tokens = draw_torch(logits, packed).tolist()
         if draw is draw_triton:

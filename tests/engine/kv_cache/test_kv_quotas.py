@@ -1,4 +1,5 @@
-"""What one tenant may have of the cache when others want it too, and that it may have everything when they do not."""
+"""Tests what one tenant may have of the cache when others want it too, and that it may have everything when they do
+not."""
 
 from __future__ import annotations
 

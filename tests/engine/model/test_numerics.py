@@ -1,4 +1,4 @@
-"""What an engine says of its arithmetic."""
+"""Tests what an engine says of its arithmetic."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def allowed(matcher: Matcher, size: int) -> list[int]:
 
 
 def accepts(matcher: Matcher, ids: list[int]) -> bool:
-    """Whether the tokens may come one after another, and the text may then end."""
+    """Returns whether the tokens may come one after another, and the text may then end."""
     return all(matcher.accept(id) for id in ids) and matcher.can_end()
 
 

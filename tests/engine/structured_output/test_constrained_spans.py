@@ -100,7 +100,7 @@ def constrained(layout: Layout | None = None, **more: object) -> Span:
 
 
 def greedy(prompt: Sequence[int], language: Words) -> tuple[int, ...]:
-    """What the fake model writes under a constraint, worked out from its definition."""
+    """Returns what the fake model writes under a constraint, worked out from its definition."""
     said: list[int] = []
     while True:
         following = {word[len(said)] for word in language.words if word[: len(said)] == tuple(said) != word}

@@ -1,4 +1,4 @@
-"""What every matcher promises, masks, ends, rollback, forks and forced runs."""
+"""Tests what every matcher promises, masks, ends, rollback, forks and forced runs."""
 
 from __future__ import annotations
 

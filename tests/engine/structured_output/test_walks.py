@@ -1,4 +1,4 @@
-"""Whatever a mask lets through, once it is complete, is valid by `jsonschema`, which knows nothing of masks."""
+"""Tests whatever a mask lets through, once it is complete, is valid by `jsonschema`, which knows nothing of masks."""
 
 from __future__ import annotations
 

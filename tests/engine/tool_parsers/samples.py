@@ -80,7 +80,7 @@ def byte_backend() -> Guidance:
 
 
 def accepts(constraint: Constraint, text: str) -> bool:
-    """Whether the text, byte by byte, is one that the constraint holds to."""
+    """Returns whether the text, byte by byte, is one that the constraint holds to."""
     matcher = byte_backend().compile(constraint).matcher()
     return all(matcher.accept(byte) for byte in text.encode()) and matcher.can_end()
 

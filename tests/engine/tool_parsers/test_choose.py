@@ -1,4 +1,4 @@
-"""Which tool parser is chosen for which model: by the marks of its template and the tokens of its tokenizer."""
+"""Tests which tool parser is chosen for which model: by the marks of its template and the tokens of its tokenizer."""
 
 from __future__ import annotations
 

@@ -117,7 +117,8 @@ def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def refers_to_itself(schema: Any, root: Any, seen: tuple[str, ...] = ()) -> bool:
-    """Whether some reference leads back to itself without a property between: then it describes nothing. Any: JSON."""
+    """Returns whether some reference leads back to itself without a property between: then it describes nothing. Any:
+    JSON."""
     if not isinstance(schema, dict):
         return False
     ref = schema.get("$ref")

@@ -16,7 +16,7 @@ pieces = st.sampled_from(
 
 
 def read(text: str) -> bool:
-    """Whether the text is one JSON value, by its steps."""
+    """Returns whether the text is one JSON value, by its steps."""
     value = JsonText()
     for at, character in enumerate(text):
         step = value.feed(character)

@@ -28,7 +28,7 @@ def body(**values: str) -> str:
 
 
 def arguments(plan: ToolPlan, **values: str) -> Any:
-    """What a body with these values means; the constraint must take it. Any: JSON."""
+    """Returns what a body with these values means; the constraint must take it. Any: JSON."""
     assert accepts(plan.body, body(**values))
     calls, text = read(plan.parser(), [body(**values)])
     assert text == ""

@@ -1,4 +1,5 @@
-"""What a template writes of a call, the tool parser's constraint takes and its parser reads back, for any arguments."""
+"""Tests what a template writes of a call, the tool parser's constraint takes and its parser reads back, for any
+arguments."""
 
 from __future__ import annotations
 

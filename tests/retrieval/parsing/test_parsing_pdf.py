@@ -32,7 +32,7 @@ PAGES = [
 
 
 def box_of(path: Path, parsed: Parsed, word: str, page: int) -> pdf.Box:
-    """Where the only occurrence of a word on a page is, by its place in the text."""
+    """Returns where the only occurrence of a word on a page is, by its place in the text."""
     leaf = parsed.pages[page - 1]
     start = parsed.text.index(word, leaf.start, leaf.end)
     (box,) = pdf.boxes(path, leaf, start, start + len(word))

@@ -1,4 +1,4 @@
-"""What a file is: bytes before names, and a name that contradicts them is refused."""
+"""Tests what a file is: bytes before names, and a name that contradicts them is refused."""
 
 from __future__ import annotations
 

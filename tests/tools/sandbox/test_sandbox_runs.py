@@ -1,4 +1,5 @@
-"""What a jail is for: code runs, is given files and gives some back, and says how it ended; and the pool around it."""
+"""Tests what a jail is for: code runs, is given files and gives some back, and says how it ended; and the pool around
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fetch may ask for: every spelling of a private address is refused, and plain public ones are not."""
+"""Tests what a fetch may ask for: every spelling of a private address is refused, and plain public ones are not."""
 
 from __future__ import annotations
 
