@@ -18,7 +18,7 @@ import contextlib
 import json
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -27,7 +27,7 @@ from app.admission.request_budget import output_limit, scheduling
 from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.connections import finish
-from app.errors import ApiError, from_exception, invalid
+from app.errors import ApiError, invalid
 from app.observability import Counting
 from engine.outputs import TokenLogprob
 from engine.params import Span
@@ -73,16 +73,14 @@ class Generation:
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """Pieces of all answers as they come, each with its answer's index: prompt by prompt, n answers to each."""
         watch = self.counting.watch(self.endpoint)
-        outcome = "cancelled"
-        roots: list[EngineSequence] = []
-        try:
+        with watch.measured(), ExitStack() as closing:
             limit = max(span.max_tokens or 0 for span in self.spans)
             answering = len(self.prompts) * self.n
             watch.admit([self.served], self.tenant, sum(map(len, self.prompts)), limit, answering)
             answers: list[AsyncGenerator[Piece, None]] = []
             for prompt, span in zip(self.prompts, self.spans, strict=True):
                 root = await self.served.engine.open(prompt, tenant=self.tenant, **scheduling())
-                roots.append(root)
+                closing.callback(root.close)
                 root.on_prefill = lambda _: watch.reading()
                 answers += [self._answer(seq, prompt, span) for seq in ([root] if self.n == 1 else root.fork(self.n))]
             self.tally.prompt_tokens = sum(map(len, self.prompts))
@@ -97,14 +95,6 @@ class Generation:
                     self.tally.add(piece)
                     watch.tokens(index, piece.spent, self.tally.cached_tokens, piece.part)
                     yield index, piece
-            outcome = "completed"
-        except Exception as error:
-            outcome = "refused" if from_exception(error).status < 500 else "failed"
-            raise
-        finally:
-            for root in roots:
-                root.close()
-            watch.end(outcome)
 
     def _answer(self, seq: EngineSequence, prompt: list[int], span: Span) -> AsyncGenerator[Piece, None]:
         if not self.chat:

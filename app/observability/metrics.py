@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -21,6 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from app.admission.queue_estimate import AdmittedWork, QueueEstimate
 from app.admission.request_budget import RequestBudget
+from app.errors import from_exception
 from app.observability import tracing
 from app.observability.engine_metrics import EngineCounters
 from app.observability.time_windows import TimeWindows
@@ -137,6 +139,19 @@ class RequestWatch:
         else:
             self._counting.gap(self._endpoint, (now - latest) / count)
         self._latest[index] = now
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Ends with what became of the answer that is made inside: completed, refused, failed, or cancelled."""
+        outcome = "cancelled"
+        try:
+            yield
+            outcome = "completed"
+        except Exception as error:
+            outcome = "refused" if from_exception(error).status < 500 else "failed"
+            raise
+        finally:
+            self.end(outcome)
 
     def end(self, outcome: str) -> None:
         if self._ended:

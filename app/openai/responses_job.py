@@ -18,7 +18,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -323,8 +323,8 @@ class ResponseJob:
     async def _acted(self, tools: ServedTools) -> AsyncGenerator[Happened, None]:
         """The loop with the server's tools."""
         agent = self._agent(tools)
-        watch, outcome = self.state.counting.watch("responses"), "cancelled"
-        try:
+        watch = self.state.counting.watch("responses")
+        with watch.measured(), suppress(HandedOver):
             watch.admit([self.served], self.user, len(self.prompt), self.span.max_tokens or 0)
             async with (
                 await self.served.engine.open(self.prompt, tenant=self.user, **scheduling()) as seq,
@@ -340,14 +340,6 @@ class ResponseJob:
                         self.tally.add(each.piece)
                         watch.tokens(0, each.piece.spent, self.tally.cached_tokens, each.piece.part)
                     yield each
-            outcome = "completed"
-        except HandedOver:
-            outcome = "completed"
-        except Exception as error:
-            outcome = "refused" if from_exception(error).status < 500 else "failed"
-            raise
-        finally:
-            watch.end(outcome)
 
     def _agent(self, tools: ServedTools) -> Agent:
         served, settings = self.served, self.state.settings

@@ -12,7 +12,6 @@ from typing import Any
 
 from app.answering.answer_generation import remaining_context
 from app.answering.served_model import ServedModel
-from app.errors import from_exception
 from app.observability import Counting
 from app.openai.chat_completions import usage_json
 from app.openai.completions import DEFAULT_MAX_TOKENS
@@ -39,9 +38,9 @@ async def written(
         EngineError: see `engine.Sequence.generate`.
     """
     served = leased.served
-    watch, tally, outcome = counting.watch("sequences"), Tally(), "cancelled"
+    watch, tally = counting.watch("sequences"), Tally()
     end: dict[str, Any] = {}
-    try:
+    with watch.measured():
         with leased.call() as seq:
             span, warnings = await _span(leased, request, served)
             watch.admit([served], leased.user, len(seq), span.max_tokens or 0)
@@ -59,12 +58,6 @@ async def written(
         # Whoever reads this may call again at once: the call is over.
         more = {"warnings": list(warnings)} if warnings else {}
         yield event({"type": "end", **end, "usage": usage_json(tally), **more})
-        outcome = "completed"
-    except Exception as error:
-        outcome = "refused" if from_exception(error).status < 500 else "failed"
-        raise
-    finally:
-        watch.end(outcome)
 
 
 async def _span(leased: LeasedSequence, request: GenerateRequest, served: ServedModel) -> tuple[Span, tuple[str, ...]]:
