@@ -14,7 +14,6 @@ Tells which addresses and names only this machine can reach. Needs nothing, so t
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.auth import session_token
 from app.errors import ApiError, note
+from app.loopback import is_loopback
 from app.observability import tracing
 from app.wire import AnswerHeaders
 
@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from app.config import Settings
-
-
-def is_loopback(host: str) -> bool:
-    """127.0.0.0/8, ::1, localhost and its subdomains."""
-    name = host.strip("[]").lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -1,12 +1,6 @@
-"""Embeds texts with a sentence transformer.
-
-Texts to vectors by a sentence-transformers model: whole texts for the dense index, their tokens for reranking.
+"""Texts to vectors by a sentence-transformers model: whole texts for the dense index, their tokens for reranking.
 
 The default model comes with a package, so a machine without a network has it. Vectors have length 1.
-
-A model's linear layers, laid out once for the CPU instead of at every call.
-
-A query is some twenty tokens: multiplying them takes less time than PyTorch's GEMM needs to rearrange 42 MB of weights.
 """
 
 from __future__ import annotations
@@ -19,42 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-
-class PackedLinear(nn.Module):
-    """x → x @ weight.T + bias, and then GELU (the exact one) where it is asked for; for inference alone."""
-
-    def __init__(self, linear: nn.Linear, *, gelu: bool = False) -> None:
-        super().__init__()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self._bias = None if linear.bias is None else linear.bias.detach()
-        self._after: tuple[str, list[float], str] = ("gelu", [], "none") if gelu else ("none", [], "")
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, *self._after)
-        return made
-
-
-def pack(model: nn.Module) -> None:
-    """Replace every `nn.Linear` in place, and in BERT's feed-forward layers the GELU behind it."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Linear:
-                gelu = name == "dense" and _exact_gelu(getattr(module, "intermediate_act_fn", None))
-                if gelu:
-                    module.intermediate_act_fn = nn.Identity()
-                setattr(module, name, PackedLinear(child, gelu=gelu))
-
-
-def _exact_gelu(module: object) -> bool:
-    return getattr(module, "act", None) is nn.functional.gelu
-
 
 BUNDLED = "all-MiniLM-L6-v2"
 BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of its weights
@@ -117,6 +79,8 @@ class SentenceEmbedder:
         import torch
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
+
+        from retrieval.packing import pack
 
         logging.disable_progress_bar()  # one for loading 90 MB, in the middle of an answer or of another bar
         folder = _folder(self._model_name)

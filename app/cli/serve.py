@@ -24,7 +24,7 @@ from app.config import BadSetting, Settings, server_file
 from app.db.account_store import Accounts
 from app.db.sqlite import refuse_damage
 from app.db.store import Store
-from app.middleware import is_loopback
+from app.loopback import is_loopback
 from app.observability import logs, tracing
 from app.wire.http_server import BACKLOG, Server, server_config
 
@@ -132,7 +132,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         from app.sequences import persistence
         from app.server import create_app
         from app.workers.primary import WorkerPool
-        from engine.ipc.thread_link import calm_collector
+        from engine.core.loop import calm_collector
 
         app = create_app(models, settings, store=store, library=library)
         await closing.enter_async_context(app.router.lifespan_context(app))

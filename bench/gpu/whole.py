@@ -26,8 +26,8 @@ from engine import GREEDY, EngineConfig, Span
 from engine.config import LoopName
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
+from engine.core.loop import calm_collector
 from engine.core.step import Step
-from engine.ipc.thread_link import calm_collector
 from engine.kv_cache.block_pool import BlockPool
 from engine.model.detokenizer import Detokenizer
 from engine.model.gpu_runner import GpuRunner

@@ -14,7 +14,7 @@ from engine.builder import build, use_threads
 from engine.config import LoopName, RunsIn
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
-from engine.ipc.thread_link import calm_collector
+from engine.core.loop import calm_collector
 
 PROMPT = [11, 12, 13, 14, 15] * 8
 

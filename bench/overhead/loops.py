@@ -11,7 +11,7 @@ from bench.overhead.null import NullRunner, QueuedRunner
 from bench.overhead.steps import filled
 from engine.config import LoopName
 from engine.core.async_steps import InFlightSteps
-from engine.ipc.thread_link import calm_collector
+from engine.core.loop import calm_collector
 from engine.ipc.wire import encode_replies
 from engine.params import GREEDY
 

@@ -13,7 +13,7 @@ from bench.overhead.null import NullRunner, core_of
 from engine import GREEDY, EngineConfig, Sampling, Span
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
-from engine.ipc.thread_link import calm_collector
+from engine.core.loop import calm_collector
 
 PROMPT = 120  # tokens of each sequence
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=1)

@@ -26,10 +26,10 @@ import zmq
 from engine.builder import EngineParts, use_threads
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
+from engine.core.loop import calm_collector, drive
 from engine.errors import EngineError
 from engine.ipc import wire
 from engine.ipc.core_process import CoreStart, address, end_with_parent, identity
-from engine.ipc.thread_link import calm_collector, drive
 
 _LINGER_MS = 2_000  # for the last replies to leave
 

@@ -1,76 +1,26 @@
-"""The core in a thread of this process, and the loop that drives it there or in a process of its own.
-
-A core in a thread of this process: for small machines, tests, and programs that hold an engine of their own.
+"""A core in a thread of this process: for small machines, tests, and programs that hold an engine of their own.
 
 One queue leads to the core, one wake-up a step leads back, so the event loop is never blocked by the model and a step
-costs it one callback, however many sequences ran.
-
-The loop of a core: commands from a mailbox, a step, replies to the mailbox, for as long as nobody says stop.
+costs it one callback, however many sequences ran. Knows nothing of scheduling or tensors.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 from engine.builder import EngineParts, use_threads
 from engine.builder import build as assemble_default
 from engine.config import EngineConfig
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
+from engine.core.loop import drive
 from engine.errors import EngineStopped
 from engine.ipc.link import Listener, State
 from engine.structured_output.compiler import Compiler
-
-
-class Mailbox(Protocol):
-    """The core's side of whatever leads to its clients."""
-
-    def take(self, timeout_s: float | None) -> Iterable[m.Command]:
-        """The commands that have come, in order. Waits for the first so long; None: for ever."""
-        ...
-
-    def send(self, replies: list[m.Reply]) -> None: ...
-
-
-def calm_collector() -> None:
-    """For a process that serves: Python's collector never again looks at what is there now, above all what torch has
-    loaded, and looks less often at the rest. Else each look at all of it halts every stream for some 60 ms.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
-
-
-def drive(core: EngineCore, mail: Mailbox) -> None:
-    """Run until a `Stop` comes; it has been handled then, and its replies are sent."""
-    while True:
-        for command in mail.take(0.0 if core.has_work else _patience(core)):
-            core.handle(command)
-            if isinstance(command, m.Stop):
-                core.settle()
-                _send(core, mail)
-                return
-        core.step()
-        _send(core, mail)
-
-
-def _send(core: EngineCore, mail: Mailbox) -> None:
-    replies = core.take_replies()
-    if replies:
-        mail.send(replies)
-
-
-def _patience(core: EngineCore) -> float | None:
-    deadline = core.next_deadline()
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
-
 
 log = logging.getLogger(__name__)
 

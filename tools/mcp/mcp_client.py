@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, Literal
 
 from mcp import Client
@@ -267,35 +267,3 @@ class _Progress:
 def _error_text(result: CallToolResult) -> str:
     content = content_of(result)
     return content if isinstance(content, str) and content else f"it failed, and said {content!r:.200}"
-
-
-@asynccontextmanager
-async def mcp_servers(
-    settings: Mapping[str, McpSettings],
-    registry: Registry,
-    environment: Mapping[str, str] | None = None,
-    *,
-    wait_s: float = 5.0,
-) -> AsyncIterator[list[McpServer]]:
-    """Their tools are in the registry from when they are reached; those that can't be are its faults.
-
-    `environment` is where `inherit` is looked up. Waits until each was reached or failed, though not above `wait_s`.
-
-    Raises:
-        ValueError: a name can't stand before a tool's name.
-    """
-    if not settings:
-        yield []
-        return
-
-    servers = [McpServer(name, each, registry, environment) for name, each in settings.items()]
-    async with AsyncExitStack() as stack:
-        for server in servers:
-            await stack.enter_async_context(server)
-        waiting = [asyncio.create_task(server.reached("connected", "down")) for server in servers]
-        try:
-            await asyncio.wait(waiting, timeout=wait_s)
-        finally:
-            for task in waiting:
-                task.cancel()
-        yield servers
