@@ -30,7 +30,7 @@ from app.db.account_store import Accounts
 from app.db.store import Store
 from app.document_library import open_library
 from app.middleware import add_middleware
-from app.observability import Goals, ServerMetrics
+from app.observability.metrics import Goals, ServerMetrics
 from app.openai import responses
 from app.page import mount_page
 from app.runs.live_runs import Runs

@@ -17,7 +17,7 @@ from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import Summariser, ThinkingSummary
 from app.config import Settings
 from app.connections import Drain
-from app.observability import Counting, ServerMetrics
+from app.observability.metrics import Counting, ServerMetrics
 
 if TYPE_CHECKING:
     from app.answering.tool_service import ToolService

@@ -28,7 +28,7 @@ from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.connections import finish
 from app.errors import ApiError, invalid
-from app.observability import Counting
+from app.observability.metrics import Counting
 from engine.outputs import TokenLogprob
 from engine.params import Span
 from reasoning.strategy import Event, Spent

@@ -1,5 +1,1 @@
-"""Metrics of a server: counted as requests pass, and read from the engines when somebody asks."""
-
-from app.observability.metrics import Counting, Goals, RequestWatch, ServerMetrics
-
-__all__ = ["Counting", "Goals", "RequestWatch", "ServerMetrics"]
+"""Metrics, traces and logs of a server. Import from the modules: logs are needed before anything large is loaded."""

@@ -25,7 +25,7 @@ from app.answering.answer_generation import (
 from app.answering.model_registry import ModelRegistry
 from app.answering.served_model import ServedModel
 from app.errors import invalid
-from app.observability import Counting
+from app.observability.metrics import Counting
 from app.openai.chat_completions import usage_json
 from app.openai.event_stream import event
 from app.openai.request_models import CompletionRequest

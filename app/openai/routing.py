@@ -13,7 +13,7 @@ from typing import Any
 
 from app.answering.model_cascade import ModelCascade, ModelChosen, ModelPrompt
 from app.errors import from_exception
-from app.observability import RequestWatch
+from app.observability.metrics import RequestWatch
 from reasoning.route import Routed
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, Tally

@@ -21,7 +21,7 @@ from app.answering.thinking_summary import ThinkingSummary
 from app.db.run_store import Begun, LoggedEvent, RunAnswer, RunKey, Started
 from app.db.sqlite import NotThere
 from app.db.store import Store
-from app.observability import ServerMetrics
+from app.observability.metrics import ServerMetrics
 from app.runs.event_log import RunLog, StepRecorder
 from app.runs.events import RunFailed, RunQueued
 from app.runs.prompt_builder import History

@@ -22,7 +22,8 @@ from app.config import AUTO_NAME, LOCAL_USER
 from app.db.answer_steps import Usage
 from app.db.run_store import Place, RunAnswer
 from app.errors import from_exception
-from app.observability import RequestWatch, tracing
+from app.observability import tracing
+from app.observability.metrics import RequestWatch
 from app.runs.event_log import Deltas, RunLog, StepRecorder
 from app.runs.event_mapping import map_event, without_text
 from app.runs.events import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.answering.answer_generation import remaining_context
 from app.answering.served_model import ServedModel
-from app.observability import Counting
+from app.observability.metrics import Counting
 from app.openai.chat_completions import usage_json
 from app.openai.completions import DEFAULT_MAX_TOKENS
 from app.openai.event_stream import event

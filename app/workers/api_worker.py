@@ -28,7 +28,8 @@ from app.answering.reasoning_config import ReasoningResolver
 from app.config import Settings
 from app.connections import Drain, DrainMiddleware
 from app.middleware import add_middleware
-from app.observability import Goals, logs, tracing
+from app.observability import logs, tracing
+from app.observability.metrics import Goals
 from app.state import Serving
 from app.wire import ConnectionSender, OwnOrOthers
 from app.wire.http_server import Server, server_config

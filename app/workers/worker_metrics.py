@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from app.observability import Goals, RequestWatch
+from app.observability.metrics import Goals, RequestWatch
 from app.workers.worker_protocol import WorkerEvents
 
 GATHER_S = 0.05
