@@ -5,8 +5,6 @@ Every route of the app is tried, or in one of the tables below, where somebody s
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -20,11 +18,11 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
 
-import app.api
 from app import openai
 from app.auth import is_open
 from app.openai import responses
 from app.page import PageFiles
+from app.server import ROUTERS
 from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, client_of, key_of
@@ -97,9 +95,7 @@ def routes(found: Iterable[BaseRoute]) -> set[str]:
 
 def by_id() -> list[str]:
     """Routes of one thing, of all parts of the API: a new one is tried without being named here."""
-    parts = [importlib.import_module(f"app.api.{part.name}") for part in pkgutil.iter_modules(app.api.__path__)]
-    routers = [part.router for part in parts if hasattr(part, "router")]
-    named = set[str]().union(*(routes(router.routes) for router in (*routers, openai.router, responses.router)))
+    named = set[str]().union(*(routes(router.routes) for router in (*ROUTERS, openai.router, responses.router)))
     return sorted(route for route in named - NOBODYS - {*OPERATORS} if "{" in route)
 
 

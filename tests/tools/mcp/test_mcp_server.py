@@ -255,7 +255,7 @@ async def test_as_a_child_process_it_serves_and_ends_with_its_client(tmp_path: P
             from ponder import tool
             from tools.executor import Executor
             from tools.mcp.mcp_server import ToolServer
-            from tools.call_policy import Policy
+            from tools.call_policy import CallPolicy
             from tools.registry import Registry
 
             @tool
@@ -266,7 +266,7 @@ async def test_as_a_child_process_it_serves_and_ends_with_its_client(tmp_path: P
 
             registry = Registry()
             registry.add(double)
-            asyncio.run(ToolServer(Executor(registry, Policy()), user="ana").stdio())
+            asyncio.run(ToolServer(Executor(registry, CallPolicy()), user="ana").stdio())
             open("ended", "w").close()
         """)
     )
