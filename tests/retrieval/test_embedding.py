@@ -9,7 +9,8 @@ from torch import nn
 from transformers import BertConfig, BertModel
 from transformers.activations import ACT2FN
 
-from retrieval.embedding import PackedLinear, SentenceEmbedder, pack
+from retrieval.embedding import SentenceEmbedder
+from retrieval.packing import PackedLinear, pack
 
 
 @pytest.fixture(scope="module")

@@ -150,12 +150,12 @@ def test_a_tool_that_is_not_there_is_refused_by_name(http: httpx.Client, plugin:
 
 ASKS = '''
 from ponder import Context, tool
-from tools.builtin.builtin_tools import ask_user
+from tools.builtin import builtin_tools
 
 @tool(permission="none")
 async def calculate(ctx: Context, expression: str) -> str:
     """Work out an arithmetic expression."""
-    return await ask_user(ctx, "Which do you mean?", ["391", "23"])
+    return await builtin_tools.ask_user(ctx, "Which do you mean?", ["391", "23"])
 '''
 
 
