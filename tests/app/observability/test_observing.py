@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 def named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
+    """Returns the one span of a name, once it has ended: a request's does a moment after its client has the answer."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not any(span.name == name for span in spans.get_finished_spans()):
+        time.sleep(0.01)
     (found,) = [span for span in spans.get_finished_spans() if span.name == name]
     return found
 
