@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from app.answering.reasoning_config import plan_calls
+from app.answering.answer_plan import plan_calls
 from app.answering.served_model import ServedModel
 from app.cli.serve import bind
 from app.config import load_settings

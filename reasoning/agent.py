@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from engine.params import Span
 from engine.tool_parsers import ToolPlan
 from reasoning.thinking import AnswerFunction, Markers, Piece, think_and_answer
-from reasoning.turn import CallMore, CallStart, Delta, Turn
+from reasoning.turn import CallMore, CallStart, Delta, Turn, TurnFinish
 from tools.outcome import Call
 
 if TYPE_CHECKING:
@@ -58,10 +58,11 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """A piece of the model's own, and what it adds to the turn."""
+    """A piece of the model's own, and what it adds to the turn. `finish_reason`: of the turn, with its last piece."""
 
     piece: Piece
     deltas: tuple[Delta, ...]
+    finish_reason: TurnFinish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,10 @@ class Limited:
 Happened = Wrote | Called | Returned | Limited
 
 
+class HandedOver(Exception):
+    """Raised by `Tools.run`: some of the calls are another's to run, so the loop ends with them."""
+
+
 class Tools(Protocol):
     """Runs calls."""
 
@@ -89,7 +94,11 @@ class Tools(Protocol):
         ...
 
     async def run(self, calls: Sequence[Call]) -> list[str]:
-        """Run calls; a text for each, whatever happened. Cancelled, it ends them."""
+        """Run calls; a text for each, whatever happened. Cancelled, it ends them.
+
+        Raises:
+            HandedOver: some of the calls are another's to run.
+        """
         ...
 
 
@@ -117,6 +126,7 @@ class Agent:
     clock: Callable[[], float] = time.monotonic
     spent: int = 0  # tokens that the model has written
     steps: int = 0
+    appended: int = 0  # tokens of results that the model has been given
 
     async def run(self, seq: EngineSequence, room: int) -> AsyncGenerator[Happened, None]:
         """Everything that happens until the answer is there. `room`: tokens that the context has left for it all.
@@ -133,7 +143,7 @@ class Agent:
                     async for piece in pieces:
                         self.spent += piece.spent
                         deltas = turn.take(piece)
-                        yield Wrote(piece, deltas)
+                        yield Wrote(piece, deltas, turn.finish_reason)
                         for call in turn.newly_closed():
                             yield Called(call)
                 if turn.finish_reason != "tool_calls" or last:
@@ -141,6 +151,8 @@ class Agent:
                 self.steps += 1
                 seq.hold(self.held_s, waiting_for=turn.waits_for())
                 returned = await turn.results()
+            except HandedOver:
+                return
             finally:
                 turn.cancel()
             for call, text in returned:
@@ -151,7 +163,9 @@ class Agent:
                 last = True
                 texts[-1] = f"{texts[-1]}\n\n{LIMIT_NOTES[limit]}"
                 yield Limited(limit)
-            seq.append(self._fitting([call for call, _ in returned], texts, room - (len(seq) - first)))
+            tokens = self._fitting([call for call, _ in returned], texts, room - (len(seq) - first))
+            self.appended += len(tokens)
+            seq.append(tokens)
 
     def _limit(self, began: float, whole: int, room: int, coming: int) -> Limit | None:
         """`room`: what is left of the `whole`; `coming`: characters of results, at most as many tokens."""
@@ -203,7 +217,7 @@ class _CallingTurn:
         self._early: dict[str, asyncio.Task[list[str]]] = {}
 
     @property
-    def finish_reason(self) -> str | None:
+    def finish_reason(self) -> TurnFinish | None:
         return self._turn.finish_reason
 
     def take(self, piece: Piece) -> tuple[Delta, ...]:

@@ -9,7 +9,7 @@ import secrets
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from engine.outputs import TokenLogprob
 from engine.tool_parsers import BodyParser, CallArguments, CallBegun, CallEvent, Malformed
@@ -47,13 +47,14 @@ class CallMore:
 
 
 Delta = Content | Reasoning | CallStart | CallMore
+TurnFinish = Literal["stop", "length", "tool_calls"]
 
 
 class Turn:
     """One answer. `parser` reads the bodies of its calls, None where there can be none."""
 
     def __init__(self, parser: Callable[[], BodyParser] | None = None) -> None:
-        self.finish_reason: str | None = None
+        self.finish_reason: TurnFinish | None = None
         self._bodies = None if parser is None else Bodies(parser)
         self._calls = 0
         self._space = ""  # white space that may stand before a call: then it is nobody's, and so are its tokens

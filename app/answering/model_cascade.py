@@ -1,7 +1,7 @@
 """`model: auto`: several models behind one name. A small one answers first, a larger one where that is not good enough.
 
 The cascade is `reasoning.route`'s; this makes its rungs of served models. What a request is in one model's own words is
-given (`ModelPrompt`), so this knows nothing of messages, templates or HTTP.
+given (`AnswerPlan`), so this knows nothing of messages, templates or HTTP.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import partial
 from typing import Literal
 
 from app.admission.request_budget import RequestBudget, scheduling
+from app.answering.answer_plan import AnswerPlan
 from app.answering.served_model import ServedModel
 from app.connections import finish
 from app.errors import from_exception
 from engine.outputs import TokenLogprob
-from engine.params import Span
 from reasoning.candidate import TOP, Candidate
 from reasoning.route import CascadeStep, Confident, Decided, Gate, Tried, Whole, cascade
 from reasoning.strategy import Event, Spent
@@ -31,36 +31,21 @@ ENTROPY = 0.1  # nats
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPrompt:
-    """A request as one model reads it. `span.max_tokens` must be set.
-
-    `write` writes the answer in place of `think_and_answer`, also one that nobody sees in the end. Then thinking counts
-    in what a gate measures only as far as its pieces have log-probabilities.
-    """
-
-    served: ServedModel
-    prompt: list[int]
-    span: Span
-    calls: bool = False
-    write: AnswerFunction | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ModelChosen(Event):
-    """The pieces that follow are the answer, and this is whose: one of the `ModelPrompt` that were given."""
+    """The pieces that follow are the answer by this plan, one of those that were given."""
 
-    asked: ModelPrompt
+    plan: AnswerPlan
 
 
 class ModelCascade:
     """A cascade of models, asked in order until an answer is good enough. Costs are in tokens of the largest model.
 
-    For each request: `asked = await auto.prompted(make)`, where `make(served)` makes the request into that model's
-    prompt and span; then `async with aclosing(auto.answer(asked)) as items`, and of the items
+    For each request: `plans = await auto.plans(make)`, where `make(served)` plans the request for that model; then
+    `async with aclosing(auto.answer(plans)) as items`, and of the items
 
     - a `Tried` for each model that was asked: what its answer measured, whether it passed, and `why` not;
     - a `Spent` after a `Tried` that did not pass: the tokens of an answer that nobody sees;
-    - one `ModelChosen`, just before the first piece: take from its `asked` what depends on the model (its name, its
+    - one `ModelChosen`, just before the first piece: take from its `plan` what depends on the model (its name, its
       tokenizer for log-probabilities, the parser of its calls);
     - the answer's `Piece`s, the last one with a finish reason. The last model's come as they are written, another's all
       at once, when it has passed;
@@ -73,14 +58,14 @@ class ModelCascade:
         self.counts: Counter[tuple[str, bool]] = Counter()  # answers by model, and whether they were given
         self.hear: Callable[[str, bool], None] = lambda model, given: None  # each of them
 
-    async def prompted(self, make: Callable[[ServedModel], Awaitable[ModelPrompt]]) -> list[ModelPrompt]:
+    async def plans(self, make: Callable[[ServedModel], Awaitable[AnswerPlan]]) -> list[AnswerPlan]:
         """The request for every model that has room for it, in order. One for which the request is too long is left
         out, unless all are.
 
         Raises:
             What `make` raises otherwise.
         """
-        made: list[ModelPrompt] = []
+        made: list[AnswerPlan] = []
         too_long: Exception | None = None
         for served in self.rungs:
             try:
@@ -93,14 +78,14 @@ class ModelCascade:
             raise too_long
         return made
 
-    async def answer(self, asked: Sequence[ModelPrompt], tenant: str = "") -> AsyncGenerator[Piece | Event, None]:
+    async def answer(self, plans: Sequence[AnswerPlan], tenant: str = "") -> AsyncGenerator[Piece | Event, None]:
         """One answer; see the class for what comes. Closing it ends what is being written, and frees its blocks.
 
         Raises:
             What `Engine.open` and `generate` raise.
         """
         items: asyncio.Queue[Piece | Event | None] = asyncio.Queue()
-        work = asyncio.create_task(self._climb(asked, tenant, items.put_nowait))
+        work = asyncio.create_task(self._climb(plans, tenant, items.put_nowait))
         work.add_done_callback(lambda _: items.put_nowait(None))
         try:
             while (item := await items.get()) is not None:
@@ -109,12 +94,12 @@ class ModelCascade:
         finally:
             await finish(work)
 
-    async def _climb(self, asked: Sequence[ModelPrompt], tenant: str, tell: Callable[[Piece | Event], None]) -> None:
-        largest = max(each.served.parameters for each in asked)
-        last = len(asked) - 1
+    async def _climb(self, plans: Sequence[AnswerPlan], tenant: str, tell: Callable[[Piece | Event], None]) -> None:
+        largest = max(each.served.parameters for each in plans)
+        last = len(plans) - 1
         read: list[int] = []  # by the models asked so far: tokens of the prompt that were not in their caches
 
-        def step(at: int, one: ModelPrompt) -> CascadeStep:
+        def step(at: int, one: AnswerPlan) -> CascadeStep:
             async def answer(measured: bool) -> Candidate:
                 if at == last:
                     tell(ModelChosen(one))
@@ -124,7 +109,7 @@ class ModelCascade:
 
             return CascadeStep(one.served.name, answer, one.served.parameters / largest)
 
-        rungs = [step(at, one) for at, one in enumerate(asked)]
+        rungs = [step(at, one) for at, one in enumerate(plans)]
         async with aclosing(cascade(rungs, [self.gate])) as climbing:
             async for item in climbing:
                 if isinstance(item, Event):
@@ -135,15 +120,15 @@ class ModelCascade:
                     if not item.passed:
                         tell(Spent(item.tokens, read[-1]))
                 elif isinstance(item, Candidate) and len(read) <= last:
-                    tell(ModelChosen(asked[len(read) - 1]))
+                    tell(ModelChosen(plans[len(read) - 1]))
                     for piece in item.pieces:
                         tell(piece)
 
 
-def allowed_models(asked: Sequence[ModelPrompt]) -> list[ModelPrompt]:
+def allowed_models(plans: Sequence[AnswerPlan]) -> list[AnswerPlan]:
     """Returns the models that the current request may ask, in order: those before the first that many wait for; one at
     least."""
-    kept = list(asked)
+    kept = list(plans)
     if (request_budget := RequestBudget.current()) is None:
         return kept
     busy = [at for at, each in enumerate(kept) if at and request_budget.thinking_limit(each.served) is not None]
@@ -153,19 +138,20 @@ def allowed_models(asked: Sequence[ModelPrompt]) -> list[ModelPrompt]:
     return kept
 
 
-async def _written(one: ModelPrompt, tenant: str, measured: bool, hear: Callable[[Piece], None]) -> Candidate:
+async def _written(one: AnswerPlan, tenant: str, measured: bool, hear: Callable[[Piece], None]) -> Candidate:
     """One model's answer, whole, in a sequence of its own; `hear` gets its pieces as they come."""
     served, span = one.served, one.span
-    write: AnswerFunction = one.write or (
-        partial(think_and_answer, thinking_logprobs=TOP) if measured else think_and_answer
-    )
+    # A budget writes the answer itself, so a gate then measures the answer alone.
+    write: AnswerFunction = partial(think_and_answer, thinking_logprobs=TOP) if measured else think_and_answer
+    if one.reasoning_config.budget is not None:
+        write = one.generator()
     wanted = replace(span, logprobs=max(span.logprobs or 0, TOP)) if measured else span
     pieces: list[Piece] = []
     logprobs: list[TokenLogprob] = []
     async with await served.engine.open(one.prompt, tenant=tenant, **scheduling()) as seq:
         writing = write(
             seq, wanted, served.markers, opened=served.opens_thinking(one.prompt),
-            closed=served.closes_thinking(one.prompt), calls=one.calls,
+            closed=served.closes_thinking(one.prompt), calls=one.tool_plan is not None,
         )  # fmt: skip
         async with aclosing(writing) as written:
             async for piece in written:

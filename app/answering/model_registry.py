@@ -6,12 +6,14 @@ Each has an engine of its own, in this process. Knows nothing of requests, nor o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Self
 
-from app.answering.model_cascade import ModelCascade, gate_of
+from app.admission.request_budget import enter
+from app.answering.answer_plan import AnswerPlan
+from app.answering.model_cascade import ModelCascade, allowed_models, gate_of
 from app.answering.served_model import ServedModel
 from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting, Settings
 from app.errors import ApiError
@@ -143,6 +145,26 @@ class ModelRegistry:
         """Names that clients may ask for, paths left out: each model's own name, `default`, and `auto` where it is."""
         auto = () if self.auto is None else (AUTO_NAME,)
         return tuple(dict.fromkeys((*(each.name for each in self._served), DEFAULT_NAME, *auto)))
+
+    async def plans(
+        self, name: str, make: Callable[[ServedModel], Awaitable[AnswerPlan]]
+    ) -> tuple[Sequence[AnswerPlan], ModelCascade | None]:
+        """Plans a request, which asks for the model of this name, with `make`: for that model; for `auto`, for each
+        model that it may ask now, and returns the cascade with them.
+
+        Raises:
+            ApiError: 404 `model_not_found`, or that several models cannot answer it.
+            What `make` raises.
+        """
+        if name != AUTO_NAME or self.auto is None:
+            served = self.get(name)
+            enter(served)
+            return [await make(served)], None
+        enter(*self.auto.rungs)
+        plans = await self.auto.plans(make)
+        for plan in plans:
+            plan.check_routed()
+        return allowed_models(plans), self.auto
 
     def get(self, name: str) -> ServedModel:
         """

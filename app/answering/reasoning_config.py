@@ -1,31 +1,24 @@
-"""Resolves how a request reasons: model or cascade, strategy, thinking budget.
+"""Resolves how a request reasons: effort, thinking budget, strategy. One meaning of the four fields for every API.
 
-The manner of an answer: how much thinking, or which strategy. Turns a request's fields into a `AnswerGenerator`.
-
-One meaning of `reasoning_effort`, `thinking`, `strategy` and `strategy_options` for every API of this server.
-
-Holds a model to its tools' schemas: a plan of the calls, compiled, or a refusal by the keyword's name.
+`ReasoningResolver` checks a request's fields, and `AnswerGenerator` writes an answer as they ask.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from app.admission.request_budget import RequestBudget
 from app.answering.checkers import Checkers
-from app.answering.model_cascade import ModelPrompt
 from app.answering.served_model import ServedModel
 from app.config import Settings
 from app.config.efforts import BUDGETS, BudgetFields, Effort, Thinking
-from app.errors import ApiError, invalid
+from app.errors import invalid
 from engine.errors import InvalidParameter
 from engine.params import Span
-from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
-from engine.tool_parsers import Named, ToolChoice, ToolPlan, ToolSpec
 from reasoning.budget import BudgetForcing, ThinkingBudget
 from reasoning.strategies import TIMEOUT_S, Strategies, run_strategy
 from reasoning.strategy import Check, Context, Event, Options, Strategy, StrategyQuota, Yields
@@ -334,58 +327,3 @@ def _reworded(error: InvalidParameter, chosen: Strategy[Any], calls: bool) -> In
     if error.name in chosen.options.model_fields:
         return InvalidParameter(f"strategy_options.{error.name}", f"strategy_options.{error}")
     return error
-
-
-def prompted(
-    served: ServedModel,
-    prompt: list[int],
-    span: Span,
-    reasoning_config: ReasoningConfig,
-    variables: Mapping[str, Any],  # Any: a model's authors name them
-    *,
-    calls: bool = False,
-) -> ModelPrompt:
-    """A request as one model reads it. A budget writes the answer itself, so a gate then measures the answer alone."""
-    write = None if reasoning_config.budget is None else AnswerGenerator(reasoning_config, served, variables)
-    return ModelPrompt(served, prompt, span, calls, write)
-
-
-async def plan_calls(
-    served: ServedModel, tools: Sequence[ToolSpec], chosen: ToolChoice, parallel: bool, user: str = ""
-) -> ToolPlan:
-    """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object; one that
-    takes too long to compile is refused, as what an answer is held to must not depend on what else the server does."""
-    assert served.tool_parser is not None
-    try:
-        plan = served.tool_parser.plan(tools, chosen, parallel)
-        await served.engine.compile(plan.body, tenant=user)
-        return plan
-    except CompileTimeout as late:
-        raise constraint_error("tools", late) from None
-    except ConstraintRefused as refusal:
-        whole = refusal
-    loose = set()
-    for at, tool in enumerate(tools):
-        if isinstance(chosen, Named) and tool.name != chosen.name:
-            continue
-        try:
-            await served.engine.compile(served.tool_parser.plan([tool], Named(tool.name)).body, tenant=user)
-        except ConstraintRefused as refusal:
-            if tool.strict or isinstance(refusal, CompileTimeout):
-                raise constraint_error(f"tools[{at}].function.parameters", refusal) from None
-            loose.add(tool.name)
-    if not loose:
-        raise constraint_error("tools", whole) from None
-    plan = served.tool_parser.plan(tools, chosen, parallel, frozenset(loose))
-    try:
-        await served.engine.compile(plan.body, tenant=user)
-    except ConstraintRefused as refusal:
-        raise constraint_error("tools", refusal) from None
-    return plan
-
-
-def constraint_error(field: str, refusal: ConstraintRefused, *, loosely: bool = False) -> ApiError:
-    """A constraint that cannot be held, as a 400 that names the field. `loosely`: a superset could be."""
-    accepted = "something simpler" if isinstance(refusal, CompileTimeout) else "what docs/constraints.md lists"
-    accepted += ', or "strict": false' if loosely and not isinstance(refusal, CompileTimeout) else ""
-    return invalid(field, f"{field} cannot be held exactly: {refusal}; accepted: {accepted}.", refusal.code)

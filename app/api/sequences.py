@@ -18,10 +18,11 @@ from app.api.query_params import parameters
 from app.connections import while_connected
 from app.current_user import User
 from app.errors import ApiError, from_exception, invalid
+from app.openai.chat_completions import finite_logprob
 from app.openai.event_stream import EventStream
 from app.openai.request_models import ChatRequest
 from app.request_body import MAX_BODY_BYTES, checked, json_object, parse
-from app.sequences.generation import finite, written
+from app.sequences.generation import written
 from app.sequences.leased import LeasedSequence
 from app.sequences.registry import Sequences
 from app.sequences.sequence_requests import (
@@ -196,7 +197,7 @@ async def _scores(leased: LeasedSequence, wanted: ScoreRequest, held: Sequences)
         most = sum(map(len, candidates))
         held.check(leased.user, 0, most)
         with leased.growing(most):
-            scored = [[finite(value) for value in logprobs] for logprobs in await seq.score(candidates)]
+            scored = [[finite_logprob(value) for value in logprobs] for logprobs in await seq.score(candidates)]
     return {
         "scores": [
             {"tokens": tokens, "logprobs": logprobs, "logprob": sum(logprobs)}

@@ -9,30 +9,29 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from app.admission.request_budget import enter, narrow
-from app.answering.answer_generation import (
-    AnswerJob,
-    CheckedGeneration,
-    CompletionLogprobs,
-    Generation,
-    remaining_context,
-)
+from app.answering.answer_pipeline import AnswerPipeline
+from app.answering.answer_plan import AnswerPlan, remaining_context
 from app.answering.model_registry import ModelRegistry
-from app.answering.served_model import ServedModel
 from app.errors import invalid
 from app.observability.metrics import Counting
-from app.openai.chat_completions import usage_json
+from app.openai.chat_completions import finite_logprob, usage_json
 from app.openai.event_stream import event
 from app.openai.request_models import CompletionRequest
 from app.openai.text_constraints import constrain_text
 from app.request_body import COMPLETION_REFUSED, checked
 from engine.outputs import TokenLogprob
+from reasoning.agent import Wrote
 from reasoning.thinking import Piece
+
+if TYPE_CHECKING:
+    from engine import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI documents it for this endpoint
 
@@ -42,11 +41,8 @@ class CompletionJob:
     """A checked completion request, ready to run."""
 
     request: CompletionRequest
-    served: ServedModel
-    generation: Generation
-    answering: AnswerJob  # by the generation, its answers checked where they have to be
+    pipeline: AnswerPipeline
     texts: list[str]  # the prompts as text, for `echo`
-    warnings: tuple[str, ...] = ()  # what of the request is not held
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -84,7 +80,7 @@ class CompletionJob:
             raise invalid("prompt", "prompt is an empty list; accepted: at least one prompt.")
         held = await constrain_text(request, served, user)
         constraint = None if held is None else held.constrained
-        spans = []
+        plans = []
         for ids in prompts:
             room = remaining_context(served, ids, request.max_tokens or 1, "prompt")
             span = request.span(
@@ -92,18 +88,22 @@ class CompletionJob:
                 default_limit=1 if request.max_tokens == 0 else DEFAULT_MAX_TOKENS,
             )  # fmt: skip
             scored = request.logprobs if request.echo else None
-            spans.append(replace(span, logprobs=request.logprobs, prompt_logprobs=scored, constraint=constraint))
-        generation = Generation(served, counting, "completions", prompts, request.n, spans, chat=False, tenant=user)
-        check = None if held is None else held.check
-        answering = generation if check is None else CheckedGeneration(generation, check)
-        return cls(request, served, generation, answering, texts, () if held is None else held.warnings)
+            span = replace(span, logprobs=request.logprobs, prompt_logprobs=scored, constraint=constraint)
+            plans.append(
+                AnswerPlan(
+                    served, ids, span, room, chat=False, check=None if held is None else held.check,
+                    warnings=() if held is None else held.warnings,
+                )
+            )  # fmt: skip
+        return cls(request, AnswerPipeline(partial(counting.watch, "completions"), plans, request.n, user), texts)
 
     async def whole(self) -> dict[str, Any]:
         """The reply, when all of it is there."""
         choices = [_Choice(self, i) for i in range(len(self.texts) * self.request.n)]
-        async with aclosing(self.answering.pieces()) as pieces:
-            async for index, piece in pieces:
-                choices[index].add(piece)
+        async with aclosing(self.pipeline.stream()) as stream:
+            async for index, wrote in stream:
+                assert isinstance(wrote, Wrote)
+                choices[index].add(wrote.piece)
         replies = []
         for index, choice in enumerate(choices):
             text, logprobs = choice.take()
@@ -115,29 +115,36 @@ class CompletionJob:
         head = self._head()
         tail = {"usage": None} if self.request.include_usage else {}
         choices = [_Choice(self, i) for i in range(len(self.texts) * self.request.n)]
-        async with aclosing(self.answering.pieces()) as pieces:
-            async for index, piece in pieces:
+        async with aclosing(self.pipeline.stream()) as stream:
+            async for index, wrote in stream:
+                assert isinstance(wrote, Wrote)
                 choice = choices[index]
-                choice.add(piece)
+                choice.add(wrote.piece)
                 text, logprobs = choice.take()
                 if text or choice.finish_reason or logprobs:
                     reply = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
                     yield event({**head, "choices": [reply], **tail})
-        if self.warnings:
+        if self.pipeline.plan.warnings:
             yield event({**head, "choices": [], **self._warnings(), **tail})
         if self.request.include_usage:
             yield event({**head, "choices": [], "usage": self._usage()})
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.served.name}
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.pipeline.plan.served.name,
+        }
 
     def _warnings(self) -> dict[str, Any]:
-        return {"warnings": list(self.warnings)} if self.warnings else {}
+        warnings = self.pipeline.plan.warnings
+        return {"warnings": list(warnings)} if warnings else {}
 
     def _usage(self) -> dict[str, Any]:
         if self.request.max_tokens == 0:
-            self.generation.tally.completion_tokens = 0
-        return usage_json(self.generation.tally)
+            self.pipeline.tally.completion_tokens = 0
+        return usage_json(self.pipeline.tally)
 
 
 class _Choice:
@@ -148,10 +155,10 @@ class _Choice:
         self.finish_reason: str | None = None
         self._discard = job.request.max_tokens == 0  # the one token that was made to get the prompt scored
         self._text = [job.texts[prompt]] if job.request.echo else []
-        self._prompt = job.generation.prompts[prompt]
+        self._prompt = job.pipeline.plans[prompt].prompt
         self._entries: list[tuple[int, TokenLogprob | None]] = []
         top = job.request.logprobs
-        self._logprobs = None if top is None else CompletionLogprobs(job.served.engine.tokenizer, top)
+        self._logprobs = None if top is None else CompletionLogprobs(job.pipeline.plan.served.engine.tokenizer, top)
 
     def add(self, piece: Piece) -> None:
         if piece.prompt_logprobs is not None:
@@ -170,3 +177,38 @@ class _Choice:
         logprobs = self._logprobs.take(self._entries)
         self._entries.clear()
         return text, logprobs
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of a plain completion, in instalments: text offsets run on from one to the next."""
+
+    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
+        self._tokenizer = tokenizer
+        self._top = top
+        self._offset = 0
+
+    def take(self, entries: Sequence[tuple[int, TokenLogprob | None]]) -> dict[str, Any]:
+        """The next tokens, each with its log-probability: None for a prompt's first, which nothing precedes."""
+        text = self._tokenizer.token_text
+        tokens = [text(token) for token, _ in entries]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [None if e is None else finite_logprob(e.logprob) for _, e in entries],
+            "top_logprobs": [
+                None if e is None else {text(t): finite_logprob(lp) for t, lp in self._with_chosen(e)}
+                for _, e in entries
+            ]
+            if self._top
+            else None,
+            "text_offset": offsets,
+        }
+
+    def _with_chosen(self, entry: TokenLogprob) -> list[tuple[int, float]]:
+        # As OpenAI documents it, the chosen token is always there, so there may be one more than asked for. It goes
+        # first: should two ids share a text, the likeliest one's value stands.
+        likeliest = list(entry.top[: self._top])
+        return [(entry.token_id, entry.logprob), *likeliest[::-1]]

@@ -1,12 +1,8 @@
-"""Routes of chat, completions, embeddings and models.
+"""Routes of chat, completions, embeddings and models: each reads a body, checks it, and answers whole or as a stream.
 
-The routes of `/v1`: read a body, check it, answer it whole or as a stream.
-
-`GET /v1/models`: what this server serves, each under its own name, the first also as `default`, and `auto`.
-
-`POST /v1/embeddings`: texts in, vectors of length 1 out, made by the same model that documents are indexed with.
-
-Texts go through it in batches, each in a thread, so a client that leaves is not worked for beyond the batch at hand.
+`GET /v1/models` lists each served model under its own name, the first also as `default`, and `auto`. The vectors of
+`POST /v1/embeddings` have length 1 and come from the model that documents are indexed with. Texts go through it in
+batches, each in a thread, so after a client has left no further batch is computed.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from app.config import AUTO_NAME, DEFAULT_NAME
 from app.connections import while_connected
 from app.current_user import Asker, User, check_checker_scope
 from app.errors import ApiError, from_exception, invalid
-from app.openai.chat_completions import ChatJob, RoutedChat, chat_job
+from app.openai.chat_completions import ChatJob, chat_job
 from app.openai.completions import CompletionJob
 from app.openai.event_stream import EventStream
 from app.request_body import MAX_BODY_BYTES, checked, json_object
@@ -178,7 +174,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     return model_entry(Serving.of(request).models, name)
 
 
-async def _reply(request: Request, job: ChatJob | RoutedChat | CompletionJob, prompt_field: str) -> Response:
+async def _reply(request: Request, job: ChatJob | CompletionJob, prompt_field: str) -> Response:
     def explain(error: BaseException) -> ApiError:
         return from_exception(error, param=prompt_field)
 

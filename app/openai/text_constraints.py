@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from app.answering.reasoning_config import constraint_error, plan_calls
+from app.answering.answer_plan import constraint_error, plan_calls
 from app.answering.served_model import ServedModel
 from app.errors import invalid
 from app.request_body import is_large, json_value
@@ -228,12 +228,6 @@ class Calling:
         chosen = read_choice(request.tool_choice, tools)
         if not tools or chosen == "none":
             return cls(avoided=_beginning(served) if tools else None)
-        if served.tool_parser is None:
-            raise invalid(
-                "tools", "tools are given, but this model's chat template has no form of tool call that Ponder knows; "
-                "accepted: a model that calls tools, or the server's option --tool-dialect.",
-                "unsupported_parameter",
-            )  # fmt: skip
         _check_beside_tools(request, served)
         plan = await plan_calls(served, tools, chosen, parallel, user)
         served.plans[key] = plan  # an agent sends the same tools with every turn

@@ -46,7 +46,7 @@ def map_event(event: Event) -> BaseModel | None:
     if isinstance(event, Spent | Routed):
         return None
     if isinstance(event, ModelChosen):
-        return events.RouteAnswering(model=event.asked.served.name)
+        return events.RouteAnswering(model=event.plan.served.name)
     if isinstance(event, Tried):
         return events.RouteTried(
             model=event.model, passed=event.passed, why=event.why, tokens=event.tokens, cost=event.cost,

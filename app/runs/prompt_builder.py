@@ -1,27 +1,21 @@
-"""Builds a run's prompt: history, retrieved context, and the agent's tools.
-
-A question as one model reads it: the conversation's tokens, how the answer is drawn, and how long it may get.
-
-A branch of a chat as its template takes it: questions, answers, and what answers called on their way.
+"""Plans a run's answer: its chat's history and the retrieved passages as one prompt, and the tools that it may call.
 
 With the calls and results that stand in an earlier answer's sequence, the next prompt begins with that sequence, so its
 K/V is used again.
-
-The agent's loop for the model being served: its calls held to the tools' schemas, in its own format.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from app.admission.request_budget import output_limit
-from app.answering.reasoning_config import plan_calls
+from app.answering.answer_plan import AnswerPlan, plan_calls
+from app.answering.reasoning_config import ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.db.answer_steps import AnswerStep
 from app.db.sqlite import Row
@@ -29,12 +23,8 @@ from app.errors import ApiError, invalid
 from engine.errors import ChatTemplateError
 from engine.params import Span
 from engine.tool_parsers import read_tools
-from reasoning.agent import Agent, Limits, Style, Tools
-from reasoning.dialogue import after_calls
-from reasoning.thinking import AnswerFunction, think_and_answer
 
 if TYPE_CHECKING:
-    from app.answering.reasoning_config import ReasoningConfig
     from app.runs.rag import RetrievedContext
 
 
@@ -112,23 +102,7 @@ def _untrusted(steps: Sequence[AnswerStep]) -> set[str]:
 MIN_ROOM = 256  # tokens for an answer; with fewer, what earlier answers called is left out of the prompt
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPrompt:
-    """`room`: tokens that the context leaves after the prompt; `span` has the limit of what is written."""
-
-    served: ServedModel
-    prompt: list[int]
-    span: Span
-    room: int
-    variables: dict[str, Any]  # Any: a model's authors name them
-
-    @property
-    def limit(self) -> int:
-        assert self.span.max_tokens is not None
-        return self.span.max_tokens
-
-
-async def prepare(
+async def plan_run(
     served: ServedModel,
     reasoning_config: ReasoningConfig,
     history: History,
@@ -137,11 +111,12 @@ async def prepare(
     *,
     sampling: Mapping[str, Any],
     max_tokens: int | None,
-) -> PreparedPrompt:
+    user: str,
+) -> AnswerPlan:
     """`sampling` has what is to be other than the model's authors chose it.
 
     Raises:
-        ApiError: the conversation leaves no room for an answer.
+        ApiError, InvalidParameter: the conversation leaves no room for an answer, or the model cannot be offered tools.
         ChatTemplateError: the model's template does not take the conversation.
     """
     variables = reasoning_config.variables
@@ -169,40 +144,9 @@ async def prepare(
             "content", f"This conversation has {len(prompt)} tokens and the model's context "
             f"{served.engine.max_model_len}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
         )  # fmt: skip
-    drawn = replace(served.sampling, **sampling)
-    if drawn.seed is None:
-        drawn = replace(drawn, seed=secrets.randbits(53))  # so that it can be made again
-    return PreparedPrompt(
-        served, prompt, Span(sampling=drawn, max_tokens=min(max_tokens or longest or room, room)), room, variables
-    )
-
-
-async def agent_of(
-    served: ServedModel,
-    specs: Sequence[Mapping[str, Any]],  # Any: JSON, as OpenAI's `tools` has it
-    tools: Tools,
-    span: Span,
-    limits: Limits,
-    variables: Mapping[str, Any],  # Any: a model's authors name their template's variables
-    answers: AnswerFunction = think_and_answer,
-    clock: Callable[[], float] = time.monotonic,
-    user: str = "",
-) -> Agent:
-    """`answers` writes its turns. `clock` gives the seconds that `limits` are held to.
-
-    Raises:
-        ApiError, InvalidParameter: the tools cannot be offered to this model.
-    """
-    if served.tool_parser is None:
-        raise invalid(
-            "tools", "This model's chat template has no form of tool call that Ponder knows; accepted: a model that "
-            "calls tools, or the server's option --tool-dialect.", "unsupported_parameter",
-        )  # fmt: skip
-    style = Style(
-        await plan_calls(served, read_tools(specs), "auto", True, user),
-        served.markers,
-        lambda calls, texts: after_calls(served.engine.tokenizer, calls, texts, variables),
-        served.opens_thinking,
-        served.closes_thinking,
-    )
-    return Agent(style, tools, span, limits, answers=answers, clock=clock)
+    chosen = replace(served.sampling, **sampling)
+    if chosen.seed is None:
+        chosen = replace(chosen, seed=secrets.randbits(53))  # so that it can be made again
+    span = Span(sampling=chosen, max_tokens=min(max_tokens or longest or room, room))
+    tool_plan = await plan_calls(served, read_tools(specs), "auto", True, user) if specs else None
+    return AnswerPlan(served, prompt, span, room, reasoning_config, variables, tool_plan)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.admission.request_budget import scheduling
-from app.answering.model_cascade import ModelCascade, ModelChosen, ModelPrompt, allowed_models
-from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig, prompted
+from app.answering.answer_pipeline import Admitted, AnswerPipeline
+from app.answering.answer_plan import AnswerPlan, ToolLoop
+from app.answering.model_cascade import ModelCascade, allowed_models
+from app.answering.reasoning_config import ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.config import AUTO_NAME, LOCAL_USER
@@ -41,20 +42,19 @@ from app.runs.events import (
     ThinkingProgress,
     ThinkingStarted,
 )
-from app.runs.prompt_builder import DOCUMENTS, History, PreparedPrompt, agent_of, prepare
+from app.runs.prompt_builder import DOCUMENTS, History, plan_run
 from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext, retrieve_context
 from app.runs.trace import Trace, recorded_sampling
 from engine.outputs import Prefill
-from reasoning.agent import Agent, Called, Limited, Returned, Wrote
-from reasoning.strategy import Event, Spent
+from reasoning.agent import Called, Limited, Returned, Wrote
+from reasoning.strategy import Event
 from reasoning.thinking import Piece, Tally
-from reasoning.turn import Content, Delta, Reasoning, Turn
+from reasoning.turn import Content, Delta, Reasoning
 from retrieval.citations import is_refusal
 from retrieval.records import among_of
 
 if TYPE_CHECKING:
     from app.runs.run_tools import RunTools
-    from engine import Sequence as EngineSequence
     from retrieval import Library
 
 _METRICS_S = 0.25
@@ -117,7 +117,7 @@ class Run:
         self._deltas = Deltas(log)
         self._began = time.perf_counter()
         self._ending: RunFailed | None = None
-        self._tally = Tally()
+        self._pipeline: AnswerPipeline | None = None  # once the prompt is there
         self._content: list[str] = []
         self._steps = StepRecorder()
         self._reasoning_config = ReasoningConfig()
@@ -130,6 +130,10 @@ class Run:
         self._writing_at: float | None = None  # since when the model writes
         self._unseen = False  # a strategy or a router writes what nobody sees before the answer comes
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def _tally(self) -> Tally:
+        return Tally() if self._pipeline is None else self._pipeline.tally
 
     def begin(self, history: History, ask: RunSpec, tools: RunTools | None) -> asyncio.Task[None]:
         """Start making the answer; the task ends when it is made, and raises nothing."""
@@ -165,7 +169,7 @@ class Run:
             self._end(RunFailed(code=explained.code or "error", message=explained.message, retryable=retryable))
 
     async def _generate(self, history: History, ask: RunSpec) -> Finish:
-        """Make the answer; how it finished."""
+        """Makes the answer; returns how it finished."""
         found: RetrievedContext | None = None
         if ask.collections is not None:
             among = among_of(ask.collections)
@@ -181,127 +185,87 @@ class Run:
         reasoning_config = self._reasoning_config = ask.reasoning_config
         specs = [] if self.tools is None else self.tools.specs
 
-        async def prepared(served: ServedModel) -> PreparedPrompt:
-            return await prepare(
-                served, reasoning_config, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens
-            )
+        async def make(served: ServedModel) -> AnswerPlan:
+            return await plan_run(
+                served, reasoning_config, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens,
+                user=ask.user,
+            )  # fmt: skip
 
         if reasoning_config.reduced and reasoning_config.budget is not None:
             self.log.append(RunReduced(thinking=reasoning_config.budget.max_tokens))
         self._unseen = reasoning_config.strategy is not None or ask.auto is not None
-        if ask.auto is not None:
-            finish = await self._route(ask.auto, prepared)
+        if ask.auto is None:
+            plans = [await make(self._served)]
+            self._record(plans[0])
         else:
-            finish = await self._write(await prepared(self._served), ask.user)
+            able = await ask.auto.plans(make)
+            if len(plans := allowed_models(able)) < len(able):
+                self.log.append(RunReduced(models=[each.served.name for each in plans]))
+        loop = None
+        if self.tools is not None:
+            limits = replace(self.tools.limits, tokens=min(plans[0].limit, self.tools.limits.tokens))
+            loop = ToolLoop(self.tools, limits, self.tools.clock)
+        pipeline = self._pipeline = AnswerPipeline(
+            lambda: self.watch, plans, tenant=ask.user, auto=ask.auto, loop=loop, on_event=self._hear,
+            on_prefill=self._read,
+        )  # fmt: skip
+        try:
+            finish = await self._write(pipeline)
+        finally:
+            if self.trace is not None and pipeline.sequence is not None:
+                self.trace.tokens = pipeline.sequence.tokens
         if self._checked is not None:
             self._show(self._checked.finish())
         return finish
 
-    async def _write(self, asked: PreparedPrompt, user: str) -> Finish:
-        """An answer by one model, with tools or without."""
-        served, prompt, span = asked.served, asked.prompt, asked.span
-        specs = [] if self.tools is None else self.tools.specs
+    def _record(self, plan: AnswerPlan) -> None:
+        """Begins the trace. An answer by one of several models has none: most of what was written is nobody's."""
+        served = plan.served
         self.trace = Trace(
-            served.name, recorded_sampling(span.sampling), asked.limit, asked.room, asked.variables, specs,
-            len(prompt), prompt, manner=self._reasoning_config.recorded(), fingerprint=served.engine.fingerprint.hex(),
+            served.name, recorded_sampling(plan.span.sampling), plan.limit, plan.room, dict(plan.variables),
+            [] if self.tools is None else self.tools.specs, len(plan.prompt), plan.prompt,
+            manner=plan.reasoning_config.recorded(), fingerprint=served.engine.fingerprint.hex(),
             numerics=served.engine.numerics.recorded(),
         )  # fmt: skip
-        self._tally.prompt_tokens = len(prompt)
-        writer = AnswerGenerator(self._reasoning_config, served, asked.variables, self._hear)
-        agent = None
-        if self.tools is not None:
-            limits = replace(self.tools.limits, tokens=min(asked.limit, self.tools.limits.tokens))
-            agent = await agent_of(
-                served, specs, self.tools, span, limits, asked.variables, writer, self.tools.clock, user
-            )
-        self.watch.admit([served], user, len(prompt), asked.limit)
-        async with await served.engine.open(prompt, tenant=user, **scheduling()) as seq:
-            self._start(served.name, asked.limit)
-            seq.on_prefill = self._read
-            try:
-                if agent is not None:
-                    return await self._act(agent, seq, asked.room)
-                opened, closed = served.opens_thinking(prompt), served.closes_thinking(prompt)
-                return await self._take_all(writer(seq, span, served.markers, opened=opened, closed=closed))
-            finally:
-                self.trace.tokens = seq.tokens
 
-    async def _route(self, auto: ModelCascade, prepared: Callable[[ServedModel], Awaitable[PreparedPrompt]]) -> Finish:
-        """An answer by one of several models. It has no trace: most of what was written is nobody's answer."""
-
-        async def prompt_of(served: ServedModel) -> ModelPrompt:
-            asked = await prepared(served)
-            return prompted(served, asked.prompt, asked.span, self._reasoning_config, asked.variables)
-
-        able = await auto.prompted(prompt_of)
-        if len(asked := allowed_models(able)) < len(able):
-            self.log.append(RunReduced(models=[each.served.name for each in asked]))
-        longest = max(len(each.prompt) for each in asked)
-        limit = max(each.span.max_tokens or 0 for each in asked)
-        self.watch.admit([each.served for each in asked], self.user, longest, limit)
-        self._start(AUTO_NAME, limit)
-
-        async def pieces() -> AsyncGenerator[Piece, None]:
-            async with aclosing(auto.answer(asked, tenant=self.user)) as items:
-                async for item in items:
-                    if isinstance(item, Piece):
-                        yield item
-                        continue
-                    if isinstance(item, ModelChosen):
-                        self._tally.prompt_tokens += len(item.asked.prompt)
-                    self._hear(item)
-
-        return await self._take_all(pieces())
-
-    def _start(self, model: str, limit: int) -> None:
-        self.started = True
-        self._writing_at = time.perf_counter()
-        self.log.append(RunStarted(model=model, started_at=time.time(), max_tokens=limit))
-
-    async def _take_all(self, written: AsyncGenerator[Piece, None]) -> Finish:
-        """An answer without tools."""
-        turn = Turn()
-        async with aclosing(written) as pieces:
-            async for piece in pieces:
-                await self._take(piece, turn.take(piece))
-        return "stop" if turn.finish_reason == "stop" else "length"
-
-    async def _act(self, agent: Agent, seq: EngineSequence, room: int) -> Finish:
-        """An answer with tools."""
+    async def _write(self, pipeline: AnswerPipeline) -> Finish:
         finish: Finish = "length"
-        async with aclosing(agent.run(seq, room)) as happening:
-            async for each in happening:
+        async with aclosing(pipeline.stream()) as stream:
+            async for _, each in stream:
                 match each:
-                    case Wrote(piece, deltas):
+                    case Wrote(piece, deltas, reason):
                         await self._take(piece, deltas)
-                        finish = "stop" if piece.finish_reason == "stop" else "length"
+                        finish = "stop" if reason in ("stop", "tool_calls") else "length"
                     case Called():
                         self._steps.next()
                         self._deltas.flush()
                         self._close_thinking()
                     case Returned(call, text):
-                        assert self.trace is not None and self.tools is not None
+                        assert self.trace is not None and self.tools is not None and pipeline.agent is not None
                         self._steps.returned(call, text, untrusted=call.name in self.tools.tainted_by)
-                        self.trace.results += [[] for _ in range(agent.steps - len(self.trace.results))]
+                        self.trace.results += [[] for _ in range(pipeline.agent.steps - len(self.trace.results))]
                         self.trace.results[-1].append(text)
                         if self._content and not self._content[-1].endswith("\n"):
                             self._say("\n\n")  # what the model said before its call is a paragraph of its own
                             if self._checked is not None:
                                 self._checked.skip(2)
                     case Limited(limit):
-                        assert self.trace is not None
-                        self.trace.limit = agent.steps, limit
+                        assert self.trace is not None and pipeline.agent is not None
+                        self.trace.limit = pipeline.agent.steps, limit
                         self.log.append(LimitReached(limit=limit))
         return finish
 
+    def _start(self, limit: int) -> None:
+        assert self._pipeline is not None
+        model = self._pipeline.plan.served.name if self._pipeline.auto is None else AUTO_NAME
+        self.started = True
+        self._writing_at = time.perf_counter()
+        self.log.append(RunStarted(model=model, started_at=time.time(), max_tokens=limit))
+
     async def _take(self, piece: Piece, deltas: Iterable[Delta]) -> None:
         now = time.perf_counter()
-        if self._first_token_at is None:
-            self._tally.cached_tokens = piece.cached_tokens
-            if piece.spent:
-                self._first_token_at = self._metrics_at = now
-        self.watch.tokens(0, piece.spent, self._tally.cached_tokens, piece.part)
-        self._tally.add(piece)
+        if self._first_token_at is None and piece.spent:
+            self._first_token_at = self._metrics_at = now
         self._thinking_tokens += piece.spent if piece.part == "thinking" else 0
         if any(isinstance(delta, Reasoning) for delta in deltas):
             self._open_thinking(now)
@@ -324,7 +288,6 @@ class Run:
                 self.log.append(ThinkingProgress(tokens=self._tally.reasoning_tokens))
 
     def _read(self, prefill: Prefill) -> None:
-        self.watch.reading()
         now = time.perf_counter()
         if now - self._read_at >= _PREFILL_S:
             self._read_at = now
@@ -341,9 +304,9 @@ class Run:
             self.log.append(ThinkingStarted(started_at=started_at, max_tokens=most, waits=waits))
 
     def _hear(self, event: Event) -> None:
-        """Counts or logs an event of a strategy."""
-        if isinstance(event, Spent):
-            self._tally.add_unseen(event.written, event.read)
+        """Logs an event of the pipeline, a strategy or a cascade."""
+        if isinstance(event, Admitted):
+            self._start(event.limit)
         elif (shown := map_event(event)) is not None:
             self._deltas.flush()
             self.log.append(shown if self._thoughts.policy == "shown" else without_text(shown))

@@ -14,10 +14,11 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.answering.reasoning_config import AnswerGenerator, ReasoningResolver, restored
-from app.runs.prompt_builder import agent_of
+from app.answering.answer_plan import AnswerPlan, ToolLoop, plan_calls
+from app.answering.reasoning_config import ReasoningResolver, restored
 from engine.model.numerics import Numerics
 from engine.params import Sampling, Span
+from engine.tool_parsers import read_tools
 from reasoning.agent import Agent, Limit, Limits
 from tools.outcome import Call
 
@@ -165,22 +166,21 @@ async def replay(served: ServedModel, trace: Trace, reasoning_resolver: Reasonin
     Raises:
         ApiError, EngineError: this model cannot make it.
     """
-    writer = AnswerGenerator(restored(trace.manner, served, reasoning_resolver), served, trace.variables)
+    tool_plan = await plan_calls(served, read_tools(trace.tools), "auto", True, "replay") if trace.tools else None
     prompt, span = trace.tokens[: trace.prompt_tokens], Span(sampling=_sampling(trace), max_tokens=trace.max_tokens)
+    reasoning_config = restored(trace.manner, served, reasoning_resolver)
+    plan = AnswerPlan(served, prompt, span, trace.room, reasoning_config, trace.variables, tool_plan)
     async with await served.engine.open(prompt, tenant="replay") as seq:
         if trace.tools:
             limits = Limits(steps=10**6, tokens=trace.max_tokens, seconds=float("inf"))
-            made = await agent_of(
-                served, trace.tools, _Recorded(trace.results), span, limits, trace.variables, writer, user="replay"
-            )
-            agent = _SameLimits(made.style, made.tools, made.span, made.limits, answers=writer)
+            made = plan.agent(ToolLoop(_Recorded(trace.results), limits))
+            agent = _SameLimits(made.style, made.tools, made.span, made.limits, answers=made.answers)
             agent.ended = trace.limit
             async with aclosing(agent.run(seq, trace.room)) as happening:
                 async for _ in happening:
                     pass
         else:
-            opened, closed = served.opens_thinking(prompt), served.closes_thinking(prompt)
-            async with aclosing(writer(seq, span, served.markers, opened=opened, closed=closed)) as pieces:
+            async with aclosing(plan.generate(seq)) as pieces:
                 async for _ in pieces:
                     pass
         now = seq.tokens

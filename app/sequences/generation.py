@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
-from app.answering.answer_generation import remaining_context
+from app.answering.answer_plan import remaining_context
 from app.answering.served_model import ServedModel
 from app.observability.metrics import Counting
-from app.openai.chat_completions import usage_json
+from app.openai.chat_completions import finite_logprob, usage_json
 from app.openai.completions import DEFAULT_MAX_TOKENS
 from app.openai.event_stream import event
 from app.openai.text_constraints import constrain_text
@@ -24,8 +24,6 @@ from engine.outputs import SpanOutput, TokenLogprob
 from engine.params import Span
 from engine.structured_output.layout import Layout
 from reasoning.thinking import Tally
-
-LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 async def written(
@@ -83,11 +81,6 @@ def _piece(out: SpanOutput, served: ServedModel, request: GenerateRequest) -> di
 
 def _logprob(entry: TokenLogprob, served: ServedModel) -> dict[str, Any]:
     def one(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": token, "text": served.engine.tokenizer.token_text(token), "logprob": finite(logprob)}
+        return {"token": token, "text": served.engine.tokenizer.token_text(token), "logprob": finite_logprob(logprob)}
 
     return {**one(entry.token_id, entry.logprob), "top": [one(token, value) for token, value in entry.top]}
-
-
-def finite(logprob: float) -> float:
-    """The log-probability as JSON can hold it."""
-    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app.answering.model_cascade import CONFIDENCE, ENTROPY, ModelCascade, ModelChosen, ModelPrompt, gate_of
+from app.answering.answer_plan import AnswerPlan
+from app.answering.model_cascade import CONFIDENCE, ENTROPY, ModelCascade, ModelChosen, gate_of
 from app.answering.model_registry import ModelRegistry
+from app.answering.reasoning_config import ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.errors import ApiError, invalid
 from engine import GREEDY, InvalidParameter, Span
+from reasoning.budget import ThinkingBudget
 from reasoning.route import Confident, Decided, Gate, Routed, Tried, Whole
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, think_and_answer
@@ -31,14 +34,14 @@ def auto_of(server: Server, gate: Gate) -> ModelCascade:
     return ModelCascade([models.get("small"), models.get("pebble")], gate)
 
 
-async def prompted(served: ServedModel, span: Span = SPAN, *, thinking: bool = True) -> ModelPrompt:
-    return ModelPrompt(served, await served.chat_tokens(QUESTION, {"enable_thinking": thinking}), span)
+async def prompted(served: ServedModel, span: Span = SPAN, *, thinking: bool = True) -> AnswerPlan:
+    return AnswerPlan(served, await served.chat_tokens(QUESTION, {"enable_thinking": thinking}), span)
 
 
 async def all_of(
     auto: ModelCascade, span: Span = SPAN, *, thinking: bool = True, tenant: str = "", **changes: Any
 ) -> Items:
-    asked = await auto.prompted(lambda served: prompted(served, span, thinking=thinking))
+    asked = await auto.plans(lambda served: prompted(served, span, thinking=thinking))
     asked = [replace(each, **changes) for each in asked]
     async with aclosing(auto.answer(asked, tenant)) as items:
         return [item async for item in items]
@@ -92,7 +95,7 @@ def test_a_bar_that_nothing_reaches_gives_the_last_ones_answer_as_it_is_written(
     assert again.read < spent.read  # what the model still knows was not read again
     report: Routed = only(items, Routed)
     assert report.escalated and report.model == "pebble" and report.tried == (small, large)
-    assert only(items, ModelChosen).asked.served is auto.rungs[1]
+    assert only(items, ModelChosen).plan.served is auto.rungs[1]
     assert text(pieces(items)) == text(both.on_loop(alone(auto.rungs[1])))
     assert pieces(items)[-1].finish_reason is not None
     both.on_loop(free(both))
@@ -104,7 +107,7 @@ def test_a_bar_that_everything_reaches_gives_the_first_ones_answer_when_it_is_wh
     assert kinds(items) == ["Tried", "Routed", "ModelChosen", "Piece"]
     report: Routed = only(items, Routed)
     assert not report.escalated and report.model == "small" and report.tried[0].why == ""
-    assert only(items, ModelChosen).asked.served is auto.rungs[0]
+    assert only(items, ModelChosen).plan.served is auto.rungs[0]
     assert text(pieces(items)) == text(both.on_loop(alone(auto.rungs[0])))
     both.on_loop(free(both))
 
@@ -139,43 +142,42 @@ def test_log_probabilities_are_for_who_asked_for_them(both: Server, bar: float, 
     assert any(piece.logprobs for piece in pieces(items)) is (wanted is not None)
 
 
-def test_a_writer_of_its_own_writes(both: Server) -> None:
-    said: list[str] = []
+def test_a_budget_holds_the_thinking_of_every_model_asked(both: Server) -> None:
+    def thinking(items: Items) -> int:
+        return sum(piece.spent for piece in pieces(items) if piece.part == "thinking")
 
-    async def write(*arguments: Any, **prompt: Any) -> AsyncGenerator[Piece, None]:
-        said.append("asked")
-        async with aclosing(think_and_answer(*arguments, **prompt)) as written:
-            async for piece in written:
-                yield piece
-
-    items = both.on_loop(all_of(auto_of(both, Confident(1.0)), write=write))
-    assert said == ["asked", "asked"] and only(items, Routed).escalated
+    auto = auto_of(both, Confident(1.0))
+    config = ReasoningConfig(budget=ThinkingBudget(max_tokens=4))
+    free, held = both.on_loop(all_of(auto)), both.on_loop(all_of(auto, reasoning_config=config))
+    assert only(held, Routed).escalated and thinking(free) > 4 >= thinking(held) > 0
+    first_free, first_held = (next(each for each in items if isinstance(each, Tried)) for items in (free, held))
+    assert first_held.tokens < first_free.tokens
 
 
 def test_a_model_that_has_no_room_is_not_asked(both: Server) -> None:
     auto = auto_of(both, Confident(1.0))
 
-    async def make(served: ServedModel) -> ModelPrompt:
+    async def make(served: ServedModel) -> AnswerPlan:
         if served.name == "small":
             raise invalid("messages", "Too long.", "context_length_exceeded")
         return await prompted(served)
 
-    async def nowhere(served: ServedModel) -> ModelPrompt:
+    async def nowhere(served: ServedModel) -> AnswerPlan:
         raise invalid("messages", f"Too long for {served.name}.", "context_length_exceeded")
 
-    async def wrong(served: ServedModel) -> ModelPrompt:
+    async def wrong(served: ServedModel) -> AnswerPlan:
         raise invalid("messages", "Wrong.")
 
     async def answered() -> Items:
-        async with aclosing(auto.answer(await auto.prompted(make))) as items:
+        async with aclosing(auto.answer(await auto.plans(make))) as items:
             return [item async for item in items]
 
     items = both.on_loop(answered())
     assert kinds(items) == ["ModelChosen", "Piece", "Tried", "Routed"] and only(items, Routed).model == "pebble"
     with pytest.raises(ApiError, match="Too long for pebble"):
-        both.on_loop(auto.prompted(nowhere))
+        both.on_loop(auto.plans(nowhere))
     with pytest.raises(ApiError, match="Wrong"):
-        both.on_loop(auto.prompted(wrong))
+        both.on_loop(auto.plans(wrong))
 
 
 def test_what_an_engine_refuses_is_raised_and_leaves_nothing(both: Server) -> None:
@@ -188,7 +190,7 @@ def test_closing_it_while_the_first_writes_frees_both_engines(both: Server) -> N
     auto = auto_of(both, Confident(1.0))
 
     async def closed() -> None:
-        answering = auto.answer(await auto.prompted(lambda served: prompted(served, LONG)))
+        answering = auto.answer(await auto.plans(lambda served: prompted(served, LONG)))
         first = asyncio.ensure_future(anext(answering))
         while not (await auto.rungs[0].engine.stats()).running:
             await asyncio.sleep(0)
@@ -204,7 +206,7 @@ def test_closing_it_while_the_last_writes_frees_both_engines(both: Server) -> No
     auto = auto_of(both, gate_of("entropy", 0.0))
 
     async def closed() -> None:
-        asked = await auto.prompted(prompted)
+        asked = await auto.plans(prompted)
         asked[-1] = replace(asked[-1], span=LONG)
         async with aclosing(auto.answer(asked)) as items:
             async for item in items:

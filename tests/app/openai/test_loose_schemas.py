@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import pytest
 
-from app.answering import answer_generation
+from app.answering import answer_pipeline
 from tests.app.openai.test_structured_output import CHAT, COMPLETIONS, NO_THINKING, form
 
 pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
@@ -49,7 +49,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, *given: str | None) -> list[str]:
         seen.append(text)
         return given[min(len(seen), len(given)) - 1]
 
-    monkeypatch.setattr(answer_generation, "wrong_with", wrong_with)
+    monkeypatch.setattr(answer_pipeline, "wrong_with", wrong_with)
     return seen
 
 
@@ -144,12 +144,12 @@ def test_an_answer_that_is_cut_off_is_given_as_it_is(
 
 def test_a_check_without_an_end_is_stopped_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's expressions may take for ever; the check runs in a process that is killed."""
-    monkeypatch.setattr(answer_generation, "WAIT_S", 2.0)
+    monkeypatch.setattr(answer_pipeline, "WAIT_S", 2.0)
     endless = json.dumps({"type": "string", "pattern": "^(a+)+$"})
 
     async def both() -> tuple[str | None, list[float]]:
         ticks = [time.monotonic()]
-        checking = asyncio.create_task(answer_generation.wrong_with(endless, json.dumps("a" * 60 + "b")))
+        checking = asyncio.create_task(answer_pipeline.wrong_with(endless, json.dumps("a" * 60 + "b")))
         while not checking.done():
             await asyncio.wait({checking}, timeout=0.01)
             ticks.append(time.monotonic())
@@ -161,5 +161,5 @@ def test_a_check_without_an_end_is_stopped_and_others_go_on(monkeypatch: pytest.
 
 
 def test_a_check_fetches_nothing() -> None:
-    wrong = asyncio.run(answer_generation.wrong_with('{"$ref":"http://127.0.0.1:9/schema.json"}', "1"))
+    wrong = asyncio.run(answer_pipeline.wrong_with('{"$ref":"http://127.0.0.1:9/schema.json"}', "1"))
     assert wrong is not None and "cannot be checked" in wrong

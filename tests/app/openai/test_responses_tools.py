@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from app.openai.responses_job import HandedOver, ResponseJob, ServedTools
+from app.answering.answer_pipeline import Answered, AnswerPipeline
+from app.openai.responses_job import ResponseJob, ServedTools
 from app.openai.responses_request import Offer, ResponseRequest
-from app.openai.responses_store import StoredResponses
 from ponder import tool
-from reasoning.agent import Call, Happened, Wrote
+from reasoning.agent import Call, HandedOver, Wrote
 from reasoning.thinking import Piece
 from reasoning.turn import CallMore, CallStart
 from tests.app.conftest import Server
@@ -114,16 +114,17 @@ def test_a_call_of_the_clients_ends_the_loop(http: httpx.Client, plugin: Any) ->
     assert "391" in after["output"][-1]["content"][0]["text"]
 
 
-class BothCalled(ResponseJob):
-    """A job whose model writes one turn with a call of each kind, which the bundled one never does."""
+class BothCalled(AnswerPipeline):
+    """A model that writes one turn with a call of each kind, which the bundled one never does."""
 
-    async def _acted(self, tools: ServedTools) -> AsyncGenerator[Happened, None]:
+    async def stream(self) -> AsyncGenerator[Answered, None]:
         calls = [Call("a", "calculate", '{"expression": "40 * 2"}'), Call("b", "calculator", "{}")]
         for at, call in enumerate(calls):
             deltas = (CallStart(at, call.id, call.name), CallMore(at, call.arguments))
-            yield Wrote(Piece("call", "", 1, finish_reason="stop" if at else None), deltas)
+            yield 0, Wrote(Piece("call", "", 1, finish_reason="stop" if at else None), deltas)
+        assert self.loop is not None
         with contextlib.suppress(HandedOver):
-            await tools.run(calls)
+            await self.loop.tools.run(calls)
 
 
 def test_a_turn_with_both_kinds_shows_the_servers_result_and_ends(
@@ -134,8 +135,9 @@ def test_a_turn_with_both_kinds_shows_the_servers_result_and_ends(
 
     async def made() -> Json:
         state, request = pebble.app.state.ponder, ResponseRequest.of(body)
-        stored = StoredResponses(state.store, "local")
-        job = await BothCalled.of(request, Offer.of(request), state, state.served, "local", stored)
+        job = await ResponseJob.of(request, Offer.of(request), state, "local")
+        made = job.pipeline
+        job.pipeline = BothCalled(made.watch, made.plans, loop=made.loop)
         return await job.whole()
 
     answer = pebble.on_loop(made())

@@ -1,0 +1,297 @@
+"""Makes the answers to one request: admission, sequences, pieces, validation, tool calls, usage, outcome. One stream.
+
+Every API plans its requests (`AnswerPlan`) and renders what `AnswerPipeline.stream` yields. Closing the stream, for
+whatever reason, closes its sequences and with them everything below. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from app.admission.request_budget import scheduling
+from app.answering.answer_plan import AnswerPlan, ToolLoop
+from app.answering.model_cascade import ModelCascade, ModelChosen
+from app.connections import finish
+from app.errors import ApiError
+from app.observability.metrics import RequestWatch
+from reasoning.agent import Agent, Happened, Wrote
+from reasoning.route import Routed
+from reasoning.strategy import Event, Spent
+from reasoning.thinking import Piece, Tally
+from reasoning.turn import Turn
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+    from engine.outputs import Prefill
+
+T = TypeVar("T")
+Answered = tuple[int, Happened]  # with the answer's index
+
+TRIES = 2  # at an answer that is valid against its schema
+WAIT_S = 20.0  # for the process that validates, on a busy machine
+_SCRIPT = Path(__file__).with_name("validate_process.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted(Event):
+    """The engine has the request; each of its answers may have `limit` tokens."""
+
+    limit: int
+
+
+@dataclass(slots=True)
+class AnswerPipeline:
+    """One request's work for the engine. `tally` fills as the answers grow.
+
+    `watch` begins the request's clock. `plans` has one for each prompt, and `n` answers to each; with `auto` it has one
+    for each model, and one answer. With `loop` the one answer calls tools. `on_event` hears strategies and cascades.
+    """
+
+    watch: Callable[[], RequestWatch]
+    plans: Sequence[AnswerPlan]
+    n: int = 1
+    tenant: str = ""  # whose blocks of the prefix cache are found
+    auto: ModelCascade | None = None
+    loop: ToolLoop | None = None
+    on_event: Callable[[Event], None] = lambda event: None
+    on_prefill: Callable[[Prefill], None] = lambda prefill: None
+    tally: Tally = field(default_factory=Tally)
+    routing: dict[str, Any] = field(default_factory=dict)  # the cascade's report as JSON, once there is one
+    agent: Agent | None = None  # of the loop, once it runs
+    sequence: EngineSequence | None = None  # of the first prompt, once it is open
+    _chosen: AnswerPlan | None = None
+
+    @property
+    def plan(self) -> AnswerPlan:
+        """The plan whose answer is given: of several models it is known when the first piece comes."""
+        return self._chosen or self.plans[0]
+
+    async def stream(self) -> AsyncGenerator[Answered, None]:
+        """Yields what happens in the answers as it comes: pieces with their deltas, calls, results.
+
+        Raises:
+            ApiError: 422 `schema_not_met`: an answer was not valid in any try. 429: the request's key may not use so
+                many tokens now.
+            What `Engine.open` and `generate` raise.
+        """
+        watch = self.watch()
+        with watch.measured():
+            if self.auto is not None:
+                stream = self._routed(self.auto, watch)
+            elif self.loop is not None:
+                stream = self._looped(self.loop, watch)
+            else:
+                stream = self._written(watch)
+            async with aclosing(stream) as answered:
+                async for each in answered:
+                    yield each
+
+    async def _written(self, watch: RequestWatch) -> AsyncGenerator[Answered, None]:
+        turns = [plan.turn() for plan in self.plans for _ in range(self.n)]
+        pieces = self._pieces(self.plans, self.n, watch)
+        if (schema := self.plan.check) is not None:
+            pieces = self._valid(pieces, schema, watch)
+        async with aclosing(pieces) as stream:
+            async for index, piece in stream:
+                yield index, _wrote(piece, turns[index])
+
+    async def _routed(self, auto: ModelCascade, watch: RequestWatch) -> AsyncGenerator[Answered, None]:
+        longest, limit = max(len(plan.prompt) for plan in self.plans), max(plan.limit for plan in self.plans)
+        watch.admit([plan.served for plan in self.plans], self.tenant, longest, limit)
+        self.on_event(Admitted(limit))
+        turn, read = self.plan.turn(), set[int]()
+        async with aclosing(auto.answer(self.plans, self.tenant)) as items:
+            async for item in items:
+                if isinstance(item, Piece):
+                    self._count(0, 0, item, watch, read)
+                    yield 0, _wrote(item, turn)
+                    continue
+                if isinstance(item, ModelChosen):
+                    self._chosen, turn = item.plan, item.plan.turn()
+                    self.tally.prompt_tokens += len(item.plan.prompt)
+                self._hear(item)
+
+    async def _looped(self, loop: ToolLoop, watch: RequestWatch) -> AsyncGenerator[Answered, None]:
+        (plan,) = self.plans
+        agent = self.agent = plan.agent(loop, self._hear)
+        self.tally.prompt_tokens += len(plan.prompt)
+        watch.admit([plan.served], self.tenant, len(plan.prompt), plan.limit)
+        with ExitStack() as closing:
+            seq = await self._open(plan, watch, closing)
+            self.on_event(Admitted(plan.limit))
+            appended, read = 0, set[int]()
+            async with aclosing(agent.run(seq, plan.room)) as happening:
+                async for each in happening:
+                    if isinstance(each, Wrote):
+                        self.tally.prompt_tokens += agent.appended - appended  # by results, which this turn has read
+                        appended = agent.appended
+                        self._count(0, 0, each.piece, watch, read)
+                    yield 0, each
+
+    async def _pieces(
+        self, plans: Sequence[AnswerPlan], n: int, watch: RequestWatch
+    ) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Pieces of all answers as they come, each with its answer's index: plan by plan, n answers to each."""
+        prompts, limit = sum(len(plan.prompt) for plan in plans), max(plan.limit for plan in plans)
+        self.tally.prompt_tokens += prompts
+        watch.admit([plans[0].served], self.tenant, prompts, limit, len(plans) * n)
+        with ExitStack() as closing:
+            answers: list[AsyncGenerator[Piece, None]] = []
+            for plan in plans:
+                root = await self._open(plan, watch, closing)
+                answers += [plan.generate(seq, self._hear) for seq in ([root] if n == 1 else root.fork(n))]
+            self.on_event(Admitted(limit))
+            read = set[int]()
+            async with aclosing(interleave(answers)) as stream:
+                async for index, piece in stream:
+                    self._count(index, index // n, piece, watch, read)
+                    yield index, piece
+
+    async def _open(self, plan: AnswerPlan, watch: RequestWatch, closing: ExitStack) -> EngineSequence:
+        seq = await plan.served.engine.open(plan.prompt, tenant=self.tenant, **scheduling())
+        closing.callback(seq.close)
+        self.sequence = self.sequence or seq
+
+        def read(prefill: Prefill) -> None:
+            watch.reading()
+            self.on_prefill(prefill)
+
+        seq.on_prefill = read
+        return seq
+
+    def _count(self, index: int, prompt: int, piece: Piece, watch: RequestWatch, read: set[int]) -> None:
+        """Counts a piece of an answer to a prompt; `read` collects the prompts whose cached tokens are known."""
+        # The answers to one prompt share it; what the first to be admitted found cached is what was saved.
+        if piece.prompt_tokens and prompt not in read:
+            read.add(prompt)
+            self.tally.cached_tokens += piece.cached_tokens
+        self.tally.add(piece)
+        watch.tokens(index, piece.spent, self.tally.cached_tokens, piece.part)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Spent):
+            self.tally.add_unseen(event.written, event.read)
+        elif isinstance(event, Routed):
+            self.routing = routing_json(event)
+        self.on_event(event)
+
+    # -- validation of answers whose mask holds a superset of their schema
+
+    async def _valid(
+        self, pieces: AsyncGenerator[tuple[int, Piece], None], schema: str, watch: RequestWatch
+    ) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Holds each answer back until it is found valid, or was cut off; one that is not is generated once more."""
+        held: dict[int, list[Piece]] = {}
+        async with aclosing(pieces) as stream:
+            async for index, piece in stream:
+                held.setdefault(index, []).append(piece)
+                if piece.finish_reason is None:
+                    continue
+                answer = held.pop(index)
+                wrong = await _wrong(schema, answer)
+                for at in range(1, TRIES):
+                    if wrong is not None:
+                        answer = await self._again(self.plans[index // self.n], at, watch)
+                        wrong = await _wrong(schema, answer)
+                if wrong is not None:
+                    raise ApiError(
+                        422, f"The answer is not valid against its schema in {TRIES} tries: {wrong}. The schema "
+                        'cannot be held exactly and has "strict": false; accepted: asking again, or a schema that can '
+                        "be held.",
+                        param="response_format", code="schema_not_met", kind="schema_not_met",
+                    )  # fmt: skip
+                for each in answer:
+                    yield index, each
+
+    async def _again(self, plan: AnswerPlan, at: int, watch: RequestWatch) -> list[Piece]:
+        """Generates an answer anew. A greedy one would be the same, so it is sampled."""
+        sampling = plan.span.sampling
+        seed = None if sampling.seed is None else sampling.seed ^ at
+        sampling = replace(sampling, temperature=sampling.temperature or 1.0, seed=seed)
+        again = replace(plan, span=replace(plan.span, sampling=sampling))
+        async with aclosing(self._pieces([again], 1, watch)) as found:
+            return [piece async for _, piece in found]
+
+
+def _wrote(piece: Piece, turn: Turn) -> Wrote:
+    return Wrote(piece, tuple(turn.take(piece)), turn.finish_reason)
+
+
+def routing_json(routed: Routed) -> dict[str, Any]:
+    """A cascade's report. `cost` is in tokens of the largest model."""
+    tried = [
+        {
+            "model": each.model, "passed": each.passed, "why": each.why, "tokens": each.tokens, "cost": each.cost,
+            "seconds": round(each.seconds, 4), "verdicts": [asdict(verdict) for verdict in each.verdicts],
+        }
+        for each in routed.tried
+    ]  # fmt: skip
+    return {"model": routed.model, "escalated": routed.escalated, "cost": routed.cost, "tried": tried}
+
+
+async def interleave(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Items of all streams in the order they come, each with its stream's index. The first failure ends them all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(stream) as items:
+                async for item in items:
+                    queue.put_nowait((index, item))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    pumps = [asyncio.create_task(pump(i, s)) for i, s in enumerate(streams)]
+    try:
+        running = len(pumps)
+        while running:
+            got = await queue.get()
+            if got is None:
+                running -= 1
+            elif isinstance(got, BaseException):
+                raise got
+            else:
+                yield got
+    finally:
+        await finish(*pumps)
+
+
+async def _wrong(schema: str, pieces: Sequence[Piece]) -> str | None:
+    """Returns why a whole answer is not valid; None where it is, or where it was cut off."""
+    if pieces[-1].finish_reason != "stop" or isinstance(pieces[-1].stop_reason, str):
+        return None
+    return await wrong_with(schema, "".join(piece.text for piece in pieces if piece.part == "answer"))
+
+
+async def wrong_with(schema: str, text: str) -> str | None:
+    """Tells why a JSON text is not valid against a schema (both as text), in a process that may be killed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", str(_SCRIPT),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        asked = json.dumps([json.loads(schema), text]).encode()
+        answer, _ = await asyncio.wait_for(process.communicate(asked), WAIT_S)
+        wrong: str | None = json.loads(answer)
+        return wrong
+    except (TimeoutError, ValueError):
+        return "checking it takes too long, or too much memory"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

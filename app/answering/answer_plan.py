@@ -1,0 +1,178 @@
+"""A request as one model reads it: prompt, sampling, constraint, tools and reasoning, checked before anything runs.
+
+Every API turns its requests into plans; `app.answering.answer_pipeline` makes the answers. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from app.admission.request_budget import output_limit
+from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig
+from app.answering.served_model import ServedModel
+from app.errors import ApiError, invalid
+from engine.params import Span
+from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
+from engine.tool_parsers import Named, ToolChoice, ToolPlan, ToolSpec
+from reasoning.agent import Agent, Limits, Style, Tools
+from reasoning.dialogue import after_calls
+from reasoning.strategy import Event
+from reasoning.thinking import Piece, plain
+from reasoning.turn import Turn
+
+if TYPE_CHECKING:
+    from engine import Sequence as EngineSequence
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLoop:
+    """The tools that an answer may call on its way, within limits of steps, tokens, and seconds of `clock`."""
+
+    tools: Tools
+    limits: Limits
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """A checked request, ready to run on one model. `span.max_tokens` is set.
+
+    `room`: tokens that the context leaves after the prompt. `tool_plan`: how the answer's calls are written, None where
+    there are none. `check`: a JSON schema (as text) that the whole answer is validated against, where the mask holds a
+    superset. `warnings`: what of the request is not held.
+    """
+
+    served: ServedModel
+    prompt: list[int]
+    span: Span
+    room: int = 0
+    reasoning_config: ReasoningConfig = field(default_factory=ReasoningConfig)
+    variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name their template's
+    tool_plan: ToolPlan | None = None
+    chat: bool = True  # thinking is told apart
+    check: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def limit(self) -> int:
+        """Tokens that an answer may have, thinking included."""
+        assert self.span.max_tokens is not None
+        return self.span.max_tokens
+
+    def check_routed(self) -> None:
+        """
+        Raises:
+            ApiError: 400: it asks for what one model alone can give, and several may answer.
+        """
+        self.reasoning_config.check_routed()
+        if self.check is not None:
+            raise invalid(
+                "response_format", "response_format cannot be held exactly, and the model is 'auto'; "
+                'accepted: one model\'s name together with "strict": false, or a schema that can be held.',
+            )  # fmt: skip
+
+    def generator(self, on_event: Callable[[Event], None] = lambda event: None) -> AnswerGenerator:
+        """Returns the generator of the answer's turns; `on_event` hears the events of its strategy."""
+        return AnswerGenerator(self.reasoning_config, self.served, self.variables, on_event)
+
+    def generate(
+        self, seq: EngineSequence, on_event: Callable[[Event], None] = lambda event: None
+    ) -> AsyncGenerator[Piece, None]:
+        """Writes one answer on `seq`, which has the prompt."""
+        if not self.chat:
+            return plain(seq, self.span)
+        opened, closed = self.served.opens_thinking(self.prompt), self.served.closes_thinking(self.prompt)
+        write, calls = self.generator(on_event), self.tool_plan is not None
+        return write(seq, self.span, self.served.markers, opened=opened, closed=closed, calls=calls)
+
+    def agent(self, loop: ToolLoop, on_event: Callable[[Event], None] = lambda event: None) -> Agent:
+        """Returns the loop that writes one answer with calls of `loop.tools`."""
+        assert self.tool_plan is not None
+        served = self.served
+
+        def appended(calls: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[int]:
+            return after_calls(served.engine.tokenizer, calls, texts, self.variables)
+
+        style = Style(self.tool_plan, served.markers, appended, served.opens_thinking, served.closes_thinking)
+        return Agent(style, loop.tools, self.span, loop.limits, answers=self.generator(on_event), clock=loop.clock)
+
+    def turn(self) -> Turn:
+        """Returns the reader of one answer's pieces."""
+        return Turn(None if self.tool_plan is None else self.tool_plan.parser)
+
+
+def remaining_context(served: ServedModel, prompt: Sequence[int], limit: int | None, param: str) -> int:
+    """Tokens that an answer after `prompt` may have: what the context leaves, and no more than the request's key may.
+
+    Raises:
+        ApiError: 400 `context_length_exceeded`, with the numbers.
+    """
+    context = served.engine.max_model_len
+    room = context - len(prompt)
+    most = output_limit(limit)
+    if room < 1:
+        message = (
+            f"The prompt has {len(prompt)} tokens and this model's context {context}; "
+            f"accepted: at most {context - 1}, so that there is room for an answer."
+        )
+        raise invalid(param, message, "context_length_exceeded")
+    if limit is not None and limit > room:
+        message = (
+            f"The prompt has {len(prompt)} tokens and asks for {limit} more; this model's context is {context}; "
+            f"accepted: at most {room} more after this prompt."
+        )
+        raise invalid("max_tokens", message, "context_length_exceeded")
+    return room if most is None else min(room, most)
+
+
+async def plan_calls(
+    served: ServedModel, tools: Sequence[ToolSpec], chosen: ToolChoice, parallel: bool, user: str = ""
+) -> ToolPlan:
+    """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object; one that
+    takes too long to compile is refused, as what an answer is held to must not depend on what else the server does.
+
+    Raises:
+        ApiError: 400: a strict tool's schema is not held, or the model's template has no form of call.
+    """
+    if served.tool_parser is None:
+        raise invalid(
+            "tools", "tools are given, but this model's chat template has no form of tool call that Ponder knows; "
+            "accepted: a model that calls tools, or the server's option --tool-dialect.",
+            "unsupported_parameter",
+        )  # fmt: skip
+    try:
+        plan = served.tool_parser.plan(tools, chosen, parallel)
+        await served.engine.compile(plan.body, tenant=user)
+        return plan
+    except CompileTimeout as late:
+        raise constraint_error("tools", late) from None
+    except ConstraintRefused as refusal:
+        whole = refusal
+    loose = set()
+    for at, tool in enumerate(tools):
+        if isinstance(chosen, Named) and tool.name != chosen.name:
+            continue
+        try:
+            await served.engine.compile(served.tool_parser.plan([tool], Named(tool.name)).body, tenant=user)
+        except ConstraintRefused as refusal:
+            if tool.strict or isinstance(refusal, CompileTimeout):
+                raise constraint_error(f"tools[{at}].function.parameters", refusal) from None
+            loose.add(tool.name)
+    if not loose:
+        raise constraint_error("tools", whole) from None
+    plan = served.tool_parser.plan(tools, chosen, parallel, frozenset(loose))
+    try:
+        await served.engine.compile(plan.body, tenant=user)
+    except ConstraintRefused as refusal:
+        raise constraint_error("tools", refusal) from None
+    return plan
+
+
+def constraint_error(field: str, refusal: ConstraintRefused, *, loosely: bool = False) -> ApiError:
+    """A constraint that cannot be held, as a 400 that names the field. `loosely`: a superset could be."""
+    accepted = "something simpler" if isinstance(refusal, CompileTimeout) else "what docs/constraints.md lists"
+    accepted += ', or "strict": false' if loosely and not isinstance(refusal, CompileTimeout) else ""
+    return invalid(field, f"{field} cannot be held exactly: {refusal}; accepted: {accepted}.", refusal.code)
