@@ -1,20 +1,10 @@
 """Authentication: keys, sessions, scopes, and the login throttle.
 
-Authenticates requests to a server that asks for keys: by a valid key, or a session that one has opened.
-
-It stands before all routes, so that one that is added is closed too. Open are the page's own files, `/health`, and
-`/api/session`, where one signs in.
-
-Limits how often an address may show an unknown key: five times at once, then after waits that double.
-
-A key accepted a short time ago is never held up: where many people come from one address, one of them with a wrong key
-does not lock the others out.
-
-Credentials of a request: a key in `Authorization: Bearer`, or else the cookie of a session.
-
-Scopes of keys: each route is in at most one, and some routes count towards limits.
-
-A path that is in no scope is for keys of every scope. A test holds the table to the routes that there are.
+`RequireUser` stands before all routes, so a new route is closed by default. Open are only the page's own files,
+`/health`, and `/api/session`, where a user signs in. Credentials are a key in `Authorization: Bearer`, or else the
+session's cookie. Each route has at most one scope, and a path without one is for keys of every scope; a test compares
+the table with the routes. An address may show an unknown key five times at once, then after waits that double; a key
+accepted a short time ago is never delayed, so one user with a wrong key does not lock out others at the same address.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Notices clients that disconnect, and drains connections before the server ends.
 
-Work that ends when the client that asked for it goes away.
-
-`/v1` promises that nobody pays for an answer nobody reads: a closed connection cancels the work, which closes its
-sequences.
-
-Lets a server that is to stop finish what it has begun: what is new is refused, what runs goes on.
-
-Reading is let in, and so is what a run that goes on may need: an approval, a cancel.
+A closed connection cancels its work, which closes the work's sequences: `/v1` promises that an answer that nobody reads
+costs nothing. A server that is to stop refuses new work and finishes what it has begun. It still accepts reads, and
+what a run under way may need: an approval, a cancel.
 """
 
 from __future__ import annotations

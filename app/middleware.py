@@ -1,15 +1,9 @@
-"""Middleware: CSRF and host checks, headers, log context.
-
-Middleware around an application in every process of a server, before anybody is asked who they are.
-
-Keeps somebody else's web page from talking to a server through its visitor's browser, whatever the page knows.
+"""Middleware of every process of a server, before authentication: CSRF and host checks, headers, log context.
 
 A page on the internet can make a visitor's browser send requests to the visitor's own machine, directly (CSRF) or by
 pointing a host name of its own at 127.0.0.1 (DNS rebinding). So a loopback server answers only to loopback names, and a
-changing request that a browser marks as coming from another origin is refused. A request that a cookie speaks for must
-come from this server's own page, and say so.
-
-Tells which addresses and names only this machine can reach. Needs nothing, so that starting up can ask it early.
+changing request that a browser marks as coming from another origin is refused. A changing request with a session's
+cookie must come from this server's own page, and say so.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Reads a request's body as JSON, bounded, and validates its fields.
 
-A request's body, in pieces or as JSON, or a clear refusal: too large, not UTF-8, not JSON, not an object.
+The size limit is enforced twice, on the length that the client announces and on the bytes it sends. JSON that passes is
+safe to walk, to show and to encode: no half surrogate pairs, no NaN or infinity, no depth that overflows the stack, and
+no more parts than the interpreter can read in one go without delaying other requests.
 
-The limit is enforced twice, on what the client announces and on what it really sends. What passes is safe to walk, to
-show and to encode: no half characters, no numbers that are none, no depth that ends the stack, and not so many parts
-that to read them would be felt by others: the interpreter does that in one go.
-
-Checks every field of a request: it works, it is accepted without effect, or it is refused by name.
-
-`parse` turns a JSON object into a checked request or raises the one 400 that says which field is wrong and what would
-be accepted. `docs/api.md` lists these tables; a test holds the two together.
+Each field of a request works, is accepted without effect, or is refused by name, with one 400 that says which field is
+wrong and what would be accepted. `docs/api.md` lists these fields; a test compares the two.
 """
 
 from __future__ import annotations

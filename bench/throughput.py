@@ -1,10 +1,8 @@
 """Throughput beside transformers, with and without shared prefixes.
 
-Generated tokens a second against `transformers`, on the same checkpoint, in the same process, turn by turn.
-
-Checkpoints to measure on: one that we ship, and random ones in the shape of well-known models, made on the spot.
-
-Requests to measure with: prompts and answers of mixed lengths, the same for every contestant of a run.
+Generated tokens a second are compared on the same checkpoint, in the same process, in turns. Checkpoints are the
+bundled one and a random one in SmolLM2-135M's shape, made on the spot. Requests have prompts and answers of mixed
+lengths, the same for every contestant of a run.
 """
 
 from __future__ import annotations

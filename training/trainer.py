@@ -1,17 +1,11 @@
-"""Trains: the optimizer, its schedule, checkpoints.
-
-The training loop: batches in, checkpoints and a log of losses out.
+"""Trains: the training loop with its checkpoints and log of losses, the optimizer and its schedule.
 
 A run is a function of its `Plan`: the data of a step depend on (seed, step) alone, so a run that is killed and resumed
 from its checkpoint ends with the same bits as one that never stopped. It computes in float32, or under bfloat16
-autocast where the device has units for that. The last checkpoint before the learning rate falls is kept: a longer run
-can go on from there. Knows nothing of tasks: it asks `training.mixture` for batches.
-
-Muon for the matrices, AdamW for the rest, and the schedule both follow.
-
-Muon (Jordan et al., 2024) replaces a matrix's momentum by the nearest orthogonal matrix, found by a few steps of
-Newton–Schulz, so that every direction learns at the same speed. Matrices of one shape are orthogonalised in one batch.
-The embedding and the norms take AdamW.
+autocast where the device has units for that. The last checkpoint before the learning rate falls is kept, so a longer
+run can go on from there. Knows nothing of tasks: it asks `training.mixture` for batches. Muon (Jordan et al., 2024)
+replaces a matrix's momentum by the nearest orthogonal matrix, found by a few steps of Newton–Schulz, so that every
+direction learns at the same speed. The embedding and the norms take AdamW.
 """
 
 from __future__ import annotations

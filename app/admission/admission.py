@@ -1,12 +1,9 @@
-"""Admission control: decides which requests enter the engine and which wait or are refused.
+"""Decides which requests enter the engine, and which wait, get less, or are refused.
 
-The decision to let a request in, to give it less, or to turn it away with when to come again.
-
-A request is turned away because its key asks for too much (requests or tokens in a minute, requests at once), or
-because whoever came before it would keep it waiting for too long. Before that, answers are given less thinking, and
-`auto` asks fewer models.
-
-The gate before the routes that cost something: a request is refused there before its body is read.
+A request is refused because its key asks for too much (requests or tokens in a minute, requests at once, a quota) or
+because the requests before it would keep it waiting for too long; the refusal says when to try again. Under load short
+of that, answers get less thinking, and `auto` asks fewer models. `AdmissionGate` stands before the routes that cost
+something, so a request is refused before its body is read.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Estimates how long the queue takes: the work that waits, at the throughput seen.
+"""Estimates how long a new request would wait: the work that is left for a model, at the throughput seen.
 
-A model's backlog: the work left for admitted requests, and the wait that a new one can expect.
-
-The estimate: prompts that are not read yet, each without the share that is likely in the prefix cache; and, where all
-places are taken, the answers that must end first, each of the length that answers have had lately. Times are those of
-the engine's measured pace, and are held to the real waits of earlier requests.
-
-Estimates an engine's step time by its counters: a fixed part, one for each token read, one for each written.
-
-Weighted least squares with forgetting, held to what is not negative; before anything was seen, a small machine's guess.
+The wait is for prompts that are not read yet, each without the share that is likely in the prefix cache, and, where all
+places are taken, for the answers that must end first, each of the length that answers have had lately. It is corrected
+by the real waits of earlier requests. A step's time is a fixed part, one for each token read and one for each written,
+fitted to the engine's counters by weighted least squares with forgetting; no part may be negative. Before any step was
+seen, a guess for a small machine counts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""A served model, its names and defaults, and the usage that its answers count.
+"""A served model: its engine, the names it answers to, and its authors' sampling defaults.
 
-The model being served: its engine, the names it answers to, and how its authors want it sampled.
-
-Both are read once.
-
-Token usage of an answer: in the last event of its log, and beside its message.
+The model's own files (`generation_config.json`, `ponder.json`) are read once, when the model is loaded.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Routes of accounts, keys and sign-in.
 
-The operator's routes of users and their keys. A key is told once, when it is made; later only how it begins.
-
-Signing in and out: a key once, and then a cookie that no script can read.
-
-Everybody may ask who they are, also nobody: the page does, before it shows anything.
+The routes of users and keys are for operators. A key is shown in full only once, when it is made; later only its
+beginning. Signing in takes a key and sets a cookie that no script can read. The route that says who is signed in is
+open to everybody, because the page calls it before it shows anything.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
-"""A chat as a page or as Markdown, to be shared.
+"""Renders a chat as an HTML page or as Markdown, to be shared.
 
-A chat as one HTML file that needs nothing else: no script, no request, light and dark as the reader's system is.
-
-All text is escaped; Markdown becomes HTML with what HTML it has in it shown, and with pictures as links, so that
-opening the file tells nobody.
-
-A chat as Markdown: questions and answers as they were written, the rest in quotations and lists beside them.
-
-Contents of a shared chat's file: its current branch, and what each answer rests on.
-
-Style of a shared chat: the page's colours and measure, with the reader's own fonts.
+Both have the chat's current branch, with the sources that each answer rests on. The page is one file that needs nothing
+else: no script and no request, light or dark as the reader's system is, in the page's colours and the reader's own
+fonts. All text is escaped: HTML inside Markdown is shown as text and pictures become links, so opening the file
+contacts no server. In Markdown, questions and answers stay as they were written, and the rest is in quotations and
+lists.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
-"""Routes of chats, their folders, export and import.
+"""Routes of chats, their folders, export and import, and of what the page reads of its server.
 
-The routes of `/api` for chats: listing, searching, reading and changing them, and what the page learns of its host.
-
-A chat's messages are a tree; what is shown is its current branch, unless all of it is asked for.
-
-The routes of folders, which chats may be put under.
-
-The routes that give chats as a file and take such a file back.
+A chat's messages are a tree; its current branch is shown unless all of it is asked for.
 """
 
 from __future__ import annotations

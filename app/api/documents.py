@@ -1,15 +1,8 @@
 """Routes of documents, their ingestion jobs and pictures of pages.
 
-The routes of documents: files come in and are read, one by one they can be listed, quoted, opened and deleted.
-
-An upload goes to disk as it comes and becomes a job; its answer waits a little for the job's end. No file is ever
-served for a browser to show: a document may be made to harm whoever opens it here.
-
-The routes of ingest jobs: how far they have come, file by file, and their end.
-
-The routes of a PDF's pages: their sizes and what text they have, and a page as a picture.
-
-A picture is drawn in a process of its own and is nothing but pixels, so whatever the file holds runs nowhere.
+An upload goes to disk as it arrives and becomes a job; the response waits a little for the job's end. No file is ever
+served for a browser to display, as a document may be made to harm the person who opens it. A page's picture is drawn in
+a process of its own and is nothing but pixels, so nothing that the file holds runs in the browser or the server.
 """
 
 from __future__ import annotations

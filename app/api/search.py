@@ -1,11 +1,8 @@
-"""Route of search in documents.
+"""Route of search in documents, with the served model as a judge of relevance.
 
-`POST /api/search`: a question in, passages out, each with its place in its document.
-
-The served model as a judge of relevance: how much likelier it says yes than no to "does this text answer?".
-
-The texts share the prompt up to the question, whose K/V is computed once; nothing is generated. Retrieval gets it as a
-plain function.
+A passage's relevance is how much likelier the model says yes than no to "does this text answer the question?". The
+prompts are the same up to the text, so the K/V of that part is computed once, and nothing is generated. Retrieval gets
+the judge as a plain function.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Routes of tools, notes, approvals and strategies.
 
-The routes of tools: what there is, what could not be loaded, and what a person decides while a run waits.
-
-The route of strategies: which there are, what they take, and what an effort of thinking stands for.
+They list the tools with those that could not be loaded, take a user's decisions while a run waits for them, and list
+the strategies with their options and the thinking that each effort stands for.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """The commands of `ponder keys`, `ponder tools` and `ponder backup`.
 
-The words of `ponder keys`.
-
-The words of `ponder tools`.
-
-The words of `ponder backup`.
+Only arguments and help are here. Each command imports its work when it runs, so `ponder --help` loads no torch.
 """
 
 from __future__ import annotations

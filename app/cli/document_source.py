@@ -1,13 +1,9 @@
-"""Documents for the command line: files picked, and a local or remote library.
+"""Documents for the command line: the files that `ponder index` picks, and a local or remote library.
 
-The documents of a data directory as the command line uses them: opened here, or through the server that has them.
-
-Both sides speak the same shapes, those of the API.
-
-Picks the files that `ponder index` takes from the paths it is given, and names them for the library.
-
-Of a folder: everything below it in sorted order, but for what is hidden, what programs made for themselves, and what
-cannot be read anyway. A name begins with the folder that was given, so files of different folders stay apart.
+The documents of a data directory are opened here, or used through the server that has them open; both speak the shapes
+of the API. Of a folder, everything below it is picked in sorted order, except hidden files, files that programs make
+for themselves, and files that cannot be read anyway. A name begins with the folder that was given, so files of
+different folders stay apart.
 """
 
 from __future__ import annotations

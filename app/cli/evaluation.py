@@ -1,8 +1,8 @@
-"""`ponder eval`: reasoning strategies and retrieval, measured.
+"""Measures reasoning strategies and retrieval on the user's own data (`ponder eval`).
 
-`ponder eval reasoning`: accuracy against tokens spent, for ways of answering, on the user's own tasks.
-
-`ponder eval`: measures on the user's own data, as a table and, where that is asked for, one line of JSON.
+Reasoning is measured as accuracy against tokens spent, for several ways of answering. Where a file is given, each way's
+result is kept there, so a measurement that was stopped goes on from it. Retrieval's measures are a table and, if asked
+for, one line of JSON.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""The sections of the settings.
+"""The sections of the settings: access, answers, limits, observability and the engine.
 
-Settings of access: where the server listens, who may reach it, and how much of it one of them may take.
-
-Settings of answers beside the model: thinking, strategies, tools and documents, and how far each may go.
-
-Settings of limits: for each key in a minute, and for the whole server before some are turned away.
-
-Settings of observability: the log, and the metrics' goals and price.
-
-Settings of the engine: where it runs, in which numbers, with how much memory, and its scheduling policy.
+Access: where the server listens, who may reach it, and how much one user may take. Answers: thinking, strategies, tools
+and documents, and how far each may go. Limits: for each key in a minute, and for the whole server. Observability: the
+log, and the metrics' goals and price. Engine: where it runs, its number format, memory and policy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The settings, and the file that they are read from.
+"""The settings as one object, the configuration file that they are read from, and the paths that follow from them.
 
-All settings as one object, and the places that follow from them.
-
-The configuration file as a source of settings, the weakest of them.
+The configuration file is the weakest source: the command line and then environment variables come before it.
 """
 
 from __future__ import annotations

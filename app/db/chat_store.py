@@ -1,14 +1,8 @@
 """Chats, their folders, and the tree of their messages.
 
-A user's chats: their titles, where they are listed, and which branch of each is the current one.
-
-A user's folders, each a name that chats may be put under. A chat outlives its folder.
-
-The messages of a chat as a tree: each follows its parent, and a branch is the way from a beginning to a leaf.
-
-An edited question is a sibling of the first one, an answer made again a sibling of the old one.
-
-The messages of chats, as rows: all of these functions are for the database's thread.
+Each message follows its parent, a branch is the path from a root to a leaf, and one branch of a chat is the current
+one. An edited question is a sibling of the first one, and an answer made again is a sibling of the old one. A folder is
+only a name that chats are put under: a chat outlives its folder.
 """
 
 from __future__ import annotations

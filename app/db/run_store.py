@@ -1,8 +1,8 @@
 """Runs and their events, and the idempotency keys that find them.
 
-Runs and their events: how an answer begins in a chat's tree, and how it ends there.
-
-Keys by which a client begins a run at most once, however often it asks: kept a day, each with what was asked.
+A run begins by adding an answer to its chat's tree, and ends by recording the answer's final state there. With an
+idempotency key a client begins a run at most once, however often it sends the request; a key is kept for a day, with a
+digest of the request that it came with.
 """
 
 from __future__ import annotations

@@ -1,20 +1,11 @@
 """The SQLite database, its errors, and the check for damage.
 
-One SQLite file, the one thread that has it open, and the lock that keeps other processes out.
-
-Calls reach the thread in the order they were made: so a read sees every write asked for before it, and `write` need not
-be awaited. Tokens never wait for the disk.
-
-Errors of the data layer: something is not there, or cannot be so.
-
-Seconds since the epoch that do not jump: the wall clock as it was at the start, and the time that has passed since.
-
-For what waits or is kept for a while: setting the machine's clock neither ends such a time nor prolongs it. What stands
-for a date (a key's expiry, the day of a quota, a message's time) follows the wall clock.
-
-Are the databases of a data directory whole? Asked before a server writes to any, so that nothing is made worse.
-
-They are read, never written: a damaged file stays as it is until its operator says what becomes of it.
+One thread has the file open, and a lock keeps other processes out. Calls reach the thread in the order they were made,
+so a read sees every write before it and `write` need not be awaited: tokens never wait for the disk. Before a server
+writes to any database, all are checked for damage; a damaged file is only read, and stays as it is until its operator
+decides. `steady` is the wall clock as it was at the start plus the time passed since, for waits and time limits:
+setting the machine's clock does not change them. Dates (a key's expiry, a quota's day, a message's time) follow the
+wall clock.
 """
 
 from __future__ import annotations

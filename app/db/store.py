@@ -1,20 +1,11 @@
-"""The store of everything kept in the database, with search, deletion and statistics.
+"""The store of everything that the database keeps, with search, deletion and statistics.
 
-Everything a server keeps in its data directory, opened and closed together: the nouns of `app/data/`.
+Documents and tools have files of their own. Search covers the titles and all messages of a user's chats, in every
+branch. It takes plain words, never the index's query language. Triggers (app/db/migrations.py) keep its index, so
+deleted text is not found.
 
-Documents have files of their own (`retrieval/`), and so do tools.
-
-All runs of a server at a glance, whoever they are of.
-
-Full-text search of a user's chats, over their titles and everything said in them, in every branch.
-
-Triggers of the database keep the index (app/db/migrations.py), so what is deleted is not found any more. What is
-searched for are words, never the index's query language.
-
-Chats and folders that a user deleted: hidden at once, theirs to have back for `KEPT_S`, then gone.
-
-Every read elsewhere leaves out what has `deleted_at`. A deleted folder still holds its chats, which are shown without
-one meanwhile.
+A deleted chat or folder is hidden at once, can be restored for `KEPT_S`, and is then erased. Every read elsewhere
+leaves out rows with `deleted_at`. A deleted folder still holds its chats, which are shown without a folder meanwhile.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Metrics of a server: counted as requests pass, and read from the engines on demand.
 
-Metrics for an operator's monitoring at `/metrics`, in Prometheus' format, and for the operator's page.
-
-Latencies and outcomes are counted here as requests pass; the engine's own counters are read when a scrape asks, and
-every few seconds while requests pass, so an idle server does no work for its metrics. One registry per app: two apps in
-one process never mix.
-
-One request's clock, and who hears what it shows.
+They are for monitoring at `/metrics`, in Prometheus' format, and for the operator's page. Latencies and outcomes are
+counted here; the engine's own counters are read at a scrape and at intervals while requests pass, so an idle server
+does no work for its metrics. One registry per app: two apps in one process never mix.
 """
 
 from __future__ import annotations

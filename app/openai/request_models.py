@@ -1,13 +1,9 @@
 """Request bodies of chat and completions, and their messages as turns.
 
-The requests of `/v1` as typed objects. A field's description says what is accepted; errors and docs quote it.
-
-Validation is strict: "5" is no number and 1 is no boolean, so a client's mistake is told, not guessed around.
-
-The messages of a chat request, checked by hand: their errors are the ones that people meet most.
-
-A conversation with tools must hang together: each result answers a call before it, and each call is answered before the
-next turn, as the templates of most models take for granted.
+A field's description says what is accepted; errors and docs quote it. Validation is strict ("5" is no number and 1 is
+no boolean), so a client's mistake is reported and not guessed around. Messages are checked by hand, as their errors are
+the most common. In a conversation with tools each result answers a call before it, and each call is answered before the
+next turn, as most models' templates take for granted.
 """
 
 from __future__ import annotations

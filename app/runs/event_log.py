@@ -1,13 +1,8 @@
-"""The event log of a run, and the steps recorded from it.
+"""The event log of a run, and the recorder of an answer's steps.
 
-The append-only event log of one run, on disk before anybody reads it, and in memory while it grows.
-
-Writers append; any number of readers follow by sequence number, each at its own pace, so a reload or a second tab reads
-the very same log.
-
-The steps of an answer as it is made: what the model wrote, the calls that followed and what they gave.
-
-A call that never returned is no step, as nobody read its result.
+The log is append-only, and on disk before any reader gets it. Any number of readers follow by sequence number, each at
+its own pace, so a reload or a second tab reads the very same log. A step is what the model wrote, the calls that
+followed and their results; a call that never returned is no step, as the model has not read its result.
 """
 
 from __future__ import annotations

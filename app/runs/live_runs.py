@@ -1,11 +1,8 @@
 """Runs in progress, and the recovery of runs that a crash cut off.
 
-All runs of one server: those being made, in memory; those that ended, in the store.
-
-A run belongs to the server, not to a connection: closing the page does not stop it, `cancel` does. A chat has one at a
-time.
-
-Rebuilds an answer that nobody finished from a run's log: the server crashed, or was killed.
+A run belongs to the server, not to a connection: closing the page does not stop it, `cancel` does. A chat has at most
+one at a time. Runs under way are in memory, ended ones in the store. After a crash the answer is rebuilt from the run's
+log.
 """
 
 from __future__ import annotations

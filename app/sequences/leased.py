@@ -1,12 +1,7 @@
 """A sequence held over HTTP, and the lease after which it is closed.
 
-One sequence that a user holds: the engine's handle, its lease, and what runs on it.
-
-So whoever uses a fork also renews the leases of those whose end would be its own.
-
-The time after which something that nobody touches is given back.
-
-A lease runs while nothing is done; what is under way holds it, and its whole length begins again at the end.
+A lease runs only while nothing is done on the sequence; work under way holds it, and its whole length begins again at
+the end. Using a fork also renews the leases of the sequences whose closing would close it.
 """
 
 from __future__ import annotations

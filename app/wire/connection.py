@@ -1,13 +1,10 @@
-"""An HTTP connection: parsing, patience with slow clients, headers.
+"""An HTTP/1.1 connection: parsing, patience with slow clients, headers.
 
-uvicorn's HTTP/1.1 connection, for clients that take their time on purpose.
-
-A request's head has to come within a time from its first byte, and a connection's first within the same; a body has to
-come at a least rate while the server reads it, and in chunks that are not all tiny, as each costs time that all share;
-an answer has to be read at a least rate. When there are too many connections, the one that has been idle for longest
-makes room, so who asks for something is served.
-
-Headers of every answer, whoever makes it: its request's id, and what a browser must not do with it.
+It extends uvicorn's, against clients that are slow on purpose. A request's head has to come within a time from its
+first byte, and the first head within the same time from the connection's start. A body has to come at a least rate
+while the server reads it, and in chunks that are not all tiny, as each costs time that all share. An answer has to be
+read at a least rate. With too many connections, the one that has been idle for longest is closed, so an active client
+is served. Every response gets its request's id, and headers that say what a browser must not do with it.
 """
 
 from __future__ import annotations

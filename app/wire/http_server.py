@@ -1,8 +1,6 @@
-"""The HTTP server, and how many connections it may hold.
+"""The HTTP server: uvicorn with the application's own signals and log, and a limit on its connections.
 
-uvicorn as this server runs it: awake only for those who ask, with signals and log that are ours.
-
-Limits of the files and sockets that the process may have open.
+An idle server does not wake up. The limit follows from the files that the process may have open.
 """
 
 from __future__ import annotations

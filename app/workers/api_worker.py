@@ -1,13 +1,9 @@
 """An API worker: a process that accepts from the shared socket and answers its own routes.
 
-An API worker's process: `python -m app.workers.api_worker`, started by `home.py` and by nobody else.
-
-It reads its start from stdin and then watches it: when that closes, its home is gone, and it ends. Signals that a
-terminal or a service manager sends to a whole group are for the home, which says when to end.
-
-The application of a worker: the routes of `/v1` that need only the engines, behind what the home decides.
-
-Requests that a worker answers itself: those that need the engines, and nothing that is kept.
+Started only by `app/workers/primary.py`, as `python -m app.workers.api_worker`. It answers the routes of `/v1` that
+need the engines and nothing that is kept, after the primary has admitted the request; all others it hands over. It
+reads its start from stdin and then watches it: when stdin closes, the primary is gone, and the worker ends. It ignores
+the signals that a terminal or a service manager sends to the whole group, because the primary says when to end.
 """
 
 from __future__ import annotations

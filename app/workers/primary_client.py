@@ -1,11 +1,8 @@
-"""A worker's client of the primary process: asks for admission, reports metrics.
+"""A worker's client of the primary: asks for admission, reports what was used, and follows where the engines are.
 
-A worker's line to its home: questions and their answers, what is told, and where the engines are.
-
-Admission as a worker knows it: it asks the home once for each request, and goes by what it was told then.
-
-It does not see what other workers do for the same key in the meantime: a key may pass its tokens by what one request of
-each other worker takes. Requests, requests at once and quotas are counted at home, and exact.
+A worker asks the primary once for each request, and goes by that answer. It does not see what other workers do for the
+same key meanwhile, so a key may pass its token limit by what one request of each other worker takes. Requests, requests
+at once and quotas are counted in the primary, and are exact.
 """
 
 from __future__ import annotations

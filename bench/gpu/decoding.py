@@ -1,11 +1,9 @@
 """Decode and prefill on a GPU, and what determinism costs.
 
-Decode steps as the runner's graphs have them, beside the time that their bytes take to be read.
-
-A long prompt in one step, beside the rate of the largest product.
-
-Only what the device does is in it: the step is packed and sent beforehand, which the engine does while the device still
-computes another. How long that takes is told beside.
+Decode steps run as the runner's graphs, and are compared with the time that reading their bytes takes. Prefill is a
+long prompt in one step, compared with the rate of the largest matrix product. Only the device's work is timed: the step
+is packed and sent beforehand, which the engine does while the device computes another step. That time is reported as
+`packing_ms`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Matrix products on a GPU, beside the device's ceilings.
 
-The matrices of a decode of one row: bfloat16 by cuBLAS and by our own kernels, int8, int4, and the whole step.
-
-Every kind of matrix is multiplied by as many weights in turn as the second-level cache does not hold.
-
-All else is held to these.
+The products are those of a decode of one row: bfloat16 by cuBLAS and by our own kernels, int8, int4, and the whole
+step. Each kind of matrix is multiplied by so many weights in turn that the second-level cache does not hold them. The
+ceilings (copy, read, matmul) are what all other parts are compared with.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The whole engine on a GPU, and its overhead over the device's own time.
 
-Whole steps of the engine by a clock, with scheduling, packing, the launch, sampling, the wait for tokens, detokenising
-and replies. The core is stepped directly, with a real scheduler and greedy sequences that run to no end.
-
-A peer's steps, which have all of that, too, are held to them; the part `overhead` says what they have beside the graph.
+Steps are timed by a clock, with scheduling, packing, the launch, sampling, the wait for tokens, detokenising and
+replies. The core is stepped directly, with a real scheduler and greedy sequences that run to no end. A peer's steps
+include all of that too, and are compared with these; the part `overhead` is the time that they take beside the graph.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Event to paint, stop to idle, and cut connections, in the page.
 
-From the moment an event is handed to the connection to the frame that shows its text, by the machine's one clock.
-
-From the press of Stop to an engine that has nothing to do, by the engine's own account.
-
-A connection that is cut again and again while the page reads one long answer: what is lost, what is doubled.
+Event to paint is from the moment an event is handed to the connection to the frame that shows its text, by the
+machine's one clock. Stop to idle is from the press of Stop to an engine with nothing to do, by the engine's own
+counters. The last cuts the connection again and again while the page reads one long answer, and counts the letters that
+are lost or doubled.
 """
 
 from __future__ import annotations

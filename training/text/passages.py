@@ -1,4 +1,4 @@
-"""Passages and what is asked about them: the plain data between those who write passages and those who ask.
+"""Passages and questions about them: the plain data between the modules that write passages and the tasks that ask.
 
     Page((Passage("Dorville", ("Dorville has 300 residents.", …)), …), (Asked("how many live in Dorville?", …), …))
 
