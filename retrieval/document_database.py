@@ -1,12 +1,9 @@
-"""The SQLite database of documents, and its schema.
+"""SQLite database of documents: its connections, its transactions and the migrations of its schema.
 
-One SQLite file: a connection for each thread, reads at any time, writes in turn, steps to today's shape.
-
-The truth's shape in SQLite, as steps. A step that was released is never edited; a change is a new step.
-
-A document is (collection, source) and has one version, the hash of its bytes. A chunk's number is never used twice, so
-what an index still holds of a chunk that is gone can never mean another. `generation` counts the changes that searches
-can see; an index that knows which generation it holds can catch up on `chunks.added` and `gone`.
+Each thread has a connection; reads run at any time, writes in turn. A migration that was released is never edited; a
+change is a new one. A document is (collection, source) and has one version, the hash of its bytes. A chunk's number is
+never used twice, so what an index still holds of a chunk that is gone can never mean another. `generation` counts the
+changes that searches can see; an index that knows which generation it holds can catch up on `chunks.added` and `gone`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Evidence: which retrieved passages answer, and what to search for next.
+"""Scores how well retrieved passages answer a question, and searches again for what they leave open.
 
-A score from 0 to 1 for a question and its hits, and what follows from it.
-
-Looked at are windows of one or two sentences, in two ways: how many of the question's content words one has (weighed by
+Windows of one or two sentences are looked at in two ways: how many of the question's content words one has (weighed by
 how rare they are) and how near it comes as a whole; and how near its words come to each of the question's, meaning for
-meaning. Their mean is the score; nothing in it is fitted. Where "answer" and "partial" begin was chosen on paragraphs
-of our own (`bench/retrieval/quality.py`). Asking whether a window holds a number or a name where one is asked for did
-not help.
-
-A question that one search does not cover, asked in parts: bounded in hops, in questions and in what is kept.
+meaning. Their mean is the score, 0 to 1; nothing in it is fitted. Where "answer" and "partial" begin was chosen on
+paragraphs of our own (`bench/retrieval/quality.py`). Asking whether a window holds a number or a name where one is
+asked for did not help. `investigate` is bounded in hops, in questions and in what is kept.
 """
 
 from __future__ import annotations

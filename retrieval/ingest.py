@@ -1,11 +1,10 @@
-"""From files to searchable documents, in a thread of its own, where users take turns.
+"""Ingests files as searchable documents, in a thread of its own in which users take turns.
 
 A turn is a while of one of the user's jobs, the oldest first: when it is over and others wait, what is left of the job
-waits for the user's next turn.
-
-Files are parsed ahead in another process while chunks are embedded here. Documents become visible in groups, each whole
-or not at all, and only after everything of theirs is embedded. Whatever a kill interrupts is done again at the next
-start: a document that is stored already is found unchanged, a chunk that is embedded already is not embedded again.
+waits for the user's next turn. Files are parsed ahead in another process while chunks are embedded here. Documents
+become visible in groups, each whole or not at all, and only after everything of theirs is embedded. Whatever a kill
+interrupts is done again at the next start: a document that is stored already is found unchanged, a chunk that is
+embedded already is not embedded again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ingest jobs as rows of the truth: which files, how far each has come, and what went wrong. Survives a kill.
+"""Ingest jobs as rows of the database: which files, how far each has come, and what went wrong. Survives a kill.
 
     queued → reading → embedding → done | unchanged | failed | cancelled      (a file)
     running → done | cancelled                                                (a job)

@@ -2,11 +2,9 @@
 
 Once a run has read text that somebody else may have written, its model may be following that text. So from then on a
 call that writes, executes or leaves the machine is shown to a person first, whatever the tool says, unless they have
-approved exactly this call for good (taint). Decisions are plain data; asking is the executor's part.
-
-Arguments as data: one way of writing them, and a hash that stands for exactly them.
-
-Approvals and the journal are bound to the hash, so two calls are the same if and only if their canonical JSON is.
+approved exactly this call for good (taint). Decisions are plain data; asking is the executor's part. Approvals and the
+journal are bound to a hash of the arguments' canonical JSON, so two calls are the same if and only if their canonical
+JSON is.
 """
 
 from __future__ import annotations

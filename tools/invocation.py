@@ -1,10 +1,7 @@
-"""Calls a tool's function within its deadline.
+"""Runs one tool call within its deadline; it ends in an outcome, whatever the function does.
 
-One tool run: within its time, heard while it runs, and its end told as an outcome, whatever the function does.
-
-A tool that does not stop when it is cancelled is left behind: the run goes on.
-
-A time limit that can pause, because a person's thinking is not the tool's slowness.
+A tool that does not stop when it is cancelled is left behind: the run goes on. The deadline can pause, because a
+person's thinking is not the tool's slowness.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""A call, its events while it runs, and its outcome.
+"""A tool call, its events while it runs, and its outcome.
 
-A call as the model made it, and what became of it. Every way a call can end is an outcome that the model reads.
-
-`ms`: milliseconds since the call was started.
+Every way a call can end is an outcome that the model reads. `ms` is milliseconds since the call was started.
 """
 
 from __future__ import annotations

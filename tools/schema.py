@@ -1,12 +1,8 @@
-"""A tool's JSON schema, from its signature and its docstring.
-
-From a function's signature and docstring to a JSON schema, and from a model's arguments to the function's own.
+"""Makes a tool's JSON schema from its signature and docstring, and checks a model's arguments against it.
 
 Strict: "3" is no 3, and what the schema does not name is refused, at every depth. Arguments are read as JSON is, so a
-date may be written as a string.
-
-Google's style. Everything before the first section is the description; of the sections only `Args:` is for the model,
-the others are for the people who read the code.
+date may be written as a string. Docstrings are in Google's style: everything before the first section is the
+description, and of the sections only `Args:` is for the model.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """Tools: functions with a schema, and toolsets, classes whose tools share state.
 
-A tool: a function that a model may call, with everything that is declared about it.
-
-`@tool` makes one from a function's signature and docstring; `Tool.from_schema` makes one from a JSON schema, for what
-is declared elsewhere (MCP). A declared tool is still the function it wraps, so a test may simply call it.
-
-Tools that share something: a class whose `@tool` methods share `self`.
-
-`open` runs before the first call and `close` when the host lets the toolset go, after the calls that still run. A
-toolset that could not be opened is tried again at its next call.
+`@tool` makes a tool from a function's signature and docstring; `Tool.from_schema` makes one from a JSON schema, for
+what is declared elsewhere (MCP). A declared tool is still the function it wraps, so a test may simply call it. A
+toolset's `open` runs before the first call and `close` when the host lets the toolset go, after the calls that still
+run. A toolset that could not be opened is tried again at its next call.
 """
 
 from __future__ import annotations

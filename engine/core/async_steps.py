@@ -1,13 +1,9 @@
-"""Async scheduling: launches a step before the tokens of the one before are known.
+"""Async scheduling: launches a step before the tokens of the one before it are known.
 
-Steps on their way through the device: told, run, drawn, taken.
-
-Policies learn from these times. A step that draws nothing gives the host nothing to wait for, so that it would be over
-as soon as the device was told of it, and the next one would seem to take as long as both.
-
-A device that a step is handed to and fetched from later, so that what is to be done meanwhile can be done.
-
-On a CPU that is a thread: the model's operations let other threads run.
+At most one step is in flight between calls. On a CPU the device is a thread: the model's operations let other threads
+run, so the host works meanwhile. Policies learn from the times measured here. A step that samples nothing gives the
+host nothing to wait for, so the end of such a step is waited for by its event: otherwise it would seem to be over when
+it was launched, and the next one to take as long as both.
 """
 
 from __future__ import annotations

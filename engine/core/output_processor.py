@@ -1,15 +1,9 @@
-"""Turns a step's samples into what each request is sent.
+"""Turns a step's samples and logits into the replies of its requests.
 
-Tokens are taken as soon as they are there, as what may follow depends on them; `tell` makes replies of them and may
-come later.
-
-Log-probabilities of candidate continuations: which children read them, and what they read.
-
-Candidates of one token share one child, as one row of logits decides them all; each longer one has its own.
-
-Log-probabilities of given tokens in rows of logits: what is asked for about a prompt, and about candidates.
-
-On a GPU many rows are read at once, and all that was read comes back in one copy.
+`read` takes the tokens as soon as they are there, as what may follow depends on them; `tell` makes replies of them and
+may come later. Where candidate continuations are scored, those of one token share one child sequence, as one row of
+logits decides them all; each longer one has its own. On a GPU the log-probabilities of many rows are computed at once,
+and come back in one copy.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""A sequence's state in the core, and the spans and scores that it is asked for.
+"""State of a sequence in the core, and the span and score jobs that run on it. Plain data.
 
-A sequence as the core sees it: tokens, which of them have K/V and where, and the job that runs on it.
-
-Tokens are truth and K/V is a cache of them: `table` and `kv_len` may be dropped at any time and are recomputed.
-
-Plain state.
-
-A job says from which position on it wants logits, and whether it goes on after the next token; the scheduler needs to
-know nothing else about it.
+A sequence has its tokens, which of them have K/V, and in which blocks. K/V is only a cache of the tokens: `table` and
+`kv_len` may be dropped at any time and are recomputed. A job says from which position on it wants logits, and whether
+it goes on after the next token; the scheduler needs to know nothing else about it.
 """
 
 from __future__ import annotations

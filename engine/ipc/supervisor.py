@@ -1,13 +1,7 @@
-"""Keeps an engine process: spawns it, restarts it after a crash, replays its requests.
+"""Supervises an engine process: spawns it, restarts it after a crash or a hang, and replays its requests.
 
-Keeps a core's process alive: one that dies or hangs is started again, and what ran goes on where it was.
-
-Restarts wait longer each time, and end when there are too many in a short while: then whatever is wrong will not go
-away by itself.
-
-One life of a core's process, seen from outside: started, spoken to over a socket, and found dead when it is.
-
-Sockets lie in a directory that only this user can enter.
+What ran goes on where it was. Pauses between restarts grow, and restarts end when there are too many in a short while:
+then whatever is wrong will not go away by itself. The sockets lie in a directory that only this user can enter.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Host memory that a device copies from, and zeroed pages.
+"""Host memory for copies to and from a device, and zeroed pages.
 
-Copies small tensors to a GPU without waiting for it.
-
-Huge pages for large CPU tensors: memory that is read once a step costs a page walk for every 4 KiB otherwise.
-
-Measured on 2 cores under a hypervisor: a sum over 1 GiB reads 33 GB/s from huge pages and 25 GB/s from small ones.
+Small tensors are copied to a GPU without waiting for it. Large CPU tensors lie on huge pages: memory that is read once
+a step costs a page walk for every 4 KiB otherwise. Measured on 2 cores under a hypervisor, a sum over 1 GiB reads 33
+GB/s from huge pages and 25 GB/s from small ones.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Allocates blocks for a step: preempts, loads from the tiers, honours leases.
+"""Allocates blocks for a step: reclaims them from other sequences, loads them from the tiers, honours leases.
 
-Gives a sequence blocks to write to. Knows the pool and one sequence; nothing of who else wants blocks.
-
-A lease ends where nearly all waits for the same thing were over. Holding longer would keep memory from others for the
-few that take for ever; what waits for such a thing is given up at once.
-
-Copy or compute: which blocks of a sequence are worth bringing up from the tiers.
+`allocate` knows the pool and one sequence, and nothing of others that want blocks. A lease keeps the K/V of a sequence
+that waits, until nearly all waits for the same thing were over: holding longer would keep memory from others for the
+few that take for ever. K/V is given up at once where that would take too long. `load_blocks` decides between copying
+and recomputing: which blocks of a sequence are worth bringing up from the tiers.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""K/V blocks in host memory.
+"""Host tier: K/V blocks in page-locked memory outside of the pool.
 
-Blocks in memory outside of the pool: which row holds which, and which row may be taken for another.
-
-A row is *free*, *dirty* (no file holds it), *clean* (a file does), or *busy* while something is copied to or from it.
-
-Host memory that a GPU copies to and from by itself, of as many bytes as are asked for.
-
-torch's own page-locked memory comes in powers of two: that of a tier would be up to twice what it may have. So this is
-ordinary memory, registered with the driver.
+A row is *free*, *dirty* (no file holds its block), *clean* (a file does), or *busy* while something is copied to or
+from it. torch's own page-locked memory comes in powers of two, so a tier would take up to twice what it may have: this
+is ordinary memory instead, registered with the driver.
 """
 
 from __future__ import annotations

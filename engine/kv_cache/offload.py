@@ -1,11 +1,9 @@
 """Offloads evicted blocks to host memory and disk, and loads them back.
 
-All of it is decided in the core's thread. What was evicted is copied to host memory by the device, before the step that
+All of it is decided in the core's thread. The device copies an evicted block to host memory before the step that
 overwrites it (`saves`, then `ran`); files and copies back to the pool are the worker's, whose results `collect` takes
 in. A block on its way up belongs to the pool already, and can be found there once it has come: a sequence that wants it
 waits, and others run. Whatever goes wrong with a copy, its tokens are computed again.
-
-From a configuration to the tiers below a pool.
 """
 
 from __future__ import annotations

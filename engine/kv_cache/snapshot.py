@@ -1,16 +1,11 @@
 """Snapshots of sequences, and the header by which any K/V image is checked.
 
-A sequence as bytes, to go on with in another engine of the same model: its tokens, and where its draws are.
-
-K/V is not in it: that is in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another
-model are refused as a whole: tokens must be right. msgspec is imported where it is used: whoever takes no snapshots
-runs without it.
-
-A block's keys and values as bytes that can be kept anywhere, and that say what they are.
-
-An image is a header and the payload: the K/V of all layers as the pool has it. The header names the payload's layout
-(the model, its dtype and shapes, by fingerprint), the block by its digest, and a checksum. Whatever does not fit is
-refused: K/V is a cache, so the tokens are computed again.
+A snapshot has a sequence's tokens and the state of its random draws, to go on with in another engine of the same model.
+Its K/V stays in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another model are
+refused as a whole: tokens must be right. An image of a block is a header and the payload, the K/V of all layers as the
+pool has it. The header has the fingerprint of the layout (model, dtype, shapes), the block's digest and a checksum;
+what does not fit is refused, and its tokens are computed again. msgspec is imported where it is used: an engine that
+takes no snapshots runs without it.
 """
 
 from __future__ import annotations

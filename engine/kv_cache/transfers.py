@@ -1,8 +1,6 @@
-"""Copies blocks between the cache and the tiers, beside the engine's thread.
+"""Copies blocks between the pool and the tiers in a worker thread.
 
-Copies between tiers, as the worker makes them: each says what became of it, whatever happens.
-
-The thread that copies between tiers and reads and writes files, so that no step ever waits for them.
+No step ever waits for a file. Every copy reports its outcome, whatever happens.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""Decodes tokens as they come, and matches stop strings.
-
-Token ids to text, piece by piece. Knows what bytes a token stands for, nothing of sequences or stop strings.
+"""Decodes tokens as they are generated, and matches stop strings.
 
 The idea: text is the UTF-8 reading of the tokens' bytes, so a stream needs to remember at most three bytes of an
-unfinished character, whatever its length; nothing is ever decoded twice.
-
-The text of a span: tokens become characters, and stop strings are found before anyone sees them.
-
-Text that may be the beginning of a stop string is held back until the next tokens decide it.
+unfinished character, whatever its length; nothing is ever decoded twice. Text that may be the beginning of a stop
+string is held back until the next tokens decide it. `Detokenizer` knows nothing of sequences or stop strings.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Runs a step on a GPU: one copy there, one CUDA graph, one copy back.
 
-Runs steps of a decoder on its Triton kernels: decodes from CUDA graphs, all else eagerly.
-
-A computation recorded once and replayed: on CUDA as a graph, so that a step costs one launch and not hundreds.
-
-Whatever the computation reads must lie where it lay when it was recorded, and its result is overwritten by the next
-replay.
-
-Host memory from which steps are copied to a device: one is written while the other travels.
+Decodes are replayed from CUDA graphs, so that a step costs one launch and not hundreds; all else runs eagerly on the
+decoder's Triton kernels. What a graph reads must lie where it lay when the graph was recorded, and its result is
+overwritten by the next replay. Steps travel from two host buffers: one is written while the other is copied.
 """
 
 from __future__ import annotations

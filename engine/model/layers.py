@@ -1,8 +1,4 @@
-"""A decoder's layers and their rotary positions.
-
-The parts of a decoder layer, packed for running, and how they are read from a checkpoint.
-
-Rotary position embeddings: the frequencies of every kind, and the rotation itself.
+"""Layers of a decoder, packed for running and read from a checkpoint, and their rotary positions.
 
 The idea: pairs that rotate together are made adjacent when the weights are loaded (`interleave`), so a rotation is one
 complex product in place, and a head that rotates only in part is the same product with angle zero in its last pairs.

@@ -1,19 +1,11 @@
-"""Runs the model's forward pass over a step.
+"""Runs the model's forward pass over a step: rows become a ragged batch, the model gives logits.
 
-Runs one step on the device: rows become a ragged batch, the model gives logits.
-
-`Runner` is the protocol that the core depends on; tests put a fake behind it.
-
-Blocks on their way from a GPU to host memory: gathered by one launch, then copied while the model computes.
-
-A gather runs at the speed of the GPU's memory and in the order of the steps, so that a block may be overwritten right
-after it. What takes long, the way to the host, is on a stream of its own.
-
-One sequence and 16 positions at a time: the same arithmetic for a token whatever else is in its step.
-
-For kernels whose sums depend on how many rows they are given, as torch's do: here every call of a model has the shapes
-that its positions alone decide, with tokens that nobody asked for in the gaps. Slow: a step costs as many passes as it
-touches tiles.
+`Runner` is the protocol that the core depends on; tests put a fake behind it. A block that is saved from a GPU is
+gathered in the order of the steps, at the speed of the GPU's memory, so it may be overwritten right after. The copy to
+host memory takes long and is on a stream of its own. `tilewise` runs one sequence and 16 positions at a time, for
+kernels whose sums depend on how many rows they are given, as torch's do. The shapes of a call then depend on its
+positions alone (padding tokens fill the gaps), so a token has the same arithmetic whatever else is in its step. Slow: a
+step costs as many passes as it touches tiles.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Token bitmasks of a step, filled beside it and applied to its logits.
+"""Token bitmasks of one step, filled on threads while the model runs and then applied to its logits.
 
-The masks of one step: a row of bits for every constrained sequence, filled on threads while the model runs.
-
-`start` begins to fill, `apply` waits and forbids. A row whose mode allows everything takes no part. The bits are packed
-32 to a word because the copy to the device is what costs there.
+Every constrained sequence has a row of bits; one whose mode allows everything takes no part. The bits are packed 32 to
+a word because the copy to the device is what costs there.
 """
 
 from __future__ import annotations

@@ -1,19 +1,11 @@
-"""The llguidance backend: a spec as Lark, compiled and matched.
+"""The llguidance backend: writes a constraint as Lark, compiles it and matches text against it.
 
-Constraints by llguidance: an Earley parser over derivatives of regular expressions, for all that is context-free.
-
-It holds a JSON schema or names the keyword that it cannot; `narrow` takes care of the few that it would hold wrongly.
-Its matcher has habits that are kept from the rest of the engine: the end of sequence is not among the tokens it can
-take back, and it breaks for good on ids outside the vocabulary, on dead ends and at its limits. Left to itself it would
-also forbid tokens that it then accepts, wherever the text is forced: forced runs are worked out here instead.
-
-Constraints written in llguidance's dialect of Lark, and what it says of them in a person's words.
-
-Everything that can be told before a grammar is compiled is told here, by name.
-
-Constraints that a finite automaton can hold, as one regular expression.
-
-The expression is in the syntax of Rust's `regex` crate, which llguidance reads.
+llguidance is an Earley parser over derivatives of regular expressions, for all that is context-free. It holds a JSON
+schema or names the keyword that it cannot; `schema_gate` takes care of the few that it would hold wrongly. Its matcher
+cannot take back the end of sequence, and breaks for good on ids outside the vocabulary, on dead ends and at its limits:
+that is kept from the rest of the engine. It would also forbid tokens that it then accepts, wherever the text is forced,
+so forced runs are worked out here. What a finite automaton can hold becomes one expression in the syntax of Rust's
+`regex` crate. Mistakes that can be found before a grammar is compiled are named here.
 """
 
 from __future__ import annotations

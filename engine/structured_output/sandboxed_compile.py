@@ -1,13 +1,10 @@
-"""Compiles doubtful schemas in a process first, and others in a thread.
+"""Compiles constraints that may be harmful in a sandboxed process first.
 
-Compiles constraints that may be harmful in a process of their own first, which then may die or be stopped.
-
-llguidance overflows the stack on some grammars, and nothing can stop it while it compiles. So one process knows the
-vocabulary, and forks for every constraint: a fork writes the constraint in llguidance's Lark, compiles it and makes
-some masks, within limits of time, memory and stack. What comes back is the Lark source, which this process can then
-compile without surprises, or why it is refused. See `probe_process`.
-
-Threads that compile: with a stack of known size, and where it is asked for behind everything else.
+llguidance overflows the stack on some grammars, and nothing can stop it while it compiles. So one process
+(`compile_process`) holds the vocabulary and forks for every constraint: a fork writes it in llguidance's Lark, compiles
+it and makes some masks, within limits of time, memory and stack. It returns the Lark source, which this process can
+then compile without surprises, or the reason of a refusal. Threads that compile here have a stack of known size, and
+with `aside` a low priority.
 """
 
 from __future__ import annotations

@@ -1,27 +1,14 @@
-"""Admits the schemas that can be held exactly, and refuses others by name.
+r"""Admits JSON schemas that llguidance holds exactly, and refuses others by name. Knows nothing of tokens.
 
-JSON schemas as llguidance may read them: never more texts than the schema means.
+What is admitted never allows more texts than the schema means. llguidance compares keys as they are written, so a key
+spelt with an escape (`"\u0061"` for `"a"`) passes for an additional one, and a key that comes twice counts twice; a
+class that holds all control characters (`[^"]`) lets an escaped quote or backslash into a string; and expressions are
+Rust's, not JavaScript's. Such schemas are narrowed, which leaves out rare ways to write a value, or refused by keyword.
 
-It compares the keys of an object as they are written, so a key spelt with an escape (`"\u0061"` for `"a"`) passes for
-an additional one, and a key that comes twice counts twice. A class of characters that holds all control characters lets
-an escaped quote or backslash into a string (`[^"]`). And its expressions are Rust's, where a schema's are JavaScript's.
-Such schemas are narrowed, which leaves out rare ways to write a value, or refused by keyword. Knows nothing of tokens.
-
-Which constraints are plainly harmless: whatever they say, soon compiled, and with quick masks.
-
-Told by reading them once: by size, and by what llguidance multiplies out (counts within counts, intersections). All
-others are compiled by way of `probe`. It errs towards those: a constraint that is not plain is only compiled twice.
-
-Schemas that would keep llguidance busy for minutes, which nothing could stop: told by counting, before it sees them.
-
-It multiplies alternatives out where schemas are intersected (`allOf`, or several keywords side by side), and makes an
-automaton with a state for every remainder of a `multipleOf`. Everything else it takes costs milliseconds.
-
-Which constraints could force text without an end: those that lead back into themselves.
-
-`{"properties": {"a": {"$ref": "#"}}, "required": ["a"]}` fits no text, but each piece of it forces the next, and
-llguidance would write them down for ever, with the interpreter's lock held. So text is only forced where nothing leads
-back; masks are the same with and without. Knows nothing of tokens.
+Nothing can stop a long compile. So alternatives that would be multiplied out (`allOf`, keywords side by side) and
+remainders of a `multipleOf` are counted first, and only a constraint that is plainly harmless is compiled without a
+trial in the sandboxed process. Text is not forced where a schema leads back into itself, as in `{"properties": {"a":
+{"$ref": "#"}}, "required": ["a"]}`: that would never end, with the interpreter's lock held. Masks stay the same.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""Rewrites JSON schemas to an equal form, or to the nearest superset, that the backend can hold.
-
-Keywords of JSON Schema that llguidance lacks, written in those it has; and supersets of what cannot be written so.
+"""Rewrites JSON schemas to an equal form, or to the nearest superset, that llguidance can hold.
 
 `exact` keeps a schema's language: `oneOf` of branches that exclude one another is `anyOf`, `uniqueItems` over a few
 values is a list of their arrangements, `dependencies` are alternatives of a key's absence, so is `not` of `required`,
 `propertyNames` are the keys of a closed object, and a `format` that is not known is an annotation. `supersets` gives
-wider schemas, each wider than the one before.
-
-References within a JSON schema, followed: RFC 6901 pointers behind a `#`.
+wider schemas, each wider than the one before. References are followed as RFC 6901 pointers behind a `#`.
 """
 
 from __future__ import annotations

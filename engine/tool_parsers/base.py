@@ -1,9 +1,8 @@
-"""The interface of a tool parser: how a model writes its calls.
+"""Interface of a tool parser: how a model's calls are constrained and read.
 
 The layout says by which control tokens bodies begin and end, the constraint holds the text of a body, and the parser
-reads it. A tool parser is made once for a model and makes a plan for each request.
-
-Calls that stand each in a section of its own, between the tokens `<tool_call>` and `</tool_call>`.
+reads it. A tool parser is made once for a model and makes a plan for each request. `Sections` are for calls that stand
+each between the tokens `<tool_call>` and `</tool_call>`.
 """
 
 from __future__ import annotations

@@ -1,22 +1,13 @@
-"""The formats whose calls are JSON: Hermes, Llama 3 and Mistral.
+"""Tool parsers of the formats whose calls are JSON: Hermes, Llama 3 and Mistral.
 
-Hermes, Qwen 2.5 and 3, SmolLM3 and our own models: each call is a section with a JSON object on a line of its own.
-
-<tool_call> {"name": "get_weather", "arguments": {"city": "Paris"}} </tool_call>
-
-Llama 3: an answer that is a call is nothing but one JSON object, with `parameters` for the arguments.
-
-{"name": "get_weather", "parameters": {"city": "Paris"}}
-
-The token `<|python_tag|>` may stand before it. There is never more than one call. As the object has no marker, an
-answer in free text may not begin with a brace, with or without white space in the same token.
-
-Mistral: the token `[TOOL_CALLS]`, then a JSON array of calls to the end of the answer.
-
-[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}, …]
-
-Later tokenizers have the token `[ARGS]` and write `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`: a control token
-inside a body, which a layout cannot tell. Such a model's tools are refused rather than held to another format.
+- Hermes (also Qwen 2.5 and 3, SmolLM3, our own models): between `<tool_call>` and `</tool_call>`, on a line of its own,
+  `{"name": "get_weather", "arguments": {"city": "Paris"}}`.
+- Llama 3: an answer that is a call is nothing but one such object, with `parameters` for the arguments; the token
+  `<|python_tag|>` may stand before it. There is never more than one call. As the object has no marker, an answer in
+  free text may not begin with a brace, with or without white space in the same token.
+- Mistral: the token `[TOOL_CALLS]`, then a JSON array of calls to the end of the answer. Later tokenizers write
+  `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`: a control token inside a body, which a layout cannot express. Such
+  a model's tools are refused rather than held to another format.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""Checks and closes the JSON schemas of tools.
+"""Checks the JSON schemas of tools, and closes their objects to additional properties.
 
-Objects that list their properties, taken as listing them all.
-
-JSON Schema lets an object have any further properties unless `additionalProperties` says otherwise, and hardly anyone
-who describes a tool means that: a model should not invent parameters. So `closed` adds `additionalProperties: false`
+JSON Schema lets an object have further properties unless `additionalProperties` says otherwise, but a model should not
+invent parameters, and hardly anyone who describes a tool means that. So `closed` adds `additionalProperties: false`
 where an object lists `properties` and leaves the rest unsaid, at any depth. A text that is valid against the result is
-valid against the original: nothing is closed where that could be otherwise (below `not`, `if`, `contains`, or a `oneOf`
-whose cases could overlap), nor where several schemas describe one object together and closing one would forbid what
-another asks for.
-
-It does not look for keywords that a backend cannot hold, nor for schemas that nothing is valid against.
+valid against the original: nothing is closed where that could fail (below `not`, `if`, `contains`, or a `oneOf` whose
+cases could overlap), nor where several schemas describe one object and closing one would forbid what another requires.
+Nothing here looks for keywords that a backend cannot hold, nor for schemas that nothing is valid against.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""Parses calls while they are streamed.
+"""Parses tool calls while they are streamed: characters go in, events of calls come out.
 
-The text of one body, read as it arrives: characters go in, events of calls come out.
-
-The body keeps what no call has taken yet: should the reading fail, that text is handed on as malformed, and nothing is
-lost.
-
-Tool calls as they arrive: a name, then fragments of the arguments' JSON text, then the end.
-
-`fold` makes whole calls of events. However the text behind them was split, the folded result is the same.
+A call is its name, then fragments of the arguments' JSON text, then the end; `fold` makes whole calls of events.
+However the text was split, the folded result is the same. A body keeps the text that no call has taken yet: should the
+reading fail, it is passed on as malformed, and nothing is lost.
 """
 
 from __future__ import annotations

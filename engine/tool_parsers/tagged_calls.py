@@ -1,14 +1,11 @@
-"""Calls written as tags around raw text.
+"""Reads calls written in tags: `<function=NAME>`, `<parameter=KEY>`, a line with the value, `</parameter>` and so on.
 
-Calls written in tags: `<function=NAME>`, then `<parameter=KEY>`, a line with the value, `</parameter>`, and so on.
-
-The arguments become a JSON object while they are read. A string stands as raw text that ends at the first `STOP`; it is
-escaped on the way. Other values are JSON and passed on as written; one that is not JSON after all ends the call there.
-A parameter that the tool does not list is a string, unless the tool says otherwise, and so is every parameter of an
-unknown tool. A parameter given twice is passed on twice, and JSON's readers take the last.
-
-A value that can only be a string is raw, or the word null where it may be null; all other values are JSON. Raw text can
-be held to a list of values, but not to `pattern`, `minLength` and the like: `RawValue.unheld` names what is given up.
+The arguments become a JSON object while they are read. A value that can only be a string is raw text up to the first
+`STOP`, escaped on the way, or the word null where it may be null. Other values are JSON and passed on as written; one
+that is not JSON after all ends the call there. A parameter that the tool does not list is a string, unless the tool
+says otherwise, and so is every parameter of an unknown tool. A parameter given twice is passed on twice, and JSON's
+readers take the last. Raw text can be held to a list of values, but not to `pattern`, `minLength` and the like:
+`RawValue.unheld` names what is given up.
 """
 
 from __future__ import annotations

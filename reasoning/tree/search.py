@@ -1,14 +1,9 @@
-"""Tree-of-thought search: BFS, DFS and MCTS.
+"""Searches a tree of thoughts (Yao et al. 2023): BFS, DFS and MCTS over forks of a sequence.
 
-Tree of thoughts (Yao et al. 2023): propose steps, value where they lead, keep the best, repeat, on forks.
-
-`search` is the program's own; `tree` is the strategy, which answers with what the search found. Whoever stops listening
-frees every branch.
-
-The order in which a tree grows: level by level, depth first, or where an upper confidence bound is highest.
-
-Each search is an async generator that lets its caller take the events after every batch; it ends where the tree does,
-at a solved state, or at a limit.
+A round proposes steps, values the states they lead to, keeps the best and repeats. Each search is an async generator
+that lets its caller take the events after every batch; it ends where the tree does, at a solved state, or at a limit. A
+program calls `search`; `tree` is the strategy, which answers with what the search found. Closing the generator frees
+every branch.
 """
 
 from __future__ import annotations

@@ -1,17 +1,10 @@
-"""Hybrid search: dense and lexical hits, fused, reranked, without duplicates.
+"""Hybrid search: dense and lexical hits, fused, without near-duplicates, reranked where that is asked for.
 
-A question in, passages out: both indexes, fused, near-duplicates removed, reranked where that is asked for.
-
-Rights and filters are applied inside the indexes and once more by the truth.
-
-Two rankings into one. Both are functions of plain arrays.
-
-Hits that say the same are shown once: overlapping pieces of one passage, and copies of it in other documents.
-
-Late interaction: every word of the query finds its nearest word in the passage (MaxSim, Khattab & Zaharia, 2020).
-
-The token vectors are those of the embedder itself, which was not trained for it; it still tells passages apart that say
-the query's words of the same thing from those that say them of many.
+Rights and filters are applied inside the indexes and once more by the document store. Overlapping pieces of one
+passage, and copies of it in other documents, are shown once. Reranking is late interaction: every word of the query
+finds its nearest word in the passage (MaxSim, Khattab & Zaharia, 2020). The token vectors are those of the embedder
+itself, which was not trained for it; it still tells passages apart that say the query's words of the same thing from
+those that say them of many.
 """
 
 from __future__ import annotations

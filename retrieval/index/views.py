@@ -1,12 +1,9 @@
-"""The indexes as a search sees them: a read-write lock, filter bitmaps.
+"""Dense and lexical index as a search sees them: a read-write lock, filter bitmaps.
 
-Both indexes, kept at the truth's generation: they catch up on what changed, and are made again where they can't.
-
-Searches and changes take turns: a search sees the documents of one generation, all of each or nothing.
-
-Two numbers a chunk, so a million take 8 MB and a millisecond. Not safe in threads: `views` guards it.
-
-Many readers or one writer. A writer that waits goes before new readers, so it never starves.
+Both are kept at the generation of the document store: they catch up on what changed, and are rebuilt where they can't.
+Searches and changes take turns: a search sees the documents of one generation, all of each or nothing. A writer that
+waits goes before new readers, so it never starves. `FilterBitmaps` has two numbers a chunk, so a million chunks take 8
+MB and a millisecond; it is not thread-safe, `Views` guards it.
 """
 
 from __future__ import annotations

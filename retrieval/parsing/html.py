@@ -1,13 +1,9 @@
-"""HTML, and the limits of markup that is parsed.
+"""Parses HTML as Markdown, and checks the markup of pages and office files before a tree is made of it.
 
-HTML as Markdown: the main text by trafilatura, or the whole page where that would lose much of it.
-
-Scripts, styles, menus and what is not shown stay behind either way, and links are their text.
-
-Markup that is made to harm whoever reads it: XML and HTML are looked at before a tree is made of them.
-
-One pass, which keeps nothing: how deep elements are nested, how many attributes one has, and in a sheet how many cells
-are in a row.
+The main text is found by trafilatura; the whole page is taken where that would lose much of it. Scripts, styles, menus
+and what is not shown stay behind either way, and links are their text. The check is against markup made to harm its
+parser. It is one pass that keeps nothing: how deep elements are nested, how many attributes one has, and in a sheet how
+many cells are in a row.
 """
 
 from __future__ import annotations

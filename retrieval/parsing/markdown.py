@@ -1,8 +1,7 @@
-"""Markdown and plain text.
+"""Headings and fences of Markdown, and the decoding of text files.
 
-A `#` within a fence is no heading; a fence that nothing closes is none.
-
-Files that are text: which encoding they have. Lines of another encoding than the rest are read by themselves.
+A `#` within a fence is no heading; a fence that nothing closes is none. Lines in another encoding than the rest of a
+file are decoded by themselves.
 """
 
 from __future__ import annotations

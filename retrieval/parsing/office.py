@@ -1,8 +1,7 @@
-"""Word, PowerPoint and Excel files.
+"""Parses Word, PowerPoint and Excel files as Markdown.
 
-DOCX, PPTX and XLSX, turned into Markdown. An archive that would unpack to too much is not unpacked.
-
-XLSX through openpyxl: each sheet a heading and tables in Markdown, a row a line, values as a reader sees them.
+An archive that would unpack to too much is not unpacked. Sheets are read through openpyxl: each is a heading and
+tables, a row a line, values as a reader sees them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Parses files in a process of its own.
+"""Parses files in processes of their own: one that crashes, hangs or swells its parser harms nothing else.
 
-Parsing in a process of its own: a file that crashes, hangs or swells its parser harms nothing else.
-
-The process lives on for the next file; one that overstays its time or dies is replaced. A file has as much time and
-memory as its size earns it, so that a small one that is made to harm ends soon.
-
-A file in, its text out: looks what it is and calls the parser for it.
+A process lives on for the next file; one that overstays its time or dies is replaced. A file has as much time and
+memory as its size earns it, so that a small one that is made to harm ends soon. `parse` detects a file's kind and calls
+the parser for it.
 """
 
 from __future__ import annotations

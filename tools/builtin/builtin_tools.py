@@ -1,10 +1,7 @@
 """The tools that come with the server, as its settings offer them.
 
-Asking the person: "which do you mean?" is an answer too, and better than a guess.
-
-Arithmetic, so that the model need not guess.
-
-The time, and what calendars make of it.
+The small ones are there so that the model need not guess: `ask_user` asks which meaning is meant, `calculator` does
+arithmetic, `current_time` and `date_arithmetic` know the time and calendars.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Notes that a user asked to be remembered.
+"""Keeps notes for a user between chats, in one SQLite file, and finds them again by their words.
 
-Memory between chats: the model keeps notes for a person, and finds them again.
-
-Notes of users in one SQLite file: kept, found by their words, forgotten, and never seen by anyone else.
-
-Numbers count for each user from 1 and are not given twice.
+The notes of a user are never seen by another. Numbers count for each user from 1 and are not given twice.
 """
 
 from __future__ import annotations

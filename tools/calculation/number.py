@@ -1,9 +1,7 @@
-"""Exact and approximate numbers, bounded.
+"""Numbers that stay exact as long as they can, and bounded operations on them.
 
-Numbers that stay exact as long as they can: fractions, and decimals of 50 digits once a root or a logarithm is no
-fraction.
-
-Every operation is bounded before it is done: a power that would fill the memory is refused by its size.
+A number is a fraction, and a decimal of 50 digits once a root or a logarithm is no fraction. Every operation is bounded
+before it is done: a power that would fill the memory is refused by its size.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Units, and quantities that have one.
+"""Units by name, and quantities that are added, multiplied and converted as physics allows.
 
-Units by name, each an exact multiple of base units; kelvin, Celsius and Fahrenheit with their zero points.
-
-Names that mean different things to different people (ton, month) are refused with the words that are clear. Definitions
-are those of the SI Brochure and of NIST SP 811, where customary units are given by exact factors.
-
-A number with units, added, multiplied and converted as physics allows.
+Each unit is an exact multiple of base units; kelvin, Celsius and Fahrenheit have zero points. Names that mean different
+things to different people (ton, month) are refused with the words that are clear. Definitions are those of the SI
+Brochure and of NIST SP 811, where customary units are given by exact factors.
 """
 
 from __future__ import annotations

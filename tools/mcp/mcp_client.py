@@ -1,12 +1,8 @@
-"""Clients of MCP servers, whose tools it offers as ours.
+"""Client of an MCP server, whose tools it keeps in the registry.
 
-An MCP server's tools in the registry, for as long as the server can be reached, and what is done while it can't.
-
-One task holds the connection. Whenever the server's list may have changed, or a call went wrong, the list is asked for:
-who does not answer that in time is disconnected. What ends a connection is a fault of the origin; its tools stay, say
-so when they are called, and the server is tried again, after longer and longer pauses.
-
-All the MCP servers that an operator named, together. The SDK, slow to import, waits for the first.
+One task holds the connection. Whenever the server's list of tools may have changed, or a call went wrong, the list is
+asked for: a server that does not answer that in time is disconnected. What ends a connection is a fault of the tools'
+origin; its tools stay, say so when they are called, and the server is tried again, after longer and longer pauses.
 """
 
 from __future__ import annotations

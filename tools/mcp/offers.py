@@ -1,10 +1,9 @@
-"""The tools that an MCP server offers, and the content of their results.
+"""Converts the tools that an MCP server offers, and the content of their results.
 
-All of it is the word of a stranger. Descriptions are cut and cleaned of what does not show. Annotations are hints: that
-a tool destroys makes it ask first; that it only reads takes it out of the class "execute", where every call asks, yet
-not out of what asks once a run has read strange text, unless the operator trusts the server's annotations.
-
-An MCP tool's result as what a model reads: its text, or its value, or what could not be shown.
+All of it is untrusted. Descriptions are cut and cleaned of what does not show. Annotations are hints: that a tool
+destroys makes it ask first; that it only reads takes it out of the class "execute", where every call asks, yet not out
+of what asks once a run has read untrusted text, unless the operator trusts the server's annotations. A result becomes
+its text, its JSON value, or a note of what could not be shown.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""Transports to MCP servers: a process's stdio, or HTTP.
+"""Transports to MCP servers: a process's stdio, or streamable HTTP.
 
-An MCP server as a process of its own, spoken to over its standard input and output: one JSON-RPC message a line.
-
-It gets the environment it is given and nothing else, and a process group of its own, which dies with the connection. A
-message that is too long, a flood of messages, and what is no message end the connection. The official SDK's transport
-bounds none of these, and hands on more of our environment; this one takes its place.
-
-An MCP server at an address (streamable HTTP), with a limit on what one answer may bring.
-
-Compressed answers are not asked for and not read: what is counted is what there is to hold. Nothing is taken from the
-environment, neither proxies nor credentials; redirects are followed within the address's own origin only.
+A process gets the environment it is given and nothing else, and a process group of its own, which dies with the
+connection. A message (one JSON-RPC line) that is too long, a flood of messages, and what is no message end the
+connection. The official SDK's transport bounds none of these and hands on more of our environment; this one takes its
+place. Over HTTP there is a limit on what one answer may bring. Compressed answers are not asked for and not read: what
+is counted is what there is to hold. Nothing is taken from the environment, neither proxies nor credentials; redirects
+are followed within the address's own origin only.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""The jail: a process under bubblewrap, with its command line and limits.
-
-One jail: started ahead of its work, used once, and gone afterwards with all that was in it.
+"""Jail for one job: a process under bubblewrap, started ahead, used once, and gone with all that was in it.
 
 Every process in it is below the first of a PID namespace, whose end the kernel announces only when all of them have
-ended: so that end is what is waited for.
-
-The command line of a jail: what of the system it sees, read-only, and what it is cut off from.
-
-bubblewrap does what they say in their order.
+ended: so that end is what is waited for. The command line says which parts of the system the jail sees, read-only, and
+what it is cut off from; bubblewrap applies the arguments in their order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The report of a jailed process, over its pipes.
+"""Sends a job to a jailed process and reads its report, over pipes that do not block the event loop.
 
-The report comes from code that may say anything, so it is read like a letter from a stranger: so many bytes and no
-more, checked in every field, its names for files judged as names.
-
-Reading and writing pipes without blocking the event loop, and waiting for a process to end.
+The report comes from code that may say anything, so it is untrusted input: so many bytes and no more, checked in every
+field, its names for files judged as names.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Read-only queries of a SQLite database, with limits, and their results as text.
+"""Runs read-only queries of a SQLite database within limits.
 
-One SQLite file, for questions: it can be read within limits, and nothing can be changed by asking.
-
-Each query has a connection of its own, opened read-only, in a thread of its own. SQLite is told what may be reached
-(`reach`), how long values, statements and programs may be, and asks now and then whether to stop: at a deadline, when
-the asker is gone, or when its temporary files grow too large.
-
-SQL's `printf`, written anew: SQLite's own can be told to write a thousand million characters, and takes its time.
+Each query has a connection of its own, opened read-only, in a thread of its own. SQLite is limited in what may be
+reached (`reach`) and in how long values, statements and programs may be. Its progress handler stops a query at a
+deadline, when its caller is gone, or when its temporary files grow too large. `printf` is written anew: SQLite's own
+can be made to write a thousand million characters, and takes its time.
 """
 
 from __future__ import annotations

@@ -1,20 +1,11 @@
 """Fetches pages within limits, over connections pinned to the address that was checked.
 
-A page of the public web, fetched so that nothing of this machine or its network can be reached by asking for it.
-
-Each hop is checked anew: the URL is read strictly, its host resolved once, every address it has must be public, and the
-connection goes to one of those very addresses. Bytes (before and after decompression), headers, redirects and time are
-limited. No cookies, no credentials, no proxies: whoever asks, a site sees the same request.
-
-A body decompressed as it arrives, never more of it than is wanted: a bomb is cut, not opened.
-
-Reads gzip and deflate, one layer of it. A fetch asks for nothing else, and what a site sends all the same is refused.
-
-A network that leads to one checked address, whatever name the HTTP client asks it for.
-
-A client that resolves a host itself may get another answer than the one that was checked. Here it gets no say: the
-connection goes to the address it was made with, while the request's Host and the certificate's check keep the name.
-Also counts bytes, so that an answer whose headers never end does end.
+Nothing of this machine or its network can be reached this way. Each hop is checked anew: the URL is read strictly, its
+host resolved once, every address it has must be public, and the connection goes to one of those very addresses, as a
+second resolution may give another answer. The request's Host and the certificate's check keep the name. Bytes (before
+and after decompression), headers, redirects and time are limited; an answer whose headers never end does end. A body is
+decompressed as it arrives, so a bomb is cut, not opened. One layer of gzip or deflate is read; any other encoding is
+refused. No cookies, no credentials, no proxies: a site sees the same request, whoever the user is.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Addresses that may be fetched: URLs, names and IP ranges.
+"""Checks which addresses may be fetched: URLs, host names and IP ranges.
 
-A URL, read so strictly that no two programs could read it differently.
-
-A host that is a number in any spelling must be written as four plain decimals; anything else that looks like a number,
-hides characters or could be taken for another host is refused.
-
-The table is written out, from the IANA special-purpose registries, because `ipaddress.is_global` lets several of these
-through. An address that carries an IPv4 address inside it (NAT64, 6to4, Teredo, ISATAP, mapped, compatible) is refused
-whatever it carries, for where the packets come out is not ours to know.
+A URL is read so strictly that no two programs could read it differently. A host that is a number in any spelling must
+be written as four plain decimals; anything else that looks like a number, hides characters or could be taken for
+another host is refused. The table of ranges is written out, from the IANA special-purpose registries, because
+`ipaddress.is_global` lets several of these through. An address that carries an IPv4 address inside it (NAT64, 6to4,
+Teredo, ISATAP, mapped, compatible) is refused whatever it carries, for where the packets come out is not ours to know.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The scheduling policies that come with the engine.
+"""Scheduling policies that come with the engine, each known from other serving systems.
 
-Policies that differ in whose turn it is. Each is a way that servers of its kind are known to go.
-
-Deficit round robin over tokens (Shreedhar and Varghese 1996): tenants that want more than there is get alike.
+They differ in the order of turns and in which sequence gives way. `FairShare` is deficit round robin over tokens
+(Shreedhar and Varghese 1996): tenants that want more than there is get equal shares.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""The interface of a scheduling policy, and the token budget of a step (chunked prefill).
+"""Interface of a scheduling policy, and the token budget of a step (chunked prefill).
 
-The interface of a scheduling policy: the order of turns, the tokens of a step, and preemption.
-
-The scheduler keeps blocks and rows, and asks.
-
-Chunked prefill: bounds the tokens of a step, so that decodes beside a prefill do not wait long for their next token.
-
-The time of a step is learnt as it runs: a fixed part, one for each sequence that decodes (its draw and its text are in
-it) and one for each token that is read.
+A policy decides the order of turns, the tokens of a step and which sequence to preempt; the scheduler keeps blocks and
+rows. Chunked prefill bounds the tokens of a step, so that decodes beside a prefill do not wait long for their next
+token. The time of a step is learnt as it runs: a fixed part, one for each sequence that decodes (sampling and
+detokenizing included), and one for each token that is read.
 """
 
 from __future__ import annotations
