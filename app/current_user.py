@@ -1,4 +1,4 @@
-"""The user of a request. Routes learn it here and nowhere else, and which of them are the operator's."""
+"""Dependencies of routes: the user of a request, the operator, and the server's state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 
 from app.auth import LOCAL, WHO, KeyScope, Principal, out_of_scope, unauthorised
 from app.errors import ApiError
-from app.state import Serving
+from app.state import Serving, State
 
 
 async def who_of(request: Request) -> Principal:
@@ -33,14 +33,13 @@ def check_scope(who: Principal, scope: KeyScope) -> None:
         raise out_of_scope(who, scope)
 
 
-def check_checker_scope(body: Mapping[str, Any], who: Principal) -> None:
-    """That a key may run what a request's checker runs. `body` is the request, any JSON.
+def check_checker_scope(checker: Mapping[str, Any] | None, who: Principal) -> None:
+    """That a key may run what a request's checker runs. Any: JSON.
 
     Raises:
         ApiError: 403.
     """
-    checker = body.get("checker")
-    if isinstance(checker, dict) and checker.get("type") in ("python", "tool"):
+    if checker is not None and checker.get("type") in ("python", "tool"):
         check_scope(who, "tools")
 
 
@@ -60,6 +59,18 @@ async def operator_of(who: Annotated[Principal, Depends(who_of)]) -> Principal:
     return who
 
 
+async def state_of(request: Request) -> State:
+    """The state of the server's primary process."""
+    return State.of(request)
+
+
+async def serving_of(request: Request) -> Serving:
+    """The state of whichever process answers."""
+    return Serving.of(request)
+
+
 Asker = Annotated[Principal, Depends(who_of)]  # a route's parameter
 User = Annotated[str, Depends(user_of)]
 Operator = Annotated[Principal, Depends(operator_of)]
+AppState = Annotated[State, Depends(state_of)]
+AppServing = Annotated[Serving, Depends(serving_of)]

@@ -1,116 +1,26 @@
 """Completes `/openapi.json` for each route: its body, its parameters, and every status that it may answer with.
 
-Routes read bodies by hand, so that a refusal is in one shape and names the field; here their models are put into the
-document. A test holds the two together, by asking the server what the document allows and what it does not.
+Routes take bodies and parameters by `JsonBody` and `QueryParams`, so a refusal is in one shape and names the field.
+Here their models are put into the document. A test asks the server what the document allows, and what it does not.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from app.api import accounts, chats, collections, permissions, runs, search, tools
-from app.db.chat_exchange import Export
-from app.openai.request_models import ChatRequest, CompletionRequest
-from app.openai.responses_request import ResponseRequest
-from app.openai.routes import EmbeddingRequest
-from app.sequences.sequence_requests import (
-    AppendRequest,
-    ForkRequest,
-    GenerateRequest,
-    OpenRequest,
-    ScoreRequest,
-    TruncateRequest,
-)
+from app.query_params import QueryParams
+from app.request_body import JsonBody
 
 Json = dict[str, Any]  # Any: a JSON schema is JSON
 
-BODIES: dict[str, type[BaseModel]] = {
-    "POST /v1/chat/completions": ChatRequest,
-    "POST /v1/completions": CompletionRequest,
-    "POST /v1/responses": ResponseRequest,
-    "POST /v1/embeddings": EmbeddingRequest,
-    "POST /api/session": accounts.SessionRequest,
-    "POST /api/chats/import": Export,
-    "PATCH /api/chats/{chat_id}": chats.ChatChange,
-    "POST /api/chats/{chat_id}/runs": runs.RunRequest,
-    "POST /api/folders": chats.FolderRequest,
-    "PATCH /api/folders/{folder_id}": chats.FolderRequest,
-    "POST /api/collections": collections.CollectionRequest,
-    "PATCH /api/collections/{collection_id}": collections.CollectionRequest,
-    "PUT /api/collections/{collection_id}/members/{member}": collections.MemberRequest,
-    "POST /api/search": search.SearchRequest,
-    "PUT /api/permissions": permissions.ClassesRequest,
-    "PUT /api/chats/{chat_id}/permissions": permissions.ClassesRequest,
-    "POST /api/runs/{run_id}/approvals/{approval_id}": tools.DecisionRequest,
-    "POST /api/runs/{run_id}/questions/{question_id}": tools.AnswerRequest,
-    "POST /api/sequences": OpenRequest,
-    "POST /api/sequences/{sequence_id}/append": AppendRequest,
-    "POST /api/sequences/{sequence_id}/generate": GenerateRequest,
-    "POST /api/sequences/{sequence_id}/fork": ForkRequest,
-    "POST /api/sequences/{sequence_id}/score": ScoreRequest,
-    "POST /api/sequences/{sequence_id}/truncate": TruncateRequest,
-    "POST /api/operator/users": accounts.UserRequest,
-    "PATCH /api/operator/users/{user_id}": accounts.UserChange,
-    "POST /api/operator/keys": accounts.KeyRequest,
-    "PATCH /api/operator/keys/{key_id}": accounts.KeyChange,
-}
-
-_NUMBER: Json = {"type": "integer", "minimum": 0}
-_TEXT: Json = {"type": "string"}
-
-
-def _up_to(most: int) -> Json:
-    return {"type": "integer", "minimum": 1, "maximum": most}
-
-
-PARAMETERS: dict[str, dict[str, Json]] = {
-    "GET /api/chats": {"limit": _up_to(500), "before": _TEXT, "folder_id": _TEXT},
-    "GET /api/chats/search": {"q": _TEXT, "limit": _up_to(100)},
-    "GET /api/chats/{chat_id}": {"all": {"enum": ["true", "false"]}},
-    "GET /api/chats/{chat_id}/export": {"format": {"enum": ["json", "html", "markdown"]}},
-    "GET /api/runs/{run_id}/events": {"after": _NUMBER, "follow": {"enum": ["true", "false"]}},
-    "GET /api/documents": {"collection": _NUMBER},
-    "GET /api/documents/{document_id}/text": {"start": _NUMBER, "end": _NUMBER},
-    "GET /api/documents/{document_id}/boxes": {"start": _NUMBER, "end": _NUMBER},
-    "GET /api/documents/{document_id}/pages/{page}": {"width": _NUMBER},
-    "GET /api/operator/runs": {"limit": _up_to(500)},
-    "GET /api/operator/keys": {"user": _TEXT},
-    "GET /v1/responses/{response_id}/input_items": {
-        "limit": _up_to(100), "order": {"enum": ["asc", "desc"]}, "after": _TEXT
-    },
-}  # fmt: skip
-
-_STATUSES: dict[str, tuple[int, ...]] = {  # where it is not 200 alone
-    "POST /api/chats": (201,),
-    "POST /api/chats/import": (201,),
-    "POST /api/chats/{chat_id}/runs": (202,),
-    "POST /api/runs/{run_id}/cancel": (202,),
-    "POST /api/runs/{run_id}/approvals/{approval_id}": (202,),
-    "POST /api/runs/{run_id}/questions/{question_id}": (202,),
-    "POST /api/folders": (201,),
-    "POST /api/documents": (201, 202),
-    "DELETE /api/documents/{document_id}": (204,),
-    "POST /api/jobs/{job_id}/cancel": (202,),
-    "POST /api/collections": (200, 201),
-    "DELETE /api/collections/{collection_id}": (204,),
-    "DELETE /api/collections/{collection_id}/members/{member}": (204,),
-    "DELETE /api/invitations/{collection_id}": (204,),
-    "DELETE /api/permissions": (204,),
-    "DELETE /api/permissions/{grant_id}": (204,),
-    "DELETE /api/chats/{chat_id}/permissions": (204,),
-    "POST /api/sequences": (201,),
-    "POST /api/sequences/{sequence_id}/fork": (201,),
-    "DELETE /api/sequences/{sequence_id}": (204,),
-    "DELETE /api/session": (204,),
-    "POST /api/operator/users": (201,),
-    "POST /api/operator/keys": (201,),
-}
 _JSON, _EVENTS = "application/json", "text/event-stream"
 _TYPES: dict[str, tuple[str, ...]] = {  # where it is not JSON
     "POST /v1/chat/completions": (_JSON, _EVENTS),
@@ -145,12 +55,12 @@ ERROR: Json = {
 }
 
 
-def install(app: FastAPI) -> None:
-    """Let `app` tell its routes so."""
+def install(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+    """Makes the document of `app`'s `routers` complete."""
 
     def document() -> Json:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
+            app.openapi_schema = _document(app, routers)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # as FastAPI's documentation has it
@@ -176,20 +86,32 @@ def _pattern(path: str) -> re.Pattern[str]:
     )
 
 
-def _document(app: FastAPI) -> Json:
+def models_of(routers: Sequence[APIRouter], kind: type[JsonBody[Any]] | type[QueryParams[Any]]) -> dict[str, Any]:
+    """The models that routes take by a dependency of this kind, by method and path."""
+    return {
+        f"{method} {route.path}": dependency.call.model
+        for router in routers
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for dependency in route.dependant.dependencies
+        if isinstance(dependency.call, kind)
+        for method in route.methods or ()
+    }
+
+
+def _document(app: FastAPI, routers: Sequence[APIRouter]) -> Json:
     made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    bodies, queries = models_of(routers, JsonBody), models_of(routers, QueryParams)
     schemas: Json = {"Error": ERROR}
     for path, methods in made["paths"].items():
         for method, operation in methods.items():
             route = f"{method.upper()} {path}"
             operation["responses"] = _responses(route, operation["responses"])
-            if (model := BODIES.get(route)) is not None:
+            if (model := bodies.get(route)) is not None:
                 content = {_JSON: {"schema": _body(model, schemas)}}
-                operation["requestBody"] = {"required": True, "content": content}
-            for name, schema in PARAMETERS.get(route, {}).items():
-                either = {"anyOf": [schema, {"const": ""}]}  # an empty one is an absent one
-                parameter = {"name": name, "in": "query", "required": name == "q", "schema": either}
-                operation.setdefault("parameters", []).append(parameter)
+                operation["requestBody"] = {"required": bool(model.model_fields), "content": content}
+            if (query := queries.get(route)) is not None:
+                operation["parameters"] = [*operation.get("parameters", ()), *_parameters(query)]
     kept = made.get("components", {}).get("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):  # which no route answers with
         kept.pop(name, None)
@@ -200,7 +122,7 @@ def _document(app: FastAPI) -> Json:
 def _responses(route: str, typed: Json) -> Json:
     """Success as the route's types say it, if they do, and refusals in the one shape."""
     made: Json = {}
-    for status in _STATUSES.get(route, (200,)):
+    for status in (int(each) for each in typed if each != "422"):
         known = typed.get(str(status), {}).get("content", {}).get(_JSON, {}).get("schema") or {}
         types = () if status == 204 else _TYPES.get(route, (_JSON,))
         content = {kind: {"schema": known if kind == _JSON else {}} for kind in types}
@@ -214,11 +136,24 @@ def _responses(route: str, typed: Json) -> Json:
     return made
 
 
+def _parameters(model: type[BaseModel]) -> list[Json]:
+    """The parameters of a query. An empty one is an absent one, unless it is required."""
+    schema = model.model_json_schema()
+    required = schema.get("required", ())
+    return [
+        {
+            "name": name, "in": "query", "required": name in required,
+            "schema": field if name in required else {"anyOf": [field, {"const": ""}]},
+        }
+        for name, field in schema["properties"].items()
+    ]  # fmt: skip
+
+
 def _body(model: type[BaseModel], schemas: Json) -> Json:
     """A reference to the body's schema. A null is an absent field in every body."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(schema.pop("$defs", {}))
-    for name, field in schema["properties"].items():
+    for name, field in schema.get("properties", {}).items():
         if name not in schema.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
             described = {"description": field.pop("description")} if "description" in field else {}
             default = {"default": field.pop("default")} if "default" in field else {}

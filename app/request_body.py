@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, Generic, NoReturn, TypeVar, get_args
 
 from annotated_types import MaxLen
 from fastapi import Request
@@ -311,9 +311,9 @@ COMPLETION_REFUSED: Mapping[str, Refusal] = {
 
 def parse(
     body: Mapping[str, Any], model: type[BodyModel], refused: Mapping[str, Refusal] = _NONE, *,
-    no_effect: frozenset[str] = NO_EFFECT,
+    no_effect: frozenset[str] = NO_EFFECT, nulls: bool = False,
 ) -> BodyModel:  # fmt: skip
-    """`body` as a checked request. A null is an absent field.
+    """`body` as a checked request. A null is an absent field, unless `nulls` are values.
 
     Raises:
         ApiError: 400, naming the field.
@@ -333,7 +333,7 @@ def parse(
                 name, f"{name} is not supported yet (it was {_short(value)}); accepted: {refusal.accepted}.",
                 "unsupported_parameter",
             )  # fmt: skip
-    given = {name: value for name, value in body.items() if name in known and value is not None}
+    given = {name: value for name, value in body.items() if name in known and (nulls or value is not None)}
     for name, value in given.items():
         _check_size(name, value, known[name])
     try:
@@ -344,12 +344,43 @@ def parse(
 
 async def checked(
     body: Mapping[str, Any], model: type[BodyModel], refused: Mapping[str, Refusal] = _NONE, *,
-    no_effect: frozenset[str] = NO_EFFECT,
+    no_effect: frozenset[str] = NO_EFFECT, nulls: bool = False,
 ) -> BodyModel:  # fmt: skip
     """`parse`, off the event loop where the body is large."""
     if is_large(body):
-        return await asyncio.to_thread(parse, body, model, refused, no_effect=no_effect)
-    return parse(body, model, refused, no_effect=no_effect)
+        return await asyncio.to_thread(parse, body, model, refused, no_effect=no_effect, nulls=nulls)
+    return parse(body, model, refused, no_effect=no_effect, nulls=nulls)
+
+
+class JsonBody(Generic[BodyModel]):
+    """Dependency: the body of a request as `model` has it, read within limits: `most` bytes and `names` names.
+
+    With `nulls` a null is a value; otherwise it is an absent field. `before` may refuse the body first. The model's
+    schema is the document's (`app.openapi`).
+    """
+
+    def __init__(
+        self, model: type[BodyModel], refused: Mapping[str, Refusal] = _NONE, *,
+        no_effect: frozenset[str] = frozenset(), most: int = SMALL_BODY_BYTES, names: int = MAX_NAMES,
+        nulls: bool = False,
+        before: Callable[[Mapping[str, Any]], None] = lambda body: None,
+    ) -> None:  # fmt: skip
+        self.model = model
+        self._refused = refused
+        self._no_effect = no_effect
+        self._most = most
+        self._names = names
+        self._nulls = nulls
+        self._before = before
+
+    async def __call__(self, request: Request) -> BodyModel:
+        """
+        Raises:
+            ApiError: 413 or 400, naming the field.
+        """
+        body = await json_object(request, self._most, names=self._names)
+        self._before(body)
+        return await checked(body, self.model, self._refused, no_effect=self._no_effect, nulls=self._nulls)
 
 
 def _check_size(name: str, value: Any, field: FieldInfo) -> None:

@@ -119,7 +119,7 @@ def create_app(
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
     app.add_middleware(AdmissionGate, admission=lambda: state.admission)
     app.add_middleware(DrainMiddleware, drain=state.drain)
-    openapi.install(app)
+    openapi.install(app, (openai.router, responses.router, *ROUTERS))
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)
     add_middleware(app, settings)

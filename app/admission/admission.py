@@ -43,8 +43,8 @@ class QueuedWork(Protocol):
 
 
 class AdmissionDecisions(ABC):
-    """Decisions on what an admitted request may still ask, by `backlogs` (of each model) and `rates` as this process
-    knows them."""
+    """Decisions on what an admitted request may still ask, by `queue_estimates` (of each model) and `rates` as this
+    process knows them."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class Admission(AdmissionDecisions):
         refused: Callable[[str], None] = lambda reason: None,
         used: Callable[[str, int], None] = lambda key_id, tokens: None,
     ) -> None:
-        """`backlogs` are those of the served models, by name. `used` hears of each request that ended which key it was
-        for, and its tokens."""
+        """`queue_estimates` are those of the served models, by name. `used` hears of each request that ended which key
+        it was for, and its tokens."""
         super().__init__(settings, queue_estimates, RateWindows(), refused)
         self._used = used
         self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)

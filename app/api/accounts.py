@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 
-from app.api.query_params import parameters, texts
 from app.auth import COOKIE, LOCAL, SCOPES, SESSION_PATH, KeyScope, Principal, address_of, session_token
-from app.current_user import Operator
+from app.current_user import AppState, Operator
 from app.db.account_store import MAX_EXPIRES_S, SESSION_S, USER_ID, Account, Accounts, ApiKey, Role
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, USER_QUOTAS, Quota, Used
 from app.db.sqlite import NameTaken, NotThere
 from app.errors import ApiError, invalid
-from app.request_body import json_object, parse
+from app.query_params import ONLY_KNOWN, QueryParams
+from app.request_body import JsonBody
 from app.state import State
 
-router = APIRouter(prefix="/api/operator", tags=["Operator"])
+router = APIRouter(prefix="/api/operator", tags=["Operator"], dependencies=[ONLY_KNOWN])
 
 _NAME = "a line of 1 to 100 characters"
 _ROLE = '"operator" or "user"'
@@ -46,6 +46,9 @@ class UserRequest(BaseModel):
     id: str = Field(pattern=f"^{USER_ID}$", description="1 to 64 small letters, digits, '.', '_' and '-'")
     name: str | None = Field(None, min_length=1, max_length=100, description=_NAME)
     role: Role = Field("user", description=_ROLE)
+
+
+UserBody = Annotated[UserRequest, Depends(JsonBody(UserRequest))]
 
 
 class UserQuotaFields(BaseModel):
@@ -70,6 +73,9 @@ class UserChange(BaseModel):
     role: Role | None = Field(None, description=_ROLE)
     disabled: bool | None = Field(None, description="true: none of the user's keys is valid any more; false: they are")
     quota: UserQuotaFields | None = Field(None, description=_USER_QUOTA)
+
+
+UserChangeBody = Annotated[UserChange, Depends(JsonBody(UserChange))]
 
 
 class QuotaFields(UserQuotaFields):
@@ -97,6 +103,9 @@ class KeyRequest(BaseModel):
     quota: QuotaFields | None = Field(None, description=_QUOTA)
 
 
+KeyBody = Annotated[KeyRequest, Depends(JsonBody(KeyRequest))]
+
+
 class KeyChange(BaseModel):
     """The body of `PATCH /api/operator/keys/{id}`: what is absent stays as it is."""
 
@@ -107,28 +116,35 @@ class KeyChange(BaseModel):
     quota: QuotaFields | None = Field(None, description=_QUOTA)
 
 
+KeyChangeBody = Annotated[KeyChange, Depends(JsonBody(KeyChange))]
+
+
+class KeysQuery(BaseModel):
+    """The parameters of `GET /api/operator/keys`."""
+
+    user: str | None = Field(None, description="the id of a user")
+
+
+KeysParams = Annotated[KeysQuery, Depends(QueryParams(KeysQuery))]
+
+
 @router.get("/users")
-async def users(request: Request, who: Operator) -> dict[str, Any]:
-    parameters(request)
-    return {"users": [_shown(each) for each in await State.of(request).auth.do(Accounts.users)]}
+async def users(who: Operator, state: AppState) -> dict[str, Any]:
+    return {"users": [_shown(each) for each in await state.auth.do(Accounts.users)]}
 
 
-@router.post("/users")
-async def create_user(request: Request, who: Operator) -> Response:
-    parameters(request)
-    wanted = parse(await json_object(request), UserRequest, no_effect=frozenset())
+@router.post("/users", status_code=201)
+async def create_user(who: Operator, state: AppState, wanted: UserBody) -> dict[str, Any]:
     name = _line("name", wanted.name or wanted.id)
     try:
-        made = await State.of(request).auth.do(lambda accounts: accounts.create_user(wanted.id, name, wanted.role))
+        made = await state.auth.do(lambda accounts: accounts.create_user(wanted.id, name, wanted.role))
     except NameTaken as taken:
         raise ApiError(409, str(taken), param="id", code="id_taken") from None
-    return JSONResponse(_shown(made), 201)
+    return _shown(made)
 
 
 @router.patch("/users/{user_id}")
-async def change_user(request: Request, who: Operator, user_id: str) -> dict[str, Any]:
-    parameters(request)
-    wanted = parse(await json_object(request), UserChange, no_effect=frozenset())
+async def change_user(who: Operator, state: AppState, user_id: str, wanted: UserChangeBody) -> dict[str, Any]:
     if (wanted.name, wanted.role, wanted.disabled, wanted.quota) == (None, None, None, None):
         accepted = ", ".join(UserChange.model_fields)
         raise invalid(None, f"The body changes nothing; accepted: some of {accepted}.", "missing_required_parameter")
@@ -144,26 +160,22 @@ async def change_user(request: Request, who: Operator, user_id: str) -> dict[str
         quota = None if wanted.quota is None else wanted.quota.quota()
         return accounts.change_user(user_id, name=name, role=wanted.role, disabled=wanted.disabled, quota=quota)
 
-    return _shown(await State.of(request).auth.do(change))
+    return _shown(await state.auth.do(change))
 
 
 @router.get("/keys")
-async def keys(request: Request, who: Operator) -> dict[str, Any]:
-    user = texts(request, "user").get("user")
-
+async def keys(who: Operator, state: AppState, given: KeysParams) -> dict[str, Any]:
     def read(accounts: Accounts) -> list[dict[str, Any]]:
-        return [_told(accounts, each) for each in accounts.keys_of(user)]
+        return [_told(accounts, each) for each in accounts.keys_of(given.user)]
 
-    found = await State.of(request).auth.do(read)
+    found = await state.auth.do(read)
     return {"keys": [{**each, "current": each["id"] == who.key_id} for each in found]}
 
 
-@router.post("/keys")
-async def create_key(request: Request, who: Operator) -> Response:
-    parameters(request)
-    wanted = parse(await json_object(request), KeyRequest, no_effect=frozenset())
+@router.post("/keys", status_code=201)
+async def create_key(response: Response, who: Operator, state: AppState, wanted: KeyBody) -> dict[str, Any]:
     name = _line("name", wanted.name, empty=True)
-    auth = State.of(request).auth
+    auth = state.auth
     try:
         quota = Quota() if wanted.quota is None else wanted.quota.quota()
         key, text = await auth.do(
@@ -171,15 +183,15 @@ async def create_key(request: Request, who: Operator) -> Response:
         )
     except NotThere as error:
         raise invalid("user", f"{error} accepted: the id of a user.", "user_not_found") from None
-    told = {"key": text, **key.told(), "used": asdict(Used()), "current": False}
-    return JSONResponse(told, 201, headers={"Cache-Control": "no-store"})
+    response.headers["Cache-Control"] = "no-store"
+    return {"key": text, **key.told(), "used": asdict(Used()), "current": False}
 
 
 @router.patch("/keys/{key_id}")
-async def change_key(request: Request, who: Operator, key_id: str) -> dict[str, Any]:
+async def change_key(
+    request: Request, who: Operator, state: AppState, key_id: str, wanted: KeyChangeBody
+) -> dict[str, Any]:
     """It holds from the next request on."""
-    parameters(request)
-    wanted = parse(await json_object(request), KeyChange, no_effect=frozenset())
     given = wanted.model_fields_set
     if not given:
         accepted = ", ".join(KeyChange.model_fields)
@@ -199,14 +211,13 @@ async def change_key(request: Request, who: Operator, key_id: str) -> dict[str, 
         )
         return _told(accounts, changed)
 
-    return {**await State.of(request).auth.do(change), "current": key_id == who.key_id}
+    return {**await state.auth.do(change), "current": key_id == who.key_id}
 
 
 @router.delete("/keys/{key_id}")
-async def revoke_key(request: Request, who: Operator, key_id: str) -> dict[str, Any]:
+async def revoke_key(who: Operator, state: AppState, key_id: str) -> dict[str, Any]:
     """It stays in the list, as revoked."""
-    parameters(request)
-    revoked = await State.of(request).auth.do(lambda accounts: _told(accounts, accounts.revoke(key_id)))
+    revoked = await state.auth.do(lambda accounts: _told(accounts, accounts.revoke(key_id)))
     return {**revoked, "current": key_id == who.key_id}
 
 
@@ -229,7 +240,7 @@ def _line(field: str, text: str, *, empty: bool = False) -> str:
     return text.strip()
 
 
-session_router = APIRouter(tags=["Session"])
+session_router = APIRouter(tags=["Session"], dependencies=[ONLY_KNOWN])
 
 
 class SessionRequest(BaseModel):
@@ -240,21 +251,33 @@ class SessionRequest(BaseModel):
     key: str = Field(min_length=1, max_length=200, description="an API key, as `ponder keys create` shows it")
 
 
+SessionBody = Annotated[SessionRequest, Depends(JsonBody(SessionRequest))]
+
+
+async def _asked(state: AppState) -> State:
+    """
+    Raises:
+        ApiError: 409, nobody is asked who they are.
+    """
+    if state.settings.auth == "off":
+        message = "There is nothing to sign in to: this server asks nobody for a key (the setting auth is off)."
+        raise ApiError(409, message, code="auth_off")
+    return state
+
+
+Asked = Annotated[State, Depends(_asked)]
+
+
 @session_router.get(SESSION_PATH)
-async def session(request: Request) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def session(request: Request, state: AppState) -> dict[str, Any]:
     if state.settings.auth == "off":
         return _session_shown("off", LOCAL)
     return _session_shown("keys", await state.auth.who(Headers(scope=request.scope), address_of(request.scope)))
 
 
 @session_router.post(SESSION_PATH)
-async def sign_in(request: Request) -> Response:
-    parameters(request)
-    auth = _asked(request).auth
-    key = parse(await json_object(request), SessionRequest, no_effect=frozenset()).key.strip()
-    who, token = await auth.sign_in(key, address_of(request.scope))
+async def sign_in(request: Request, state: Asked, wanted: SessionBody) -> Response:
+    who, token = await state.auth.sign_in(wanted.key.strip(), address_of(request.scope))
     response = JSONResponse(_session_shown("keys", who))
     response.set_cookie(
         COOKIE, token, max_age=int(SESSION_S), secure=request.url.scheme == "https", httponly=True, samesite="strict"
@@ -262,27 +285,11 @@ async def sign_in(request: Request) -> Response:
     return response
 
 
-@session_router.delete(SESSION_PATH)
-async def sign_out(request: Request) -> Response:
-    parameters(request)
-    auth = _asked(request).auth
+@session_router.delete(SESSION_PATH, status_code=204)
+async def sign_out(request: Request, response: Response, state: Asked) -> None:
     if (token := session_token(request.headers)) is not None:
-        await auth.sign_out(token)
-    response = Response(status_code=204)
+        await state.auth.sign_out(token)
     response.delete_cookie(COOKIE, secure=request.url.scheme == "https", httponly=True, samesite="strict")
-    return response
-
-
-def _asked(request: Request) -> State:
-    """
-    Raises:
-        ApiError: 409, nobody is asked who they are.
-    """
-    state = State.of(request)
-    if state.settings.auth == "off":
-        message = "There is nothing to sign in to: this server asks nobody for a key (the setting auth is off)."
-        raise ApiError(409, message, code="auth_off")
-    return state
 
 
 def _session_shown(auth: str, who: Principal | None) -> dict[str, Any]:

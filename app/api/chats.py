@@ -9,23 +9,22 @@ import asyncio
 import importlib.metadata
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.api.chat_export import POLICY, SharedChat, markdown, page, shared_chat
-from app.api.query_params import bounded, parameters, texts
-from app.current_user import User
+from app.current_user import AppState, User
 from app.db.chat_exchange import MAX_FOLDER, MAX_TITLE, BadChats, Export
 from app.db.chat_store import BadCursor, Tree
 from app.errors import invalid
-from app.request_body import checked, json_object, parse
-from app.state import State
+from app.query_params import ONLY_KNOWN, Flag, QueryParams, WholeNumber
+from app.request_body import JsonBody
 
-router = APIRouter(prefix="/api", tags=["Chats"])
+router = APIRouter(prefix="/api", tags=["Chats"], dependencies=[ONLY_KNOWN])
 
 _SHOWN = (
     "id", "parent_id", "role", "content", "thinking", "run_id", "thinking_s", "ttft_s", "tokens_per_s", "usage",
@@ -49,6 +48,51 @@ class ChatChange(BaseModel):
     leaf_id: str | None = Field(None, description="the id of a message of this chat")
 
 
+ChatChangeBody = Annotated[ChatChange, Depends(JsonBody(ChatChange, nulls=True))]
+
+
+class NoFields(BaseModel):
+    """The body of `POST /api/chats`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+NoFieldsBody = Annotated[NoFields, Depends(JsonBody(NoFields))]
+
+
+class ChatsQuery(BaseModel):
+    """The parameters of `GET /api/chats`."""
+
+    limit: WholeNumber = Field(_LIMIT, ge=1, le=_MAX_COUNT, description=f"a whole number from 1 to {_MAX_COUNT}")
+    before: str | None = Field(None, description="what `next` of the page before says")
+    folder_id: str | None = Field(None, description="the id of a folder of yours")
+
+
+ChatsParams = Annotated[ChatsQuery, Depends(QueryParams(ChatsQuery))]
+
+
+class ChatSearchQuery(BaseModel):
+    """The parameters of `GET /api/chats/search`."""
+
+    q: str = Field(
+        pattern=r"\S", max_length=_QUERY_CHARACTERS,
+        description=f"words, of at most {_QUERY_CHARACTERS} characters together",
+    )  # fmt: skip
+    limit: WholeNumber = Field(_FOUND, ge=1, le=_MAX_FOUND, description=f"a whole number from 1 to {_MAX_FOUND}")
+
+
+ChatSearchParams = Annotated[ChatSearchQuery, Depends(QueryParams(ChatSearchQuery))]
+
+
+class ChatQuery(BaseModel):
+    """The parameters of `GET /api/chats/{id}`."""
+
+    all: Flag = Field("false", description="true or false")
+
+
+ChatParams = Annotated[ChatQuery, Depends(QueryParams(ChatQuery))]
+
+
 def version() -> str:
     try:
         return importlib.metadata.version("ponder")
@@ -57,9 +101,8 @@ def version() -> str:
 
 
 @router.get("/server")
-async def server(request: Request) -> dict[str, Any]:
-    parameters(request)
-    served = State.of(request).served
+async def server(state: AppState) -> dict[str, Any]:
+    served = state.served
     return {
         "version": version(),
         "model": served.name,
@@ -68,18 +111,15 @@ async def server(request: Request) -> dict[str, Any]:
         "dtype": served.engine.dtype,
         "about": served.about.text,
         "starters": list(served.about.starters),
-        "max_upload": int(State.of(request).settings.max_upload),
+        "max_upload": int(state.settings.max_upload),
     }
 
 
 @router.get("/chats")
-async def chats(request: Request, user: User) -> dict[str, Any]:
-    given = texts(request, "limit", "before", "folder_id")
-    limit = bounded("limit", given.get("limit"), _LIMIT, _MAX_COUNT)
-    state = State.of(request)
+async def chats(user: User, state: AppState, given: ChatsParams) -> dict[str, Any]:
     try:
         found, more = await state.store.chats.of(
-            user, limit=limit, before=given.get("before"), folder_id=given.get("folder_id")
+            user, limit=given.limit, before=given.before, folder_id=given.folder_id
         )
     except BadCursor as error:
         message = f"before is {str(error)!r:.60}; accepted: what `next` of the page before says."
@@ -90,24 +130,14 @@ async def chats(request: Request, user: User) -> dict[str, Any]:
     }
 
 
-@router.post("/chats")
-async def create_chat(request: Request, user: User) -> Response:
-    parameters(request)
-    if body := await json_object(request):
-        name = next(iter(body))
-        raise invalid(name, f"{name!r:.60} is not a field of this request; accepted: {{}}.", "unknown_parameter")
-    return JSONResponse(await State.of(request).store.chats.create(user), 201)
+@router.post("/chats", status_code=201)
+async def create_chat(user: User, state: AppState, wanted: NoFieldsBody) -> dict[str, Any]:
+    return await state.store.chats.create(user)
 
 
 @router.get("/chats/search")
-async def search_chats(request: Request, user: User) -> dict[str, Any]:
-    given = texts(request, "q", "limit")
-    query = given.get("q", "")
-    if not query.strip() or len(query) > _QUERY_CHARACTERS:
-        what = "missing" if not query.strip() else f"{len(query)} characters long"
-        raise invalid("q", f"q is {what}; accepted: words, of at most {_QUERY_CHARACTERS} characters together.")
-    limit = bounded("limit", given.get("limit"), _FOUND, _MAX_FOUND)
-    found = await State.of(request).store.search.find(user, query, limit)
+async def search_chats(user: User, state: AppState, given: ChatSearchParams) -> dict[str, Any]:
+    found = await state.store.search.find(user, given.q, given.limit)
     return {
         "results": [
             {
@@ -120,16 +150,13 @@ async def search_chats(request: Request, user: User) -> dict[str, Any]:
 
 
 @router.get("/chats/{chat_id}")
-async def chat(request: Request, user: User, chat_id: str) -> dict[str, Any]:
-    whole = texts(request, "all").get("all", "false")
-    if whole not in ("true", "false"):
-        raise invalid("all", f"all is {whole!r:.60}; accepted: true or false.")
-    store = State.of(request).store
+async def chat(user: User, state: AppState, chat_id: str, given: ChatParams) -> dict[str, Any]:
+    store = state.store
     row, messages = await store.chats.whole(user, chat_id)
     tree = Tree(messages)
     # What the store says of a message, not the moment: its events are read from `active_run_id` from their start.
     active = next((m["run_id"] for m in messages if m["status"] == "running"), None)
-    shown = messages if whole == "true" else tree.branch(row["leaf_id"])
+    shown = messages if given.all == "true" else tree.branch(row["leaf_id"])
     return {
         **row,
         "messages": [
@@ -145,29 +172,21 @@ async def chat(request: Request, user: User, chat_id: str) -> dict[str, Any]:
 
 
 @router.patch("/chats/{chat_id}")
-async def change_chat(request: Request, user: User, chat_id: str) -> dict[str, Any]:
-    parameters(request)
-    body = await json_object(request)
-    wanted = parse(body, ChatChange, no_effect=frozenset())
+async def change_chat(user: User, state: AppState, chat_id: str, wanted: ChatChangeBody) -> dict[str, Any]:
     changes = wanted.model_dump(exclude_unset=True)
-    for name, value in body.items():
-        if value is None:
-            if name != "folder_id":
-                accepted = ChatChange.model_fields[name].description
-                raise invalid(name, f"{name} is null; accepted: {accepted}.")
-            changes[name] = None
+    for name, value in changes.items():
+        if value is None and name != "folder_id":
+            raise invalid(name, f"{name} is null; accepted: {ChatChange.model_fields[name].description}.")
     if not changes:
         accepted = ", ".join(ChatChange.model_fields)
         raise invalid(None, f"The body changes nothing; accepted: some of {accepted}.", "missing_required_parameter")
     if not changes.get("title", "?").strip():
         raise invalid("title", f"title is white space; accepted: {ChatChange.model_fields['title'].description}.")
-    return await State.of(request).store.chats.change(user, chat_id, changes)
+    return await state.store.chats.change(user, chat_id, changes)
 
 
 @router.delete("/chats/{chat_id}")
-async def delete_chat(request: Request, user: User, chat_id: str) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def delete_chat(user: User, state: AppState, chat_id: str) -> dict[str, Any]:
     until = await state.store.deleted.delete("chat", user, chat_id)  # first: from now on no answer begins in it
     if run_id := state.runs.active_in(chat_id):
         await state.runs.cancel(user, run_id)
@@ -175,14 +194,13 @@ async def delete_chat(request: Request, user: User, chat_id: str) -> dict[str, A
 
 
 @router.post("/chats/{chat_id}/restore")
-async def restore_chat(request: Request, user: User, chat_id: str) -> dict[str, Any]:
-    parameters(request)
-    store = State.of(request).store
+async def restore_chat(user: User, state: AppState, chat_id: str) -> dict[str, Any]:
+    store = state.store
     await store.deleted.restore("chat", user, chat_id)
     return await store.chats.get(user, chat_id)
 
 
-folders_router = APIRouter(prefix="/api", tags=["Folders"])
+folders_router = APIRouter(prefix="/api", tags=["Folders"], dependencies=[ONLY_KNOWN])
 
 
 class FolderRequest(BaseModel):
@@ -192,49 +210,46 @@ class FolderRequest(BaseModel):
 
     name: str = Field(min_length=1, max_length=MAX_FOLDER, description=f"a text of 1 to {MAX_FOLDER} characters")
 
+    @field_validator("name")
+    @classmethod
+    def _without_space(cls, name: str) -> str:
+        if name != name.strip():
+            raise invalid("name", f"name is {name!r:.60}; accepted: a text without white space around it.")
+        return name
+
+
+FolderBody = Annotated[FolderRequest, Depends(JsonBody(FolderRequest))]
+
 
 @folders_router.get("/folders")
-async def folders(request: Request, user: User) -> dict[str, Any]:
-    parameters(request)
-    return {"folders": await State.of(request).store.folders.of(user)}
+async def folders(user: User, state: AppState) -> dict[str, Any]:
+    return {"folders": await state.store.folders.of(user)}
 
 
-@folders_router.post("/folders")
-async def create_folder(request: Request, user: User) -> Response:
-    name = await _name(request)
-    return JSONResponse(await State.of(request).store.folders.create(user, name), 201)
+@folders_router.post("/folders", status_code=201)
+async def create_folder(user: User, state: AppState, wanted: FolderBody) -> dict[str, Any]:
+    return await state.store.folders.create(user, wanted.name)
 
 
 @folders_router.patch("/folders/{folder_id}")
-async def rename_folder(request: Request, user: User, folder_id: str) -> dict[str, Any]:
-    name = await _name(request)
-    return await State.of(request).store.folders.rename(user, folder_id, name)
+async def rename_folder(user: User, state: AppState, folder_id: str, wanted: FolderBody) -> dict[str, Any]:
+    return await state.store.folders.rename(user, folder_id, wanted.name)
 
 
 @folders_router.delete("/folders/{folder_id}")
-async def delete_folder(request: Request, user: User, folder_id: str) -> dict[str, Any]:
-    parameters(request)
-    until = await State.of(request).store.deleted.delete("folder", user, folder_id)
+async def delete_folder(user: User, state: AppState, folder_id: str) -> dict[str, Any]:
+    until = await state.store.deleted.delete("folder", user, folder_id)
     return {"id": folder_id, "restorable_until": until}
 
 
 @folders_router.post("/folders/{folder_id}/restore")
-async def restore_folder(request: Request, user: User, folder_id: str) -> dict[str, Any]:
-    parameters(request)
-    store = State.of(request).store
+async def restore_folder(user: User, state: AppState, folder_id: str) -> dict[str, Any]:
+    store = state.store
     await store.deleted.restore("folder", user, folder_id)
     return await store.folders.get(user, folder_id)
 
 
-async def _name(request: Request) -> str:
-    parameters(request)
-    name = parse(await json_object(request), FolderRequest, no_effect=frozenset()).name
-    if name != name.strip():
-        raise invalid("name", f"name is {name!r:.60}; accepted: a text without white space around it.")
-    return name
-
-
-exchange_router = APIRouter(prefix="/api", tags=["Chats"])
+exchange_router = APIRouter(prefix="/api", tags=["Chats"], dependencies=[ONLY_KNOWN])
 
 MAX_IMPORT_BYTES = 32 << 20
 MAX_IMPORT_NAMES = 100_000  # those of about 7,000 messages
@@ -247,21 +262,29 @@ _FORMS: dict[
 }
 
 
+ImportBody = Annotated[Export, Depends(JsonBody(Export, most=MAX_IMPORT_BYTES, names=MAX_IMPORT_NAMES))]
+
+
+class ExportQuery(BaseModel):
+    """The parameters of `GET /api/chats/{id}/export`."""
+
+    format: Literal["json", "html", "markdown"] = Field("json", description="json, html, markdown")
+
+
+ExportParams = Annotated[ExportQuery, Depends(QueryParams(ExportQuery))]
+
+
 @exchange_router.get("/chats/export")
-async def export_all(request: Request, user: User) -> Response:
-    parameters(request)
-    return _json(await State.of(request).store.exchange.export(user), "ponder-chats")
+async def export_all(user: User, state: AppState) -> Response:
+    return _json(await state.store.exchange.export(user), "ponder-chats")
 
 
 @exchange_router.get("/chats/{chat_id}/export")
-async def export_one(request: Request, user: User, chat_id: str) -> Response:
-    form = texts(request, "format").get("format", "json")
-    store = State.of(request).store
-    if form == "json":
+async def export_one(user: User, state: AppState, chat_id: str, given: ExportParams) -> Response:
+    store = state.store
+    if given.format == "json":
         return _json(await store.exchange.export(user, chat_id), "ponder-chat")
-    if form not in _FORMS:
-        raise invalid("format", f"format is {form!r:.60}; accepted: json, {', '.join(_FORMS)}.")
-    write, media_type, end = _FORMS[form]
+    write, media_type, end = _FORMS[given.format]
     chat = await shared_chat(store, user, chat_id)
     text = await asyncio.to_thread(write, chat)
     # Should a browser show it all the same, it is no page of this server's.
@@ -269,15 +292,13 @@ async def export_one(request: Request, user: User, chat_id: str) -> Response:
     return Response(text, media_type=media_type, headers={**headers, "X-Content-Type-Options": "nosniff"})
 
 
-@exchange_router.post("/chats/import")
-async def import_chats(request: Request, user: User) -> Response:
-    parameters(request)
-    body = await json_object(request, MAX_IMPORT_BYTES, names=MAX_IMPORT_NAMES)
+@exchange_router.post("/chats/import", status_code=201)
+async def import_chats(user: User, state: AppState, wanted: ImportBody) -> dict[str, Any]:
     try:
-        made = await State.of(request).store.exchange.add(user, await checked(body, Export, no_effect=frozenset()))
+        made = await state.store.exchange.add(user, wanted)
     except BadChats as error:
         raise invalid(error.path, str(error)) from None
-    return JSONResponse({"chat_ids": made}, 201)
+    return {"chat_ids": made}
 
 
 def _json(export: dict[str, Any], name: str) -> Response:

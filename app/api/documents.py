@@ -16,18 +16,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import FileResponse
 from pebble import ProcessFuture
+from pydantic import BaseModel, Field
 
 from app.api.multipart import BadForm, Form, plain_path
-from app.api.query_params import bounded, number_in_path, parameters, texts, whole_number
 from app.api.response_models import DocumentShown, Ingested, JobShown, JobSummary
 from app.connections import while_connected
-from app.current_user import User
+from app.current_user import AppState, User
 from app.errors import ApiError, invalid
+from app.query_params import ONLY_KNOWN, QueryParams, WholeNumber, number_in_path, whole_number
 from app.request_body import json_value, pieces
 from app.state import State
 from retrieval import Document, Given, Job, Library, NotFound
@@ -35,7 +36,7 @@ from retrieval.parsing.parsed import Unreadable
 from retrieval.parsing.sniff import PDF
 from retrieval.records import Metadata
 
-router = APIRouter(prefix="/api", tags=["Documents"])
+router = APIRouter(prefix="/api", tags=["Documents"], dependencies=[ONLY_KNOWN])
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,9 +59,54 @@ class _Options:
     wait_s: float
 
 
-@router.post("/documents")
-async def upload(request: Request, user: User) -> Response:
-    state = State.of(request)
+async def document_of(user: User, state: AppState, document_id: str) -> Document:
+    """The document of an address, if the user may read it."""
+    number = number_in_path(document_id, "document")
+    return await asyncio.to_thread(state.library.store.document, user, number)
+
+
+Readable = Annotated[Document, Depends(document_of)]
+_WHOLE = "one whole number of 0 or more"
+
+
+class DocumentsQuery(BaseModel):
+    """The parameters of `GET /api/documents`."""
+
+    collection: WholeNumber | None = Field(None, description=_WHOLE)
+
+
+DocumentsParams = Annotated[DocumentsQuery, Depends(QueryParams(DocumentsQuery))]
+
+
+class SpanQuery(BaseModel):
+    """The parameters of `GET /api/documents/{id}/text` and `…/boxes`: a part of the document's text, in characters."""
+
+    start: WholeNumber = Field(0, description=_WHOLE)
+    end: WholeNumber | None = Field(None, description=_WHOLE)
+
+    def within(self, characters: int, most: int | None = None) -> tuple[int, int]:
+        """Returns `start` and `end`, cut to a document of so many characters.
+
+        Raises:
+            ApiError: 400: the part is not in it, or longer than `most`.
+        """
+        start = self.start
+        end = (characters if most is None else min(characters, start + most)) if self.end is None else self.end
+        if start > characters:
+            raise invalid("start", f"start is {start}; accepted: 0 to {characters}, the document's length.")
+        if end < start:
+            raise invalid("end", f"end is {end}; accepted: {start}, which is start, or more.")
+        end = min(end, characters)
+        if most is not None and end - start > most:
+            raise invalid("end", f"end is {end}; accepted: at most {start + most}, {most} characters after start.")
+        return start, end
+
+
+SpanParams = Annotated[SpanQuery, Depends(QueryParams(SpanQuery))]
+
+
+@router.post("/documents", status_code=201, responses={202: {"model": Ingested}})
+async def upload(request: Request, response: Response, user: User, state: AppState) -> Ingested:
     library = state.library
     form = await _received(request, state)
     try:
@@ -83,46 +129,42 @@ async def upload(request: Request, user: User) -> Response:
         raise invalid("file", reasons, "unreadable_document")
     numbers = dict.fromkeys(file.document for file in shown.files if file.document is not None)
     documents = await asyncio.to_thread(_those_left, library, user, list(numbers))
-    answer = Ingested(job=shown, documents=[DocumentShown.of(document) for document in documents])
-    return JSONResponse(answer.model_dump(), 201 if shown.status == "done" else 202)
+    response.status_code = 201 if shown.status == "done" else 202
+    return Ingested(job=shown, documents=[DocumentShown.of(document) for document in documents])
 
 
 @router.get("/documents")
-async def documents(request: Request, user: User) -> dict[str, list[DocumentShown]]:
-    collection = parameters(request, "collection").get("collection")
-    found = await asyncio.to_thread(State.of(request).library.store.documents, user, collection)
+async def documents(user: User, state: AppState, given: DocumentsParams) -> dict[str, list[DocumentShown]]:
+    found = await asyncio.to_thread(state.library.store.documents, user, given.collection)
     return {"documents": [DocumentShown.of(document) for document in found]}
 
 
 @router.get("/documents/{document_id}")
-async def document(request: Request, user: User, document_id: str) -> DocumentShown:
-    return DocumentShown.of(await document_of(request, user, document_id))
+async def document(found: Readable) -> DocumentShown:
+    return DocumentShown.of(found)
 
 
-@router.delete("/documents/{document_id}")
-async def delete(request: Request, user: User, document_id: str) -> Response:
+@router.delete("/documents/{document_id}", status_code=204)
+async def delete(user: User, state: AppState, document_id: str) -> None:
     number = number_in_path(document_id, "document")
-    await asyncio.to_thread(State.of(request).library.delete, user, number)
-    return Response(status_code=204)
+    await asyncio.to_thread(state.library.delete, user, number)
 
 
 @router.get("/documents/{document_id}/text")
-async def text(request: Request, user: User, document_id: str) -> dict[str, Any]:
-    found = await document_of(request, user, document_id)
-    start, end = _span(request, found.characters, MAX_TEXT)
-    part = await asyncio.to_thread(State.of(request).library.store.text, user, found.id, start, end)
+async def text(user: User, state: AppState, found: Readable, given: SpanParams) -> dict[str, Any]:
+    start, end = given.within(found.characters, MAX_TEXT)
+    part = await asyncio.to_thread(state.library.store.text, user, found.id, start, end)
     return {
         "document": found.id, "start": start, "end": start + len(part), "characters": found.characters, "text": part,
     }  # fmt: skip
 
 
 @router.get("/documents/{document_id}/boxes")
-async def boxes(request: Request, user: User, document_id: str) -> dict[str, Any]:
-    found = await document_of(request, user, document_id)
-    start, end = _span(request, found.characters)
+async def boxes(request: Request, user: User, state: AppState, found: Readable, given: SpanParams) -> dict[str, Any]:
+    start, end = given.within(found.characters)
     if found.media_type != PDF:
         raise ApiError(404, f"{found.source} is no PDF: it has no pages to mark.", code="no_pages")
-    library = State.of(request).library
+    library = state.library
     try:
         made = await viewed(request, user, library.boxes, found.id, start, end)
         return {"document": found.id, "start": start, "end": end, "boxes": [asdict(box) for box in made]}
@@ -131,9 +173,8 @@ async def boxes(request: Request, user: User, document_id: str) -> dict[str, Any
 
 
 @router.get("/documents/{document_id}/file")
-async def file(request: Request, user: User, document_id: str) -> Response:
-    found = await document_of(request, user, document_id)
-    path = await asyncio.to_thread(State.of(request).library.store.file, user, found.id)
+async def file(user: User, state: AppState, found: Readable) -> Response:
+    path = await asyncio.to_thread(state.library.store.file, user, found.id)
     if not await asyncio.to_thread(lambda: path.is_file() and os.access(path, os.R_OK)):
         raise gone(found)
     return FileResponse(
@@ -310,42 +351,20 @@ async def _ended(future: ProcessFuture[T]) -> None:
         raise
 
 
-async def document_of(request: Request, user: str, document_id: str) -> Document:
-    """The document of an address, if the user may read it."""
-    number = number_in_path(document_id, "document")
-    return await asyncio.to_thread(State.of(request).library.store.document, user, number)
-
-
-def _span(request: Request, characters: int, most: int | None = None) -> tuple[int, int]:
-    """`start` and `end` as the query has them, cut to the document."""
-    given = parameters(request, "start", "end")
-    start = given.get("start", 0)
-    end = given.get("end", characters if most is None else min(characters, start + most))
-    if start > characters:
-        raise invalid("start", f"start is {start}; accepted: 0 to {characters}, the document's length.")
-    if end < start:
-        raise invalid("end", f"end is {end}; accepted: {start}, which is start, or more.")
-    end = min(end, characters)
-    if most is not None and end - start > most:
-        raise invalid("end", f"end is {end}; accepted: at most {start + most}, {most} characters after start.")
-    return start, end
-
-
 def gone(found: Document) -> ApiError:
     """The refusal where a document's file is needed and is not there."""
     message = f"The file that {found.source} was read from is not there any more, or not as it was."
     return ApiError(404, message, code="file_gone")
 
 
-jobs_router = APIRouter(prefix="/api", tags=["Documents"])
+jobs_router = APIRouter(prefix="/api", tags=["Documents"], dependencies=[ONLY_KNOWN])
 
 MAX_JOBS = 100  # in the list
 
 
 @jobs_router.get("/jobs")
-async def jobs(request: Request, user: User) -> dict[str, list[JobSummary]]:
-    parameters(request)
-    library = State.of(request).library
+async def jobs(user: User, state: AppState) -> dict[str, list[JobSummary]]:
+    library = state.library
 
     def newest() -> list[JobSummary]:
         return [job_shown(library, user, job).summary() for job in library.ingest.jobs.of(user)[:MAX_JOBS]]
@@ -354,17 +373,17 @@ async def jobs(request: Request, user: User) -> dict[str, list[JobSummary]]:
 
 
 @jobs_router.get("/jobs/{job_id}")
-async def job(request: Request, user: User, job_id: str) -> JobShown:
-    return await asyncio.to_thread(job_shown, State.of(request).library, user, job_id)
+async def job(user: User, state: AppState, job_id: str) -> JobShown:
+    return await asyncio.to_thread(job_shown, state.library, user, job_id)
 
 
-@jobs_router.post("/jobs/{job_id}/cancel")
-async def cancel(request: Request, user: User, job_id: str) -> JSONResponse:
-    await asyncio.to_thread(State.of(request).library.ingest.cancel, user, job_id)
-    return JSONResponse({"id": job_id}, 202)
+@jobs_router.post("/jobs/{job_id}/cancel", status_code=202)
+async def cancel(user: User, state: AppState, job_id: str) -> dict[str, str]:
+    await asyncio.to_thread(state.library.ingest.cancel, user, job_id)
+    return {"id": job_id}
 
 
-pages_router = APIRouter(prefix="/api", tags=["Documents"])
+pages_router = APIRouter(prefix="/api", tags=["Documents"], dependencies=[ONLY_KNOWN])
 
 WIDTH, MAX_WIDTH = 1200, 3000  # pixels
 _HEADERS = {
@@ -374,11 +393,18 @@ _HEADERS = {
 }
 
 
+class PictureQuery(BaseModel):
+    """The parameters of `GET /api/documents/{id}/pages/{page}`."""
+
+    width: WholeNumber = Field(WIDTH, ge=1, le=MAX_WIDTH, description=f"a whole number from 1 to {MAX_WIDTH}")
+
+
+PictureParams = Annotated[PictureQuery, Depends(QueryParams(PictureQuery))]
+
+
 @pages_router.get("/documents/{document_id}/pages")
-async def pages(request: Request, user: User, document_id: str) -> dict[str, Any]:
-    parameters(request)
-    found = await document_of(request, user, document_id)
-    library = State.of(request).library
+async def pages(request: Request, user: User, state: AppState, found: Readable) -> dict[str, Any]:
+    library = state.library
 
     try:
         stored = await asyncio.to_thread(library.store.pages, user, found.id)
@@ -397,16 +423,16 @@ async def pages(request: Request, user: User, document_id: str) -> dict[str, Any
 
 
 @pages_router.get("/documents/{document_id}/pages/{page}")
-async def picture(request: Request, user: User, document_id: str, page: str) -> Response:
-    width = bounded("width", texts(request, "width").get("width"), WIDTH, MAX_WIDTH)
-    found = await document_of(request, user, document_id)
+async def picture(
+    request: Request, user: User, state: AppState, found: Readable, page: str, given: PictureParams
+) -> Response:
     number = _page(found, page)
-    headers = {**_HEADERS, "ETag": f'"{found.version}-{number}-{width}"'}
+    headers = {**_HEADERS, "ETag": f'"{found.version}-{number}-{given.width}"'}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    library = State.of(request).library
+    library = state.library
     try:
-        content = await viewed(request, user, library.draw, found.id, number, width)
+        content = await viewed(request, user, library.draw, found.id, number, given.width)
     except NotFound:
         raise gone(found) from None
     except Unreadable as error:

@@ -12,32 +12,40 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
 
 from app.api.chats import version
-from app.api.query_params import bounded, parameters, texts
 from app.api.tools import tool_list
 from app.config import changed_settings
-from app.current_user import Operator
+from app.current_user import AppState, Operator
 from app.db.account_store import Accounts
+from app.query_params import ONLY_KNOWN, QueryParams, WholeNumber
 from app.state import State
 from tools.options import PERMISSIONS
 
 if TYPE_CHECKING:
     from engine import Stats
 
-router = APIRouter(prefix="/api/operator", tags=["Operator"])
+router = APIRouter(prefix="/api/operator", tags=["Operator"], dependencies=[ONLY_KNOWN])
 
 _WINDOWS_S = (60.0, 900.0)
 _RUNS, _MAX_RUNS = 50, 500
 
 
+class RunsQuery(BaseModel):
+    """The parameters of `GET /api/operator/runs`."""
+
+    limit: WholeNumber = Field(_RUNS, ge=1, le=_MAX_RUNS, description=f"a whole number from 1 to {_MAX_RUNS}")
+
+
+RunsParams = Annotated[RunsQuery, Depends(QueryParams(RunsQuery))]
+
+
 @router.get("/stats")
-async def stats(request: Request, who: Operator) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def stats(who: Operator, state: AppState) -> dict[str, Any]:
     engines = await state.meter.look()
     windows = state.meter.windows
     return {
@@ -55,10 +63,8 @@ async def stats(request: Request, who: Operator) -> dict[str, Any]:
 
 
 @router.get("/runs")
-async def runs(request: Request, who: Operator) -> dict[str, Any]:
-    limit = bounded("limit", texts(request, "limit").get("limit"), _RUNS, _MAX_RUNS)
-    state = State.of(request)
-    newest = await state.store.overview.newest_runs(limit)
+async def runs(who: Operator, state: AppState, given: RunsParams) -> dict[str, Any]:
+    newest = await state.store.overview.newest_runs(given.limit)
     return {
         "by_status": await state.store.overview.runs_by_status(),
         "runs": [{**each, "model": each["model"] or state.served.name} for each in newest],
@@ -66,9 +72,7 @@ async def runs(request: Request, who: Operator) -> dict[str, Any]:
 
 
 @router.get("/tools")
-async def tools(request: Request, who: Operator) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def tools(who: Operator, state: AppState) -> dict[str, Any]:
     users = [each.id for each in await state.auth.do(Accounts.users)]
     return {**tool_list(state.tool_service), **await asyncio.to_thread(_allowed, state, users)}
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.query_params import parameters
-from app.current_user import User
+from app.current_user import AppState, User
 from app.errors import ApiError
-from app.request_body import json_object, parse
-from app.state import State
+from app.query_params import ONLY_KNOWN
+from app.request_body import JsonBody
 from tools.call_policy import CallPolicy
 from tools.grants import Grant
 from tools.options import PERMISSIONS, Permission
 
-router = APIRouter(prefix="/api", tags=["Permissions"])
+router = APIRouter(prefix="/api", tags=["Permissions"], dependencies=[ONLY_KNOWN])
 
 
 class ClassesRequest(BaseModel):
@@ -35,64 +34,60 @@ class ClassesRequest(BaseModel):
     )
 
 
+ClassesBody = Annotated[ClassesRequest, Depends(JsonBody(ClassesRequest))]
+
+
+async def policy_of(state: AppState) -> CallPolicy:
+    return state.tool_service.executor.policy
+
+
+Policy = Annotated[CallPolicy, Depends(policy_of)]
+
+
 @router.get("/permissions")
-async def permissions(request: Request, user: User) -> dict[str, Any]:
-    parameters(request)
-    return await asyncio.to_thread(_shown, _policy(request), user)
+async def permissions(user: User, policy: Policy) -> dict[str, Any]:
+    return await asyncio.to_thread(_shown, policy, user)
 
 
 @router.put("/permissions")
-async def set_permissions(request: Request, user: User) -> dict[str, Any]:
-    wanted = parse(await json_object(request), ClassesRequest, no_effect=frozenset())
-    policy = _policy(request)
+async def set_permissions(user: User, policy: Policy, wanted: ClassesBody) -> dict[str, Any]:
     await asyncio.to_thread(policy.grants.set_classes, user, wanted.classes)
     return await asyncio.to_thread(_shown, policy, user)
 
 
-@router.delete("/permissions")
-async def unset_permissions(request: Request, user: User) -> Response:
-    parameters(request)
-    await asyncio.to_thread(_policy(request).grants.unset_classes, user)
-    return Response(status_code=204)
+@router.delete("/permissions", status_code=204)
+async def unset_permissions(user: User, policy: Policy) -> None:
+    await asyncio.to_thread(policy.grants.unset_classes, user)
 
 
-@router.delete("/permissions/{grant_id}")
-async def forget(request: Request, user: User, grant_id: str) -> Response:
-    parameters(request)
-    grants = _policy(request).grants
+@router.delete("/permissions/{grant_id}", status_code=204)
+async def forget(user: User, policy: Policy, grant_id: str) -> None:
+    grants = policy.grants
     found = [grant for grant in await asyncio.to_thread(grants.of_user, user) if grant.id == grant_id]
     if not found:
         raise ApiError(404, f"No answer {grant_id!r:.60} is remembered.", code="not_found")
     await asyncio.to_thread(grants.withdraw, found[0])
-    return Response(status_code=204)
 
 
 @router.get("/chats/{chat_id}/permissions")
-async def chat_permissions(request: Request, user: User, chat_id: str) -> dict[str, Any]:
-    parameters(request)
-    await State.of(request).store.chats.get(user, chat_id)
-    return await asyncio.to_thread(_shown_of_chat, _policy(request), user, chat_id)
+async def chat_permissions(user: User, state: AppState, policy: Policy, chat_id: str) -> dict[str, Any]:
+    await state.store.chats.get(user, chat_id)
+    return await asyncio.to_thread(_shown_of_chat, policy, user, chat_id)
 
 
 @router.put("/chats/{chat_id}/permissions")
-async def set_chat_permissions(request: Request, user: User, chat_id: str) -> dict[str, Any]:
-    wanted = parse(await json_object(request), ClassesRequest, no_effect=frozenset())
-    await State.of(request).store.chats.get(user, chat_id)
-    policy = _policy(request)
+async def set_chat_permissions(
+    user: User, state: AppState, policy: Policy, chat_id: str, wanted: ClassesBody
+) -> dict[str, Any]:
+    await state.store.chats.get(user, chat_id)
     await asyncio.to_thread(policy.grants.set_classes, user, wanted.classes, chat=chat_id)
     return await asyncio.to_thread(_shown_of_chat, policy, user, chat_id)
 
 
-@router.delete("/chats/{chat_id}/permissions")
-async def unset_chat_permissions(request: Request, user: User, chat_id: str) -> Response:
-    parameters(request)
+@router.delete("/chats/{chat_id}/permissions", status_code=204)
+async def unset_chat_permissions(user: User, policy: Policy, chat_id: str) -> None:
     # Of a chat that is gone too: what was said about it must not stay.
-    await asyncio.to_thread(_policy(request).grants.unset_classes, user, chat=chat_id)
-    return Response(status_code=204)
-
-
-def _policy(request: Request) -> CallPolicy:
-    return State.of(request).tool_service.executor.policy
+    await asyncio.to_thread(policy.grants.unset_classes, user, chat=chat_id)
 
 
 def _shown(policy: CallPolicy, user: str) -> dict[str, Any]:

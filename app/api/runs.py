@@ -1,20 +1,17 @@
 """The routes of `/api` for runs: an answer that is being made, its events, and what is left of it.
 
-A run's events are server-sent, resumable by number. Bodies are checked by hand-written types with the same error shape
-as `/v1`. Knows nothing of how answers are made.
+A run's events are server-sent, resumable by number. Knows nothing of how answers are made.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Iterable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from app.admission.request_budget import enter, narrow, output_limit
@@ -22,10 +19,9 @@ from app.answering.checkers import CHECKER
 from app.answering.reasoning_config import ReasoningRequest, reduced_by_load
 from app.answering.served_model import ServedModel
 from app.answering.tool_service import UnknownTool
-from app.api.query_params import parameters, texts
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
-from app.current_user import Asker, User, check_checker_scope, check_scope
+from app.current_user import AppState, Asker, User, check_checker_scope, check_scope
 from app.db.run_store import LoggedEvent, Place, RunKey
 from app.errors import ApiError, invalid
 from app.openai.event_stream import PING_S, STREAM_HEADERS
@@ -40,13 +36,13 @@ from app.openai.request_models import (
     Temperature,
     TopP,
 )
-from app.request_body import MAX_BODY_BYTES, explain, is_large, json_object, parse
+from app.query_params import ONLY_KNOWN, Flag, QueryParams, WholeNumber, whole_number
+from app.request_body import MAX_BODY_BYTES, JsonBody, parse
 from app.runs.live_runs import ChatBusy
 from app.runs.run import RunSpec
 from app.runs.trace import lines
-from app.state import State
 
-router = APIRouter(prefix="/api", tags=["Runs"])
+router = APIRouter(prefix="/api", tags=["Runs"], dependencies=[ONLY_KNOWN])
 
 _KEY_CHARACTERS = 255
 _SYSTEM_CHARACTERS = 100_000
@@ -149,27 +145,20 @@ class RunRequest(BaseModel):
         return Place(self.content, self.parent_id, at_leaf="parent_id" not in self.model_fields_set)
 
 
-@router.post("/chats/{chat_id}/runs")
-async def start_run(request: Request, user: User, who: Asker, chat_id: str) -> Response:
-    parameters(request)
-    body = await json_object(request, MAX_BODY_BYTES)
-    if unknown := [name for name in body if name not in RunRequest.model_fields]:
-        accepted = ", ".join(RunRequest.model_fields)
-        message = f"{unknown[0]!r:.60} is not a field of this request; accepted: {accepted}."
-        raise invalid(unknown[0], message, "unknown_parameter")
-    try:
-        validate = RunRequest.model_validate
-        wanted = await asyncio.to_thread(validate, body) if is_large(body) else validate(body)
-    except ValidationError as error:
-        raise explain(error, RunRequest) from None
+RunBody = Annotated[RunRequest, Depends(JsonBody(RunRequest, most=MAX_BODY_BYTES, nulls=True))]
+
+
+@router.post("/chats/{chat_id}/runs", status_code=202)
+async def start_run(
+    request: Request, user: User, who: Asker, state: AppState, chat_id: str, wanted: RunBody
+) -> dict[str, Any]:
     if wanted.collections is not None:
         check_scope(who, "documents")
     if wanted.tools is not None:
         check_scope(who, "tools")
-    check_checker_scope(body, who)
+    check_checker_scope(wanted.checker, who)
     narrow(wanted.priority, wanted.deadline_s)
     output_limit(wanted.max_tokens)
-    state = State.of(request)
     auto = state.models.auto if wanted.model == AUTO_NAME else None
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
     enter(*((served,) if auto is None else auto.rungs))
@@ -187,19 +176,27 @@ async def start_run(request: Request, user: User, who: Asker, chat_id: str) -> R
         tools=wanted.tools, served=served, auto=auto, reasoning_config=reasoning_config, user=user,
     )  # fmt: skip
     try:
-        started = await state.runs.start(chat_id, ask, _key(request, chat_id, body))
+        started = await state.runs.start(chat_id, ask, _key(request, chat_id, wanted))
     except UnknownTool as error:
         raise invalid("tools", str(error), "unknown_tool") from None
     except ChatBusy:
         message = "This chat's last answer is still being made; wait for it, or cancel its run."
         raise ApiError(409, message, code="chat_busy") from None
-    return JSONResponse(started._asdict(), 202)
+    return started._asdict()
+
+
+class EventsQuery(BaseModel):
+    """The parameters of `GET /api/runs/{id}/events`."""
+
+    after: WholeNumber = Field(0, description="an event's number, 0 or more")
+    follow: Flag = Field("true", description="true, or false for the events that are there")
+
+
+EventsParams = Annotated[EventsQuery, Depends(QueryParams(EventsQuery))]
 
 
 @router.get("/runs/{run_id}")
-async def run(request: Request, user: User, run_id: str) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def run(user: User, state: AppState, run_id: str) -> dict[str, Any]:
     log = await state.runs.log(user, run_id)
     row = await state.store.runs.get(user, run_id)
     told: dict[str, list[str]] = {"thinking.delta": [], "answer.delta": []}
@@ -217,18 +214,15 @@ async def run(request: Request, user: User, run_id: str) -> dict[str, Any]:
 
 
 @router.get("/runs/{run_id}/events")
-async def events(request: Request, user: User, run_id: str) -> Response:
+async def events(request: Request, user: User, state: AppState, run_id: str, given: EventsParams) -> Response:
     # A browser that reconnects by itself repeats the first address, `after` included, and adds the newer number.
-    given = texts(request, "after", "follow")
-    numbers = [request.headers.get("last-event-id") or "0", given.get("after", "0")]
-    if bad := [n for n in numbers if not (n.isascii() and n.isdigit() and len(n) < 16)]:
-        raise invalid("after", f"after is {bad[0]!r:.40}; accepted: an event's number, 0 or more.")
-    if (follow := given.get("follow", "true")) not in ("true", "false"):
-        raise invalid("follow", f"follow is {follow!r:.40}; accepted: true, or false for the events that are there.")
-    log = await State.of(request).runs.log(user, run_id)
-    after = max(map(int, numbers))
+    last = request.headers.get("last-event-id") or "0"
+    if (number := whole_number(last)) is None:
+        raise invalid("after", f"after is {last!r:.40}; accepted: an event's number, 0 or more.")
+    log = await state.runs.log(user, run_id)
+    after = max(number, given.after)
     return EventSourceResponse(
-        _sent(log.follow(after) if follow == "true" else log.there(after)),
+        _sent(log.follow(after) if given.follow == "true" else log.there(after)),
         headers=STREAM_HEADERS,
         ping=int(PING_S),
         ping_message_factory=lambda: ServerSentEvent(comment="ping"),
@@ -237,10 +231,8 @@ async def events(request: Request, user: User, run_id: str) -> Response:
 
 
 @router.get("/runs/{run_id}/trace")
-async def trace(request: Request, user: User, run_id: str) -> Response:
+async def trace(user: User, state: AppState, run_id: str) -> Response:
     """The run as JSON lines, for `ponder replay`."""
-    parameters(request)
-    state = State.of(request)
     log = await state.runs.log(user, run_id)
     if state.settings.thinking_text != "shown":
         message = "A trace has the tokens of the thinking, and this server does not show them."
@@ -254,11 +246,10 @@ async def trace(request: Request, user: User, run_id: str) -> Response:
     return Response(body, media_type="application/x-ndjson", headers=headers)
 
 
-@router.post("/runs/{run_id}/cancel")
-async def cancel(request: Request, user: User, run_id: str) -> Response:
-    parameters(request)
-    await State.of(request).runs.cancel(user, run_id)
-    return JSONResponse({"id": run_id}, 202)
+@router.post("/runs/{run_id}/cancel", status_code=202)
+async def cancel(user: User, state: AppState, run_id: str) -> dict[str, str]:
+    await state.runs.cancel(user, run_id)
+    return {"id": run_id}
 
 
 async def _sent(events: AsyncGenerator[LoggedEvent, None]) -> AsyncGenerator[ServerSentEvent, None]:
@@ -281,8 +272,8 @@ async def _check_length(content: str, answering: Iterable[ServedModel]) -> None:
         raise invalid("content", message, "context_length_exceeded")
 
 
-def _key(request: Request, chat_id: str, body: dict[str, Any]) -> RunKey | None:
-    """Reads the header Idempotency-Key. Any: JSON.
+def _key(request: Request, chat_id: str, wanted: RunRequest) -> RunKey | None:
+    """Reads the header Idempotency-Key.
 
     Raises:
         ApiError: 400.
@@ -296,5 +287,5 @@ def _key(request: Request, chat_id: str, body: dict[str, Any]) -> RunKey | None:
         raise invalid(
             "Idempotency-Key", f"Idempotency-Key is {what}; accepted: 1 to {_KEY_CHARACTERS} printable characters."
         )
-    asked = json.dumps([chat_id, body], sort_keys=True)
+    asked = json.dumps([chat_id, wanted.model_dump(mode="json", exclude_unset=True)], sort_keys=True)
     return RunKey(key, hashlib.sha256(asked.encode()).hexdigest())

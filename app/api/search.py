@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.api.response_models import FoundShown
-from app.current_user import User
+from app.current_user import AppState, User
 from app.errors import from_exception, invalid
-from app.request_body import json_object, parse
-from app.state import State
+from app.query_params import ONLY_KNOWN
+from app.request_body import JsonBody
 from engine.errors import EngineError
 from retrieval import BadFilter, BadQuery, Query
 from retrieval.filters import as_sql
@@ -61,7 +61,7 @@ class Relevance:
         return sum(yes) - sum(no)
 
 
-router = APIRouter(prefix="/api", tags=["Documents"])
+router = APIRouter(prefix="/api", tags=["Documents"], dependencies=[ONLY_KNOWN])
 
 
 class SearchRequest(BaseModel):
@@ -89,12 +89,13 @@ class SearchRequest(BaseModel):
         return filters
 
 
+SearchBody = Annotated[SearchRequest, Depends(JsonBody(SearchRequest))]
+
+
 @router.post("/search")
-async def search(request: Request, user: User) -> FoundShown:
-    wanted = parse(await json_object(request), SearchRequest, no_effect=frozenset())
+async def search(user: User, state: AppState, wanted: SearchBody) -> FoundShown:
     among = among_of(wanted.collections)
     query = Query(user, wanted.query, wanted.limit, among, wanted.filters or None, wanted.rerank is True)
-    state = State.of(request)
     judge = Relevance(state.served, user, asyncio.get_running_loop()) if wanted.rerank == "model" else None
     try:
         found = await asyncio.to_thread(state.library.search, query, judge)

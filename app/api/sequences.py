@@ -7,47 +7,50 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Depends, Request, Response
 
 from app.admission.request_budget import enter, narrow
 from app.answering.served_model import ServedModel
-from app.api.query_params import parameters
 from app.connections import while_connected
-from app.current_user import User
+from app.current_user import AppState, User
 from app.errors import ApiError, from_exception, invalid
 from app.openai.chat_completions import finite_logprob
 from app.openai.event_stream import EventStream
 from app.openai.request_models import ChatRequest
-from app.request_body import MAX_BODY_BYTES, checked, json_object, parse
+from app.query_params import ONLY_KNOWN
+from app.request_body import MAX_BODY_BYTES, JsonBody, parse
 from app.sequences.generation import written
 from app.sequences.leased import LeasedSequence
 from app.sequences.registry import Sequences
 from app.sequences.sequence_requests import (
     AppendRequest,
     ForkRequest,
+    GenerateRequest,
     OpenRequest,
     ScoreRequest,
     TruncateRequest,
-    generate_request,
+    check_generate_fields,
 )
-from app.state import State
 from engine.errors import EngineError
 
-router = APIRouter(prefix="/api/sequences", tags=["Sequences"])
+router = APIRouter(prefix="/api/sequences", tags=["Sequences"], dependencies=[ONLY_KNOWN])
+
+OpenBody = Annotated[OpenRequest, Depends(JsonBody(OpenRequest, most=MAX_BODY_BYTES))]
+AppendBody = Annotated[AppendRequest, Depends(JsonBody(AppendRequest, most=MAX_BODY_BYTES))]
+GenerateBody = Annotated[GenerateRequest, Depends(JsonBody(GenerateRequest, before=check_generate_fields))]
+ForkBody = Annotated[ForkRequest, Depends(JsonBody(ForkRequest))]
+ScoreBody = Annotated[ScoreRequest, Depends(JsonBody(ScoreRequest, most=MAX_BODY_BYTES))]
+TruncateBody = Annotated[TruncateRequest, Depends(JsonBody(TruncateRequest))]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _LONG_TEXT = 4_000  # characters, or tokens; working on more than this would be felt by running streams
 
 
-@router.post("")
-async def open_sequence(request: Request, user: User) -> Response:
-    parameters(request)
-    state = State.of(request)
-    wanted = await checked(await json_object(request, MAX_BODY_BYTES), OpenRequest, no_effect=frozenset())
+@router.post("", status_code=201)
+async def open_sequence(user: User, state: AppState, wanted: OpenBody) -> dict[str, Any]:
     served = state.models.get(wanted.model)
     narrow(wanted.priority, None)
     tokens = await _prompt(wanted, served)
@@ -55,13 +58,11 @@ async def open_sequence(request: Request, user: User) -> Response:
         leased = await state.sequences.open(user, served, tokens, wanted.lease_s)
     except EngineError as error:
         raise from_exception(error, param="messages" if wanted.prompt is None else "prompt") from error
-    return JSONResponse(_shown(leased), 201)
+    return _shown(leased)
 
 
 @router.get("")
-async def sequences(request: Request, user: User) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def sequences(user: User, state: AppState) -> dict[str, Any]:
     held = state.sequences.of(user)
     return {
         "sequences": [_shown(leased) for leased in held],
@@ -74,9 +75,7 @@ async def sequences(request: Request, user: User) -> dict[str, Any]:
 
 
 @router.get("/{sequence_id}")
-async def sequence(request: Request, user: User, sequence_id: str) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def sequence(user: User, state: AppState, sequence_id: str) -> dict[str, Any]:
     leased = state.sequences.get(user, sequence_id)
     tokens = leased.tokens
     text = await _threaded(len(tokens), leased.served.engine.tokenizer.decode, tokens, skip_special=False)
@@ -84,11 +83,8 @@ async def sequence(request: Request, user: User, sequence_id: str) -> dict[str, 
 
 
 @router.post("/{sequence_id}/append")
-async def append(request: Request, user: User, sequence_id: str) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def append(user: User, state: AppState, sequence_id: str, wanted: AppendBody) -> dict[str, Any]:
     leased = state.sequences.get(user, sequence_id)
-    wanted = await checked(await json_object(request, MAX_BODY_BYTES), AppendRequest, no_effect=frozenset())
     given, field = (wanted.tokens, "tokens") if wanted.text is None else (wanted.text, "text")
     try:
         with leased.call() as seq:
@@ -101,11 +97,8 @@ async def append(request: Request, user: User, sequence_id: str) -> dict[str, An
 
 
 @router.post("/{sequence_id}/generate")
-async def generate(request: Request, user: User, sequence_id: str) -> Response:
-    parameters(request)
-    state = State.of(request)
+async def generate(user: User, state: AppState, sequence_id: str, wanted: GenerateBody) -> Response:
     leased = state.sequences.get(user, sequence_id)
-    wanted = generate_request(await json_object(request))
     enter(leased.served)
 
     def explain(error: BaseException) -> ApiError:
@@ -114,23 +107,17 @@ async def generate(request: Request, user: User, sequence_id: str) -> Response:
     return EventStream(written(leased, wanted, state.sequences, state.meter), explain=explain)
 
 
-@router.post("/{sequence_id}/fork")
-async def fork(request: Request, user: User, sequence_id: str) -> Response:
-    parameters(request)
-    state = State.of(request)
+@router.post("/{sequence_id}/fork", status_code=201)
+async def fork(user: User, state: AppState, sequence_id: str, wanted: ForkBody) -> dict[str, Any]:
     leased = state.sequences.get(user, sequence_id)
-    wanted = parse(await json_object(request), ForkRequest, no_effect=frozenset())
     scope = None if wanted.scope is None else state.sequences.get(user, wanted.scope, param="scope")
     forks = state.sequences.fork(leased, wanted.n, scope=scope, lease_s=wanted.lease_s)
-    return JSONResponse({"sequences": [_shown(each) for each in forks]}, 201)
+    return {"sequences": [_shown(each) for each in forks]}
 
 
 @router.post("/{sequence_id}/score")
-async def score(request: Request, user: User, sequence_id: str) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def score(request: Request, user: User, state: AppState, sequence_id: str, wanted: ScoreBody) -> dict[str, Any]:
     leased = state.sequences.get(user, sequence_id)
-    wanted = await checked(await json_object(request, MAX_BODY_BYTES), ScoreRequest, no_effect=frozenset())
     try:
         return await while_connected(request, _scores(leased, wanted, state.sequences))
     except EngineError as error:
@@ -138,11 +125,8 @@ async def score(request: Request, user: User, sequence_id: str) -> dict[str, Any
 
 
 @router.post("/{sequence_id}/truncate")
-async def truncate(request: Request, user: User, sequence_id: str) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def truncate(user: User, state: AppState, sequence_id: str, wanted: TruncateBody) -> dict[str, Any]:
     leased = state.sequences.get(user, sequence_id)
-    wanted = parse(await json_object(request), TruncateRequest, no_effect=frozenset())
     with leased.call() as seq:
         if wanted.length > len(seq):
             raise invalid("length", f"length is {wanted.length}; accepted: 0 to {len(seq)}, the sequence's length.")
@@ -150,12 +134,10 @@ async def truncate(request: Request, user: User, sequence_id: str) -> dict[str, 
     return _shown(leased)
 
 
-@router.delete("/{sequence_id}")
-async def close(request: Request, user: User, sequence_id: str) -> Response:
-    parameters(request)
-    held = State.of(request).sequences
+@router.delete("/{sequence_id}", status_code=204)
+async def close(user: User, state: AppState, sequence_id: str) -> None:
+    held = state.sequences
     held.close(held.get(user, sequence_id))
-    return Response(status_code=204)
 
 
 async def _prompt(wanted: OpenRequest, served: ServedModel) -> list[int]:

@@ -9,22 +9,21 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.answering.tool_service import ToolService
-from app.api.query_params import parameters
-from app.current_user import User
+from app.current_user import AppState, User
 from app.errors import ApiError
-from app.request_body import json_object, parse
+from app.query_params import ONLY_KNOWN
+from app.request_body import JsonBody
 from app.runs.run_tools import RunTools
 from app.state import State
 from tools.builtin.notes import NoteError
 
-router = APIRouter(prefix="/api", tags=["Tools"])
+router = APIRouter(prefix="/api", tags=["Tools"], dependencies=[ONLY_KNOWN])
 
 
 class DecisionRequest(BaseModel):
@@ -39,6 +38,9 @@ class DecisionRequest(BaseModel):
     expires_s: float | None = Field(None, gt=0, description="seconds above 0 that the answer is remembered")
 
 
+DecisionBody = Annotated[DecisionRequest, Depends(JsonBody(DecisionRequest))]
+
+
 class AnswerRequest(BaseModel):
     """The body of `POST /api/runs/{id}/questions/{question_id}`."""
 
@@ -47,9 +49,12 @@ class AnswerRequest(BaseModel):
     text: str = Field(min_length=1, max_length=10_000, description="a text of 1 to 10000 characters")
 
 
+AnswerBody = Annotated[AnswerRequest, Depends(JsonBody(AnswerRequest))]
+
+
 @router.get("/tools")
-async def tools(request: Request) -> dict[str, Any]:
-    return tool_list(State.of(request).tool_service)
+async def tools(state: AppState) -> dict[str, Any]:
+    return tool_list(state.tool_service)
 
 
 def tool_list(shed: ToolService) -> dict[str, Any]:
@@ -70,15 +75,15 @@ def tool_list(shed: ToolService) -> dict[str, Any]:
 
 
 @router.get("/notes")
-async def notes(request: Request, user: User) -> dict[str, Any]:
-    shed = State.of(request).tool_service
+async def notes(user: User, state: AppState) -> dict[str, Any]:
+    shed = state.tool_service
     kept = await asyncio.to_thread(lambda: shed.notebook().all(user))
     return {"notes": [asdict(note) for note in kept]}
 
 
 @router.delete("/notes/{number}", status_code=204)
-async def forget_note(request: Request, user: User, number: str) -> None:
-    shed = State.of(request).tool_service
+async def forget_note(user: User, state: AppState, number: str) -> None:
+    shed = state.tool_service
     try:
         if not re.fullmatch(r"\d{1,9}", number):
             raise NoteError(f"There is no note {number!r:.60}; GET /api/notes lists them.")
@@ -87,28 +92,26 @@ async def forget_note(request: Request, user: User, number: str) -> None:
         raise ApiError(404, str(error), code="not_found") from None
 
 
-@router.post("/runs/{run_id}/approvals/{approval_id}")
-async def approve(request: Request, user: User, run_id: str, approval_id: str) -> Response:
-    wanted = parse(await json_object(request), DecisionRequest, no_effect=frozenset())
-    tools = await _tools_of(request, user, run_id)
+@router.post("/runs/{run_id}/approvals/{approval_id}", status_code=202)
+async def approve(user: User, state: AppState, run_id: str, approval_id: str, wanted: DecisionBody) -> dict[str, str]:
+    tools = await _tools_of(state, user, run_id)
     tools.decide(approval_id, wanted.decision, scope=wanted.scope, expires_s=wanted.expires_s)
-    return JSONResponse({"id": approval_id}, 202)
+    return {"id": approval_id}
 
 
-@router.post("/runs/{run_id}/questions/{question_id}")
-async def answer(request: Request, user: User, run_id: str, question_id: str) -> Response:
-    wanted = parse(await json_object(request), AnswerRequest, no_effect=frozenset())
-    (await _tools_of(request, user, run_id)).answer(question_id, wanted.text)
-    return JSONResponse({"id": question_id}, 202)
+@router.post("/runs/{run_id}/questions/{question_id}", status_code=202)
+async def answer(user: User, state: AppState, run_id: str, question_id: str, wanted: AnswerBody) -> dict[str, str]:
+    (await _tools_of(state, user, run_id)).answer(question_id, wanted.text)
+    return {"id": question_id}
 
 
-async def _tools_of(request: Request, user: str, run_id: str) -> RunTools:
+async def _tools_of(state: State, user: str, run_id: str) -> RunTools:
     """
     Raises:
         NotThere: the user has no such run.
         ApiError: it waits for nobody.
     """
-    runs = State.of(request).runs
+    runs = state.runs
     await runs.log(user, run_id)
     found = runs.tools_of(run_id)
     if found is None:
@@ -116,13 +119,11 @@ async def _tools_of(request: Request, user: str, run_id: str) -> RunTools:
     return found
 
 
-strategies_router = APIRouter(prefix="/api", tags=["Strategies"])
+strategies_router = APIRouter(prefix="/api", tags=["Strategies"], dependencies=[ONLY_KNOWN])
 
 
 @strategies_router.get("/strategies")
-async def strategies(request: Request, user: User) -> dict[str, Any]:
-    parameters(request)
-    state = State.of(request)
+async def strategies(user: User, state: AppState) -> dict[str, Any]:
     reasoning_resolver = state.reasoning_resolver
     return {
         "strategies": [

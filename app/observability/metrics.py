@@ -46,7 +46,7 @@ class Goals:
 
 
 class WatchedWork(Protocol):
-    """A request that was let in and has not ended: `app.admission.queue_estimate.Work`, wherever that is."""
+    """A request that was let in and has not ended: `app.admission.queue_estimate.AdmittedWork`, wherever that is."""
 
     def got(self, tokens: int, cached: int) -> None: ...
 

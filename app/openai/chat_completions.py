@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,6 @@ from app.errors import invalid
 from app.openai.event_stream import event, text_json
 from app.openai.request_models import ChatRequest
 from app.openai.text_constraints import Calling, constrain_text
-from app.request_body import CHAT_REFUSED, checked
 from app.state import Serving
 from engine.outputs import TokenLogprob
 from reasoning.agent import Wrote
@@ -36,13 +35,12 @@ if TYPE_CHECKING:
     from engine import Tokenizer
 
 
-async def chat_job(body: Mapping[str, Any], state: Serving, user: str) -> ChatJob:
-    """A request, checked.
+async def chat_job(request: ChatRequest, state: Serving, user: str) -> ChatJob:
+    """Plans a request.
 
     Raises:
         ApiError: 400 or 404, naming the field.
     """
-    request = await checked(body, ChatRequest, CHAT_REFUSED)
     narrow(request.priority, request.deadline_s)
     if request.model == AUTO_NAME and state.models.auto is not None and request.n > 1:
         raise invalid("n", f"n is {request.n}; accepted: 1 together with the model 'auto'.")

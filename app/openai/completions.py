@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,6 @@ from app.openai.chat_completions import finite_logprob, usage_json
 from app.openai.event_stream import event
 from app.openai.request_models import CompletionRequest
 from app.openai.text_constraints import constrain_text
-from app.request_body import COMPLETION_REFUSED, checked
 from engine.outputs import TokenLogprob
 from reasoning.agent import Wrote
 from reasoning.thinking import Piece
@@ -47,12 +46,13 @@ class CompletionJob:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    async def of(cls, body: Mapping[str, Any], models: ModelRegistry, counting: Counting, user: str) -> CompletionJob:
+    async def of(
+        cls, request: CompletionRequest, models: ModelRegistry, counting: Counting, user: str
+    ) -> CompletionJob:
         """
         Raises:
             ApiError: 400 or 404, naming the field.
         """
-        request = await checked(body, CompletionRequest, COMPLETION_REFUSED)
         narrow(request.priority, request.deadline_s)
         served = models.get(request.model)
         enter(served)

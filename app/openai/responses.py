@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
 from starlette.types import Send
 
 from app.connections import while_connected
-from app.current_user import Asker, User, check_checker_scope, check_scope
+from app.current_user import AppState, Asker, User, check_checker_scope, check_scope
 from app.errors import ApiError, from_exception, invalid
 from app.openai.event_stream import DONE, EventStream
 from app.openai.responses_job import response_job
+from app.openai.responses_request import RESPONSES_NO_EFFECT, RESPONSES_REFUSED, ResponseRequest
 from app.openai.responses_store import StoredResponses
-from app.request_body import MAX_BODY_BYTES, json_object
-from app.state import State
+from app.query_params import ONLY_KNOWN, QueryParams, WholeNumber
+from app.request_body import MAX_BODY_BYTES, JsonBody
 
 _CHAIN = """
     WITH RECURSIVE chain (id, previous_id, input, response, depth) AS (
@@ -39,14 +41,19 @@ class TypedEvents(EventStream):
             await super()._write(send, data)
 
 
+ResponseBody = Annotated[
+    ResponseRequest,
+    Depends(JsonBody(ResponseRequest, RESPONSES_REFUSED, no_effect=RESPONSES_NO_EFFECT, most=MAX_BODY_BYTES)),
+]
+
+
 @router.post("/responses")
-async def create_response(request: Request, user: User, who: Asker) -> Response:
-    body = await json_object(request, MAX_BODY_BYTES)
-    if any(isinstance(tool, dict) and tool.get("type") == "mcp" for tool in _list(body.get("tools"))):
+async def create_response(request: Request, user: User, who: Asker, state: AppState, wanted: ResponseBody) -> Response:
+    if any(isinstance(tool, dict) and tool.get("type") == "mcp" for tool in wanted.tools or ()):
         check_scope(who, "tools")
-    check_checker_scope(body, who)
-    job = await response_job(body, State.of(request), user)
-    if job.request.stream:
+    check_checker_scope(wanted.checker, who)
+    job = await response_job(wanted, state, user)
+    if wanted.stream:
         return TypedEvents(job.chunks(), explain=_explain)
     try:
         return JSONResponse(await while_connected(request, job.whole()))
@@ -54,38 +61,40 @@ async def create_response(request: Request, user: User, who: Asker) -> Response:
         raise _explain(error) from error
 
 
-@router.get("/responses/{response_id}")
-async def read_response(request: Request, response_id: str, user: User) -> dict[str, Any]:
-    _no_query(request)
-    return await StoredResponses(State.of(request).store, user).get(response_id)
+@router.get("/responses/{response_id}", dependencies=[ONLY_KNOWN])
+async def read_response(response_id: str, user: User, state: AppState) -> dict[str, Any]:
+    return await StoredResponses(state.store, user).get(response_id)
 
 
-@router.delete("/responses/{response_id}")
-async def delete_response(request: Request, response_id: str, user: User) -> dict[str, Any]:
-    _no_query(request)
-    await StoredResponses(State.of(request).store, user).delete(response_id)
+@router.delete("/responses/{response_id}", dependencies=[ONLY_KNOWN])
+async def delete_response(response_id: str, user: User, state: AppState) -> dict[str, Any]:
+    await StoredResponses(state.store, user).delete(response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-@router.get("/responses/{response_id}/input_items")
-async def input_items(request: Request, response_id: str, user: User) -> dict[str, Any]:
+class ItemsQuery(BaseModel):
+    """The parameters of `GET /v1/responses/{id}/input_items`."""
+
+    limit: WholeNumber = Field(20, ge=1, le=_MAX_ITEMS, description=f"an integer from 1 to {_MAX_ITEMS}")
+    order: Literal["asc", "desc"] = Field("desc", description="'asc' or 'desc'")
+    after: str | None = Field(None, description="the id of an item of this list")
+
+
+ItemsParams = Annotated[ItemsQuery, Depends(QueryParams(ItemsQuery))]
+
+
+@router.get("/responses/{response_id}/input_items", dependencies=[ONLY_KNOWN])
+async def input_items(response_id: str, user: User, state: AppState, given: ItemsParams) -> dict[str, Any]:
     """The newest item first, as in OpenAI's API."""
-    _no_query(request, "limit", "order", "after")
-    query = request.query_params
-    order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit", "20")
-    if order not in ("asc", "desc"):
-        raise invalid("order", f"order is {order!r:.60}; accepted: 'asc' or 'desc'.")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= _MAX_ITEMS):
-        raise invalid("limit", f"limit is {limit!r:.60}; accepted: an integer from 1 to {_MAX_ITEMS}.")
-    items = await StoredResponses(State.of(request).store, user).input_of(response_id)
-    if order == "desc":
+    items = await StoredResponses(state.store, user).input_of(response_id)
+    if given.order == "desc":
         items.reverse()
-    if after is not None:
-        at = next((at for at, item in enumerate(items) if item["id"] == after), None)
+    if given.after is not None:
+        at = next((at for at, item in enumerate(items) if item["id"] == given.after), None)
         if at is None:
-            raise invalid("after", f"after is {after!r:.60}; accepted: the id of an item of this list.")
+            raise invalid("after", f"after is {given.after!r:.60}; accepted: the id of an item of this list.")
         items = items[at + 1 :]
-    page = items[: int(limit)]
+    page = items[: given.limit]
     return {
         "object": "list",
         "data": page,
@@ -93,18 +102,6 @@ async def input_items(request: Request, response_id: str, user: User) -> dict[st
         "last_id": page[-1]["id"] if page else None,
         "has_more": len(items) > len(page),
     }
-
-
-def _list(value: Any) -> list[Any]:  # Any: JSON
-    return value if isinstance(value, list) else []
-
-
-def _no_query(request: Request, *accepted: str) -> None:
-    """That nothing else is asked for in the address."""
-    for name in request.query_params:
-        if name not in accepted:
-            shown = ", ".join(accepted) or "no parameters"
-            raise invalid(name, f"{name:.60} is not supported; accepted: {shown}.", "unsupported_parameter")
 
 
 def _explain(error: BaseException) -> ApiError:

@@ -32,7 +32,6 @@ from app.openai.responses_items import Json, Placed, conversation
 from app.openai.responses_output import Output, Status
 from app.openai.responses_request import Offer, ResponseRequest
 from app.openai.responses_store import StoredResponses, with_ids
-from app.request_body import is_large
 from engine.outputs import TokenLogprob
 from reasoning.agent import HandedOver, Limits, Returned, Wrote
 from reasoning.thinking import Tally
@@ -80,13 +79,12 @@ class ServedTools:
 _FIRST = ("response.created", "response.in_progress")
 
 
-async def response_job(body: Json, state: State, user: str) -> ResponseJob:
-    """A request, checked.
+async def response_job(request: ResponseRequest, state: State, user: str) -> ResponseJob:
+    """Plans a request.
 
     Raises:
         ApiError: 400 or 404, naming the field.
     """
-    request = await asyncio.to_thread(ResponseRequest.of, body) if is_large(body) else ResponseRequest.of(body)
     narrow(request.priority, request.deadline_s)
     output_limit(request.max_output_tokens, "max_output_tokens")
     offer = Offer.of(request)

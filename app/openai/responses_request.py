@@ -122,14 +122,6 @@ class ResponseRequest(BaseModel):
             raise invalid("top_logprobs", f"top_logprobs is only accepted together with include: [{LOGPROBS!r}].")
         return self
 
-    @classmethod
-    def of(cls, body: Mapping[str, Any]) -> ResponseRequest:
-        """
-        Raises:
-            ApiError: 400, naming the field.
-        """
-        return parse(body, cls, RESPONSES_REFUSED, no_effect=RESPONSES_NO_EFFECT)
-
     def chat(self, messages: list[Json], offer: Offer, shown: Sequence[Json]) -> ChatRequest:
         """The same as a chat request; `shown` are all tools, as chat completions have them.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -21,13 +21,13 @@ from app.admission.request_budget import charge
 from app.answering.model_registry import ModelRegistry
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.connections import while_connected
-from app.current_user import Asker, User, check_checker_scope
+from app.current_user import AppServing, AppState, Asker, User, check_checker_scope
 from app.errors import ApiError, from_exception, invalid
 from app.openai.chat_completions import ChatJob, chat_job
 from app.openai.completions import CompletionJob
 from app.openai.event_stream import EventStream
-from app.request_body import MAX_BODY_BYTES, checked, json_object
-from app.state import Serving, State
+from app.openai.request_models import ChatRequest, CompletionRequest
+from app.request_body import CHAT_REFUSED, COMPLETION_REFUSED, MAX_BODY_BYTES, NO_EFFECT, JsonBody
 from retrieval.embedding import Embedder, Vectors
 
 
@@ -59,7 +59,7 @@ MAX_TEXTS = 2048
 MAX_LENGTH = 8192  # word pieces of a text
 MAX_CHARACTERS = 32 * MAX_LENGTH  # of it, white space included; longer ones are not even cut into pieces
 BATCH = 32
-NO_EFFECT = frozenset({"user"})
+EMBEDDING_NO_EFFECT = frozenset({"user"})
 
 _ACCEPTED = f"a non-empty string, or a list of 1 to {MAX_TEXTS} of them"
 
@@ -90,13 +90,12 @@ class EmbeddingRequest(BaseModel):
         return texts
 
 
-async def embeddings(body: Mapping[str, Any], embedder: Embedder) -> dict[str, Any]:
+async def embeddings(request: EmbeddingRequest, embedder: Embedder) -> dict[str, Any]:
     """The reply in OpenAI's shape.
 
     Raises:
         ApiError: 400 or 404, naming the field.
     """
-    request = await checked(body, EmbeddingRequest, no_effect=NO_EFFECT)
     if request.model not in (embedder.name, DEFAULT_NAME):
         message = f"The model {request.model!r:.200} embeds nothing here; accepted: {embedder.name!r} or 'default'."
         raise ApiError(404, message, param="model", code="model_not_found")
@@ -142,36 +141,43 @@ def _encoded(vectors: Vectors, request: EmbeddingRequest) -> list[Any]:
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 
+ChatBody = Annotated[
+    ChatRequest, Depends(JsonBody(ChatRequest, CHAT_REFUSED, no_effect=NO_EFFECT, most=MAX_BODY_BYTES))
+]
+CompletionBody = Annotated[
+    CompletionRequest,
+    Depends(JsonBody(CompletionRequest, COMPLETION_REFUSED, no_effect=NO_EFFECT, most=MAX_BODY_BYTES)),
+]
+EmbeddingBody = Annotated[
+    EmbeddingRequest, Depends(JsonBody(EmbeddingRequest, no_effect=EMBEDDING_NO_EFFECT, most=MAX_BODY_BYTES))
+]
+
+
 @router.post("/chat/completions")
-async def chat_completions(request: Request, user: User, who: Asker) -> Response:
-    state = Serving.of(request)
-    body = await json_object(request, MAX_BODY_BYTES)
-    check_checker_scope(body, who)
-    return await _reply(request, await chat_job(body, state, user), "messages")
+async def chat_completions(request: Request, user: User, who: Asker, state: AppServing, wanted: ChatBody) -> Response:
+    check_checker_scope(wanted.checker, who)
+    return await _reply(request, await chat_job(wanted, state, user), "messages")
 
 
 @router.post("/completions")
-async def completions(request: Request, user: User) -> Response:
-    state = Serving.of(request)
-    body = await json_object(request, MAX_BODY_BYTES)
-    return await _reply(request, await CompletionJob.of(body, state.models, state.counting, user), "prompt")
+async def completions(request: Request, user: User, state: AppServing, wanted: CompletionBody) -> Response:
+    return await _reply(request, await CompletionJob.of(wanted, state.models, state.counting, user), "prompt")
 
 
 @router.post("/embeddings")
-async def embed(request: Request) -> Response:
-    body = await json_object(request, MAX_BODY_BYTES)
-    reply = await while_connected(request, embeddings(body, State.of(request).library.embedder))
+async def embed(request: Request, state: AppState, wanted: EmbeddingBody) -> Response:
+    reply = await while_connected(request, embeddings(wanted, state.library.embedder))
     return await asyncio.to_thread(JSONResponse, reply)  # a few megabytes, for many texts
 
 
 @router.get("/models")
-async def models(request: Request) -> dict[str, Any]:
-    return model_list(Serving.of(request).models)
+async def models(state: AppServing) -> dict[str, Any]:
+    return model_list(state.models)
 
 
 @router.get("/models/{name:path}")
-async def model(request: Request, name: str) -> dict[str, Any]:
-    return model_entry(Serving.of(request).models, name)
+async def model(state: AppServing, name: str) -> dict[str, Any]:
+    return model_entry(state.models, name)
 
 
 async def _reply(request: Request, job: ChatJob | CompletionJob, prompt_field: str) -> Response:

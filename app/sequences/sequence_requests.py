@@ -13,7 +13,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from app.errors import invalid
 from app.openai.request_models import MAX_N, MAX_TOP_LOGPROBS, Priority, SamplingRequest, are_ids
-from app.request_body import parse
 
 MAX_CANDIDATES = 256
 
@@ -144,17 +143,16 @@ _INSTEAD = {
 }
 
 
-def generate_request(body: Mapping[str, Any]) -> GenerateRequest:
+def check_generate_fields(body: Mapping[str, Any]) -> None:
     """
     Raises:
-        ApiError: 400, naming the field.
+        ApiError: 400: a field is not one of `GENERATE_FIELDS`.
     """
     for name, value in body.items():
         if name not in GENERATE_FIELDS and (name not in _INSTEAD or value is not None):
             accepted = _INSTEAD.get(name, ", ".join(sorted(GENERATE_FIELDS)))
             raise invalid(name, f"{name!r:.60} is not a field of this request; accepted: {accepted}.",
                           "unknown_parameter")  # fmt: skip
-    return parse({name: value for name, value in body.items() if name in GENERATE_FIELDS}, GenerateRequest)
 
 
 def _one_of(**given: object) -> None:

@@ -14,8 +14,7 @@ from app.api.documents import FIELDS
 from app.api.search import SearchRequest
 from app.config import Settings
 from app.openai.request_models import ChatRequest, CompletionRequest, SamplingRequest
-from app.openai.routes import NO_EFFECT as EMBEDDING_NO_EFFECT
-from app.openai.routes import EmbeddingRequest
+from app.openai.routes import EMBEDDING_NO_EFFECT, EmbeddingRequest
 from app.request_body import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
 from app.server import ROUTERS
 

@@ -21,9 +21,12 @@ from typing import Any
 import httpx
 import pytest
 
+from app import openai
 from app.db.account_store import Accounts
-from app.openapi import BODIES
-from app.request_body import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, SMALL_BODY_BYTES
+from app.openai import responses
+from app.openapi import models_of
+from app.request_body import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, SMALL_BODY_BYTES, JsonBody
+from app.server import ROUTERS
 from tests.app.conftest import PEBBLE
 from tests.app.probed import PATH
 from tests.retrieval.parsing.test_bad_files import HARMFUL
@@ -241,11 +244,11 @@ def sender(route: str, body: bytes | None = None, query: str = "", **headers: st
 @pytest.mark.parametrize("name", GENERAL)
 def test_no_body_stalls_others_wherever_it_goes(probed: Probed, baseline_s: float, name: str) -> None:
     body = GENERAL[name]()
-    routes = routes_of(probed)
+    routes, bodies = routes_of(probed), models_of((*ROUTERS, openai.router, responses.router), JsonBody)
     for route in routes:
-        if route in BODIES:
+        if route in bodies:
             hold(probed, baseline_s, f"{route}, {name}", sender(route, body))
-    assert not [route for route in BODIES if route not in routes]
+    assert not [route for route in bodies if route not in routes]
 
 
 def test_no_query_stalls_others_wherever_it_goes(probed: Probed, baseline_s: float) -> None:

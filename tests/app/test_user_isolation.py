@@ -41,7 +41,7 @@ BODIES: dict[str, Any] = {  # accepted, were the thing one's own
     "PUT /api/collections/{collection_id}/members/{member}": {"role": "reader"},
     "POST /api/runs/{run_id}/approvals/{approval_id}": {"decision": "once"},
     "POST /api/runs/{run_id}/questions/{question_id}": {"text": "yes"},
-    "POST /api/sequences/{sequence_id}/append": {"prompt": "1"},
+    "POST /api/sequences/{sequence_id}/append": {"text": "1"},
     "POST /api/sequences/{sequence_id}/generate": {"max_tokens": 1},
     "POST /api/sequences/{sequence_id}/fork": {"n": 1},
     "POST /api/sequences/{sequence_id}/score": {"candidates": ["1", "2"]},

@@ -89,7 +89,8 @@ def test_nobody_finds_what_is_anothers(ana: httpx.Client, bob: httpx.Client) -> 
 @pytest.mark.parametrize(
     ("query", "code", "param"),
     [
-        ("", "invalid_value", "q"), ("q=", "invalid_value", "q"), ("q=%20", "invalid_value", "q"),
+        ("", "missing_required_parameter", "q"), ("q=", "missing_required_parameter", "q"),
+        ("q=%20", "invalid_value", "q"),
         (f"q={'x' * 501}", "invalid_value", "q"), ("q=x&q=y", "invalid_value", "q"),
         ("q=x&page=2", "unknown_parameter", "page"),
         ("q=x&limit=0", "invalid_value", "limit"), ("q=x&limit=101", "invalid_value", "limit"),

@@ -134,7 +134,7 @@ def test_a_turn_with_both_kinds_shows_the_servers_result_and_ends(
     body = {"model": "default", "input": QUESTION, "tools": [CALCULATOR, served("calculate")]}
 
     async def made() -> Json:
-        state, request = pebble.app.state.ponder, ResponseRequest.of(body)
+        state, request = pebble.app.state.ponder, ResponseRequest.model_validate(body)
         job = await ResponseJob.of(request, Offer.of(request), state, "local")
         made = job.pipeline
         job.pipeline = BothCalled(made.watch, made.plans, loop=made.loop)
