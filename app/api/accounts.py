@@ -188,9 +188,7 @@ async def create_key(response: Response, who: Operator, state: AppState, wanted:
 
 
 @router.patch("/keys/{key_id}")
-async def change_key(
-    request: Request, who: Operator, state: AppState, key_id: str, wanted: KeyChangeBody
-) -> dict[str, Any]:
+async def change_key(who: Operator, state: AppState, key_id: str, wanted: KeyChangeBody) -> dict[str, Any]:
     """It holds from the next request on."""
     given = wanted.model_fields_set
     if not given:
