@@ -64,7 +64,9 @@ def create_app(
     if isinstance(engine, ModelRegistry):
         models = engine
     else:
-        models = ModelRegistry([ServedModel(engine, settings.model, settings.served_model_name, settings.tool_dialect)])
+        models = ModelRegistry(
+            [ServedModel(engine, settings.model, settings.served_model_name, settings.tool_call_parser)]
+        )
     meter = ServerMetrics(models, Goals.of_settings(settings))
 
     def used(key_id: str, tokens: int) -> None:

@@ -140,7 +140,7 @@ async def plan_calls(
     if served.tool_parser is None:
         raise invalid(
             "tools", "tools are given, but this model's chat template has no form of tool call that Ponder knows; "
-            "accepted: a model that calls tools, or the server's option --tool-dialect.",
+            "accepted: a model that calls tools, or the server's option --tool-call-parser.",
             "unsupported_parameter",
         )  # fmt: skip
     try:

@@ -55,7 +55,7 @@ class ModelRegistry:
         for name, engine in engines.items():
             first = name == settings.model_name
             path = settings.model if first else settings.models[name]
-            served.append(ServedModel(engine, path, name, settings.tool_dialect if first else "auto"))
+            served.append(ServedModel(engine, path, name, settings.tool_call_parser if first else "auto"))
         if len(served) < 2:
             return cls(served)
         by_name = {each.name: each for each in served}

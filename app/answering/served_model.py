@@ -48,7 +48,7 @@ class ModelInfo:
 class ServedModel:
     """An engine and what the outside needs to know about its model."""
 
-    def __init__(self, engine: Engine, model: str, name: str | None = None, tool_dialect: str = "auto") -> None:
+    def __init__(self, engine: Engine, model: str, name: str | None = None, tool_call_parser: str = "auto") -> None:
         """
         Raises:
             CheckpointError: the model's tokenizer lacks a token of the tool parser, or a file of the model's is
@@ -60,7 +60,7 @@ class ServedModel:
         self.names = frozenset({self.name, model, str(directory), DEFAULT_NAME})
         self.created = int(time.time())
         self.markers = Markers.of(engine.tokenizer)
-        self.tool_parser = choose_parser(engine.tokenizer, engine.tokenizer.tool_template, tool_dialect)
+        self.tool_parser = choose_parser(engine.tokenizer, engine.tokenizer.tool_template, tool_call_parser)
         self.line_breaks = line_breaks(engine.tokenizer)
         self.plans: dict[bytes, ToolPlan] = {}  # by user and the request's tools; the oldest first
         self.sampling = default_sampling(_read_json(directory / "generation_config.json"))

@@ -18,9 +18,10 @@ import typer
 
 from app.cli.commands import backup, keys, tools
 from app.cli.errors import DataDir, fail, or_explain, settings_of
-from app.cli.serve_command import serve
+from app.cli.serve_command import Commands, serve, settings
 
 cli = typer.Typer(
+    cls=Commands,
     name="ponder",
     help="A chat server that thinks, on an inference engine of its own.",
     epilog="Every option of `serve` is also a variable (PONDER_PORT) and a key of ponder.toml (port = 8000).",
@@ -33,6 +34,7 @@ cli = typer.Typer(
 
 
 cli.command()(serve)
+cli.command()(settings)
 
 
 def _show_version(wanted: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +15,15 @@ from pydantic_settings import SettingsError
 from app.config.names import CONFIG_VARIABLE, ENV_PREFIX, KEY_VARIABLE, BadSetting
 from app.config.settings import Settings, file_values, read_file
 
-# Settings of several values, which are given one by one on the command line.
-_FLAGS = {"cors_origins": "--cors-origin", "allowed_hosts": "--allowed-host", "models": "--also"}
+log = logging.getLogger("ponder")
+
+_RENAMED = {"tool_dialect": "tool_call_parser"}  # old names that this version takes for the last time
 
 
 def unknown_variables() -> list[str]:
     """Environment variables with our prefix that mean nothing to us: likely misspelt."""
-    known = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields} | {CONFIG_VARIABLE, KEY_VARIABLE}
+    names = {*Settings.model_fields, *_RENAMED}
+    known = {f"{ENV_PREFIX}{name}".upper() for name in names} | {CONFIG_VARIABLE, KEY_VARIABLE}
     return sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
 
 
@@ -31,8 +34,9 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
         BadSetting: a value is not accepted, a key of the file is unknown, or the file cannot be read.
     """
     values, file = read_file(config)
-    token = file_values.set(values)
     given = {name: value for name, value in flags.items() if value is not None}
+    _rename(values, given)
+    token = file_values.set(values)
     try:
         return Settings(**given)
     except ValidationError as error:
@@ -41,6 +45,22 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
         raise BadSetting(_not_json()) from None
     finally:
         file_values.reset(token)
+
+
+def _rename(values: dict[str, Any], given: dict[str, Any]) -> None:
+    """Moves values of old names to the new ones, with a warning each; a value of the new name goes before."""
+    for old, new in _RENAMED.items():
+        variable = f"{ENV_PREFIX}{old}".upper()
+        for source in (given, os.environ, values):
+            name = variable if source is os.environ else old
+            if name in source:
+                log.warning("%s is called %s now; the old name goes with the next version", name, new)
+        if old in given:
+            given.setdefault(new, given.pop(old))
+        elif variable in os.environ and f"{ENV_PREFIX}{new}".upper() not in os.environ:
+            given.setdefault(new, os.environ[variable])
+        if old in values:
+            values.setdefault(new, values.pop(old))
 
 
 def _not_json() -> str:
@@ -64,7 +84,8 @@ def _explain(error: Any, given: Mapping[str, Any], file: Path | None) -> str:
         accepted = ", ".join(sorted(Settings.model_fields))
         return f"{file}: {name!r} is not a setting; accepted: {accepted}."
     if field in given:
-        source = _FLAGS.get(field, f"--{field}".replace("_", "-"))
+        extra = Settings.model_fields[field].json_schema_extra
+        source = (isinstance(extra, dict) and str(extra["flag"])) or f"--{field}".replace("_", "-")
     elif any(n.upper() == f"{ENV_PREFIX}{field}".upper() for n in os.environ):
         source = f"{ENV_PREFIX}{field.upper()}"
     else:

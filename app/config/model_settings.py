@@ -5,29 +5,59 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, field_validator
 
-from app.config.names import AUTO_NAME, BUNDLED_MODEL, DEFAULT_NAME, BadSetting, CommaSeparated
+from app.config.names import AUTO_NAME, BUNDLED_MODEL, DEFAULT_NAME, BadSetting, CommaSeparated, setting
 
 
 class ModelSettings(BaseModel):
-    model: str = Field(BUNDLED_MODEL, min_length=1, description="a model directory, or a Hugging Face Hub name")
-    served_model_name: str | None = Field(None, min_length=1, description="the name that clients ask for")
-    models: dict[str, str] = Field(
+    model: str = setting(
+        BUNDLED_MODEL,
+        "the model: a directory in Hugging Face format, or a Hub name",
+        accepts="a model directory, or a Hugging Face Hub name",
+        min_length=1,
+    )
+    served_model_name: str | None = setting(
+        None,
+        "the model's name for clients",
+        accepts="the name that clients ask for",
+        unset="the directory's",
+        min_length=1,
+    )
+    models: dict[str, str] = setting(
         {},
-        description="NAME=DIR or NAME=HUB-NAME, or a table of them: further models by the names that clients ask for",
+        "further models by their names for clients",
+        more='`[models]` with `small = "models/pebble-draft"` (`--also small=models/pebble-draft`, repeatable), see '
+        "[several models](#several-models)",
+        accepts="NAME=DIR or NAME=HUB-NAME, or a table of them: further models by the names that clients ask for",
+        flag="--also",
     )
-    router: CommaSeparated = Field(
-        (), description="names of two or more served models, comma-separated, in the order they are asked"
+    router: CommaSeparated = setting(
+        (),
+        "the models that `auto` asks, in order: two or more names, comma-separated",
+        accepts="names of two or more served models, comma-separated, in the order they are asked",
+        unset="all, the smallest first",
     )
-    router_gate: Literal["confidence", "entropy", "whole"] = Field(
-        "confidence", description="confidence, entropy or whole"
+    router_gate: Literal["confidence", "entropy", "whole"] = setting(
+        "confidence",
+        "the measure that decides whether `auto` asks the next model",
+        more="`confidence`, `entropy` or `whole`",
+        accepts="confidence, entropy or whole",
     )
-    router_bar: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="0 to 1 for confidence, 0 or more nats for entropy, none for whole"
+    router_bar: float | None = setting(
+        None,
+        "the measure at which an answer is accepted",
+        accepts="0 to 1 for confidence, 0 or more nats for entropy, none for whole",
+        unset="by the gate",
+        ge=0,
+        allow_inf_nan=False,
     )
-    tool_dialect: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "mistral"] = Field(
-        "auto", description="auto, hermes, llama3_json, qwen3_coder or mistral"
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "mistral"] = setting(
+        "auto",
+        "the format of the first model's tool calls",
+        more="`hermes`, `llama3_json`, `qwen3_coder` or `mistral`; `auto` takes it from the chat template, see "
+        "[structured output](structured-output.md#tool-call-parsers)",
+        accepts="auto, hermes, llama3_json, qwen3_coder or mistral",
     )
 
     @field_validator("models", mode="before")

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from app.config.engine_settings import EngineSettings
 from app.config.model_settings import ModelSettings
-from app.config.names import CONFIG_VARIABLE, DEFAULT_FILE, ENV_PREFIX, BadSetting
-from app.config.sections import AccessSettings, AnswerSettings, EngineSettings, LimitSettings, ObservingSettings
+from app.config.names import CONFIG_VARIABLE, DEFAULT_FILE, ENV_PREFIX, BadSetting, setting
+from app.config.sections import AccessSettings, AnswerSettings, LimitSettings, ObservingSettings
 
 if TYPE_CHECKING:
     from engine import EngineConfig
@@ -60,11 +61,16 @@ def read_file(config: Path | None) -> tuple[dict[str, Any], Path | None]:
 class Settings(
     EngineSettings, AnswerSettings, ObservingSettings, LimitSettings, AccessSettings, ModelSettings, BaseSettings
 ):
-    """All settings of an operator. A field's description is what is accepted, as an error message says it."""
+    """All settings of an operator, each declared once by `setting`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
 
-    data_dir: Path | None = Field(None, description="a directory that Ponder may write to")
+    data_dir: Path | None = setting(
+        None,
+        "the directory of chats and documents",
+        accepts="a directory that Ponder may write to",
+        unset="the user's data directory",
+    )
 
     @field_validator("cors_origins", "allowed_hosts", "router", mode="before")
     @classmethod

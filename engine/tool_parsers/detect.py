@@ -38,13 +38,14 @@ def choose_parser(tokens: Tokens, chat_template: str | None, name: str = "auto")
         if kind.name == name:
             if lacking := missing(tokens, kind.tokens):
                 raise CheckpointError(
-                    f"the tool-call dialect {name!r} needs the token {lacking[0]}, which this model's tokenizer "
-                    f"does not have; accepted: a dialect that fits the model, or auto."
+                    f"the tool-call parser {name!r} needs the token {lacking[0]}, which this model's tokenizer "
+                    f"does not have; accepted: a parser that fits the model, or auto."
                 )
             if kind is Mistral and not missing(tokens, (ARGUMENTS,)):
-                raise CheckpointError(f"the tool-call dialect {name!r}: {NEWER_FORM}.")
+                raise CheckpointError(f"the tool-call parser {name!r}: {NEWER_FORM}.")
             return kind(tokens)
-    raise InvalidParameter("tool_dialect", f"tool_dialect is {name!r}; accepted: auto, {', '.join(TOOL_PARSERS)}.")
+    accepted = ", ".join(("auto", *TOOL_PARSERS))
+    raise InvalidParameter("tool_call_parser", f"tool_call_parser is {name!r}; accepted: {accepted}.")
 
 
 def missing(tokens: Tokens, texts: tuple[str, ...]) -> list[str]:

@@ -12,6 +12,7 @@ from pydantic import ByteSize, TypeAdapter
 from app import openai
 from app.api.documents import FIELDS
 from app.api.search import SearchRequest
+from app.cli.serve_command import settings_table
 from app.config import Settings
 from app.openai.request_models import ChatRequest, CompletionRequest, SamplingRequest
 from app.openai.routes import EMBEDDING_NO_EFFECT, EmbeddingRequest
@@ -71,6 +72,10 @@ def test_every_route_of_the_api_is_listed() -> None:
             address = re.sub(r"\{\w+(:path)?\}", "{}", route.path)
             written = re.sub(r"\{\w+\}", "{}", text)
             assert address in written, route.path
+
+
+def test_the_table_of_settings_is_what_ponder_settings_prints() -> None:
+    assert settings_table() in (DOCS / "operations.md").read_text()
 
 
 def test_every_setting_is_listed_with_its_default() -> None:

@@ -74,7 +74,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stream": "yes"}, "stream", "true or false"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "--tool-dialect"),  # a model without
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "--tool-call-parser"),  # a model without
     ({"tools": {}}, "tools", "list"),
     ({"tools": [5]}, "tools[0]", "object"),
     ({"tool_choice": "required"}, "tool_choice", "at least one tool"),

@@ -165,7 +165,7 @@ def test_a_list_of_calls_in_one_body_is_several_calls() -> None:
 
 @pytest.mark.parametrize("name", TOOL_PARSERS)
 def test_a_call_is_known_by_its_name_before_its_arguments_end(name: str) -> None:
-    """The first fragment is sent while the body goes on, in every dialect."""
+    """The first fragment is sent while the body goes on, by every tool-call parser."""
     parser = (
         tool_parser(name).plan([ToolSpec("add", parameters={"properties": {"a": {"type": "string"}}})], "auto").parser
     )

@@ -147,6 +147,20 @@ def test_flags_beat_variables_beat_the_file_beats_defaults(tmp_path: Path, monke
     assert unknown_variables() == ["PONDER_PROT"]
 
 
+@pytest.mark.parametrize("source", ["flag", "variable", "file"])
+def test_an_old_name_of_a_setting_works_and_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if source == "file":
+        Path("ponder.toml").write_text('tool_dialect = "hermes"\n')
+    elif source == "variable":
+        monkeypatch.setenv("PONDER_TOOL_DIALECT", "hermes")
+    settings = load_settings(tool_dialect="hermes" if source == "flag" else None)
+    assert settings.tool_call_parser == "hermes" and unknown_variables() == []
+    assert "is called tool_call_parser now" in caplog.text
+
+
 @pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A server's address and data directory. SIGINT must end it as cleanly as SIGTERM does."""

@@ -22,7 +22,7 @@ R1 = "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_tells_its_dialect(name: str) -> None:
+def test_a_template_chooses_its_parser(name: str) -> None:
     found = choose_parser(TOKENS, TEMPLATES[name])
     assert found is not None
     assert found.name == name
@@ -56,7 +56,7 @@ def test_a_template_whose_tags_are_no_tokens_has_none() -> None:
 
 
 @pytest.mark.parametrize("name", TOOL_PARSERS)
-def test_a_dialect_may_be_asked_for_by_name(name: str) -> None:
+def test_a_parser_may_be_asked_for_by_name(name: str) -> None:
     found = choose_parser(TOKENS, None, name)
     assert found is not None
     assert found.name == name
@@ -65,7 +65,7 @@ def test_a_dialect_may_be_asked_for_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "token"), [("hermes", "</tool_call>"), ("qwen3_coder", "</tool_call>"), ("mistral", "[TOOL_CALLS]")]
 )
-def test_a_dialect_asked_for_without_its_token_is_refused_by_the_tokens_name(name: str, token: str) -> None:
+def test_a_parser_asked_for_without_its_token_is_refused_by_the_tokens_name(name: str, token: str) -> None:
     without = ByteTokens([text for text in ByteTokens.CONTROL if text != token])
     with pytest.raises(CheckpointError, match="needs the token " + token.replace("[", r"\[")):
         choose_parser(without, TEMPLATES[name], name)

@@ -1,0 +1,197 @@
+"""The engine's section of the settings: where it runs, its number format, memory and policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ByteSize
+
+from app.config.model_settings import find_model
+from app.config.names import BadSetting, setting
+
+if TYPE_CHECKING:
+    from engine import EngineConfig
+
+
+class EngineSettings(BaseModel):
+    device: str = setting(
+        "auto",
+        "the device: `cpu`, `cuda` or `cuda:N`",
+        accepts="auto, cpu, cuda or cuda:N",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto",
+        "the number format of weights and activations",
+        more="`auto` is the checkpoint's where the device is fast in it; `float32`, `bfloat16` or `float16`",
+        accepts="auto, float32, bfloat16 or float16",
+    )
+    max_model_len: int | None = setting(
+        None, "tokens of context", accepts="tokens of context, 16 or more", unset="the model's own", ge=16
+    )
+    kv_bytes: ByteSize | None = setting(
+        None,
+        "size of the KV cache, such as `2GiB`; of all models together",
+        accepts="a size of 64KiB or more, such as 512MiB or 2GiB",
+        unset="chosen by the machine's memory",
+        ge=1 << 16,
+    )
+    kv_blocks: int | None = setting(
+        None,
+        "size of the KV cache in blocks",
+        accepts="a number of KV blocks, 2 or more",
+        unset="from `kv_bytes`",
+        ge=2,
+    )
+    kv_dtype: Literal["auto", "int8", "fp8"] = setting(
+        "auto",
+        "the KV cache's number format: the model's, or `int8` or `fp8` for twice as many tokens",
+        more="twice as many of a 16-bit model in the same memory, and "
+        "[a little less exact](performance.md#keys-and-values-in-8-bits)",
+        accepts="auto (the model's), int8 or fp8",
+    )
+    kv_tenant_share: float = setting(
+        1.0,
+        "the share of the KV cache that one user may have when others want it",
+        more="of each offload tier, too",
+        accepts="a share above 0, up to 1 for no limit",
+        gt=0,
+        le=1,
+    )
+    kv_host_bytes: ByteSize = setting(
+        ByteSize(0),
+        "host memory that a GPU's KV cache offloads to",
+        more="see [where keys and values lie](#where-keys-and-values-lie)",
+        accepts="a size such as 8GiB, or 0 for none",
+        ge=0,
+    )
+    kv_disk_bytes: ByteSize = setting(
+        ByteSize(0),
+        "disk that the KV cache offloads to, kept over restarts",
+        more="in `kv` of the data directory",
+        accepts="a size such as 50GiB, or 0 for none",
+        ge=0,
+    )
+    block_size: int = setting(16, "tokens in a KV block", accepts="tokens in a KV block, 1 to 256", ge=1, le=256)
+    max_batch_tokens: int | None = setting(
+        None,
+        "tokens through the model in one step; longer prompts are prefilled in chunks",
+        accepts="tokens in a step, 1 or more",
+        unset="512, on a GPU 8,192, with `deterministic` 2,048",
+        ge=1,
+    )
+    max_running: int = setting(64, "sequences in one step", accepts="sequences in a batch, 1 or more", ge=1)
+    max_waiting: int = setting(
+        1024, "sequences that may wait beyond those; then 429", accepts="sequences that may wait, 1 or more", ge=1
+    )
+    policy: Literal["decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair"] = setting(
+        "decode-first",
+        "the scheduling policy",
+        more="see [who runs in a step](#who-runs-in-a-step)",
+        accepts="decode-first, prefill-first, fcfs, shortest-first, priority or fair",
+    )
+    itl_goal_s: float | None = setting(
+        None,
+        "seconds between two tokens that prefilling other prompts must not exceed",
+        accepts="seconds between two tokens, above 0",
+        gt=0,
+    )
+    kernels: Literal["auto", "torch", "triton"] = setting(
+        "auto",
+        "the kernels: our own where they run the model, or torch's",
+        more="our own are in Triton on CUDA, which wants a C compiler and Python's headers, and says so where they are "
+        "missing; on a CPU in C++, where the processor has AMX or AVX512-BF16 and there is a C++ compiler. `triton` "
+        "refuses to start where those cannot run",
+        accepts="auto, torch or triton",
+    )
+    quantization: Literal["none", "int8", "int4"] = setting(
+        "none",
+        "rounds the weights at load to `int8` (AMX, CUDA) or `int4` (CUDA)",
+        more="`int8` takes half the memory and, on a CPU with AMX, which it needs there, half the time. `int4` has "
+        "a scale for 64 weights and takes a bit more than a quarter of the memory; the logits' matrix is in 8 bits. "
+        "On a GPU in `bfloat16` or `float16`, where neither has been measured yet",
+        accepts="none, int8 or int4",
+    )
+    deterministic: bool = setting(
+        False, "a request gets the same bits [whatever else runs](#the-same-tokens)", accepts="true or false"
+    )
+    prefix_cache: bool = setting(True, "reuses the KV of equal prompt beginnings", accepts="true or false")
+    threads: int | None = setting(
+        None,
+        "CPU threads of the model",
+        accepts="CPU threads, 1 or more",
+        unset="one for a small model, else torch's choice",
+        ge=1,
+    )
+    loop: Literal["auto", "plain", "overlapped"] = setting(
+        "auto",
+        "the engine's loop: `overlapped` makes a step's replies while the device runs the next one",
+        more="see [performance](performance.md#overhead); a GPU is launched into that one before the tokens of the "
+        "first are known, where that is possible. `plain`: one after the other. `auto`: `overlapped` on a GPU",
+        accepts="auto, plain or overlapped",
+    )
+    engine: Literal["thread", "process"] = setting(
+        "thread",
+        "where the engine runs: in a thread of the server, or in a process of its own",
+        more="see [below](#the-engines-process)",
+        accepts="thread or process: where the engine runs",
+    )
+    api_workers: int = setting(
+        1,
+        'processes that answer `/v1`; more than 1 need `engine = "process"`',
+        more="up to 64, see [below](#api-workers)",
+        accepts="processes that answer /v1, 1 to 64",
+        ge=1,
+        le=64,
+    )
+    engine_hang_s: float = setting(
+        60.0,
+        "seconds of silence after which a busy engine's process is killed and started again",
+        more="more than a step ever takes",
+        accepts="seconds without a word from the engine's process, 1 or more",
+        ge=1,
+    )
+
+    def check_processes(self) -> None:
+        """
+        Raises:
+            BadSetting: several processes are to share an engine that lives in one of them.
+        """
+        if self.api_workers > 1 and self.engine != "process":
+            raise BadSetting(
+                f"api_workers is {self.api_workers}, and the engine runs in a thread of one process, where others "
+                "cannot reach it; accepted: --engine process beside it, or 1."
+            )
+
+    def config_of(self, model: str, data_dir: Path) -> EngineConfig:
+        """The engine's part of the settings, for one model. Imports the engine, and so torch."""
+        from engine import EngineConfig
+
+        return EngineConfig(
+            model=find_model(model),
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            kv_blocks=self.kv_blocks,
+            kv_bytes=None if self.kv_bytes is None else int(self.kv_bytes),
+            kv_dtype=self.kv_dtype,
+            kv_tenant_share=self.kv_tenant_share,
+            kv_host_bytes=int(self.kv_host_bytes),
+            kv_disk_bytes=int(self.kv_disk_bytes),
+            kv_dir=str(data_dir / "kv") if self.kv_disk_bytes else None,
+            max_batch_tokens=self.max_batch_tokens,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            policy=self.policy,
+            itl_goal_s=self.itl_goal_s,
+            kernels=self.kernels,
+            quantization=self.quantization,
+            deterministic=self.deterministic,
+            prefix_cache=self.prefix_cache,
+            threads=self.threads,
+            loop=self.loop,
+            runs_in=self.engine,
+            hang_s=self.engine_hang_s,
+        )
