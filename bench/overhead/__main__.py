@@ -1,6 +1,6 @@
 """`python -m bench.overhead`: what serving costs beside the model. About two minutes on two cores.
 
-Prints tables and keeps the JSON. The core stepped directly, the two loops, handles against the core, and streams over
+Prints tables and keeps the JSON. The core stepped directly, handles against the core, and streams over
 HTTP; goals stand beside what was measured.
 """
 
@@ -18,14 +18,13 @@ from rich.table import Table
 
 from bench import hardware
 from bench.overhead.handles import handles
-from bench.overhead.loops import loops
 from bench.overhead.overhead_streams import streams
 from bench.overhead.steps import SAMPLED, decode, prefill
 
 console = Console(width=140)
 
 
-PARTS = ("core", "loops", "handles", "streams")
+PARTS = ("core", "handles", "streams")
 
 
 def main(
@@ -47,8 +46,6 @@ def main(
         made["decode"] = [decode(rows, steps) for rows in (1, 16, 64, 256)]
         made["decode_sampled"] = [decode(64, steps // 4, SAMPLED)]
         made["prefill"] = prefill(1 << 17)
-    if "loops" in parts:
-        made["loops"] = [loops(rows, step_s, steps) for rows, step_s in ((64, 0.005), (256, 0.005), (256, 0.02))]
     if "handles" in parts:
         made["handles"] = [
             handles(model, rows, 200 if rows < 64 else 80, turns, loop="plain", runs_in=where)
@@ -73,18 +70,6 @@ def _show(made: dict[str, Any]) -> None:
         table.add_row(name, f"{each['tokens_per_cpu_s']:,.0f}", *shown)
     if "prefill" in made:
         table.add_row("prefill", f"{made['prefill']['tokens_per_cpu_s']:,.0f}")
-    console.print(table)
-    table = Table(
-        "the loops, null model", "the device alone", "plain", "overlapped", "saved", "told: plain", "once known",
-        "ahead", "saved",
-    )  # fmt: skip
-    for each in made.get("loops", []):
-        table.add_row(
-            f"{each['rows']} rows", _ms(each["device_step_s"]), _ms(each["plain"]["step_s"]),
-            _ms(each["overlapped"]["step_s"]), f"{each['saved']:.1%}", _ms(each["plain"]["queued_step_s"]),
-            _ms(each["overlapped"]["waiting_step_s"]), _ms(each["overlapped"]["queued_step_s"]),
-            f"{each['queued_saved']:.1%}",
-        )  # fmt: skip
     console.print(table)
     table = Table("handles, real model", "engine in", "the core alone, tokens/s", "handles", "ratio (goal: 0.95)")
     for each in made.get("handles", []):

@@ -6,13 +6,9 @@ text to detokenise; which ones it likes best depends on the row alone.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -21,10 +17,7 @@ from engine.builder import EngineParts
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.messages import Loaded
-from engine.core.sampler import begin_sampling
-from engine.core.sampling_types import PendingSamples, SampledTokens
 from engine.core.step import Step
-from engine.kernels.sampled_tokens import fill_sampled
 from engine.kv_cache.block_pool import BlockPool
 from engine.model.batching import Batching
 from engine.model.detokenizer import Detokenizer
@@ -61,47 +54,11 @@ class NullRunner:
             time.sleep(self._next - now)
         return self._logits[: len(batch.logits_at)]
 
-    def fetched(self) -> contextlib.AbstractContextManager[None]:
-        """Meanwhile tokens come when the device has drawn them."""
-        return contextlib.nullcontext()
 
-
-class QueuedRunner(NullRunner):
-    """A device that is told of a step in no time and works off what it was told, as a GPU does. Its tokens are waited
-    for where they are fetched; drawing them is this processor's work all the same."""
-
-    queues = True
-
-    def run(self, step: Step) -> Tensor:
-        batch = self._batching.make(step)
-        if step.drawn is not None:
-            fill_sampled(batch.token_ids, step.drawn)
-        self._next = max(time.monotonic(), self._next) + self._step_s
-        return self._logits[: len(batch.logits_at)]
-
-    @contextlib.contextmanager
-    def fetched(self) -> Iterator[None]:
-        """See `NullRunner`."""
-
-        def begin(*asked: Any) -> PendingSamples:
-            drawing, at = begin_sampling(*asked), self._next
-            return PendingSamples(drawing.token_ids, lambda: _at(at, drawing))
-
-        with mock.patch("engine.core.output_processor.begin_sampling", begin):
-            yield
-
-
-def _at(when: float, drawing: PendingSamples) -> SampledTokens:
-    time.sleep(max(0.0, when - time.monotonic()))
-    return drawing.fetch()
-
-
-def core_of(
-    config: EngineConfig, step_s: float = 0.0, *, paced: bool = False, device: type[NullRunner] = NullRunner
-) -> EngineCore:
+def core_of(config: EngineConfig, step_s: float = 0.0, *, paced: bool = False) -> EngineCore:
     tokenizer = Tokenizer.load(MODEL)
     compiler = default_compiler(tokenizer, VOCAB)
-    runner = device(config, step_s, paced=paced)
+    runner = NullRunner(config, step_s, paced=paced)
     constraints = Constraints(compiler, Masks(VOCAB, torch.device("cpu")))
     return EngineCore(
         config, runner, BlockPool(config.kv_blocks or 1 << 15), lambda: Detokenizer(tokenizer),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.overhead.null import NullRunner, core_of
+from bench.overhead.null import core_of
 from engine import GREEDY, EngineConfig, Sampling, Span
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
@@ -66,9 +66,9 @@ def _spread(values: list[float]) -> dict[str, float]:
     return {name: float(np.percentile(values, at)) for name, at in (("p50", 50), ("p99", 99), ("max", 100))}
 
 
-def _core(rows: int, step_s: float = 0.0, device: type[NullRunner] = NullRunner, **config: Any) -> EngineCore:
+def _core(rows: int, **config: Any) -> EngineCore:
     torch.set_num_threads(1)
-    return core_of(EngineConfig("null", max_running=rows, kv_blocks=1 << 15, **config), step_s, device=device)
+    return core_of(EngineConfig("null", max_running=rows, kv_blocks=1 << 15, **config))
 
 
 def filled(rows: int, sampling: Sampling, **config: Any) -> EngineCore:
