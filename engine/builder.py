@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -117,7 +118,7 @@ def build(config: EngineConfig) -> EngineParts:
         config,
         _runner(config, decoder, kv, device, max_model_len),
         pool,
-        lambda: Detokenizer(tokenizer),
+        partial(Detokenizer, tokenizer),
         tokenizer.eos_token_ids,
         kept_secret(Path(config.kv_dir)) if config.kv_dir is not None else secrets.token_bytes(32),
         begin_device=lambda: use_threads(threads, device),

@@ -24,7 +24,7 @@ from app.config import BadSetting, Settings, server_file
 from app.db.account_store import Accounts
 from app.db.sqlite import refuse_damage
 from app.db.store import Store
-from app.loopback import is_loopback
+from app.middleware import is_loopback
 from app.observability import logs, tracing
 from app.wire.http_server import BACKLOG, Server, server_config
 

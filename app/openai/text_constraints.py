@@ -212,6 +212,8 @@ class Calling:
             ApiError, InvalidParameter: the tools are not as accepted, or cannot be offered to this model.
         """
         shown, parallel = request.tools or [], request.parallel_tool_calls is not False
+        if not shown and request.tool_choice is None:
+            return cls()
         if len(shown) > MAX_TOOLS:
             raise invalid("tools", f"tools has {len(shown)} entries; accepted: at most {MAX_TOOLS}.")
         _check_parts("tools", shown)

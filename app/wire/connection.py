@@ -13,6 +13,7 @@ import asyncio
 import json
 import sys
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import Any
 
 import h11
@@ -54,6 +55,21 @@ class AnswerHeaders:
             await send(message)
 
         await self.app(scope, receive, told)
+
+
+def dated(app: ASGIApp) -> ASGIApp:
+    """Write the Date header (RFC 9110, 6.6.1), by which the page tells elapsed time on the server's clock."""
+
+    async def with_date(scope: Scope, receive: Receive, send: Send) -> None:
+        async def dated_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                date = (b"date", formatdate(usegmt=True).encode())
+                message = {**message, "headers": [*message.get("headers", ()), date]}
+            await send(message)
+
+        await app(scope, receive, dated_send if scope["type"] == "http" else send)
+
+    return with_date
 
 
 HEAD_BYTES = 32 << 10  # of a request's line and headers

@@ -10,13 +10,12 @@ import contextlib
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from app.wire.connection import HEAD_BYTES, Connection, Patience, protocol_of
+from app.wire.connection import HEAD_BYTES, Connection, Patience, dated, protocol_of
 from app.wire.handover import adopted
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Server(uvicorn.Server):
     """uvicorn, except that signals are ours, that we hear when it accepts connections, and that it can sleep.
 
     uvicorn wakes ten times a second to look whether it should end and to renew its Date header. Here the end is an
-    event, and the date is written with each response (`_dated`), so a server that nobody talks to uses no CPU.
+    event, and the date is written with each response (`dated`), so a server that nobody talks to uses no CPU.
     """
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
@@ -109,23 +108,8 @@ def server_config(
     the caller's to begin and end."""
     patience = Patience(connections_allowed(settings.max_connections, raise_file_limit()))
     return uvicorn.Config(
-        _dated(app), lifespan="off", log_config=None, ws="none", http=protocol_of(patience, kind, **named),
+        dated(app), lifespan="off", log_config=None, ws="none", http=protocol_of(patience, kind, **named),
         backlog=BACKLOG if settings.api_workers == 1 else _ACCEPT,
         h11_max_incomplete_event_size=HEAD_BYTES, access_log=settings.log_level in ("debug", "info"),
         timeout_graceful_shutdown=_DRAIN_S, server_header=False, date_header=False,
     )  # fmt: skip
-
-
-def _dated(app: ASGIApp) -> ASGIApp:
-    """Write the Date header (RFC 9110, 6.6.1), by which the page tells elapsed time on the server's clock."""
-
-    async def with_date(scope: Scope, receive: Receive, send: Send) -> None:
-        async def dated_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                date = (b"date", formatdate(usegmt=True).encode())
-                message = {**message, "headers": [*message.get("headers", ()), date]}
-            await send(message)
-
-        await app(scope, receive, dated_send if scope["type"] == "http" else send)
-
-    return with_date

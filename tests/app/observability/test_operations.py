@@ -17,8 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.config import LOCAL_USER, Settings
 from app.db.run_store import Place
 from app.db.store import Store
-from app.loopback import is_loopback
-from app.middleware import CsrfGuard
+from app.middleware import CsrfGuard, is_loopback
 from app.openai import event_stream
 from app.openai.event_stream import EventStream
 from app.server import create_app
