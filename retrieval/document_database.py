@@ -12,15 +12,24 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from sqlite_utils import Database, Migrations
 
 from retrieval.durable import make_folder
 
 _SETTINGS = """PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
 PRAGMA temp_store = MEMORY; PRAGMA secure_delete = FAST;"""
+
+
+# The record of taken steps, in the form that sqlite-utils has written it since the first release.
+_SET = ("retrieval",)
+_TAKEN = (
+    """CREATE TABLE IF NOT EXISTS _sqlite_migrations (
+        id INTEGER PRIMARY KEY, migration_set TEXT, name TEXT, applied_at TEXT)""",
+    """CREATE UNIQUE INDEX IF NOT EXISTS idx__sqlite_migrations_migration_set_name
+        ON _sqlite_migrations (migration_set, name)""",
+)
 
 
 class NewerFile(Exception):
@@ -30,22 +39,39 @@ class NewerFile(Exception):
 class DatabaseFile:
     """Safe in threads; one process at a time writes to it."""
 
-    def __init__(self, path: Path, migrations: Migrations) -> None:
+    def __init__(self, path: Path) -> None:
         """
         Raises:
             OSError, sqlite3.Error: the file cannot be used.
-            NewerFile: it has taken steps that `migrations` does not have.
+            NewerFile: it has taken steps that `STEPS` does not have.
         """
         make_folder(path.parent)
         self.path = path
         self._local = threading.local()
         self._all: list[sqlite3.Connection] = []
         self._write_lock = threading.Lock()
-        db = Database(self._connection())
-        steps = len(migrations.applied(db)) + len(migrations.pending(db))
-        if (known := len(migrations.pending(Database(memory=True)))) < steps:
-            raise NewerFile(f"{path} has taken {steps} steps, and this Ponder knows {known}: a newer one wrote it.")
-        migrations.apply(db)
+        self._migrate()
+
+    def _migrate(self) -> None:
+        """Takes the steps that the file has not taken, each whole or not at all, and notes them in the file."""
+        with self.writing() as db:
+            for statement in _TAKEN:
+                db.execute(statement)
+        with self.reading() as db:
+            taken = {
+                name for (name,) in db.execute("SELECT name FROM _sqlite_migrations WHERE migration_set = ?", _SET)
+            }
+        if newer := taken - STEPS.keys():
+            raise NewerFile(f"{self.path} has taken the step {min(newer)!r}, unknown here: a newer Ponder wrote it.")
+        for name, statements in STEPS.items():
+            with self.writing() as db:
+                at = datetime.now(UTC).isoformat(" ")
+                noted = db.execute(
+                    "INSERT OR IGNORE INTO _sqlite_migrations (migration_set, name, applied_at) VALUES (?, ?, ?)",
+                    (*_SET, name, at),
+                )
+                for statement in statements if noted.rowcount else ():
+                    db.execute(statement)
 
     def close(self) -> None:
         """Once no other thread uses it."""
@@ -97,12 +123,9 @@ def marks(values: Sequence[Any]) -> str:
     return ",".join("?" * len(values))
 
 
-migrations = Migrations("retrieval")
-
-
-@migrations(name="1-documents")
-def documents(db: Database) -> None:
-    for statement in (
+# By name, in order.
+STEPS: Mapping[str, tuple[str, ...]] = {
+    "1-documents": (
         "CREATE TABLE state (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
         "INSERT INTO state VALUES ('generation', 0)",
         """CREATE TABLE collections (
@@ -147,17 +170,12 @@ def documents(db: Database) -> None:
             status TEXT NOT NULL, document INTEGER, pages INTEGER NOT NULL DEFAULT 0, chunks INTEGER NOT NULL DEFAULT 0,
             embedded INTEGER NOT NULL DEFAULT 0, error TEXT, faults TEXT NOT NULL DEFAULT '[]',
             PRIMARY KEY (job, number)) WITHOUT ROWID""",
-    ):
-        db.execute(statement)
-
-
-@migrations(name="2-invitations")
-def invitations(db: Database) -> None:
-    """Members of before stay members: what was shared with them they go on reading."""
-    db.execute(
+    ),
+    "2-invitations": (  # members of before stay members: what was shared with them they go on reading
         """CREATE TABLE invitations (
             collection INTEGER NOT NULL REFERENCES collections (id) ON DELETE CASCADE, user TEXT NOT NULL,
             role TEXT NOT NULL CHECK (role IN ('reader', 'writer')), declined INTEGER NOT NULL DEFAULT 0,
-            created_at REAL NOT NULL, PRIMARY KEY (collection, user)) WITHOUT ROWID"""
-    )
-    db.execute("CREATE INDEX invitations_user ON invitations (user)")
+            created_at REAL NOT NULL, PRIMARY KEY (collection, user)) WITHOUT ROWID""",
+        "CREATE INDEX invitations_user ON invitations (user)",
+    ),
+}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrieval.document_database import DatabaseFile, marks, migrations
+from retrieval.document_database import DatabaseFile, marks
 from retrieval.filters import Filters, as_sql
 from retrieval.index.chunks import Chunks
 from retrieval.parsing.parsed import ParsedPage, ParseFault
@@ -30,7 +30,7 @@ class DocumentStore:
             OSError, sqlite3.Error: the file cannot be used.
             NewerFile: a newer version wrote it.
         """
-        self.database = DatabaseFile(path, migrations)
+        self.database = DatabaseFile(path)
         self.rights = Rights(self.database)
         self.chunks = Chunks(self.database)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-import sqlite_utils
-from sqlite_utils import Migrations
 
 from retrieval import Library, Member, NotAllowed, NotFound, Query, Text, TooManyInvited, document_database, rights
 from retrieval.browse import Browser
@@ -177,14 +176,28 @@ def test_open_invitations_are_bounded(library: Library, monkeypatch: pytest.Monk
 
 def test_members_of_before_there_were_invitations_stay_members(tmp_path: Path) -> None:
     path = tmp_path / "documents.db"
-    old = sqlite_utils.Database(path)
-    first = Migrations("retrieval")
-    first(name="1-documents")(document_database.documents)
-    first.apply(old)
-    old.execute("INSERT INTO collections VALUES (1, 'Dams', 'ana', 0.0)")
-    old.execute("INSERT INTO members VALUES (1, 'ben', 'reader'), (1, 'cy', 'writer')")
-    old.conn.commit()
-    old.close()
+    with closing(sqlite3.connect(path)) as old, old:
+        old.execute(  # as sqlite-utils 3 and 4 wrote it
+            "CREATE TABLE _sqlite_migrations (id INTEGER PRIMARY KEY, migration_set TEXT, name TEXT, applied_at TEXT)"
+        )
+        old.execute(
+            "INSERT INTO _sqlite_migrations VALUES (1, 'retrieval', '1-documents', '2026-11-20 10:00:00')"
+        )
+        for statement in document_database.STEPS["1-documents"]:
+            old.execute(statement)
+        old.execute("INSERT INTO collections VALUES (1, 'Dams', 'ana', 0.0)")
+        old.execute("INSERT INTO members VALUES (1, 'ben', 'reader'), (1, 'cy', 'writer')")
     with closing(DocumentStore(path)) as store:
         assert store.rights.members("ana", 1) == [Member("ben", "reader", "member"), Member("cy", "writer", "member")]
         assert store.rights.readable("ben") == {1} and store.rights.readable("ben", "own") == frozenset()
+
+
+def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "documents.db"
+    DocumentStore(path).close()
+    with closing(sqlite3.connect(path)) as newer, newer:
+        newer.execute("INSERT INTO _sqlite_migrations VALUES (9, 'retrieval', '9-tomorrow', '2030-01-01')")
+    before = path.read_bytes()
+    with pytest.raises(document_database.NewerFile, match="9-tomorrow"):
+        DocumentStore(path)
+    assert path.read_bytes() == before

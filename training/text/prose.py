@@ -14,7 +14,7 @@ from pathlib import Path
 
 PACKAGES = (
     *("torch", "numpy", "transformers", "pydantic", "networkx", "sympy", "huggingface_hub", "jinja2", "fastapi"),
-    *("starlette", "httpx", "anyio", "click", "uvicorn", "hypothesis", "rich", "typer", "sqlite_utils", "matplotlib"),
+    *("starlette", "httpx", "anyio", "click", "uvicorn", "hypothesis", "rich", "typer", "sqlalchemy", "matplotlib"),
 )
 _FILES_EACH = 50  # enough variety, and read in a few seconds
 _SENTENCE = re.compile(r"[A-Z][a-z][A-Za-z ,'-]{18,110}[.?]")
