@@ -1,8 +1,8 @@
 """Plan, call, observe, go on, answer: a model's loop with tools, on one sequence that only ever grows.
 
-Results are appended to what stands there, so nothing is prefilled twice; while tools run, the sequence's K/V is held.
-What a call does is another's business, given as `Tools`. When a limit ends the calling, the model has one turn more, in
-which it cannot call, to answer with what it has. Knows nothing of HTTP, chats, rights or approvals.
+Results are appended to the sequence, so nothing is prefilled twice; while tools run, the sequence's K/V is pinned.
+`Tools` runs the calls. When a limit ends the calling, the model has one turn more, in which it cannot call, to answer
+with the results so far. Knows nothing of HTTP, chats, rights or approvals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.outcome import Call
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
 
-HELD_S = 60.0  # that a sequence's K/V waits for tools at most; how long they take, the engine learns
+HELD_S = 60.0  # longest KV pin while tools run; the engine learns how long they take
 WRAP_UP_TOKENS = 512  # of the budget, kept for the last answer, or an eighth of it where that is less
 MIN_ANSWER = 128  # tokens that results leave for the last answer
 MIN_RESULT_LENGTH = 200  # characters of a result that is cut
@@ -58,7 +58,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """A piece of the model's own, and what it adds to the turn. `finish_reason`: of the turn, with its last piece."""
+    """A piece of the model's own, and its deltas of the turn. `finish_reason`: of the turn, with its last piece."""
 
     piece: Piece
     deltas: tuple[Delta, ...]
@@ -94,7 +94,7 @@ class Tools(Protocol):
         ...
 
     async def run(self, calls: Sequence[Call]) -> list[str]:
-        """Run calls; a text for each, whatever happened. Cancelled, it ends them.
+        """Run calls; a text for each, also for a failed one. Cancelled, it ends them.
 
         Raises:
             HandedOver: some of the calls are another's to run.
@@ -104,7 +104,7 @@ class Tools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The style of a model's writing: `plan` holds its calls, `after_calls` makes tokens of (id, name) and results."""
+    """Style of a model's writing: `plan` constrains its calls, `after_calls` makes tokens of (id, name) and results."""
 
     plan: ToolPlan
     markers: Markers | None
@@ -122,18 +122,18 @@ class Agent:
     span: Span
     limits: Limits = field(default_factory=Limits)
     held_s: float = HELD_S
-    answers: AnswerFunction = think_and_answer  # what writes each turn, such as a budget's
+    answers: AnswerFunction = think_and_answer  # writes each turn, such as a budget's
     clock: Callable[[], float] = time.monotonic
     spent: int = 0  # tokens that the model has written
     steps: int = 0
     appended: int = 0  # tokens of results that the model has been given
 
     async def run(self, seq: EngineSequence, room: int) -> AsyncGenerator[Happened, None]:
-        """Everything that happens until the answer is there. `room`: tokens that the context has left for it all.
+        """Everything that happens until the answer is there. `room`: tokens of remaining context for it all.
 
         Raises:
-            NoWayOn: the model's chat template takes no results.
-            What `generate` raises.
+            CannotContinue: the model's chat template takes no results.
+            EngineError: as `generate` raises it.
         """
         began, first, last = self.clock(), len(seq), False
         while True:
@@ -168,7 +168,7 @@ class Agent:
             seq.append(tokens)
 
     def _limit(self, began: float, whole: int, room: int, coming: int) -> Limit | None:
-        """`room`: what is left of the `whole`; `coming`: characters of results, at most as many tokens."""
+        """`room`: remaining context of the `whole`; `coming`: characters of results, at most as many tokens."""
         if self.steps >= self.limits.steps:
             return "steps"
         if self.limits.tokens - self.spent <= min(WRAP_UP_TOKENS, self.limits.tokens // 8):

@@ -1,8 +1,9 @@
 """Budget forcing (Muennighoff et al. 2025, s1): thinking of a minimum and a maximum length, made to go on by "Wait".
 
-A budget counts what usage counts as thinking: every token from the opening marker to the closing one, both included
-where they are not the prompt's own, and the Waits. Forcing appends to the live sequence, so nothing is prefilled twice;
-markers and Waits are compared and written as token ids. Stands in for `think_and_answer`. Knows nothing of HTTP.
+A budget counts the tokens that usage counts as thinking: every token from the opening marker to the closing one, both
+included where they are not the prompt's own, and the Waits. Forcing appends to the live sequence, so nothing is
+prefilled twice; markers and Waits are compared and written as token ids. Stands in for `think_and_answer`. Knows
+nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ThinkingBudget:
     """The budget of an answer's thinking, in tokens.
 
     The first `waits` times that the model would end its thinking, `wait_text` is written in place of the end. Then,
-    below `min_tokens`, the end cannot be drawn. At `max_tokens` the thinking ends, with `closing_text` before the
+    below `min_tokens`, the end cannot be sampled. At `max_tokens` the thinking ends, with `closing_text` before the
     marker. A Wait that would not fit under the maximum is left out. With `margin` the thinking ends early at the end of
     a sentence where the marker's log-probability (natural) is at most so much below the likeliest token's.
 
@@ -83,13 +84,13 @@ class ThinkingBudget:
 class BudgetForcing:
     """One answer's budget, over all its turns: `answer` does what `think_and_answer` does, within it.
 
-    Tells afterwards what was spent: `thinking_tokens`, `waits` that were written, and what `ended` the thinking.
+    Afterwards it has the spending: `thinking_tokens`, `waits` that were written, and the reason the thinking `ended`.
     """
 
     def __init__(self, budget: ThinkingBudget, tokenizer: Tokenizer) -> None:
         """
         Raises:
-            InvalidParameter: the model does not think, a text of the budget holds one of its markers, or the waits and
+            InvalidParameter: the model does not think, a text of the budget has one of its markers, or the waits and
                 the closing text do not fit under the maximum.
         """
         markers = Markers.of(tokenizer)
@@ -129,7 +130,7 @@ class BudgetForcing:
         Raises:
             InvalidParameter: the budget and `span.max_tokens`, or a prompt that has `closed` the thinking, contradict
                 each other.
-            What `generate` raises.
+            EngineError: as `generate` raises it.
         """
         demanded = self.budget.demands_thinking and not self.thinking_tokens
         if demanded:
@@ -156,7 +157,7 @@ class BudgetForcing:
             if answer.marker is None:
                 return
             if answer.marker == self._markers.opening and not self._may_open(answer):
-                yield Piece("answer", "", 0, finish_reason="stop")  # drawn against the bias: there is no way on
+                yield Piece("answer", "", 0, finish_reason="stop")  # sampled against the bias: there is no way on
                 return
             *before, marker = answer.switch()
             for piece in before:  # white space before a model's own thinking is none of the budget's
@@ -240,7 +241,7 @@ class BudgetForcing:
         answer.marker = self._markers.closing
 
     def _thinking_span(self, answer: Answering, room: int, waited: bool) -> Span:
-        """After a Wait the end is not drawn at once; below the minimum it is not, where no Wait can take its place."""
+        """After a Wait the end is not sampled at once; below the minimum it is not, where no Wait can replace it."""
         limit, least = room, 1 if waited else 0
         below, wait_room = self.budget.min_tokens - self.thinking_tokens - 1, self._wait_room(answer)
         if wait_room <= 0:
