@@ -2,7 +2,7 @@
 
 Every way a call can end is an outcome that the model reads; nothing but cancellation is raised. Calls that only read
 run at the same time; a call with effects waits for those before it, and those after it wait for it. Knows nothing of
-models, prompts or HTTP: a session is who asks, and how a person can be reached.
+models, prompts or HTTP: a session names the user, and how a person can be reached.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Executor:
         self._invocations = Invocations(registry)
 
     async def run(self, calls: Sequence[Call], session: Session, listen: Listen = lambda _: None) -> list[Outcome]:
-        """The outcomes, in the order of the calls. `listen` hears of all that happens, in this event loop's thread.
+        """The outcomes, in the order of the calls. `listen` gets every event, in this event loop's thread.
 
-        Taint counts from the next `run`: the model that made these calls had not read what they give.
+        Taint counts from the next `run`: the model that made these calls had not read their results.
 
         Raises:
             asyncio.CancelledError: the run was cancelled; its tools were too.
@@ -147,7 +147,7 @@ class Executor:
         except JournalConflict:
             raise
         except Exception:
-            # It did run, and the model must know. A resumed run will be told that it may have.
+            # It did run, and the model must know. A resumed run will be notified that it may have.
             log.exception("The outcome of call %s of %s could not be recorded", call.id, call.name)
             return outcome
         return outcome if stands == text else replace(_OUTCOME.validate_json(stands), replayed=True)
@@ -211,7 +211,7 @@ class Executor:
         return await asyncio.to_thread(self.policy.accept, tool, asked, decision, user=session.user, chat=session.chat)
 
     def _told_by_others(self, tool: Tool, session: Session) -> frozenset[str]:
-        """The tools whose own descriptions may have asked for this call: those of other origins that others wrote."""
+        """The tools whose own descriptions may have asked for this call: those of other origins, written by others."""
         shown = self.registry if session.offered is None else session.offered
         return frozenset(each.name for each in shown if each.foreign and each.origin != tool.origin)
 

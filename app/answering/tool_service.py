@@ -28,7 +28,8 @@ from tools.tool import Tool
 if TYPE_CHECKING:
     from retrieval import Library
 
-# What writes or executes asks first, unless its tool says "never": Python in its jail, and notes, which can be undone.
+# A tool that writes or executes asks first, unless it says "never": Python in its sandbox, and notes, which can be
+# undone.
 GRANTED: tuple[Permission, ...] = ("none", "read", "write", "network", "execute")
 
 BUILT_IN = "built in"
@@ -114,7 +115,7 @@ class ToolService:
         self.registry.add(python, origin=BUILT_IN)
 
     async def _open_small_python(self) -> None:
-        """The part of Python that needs no jail, for what is small and pure. It is never put in the other's place."""
+        """The part of Python that needs no sandbox, for small pure code. It is never put in the other's place."""
         from tools.builtin.python import small_python
         from tools.sandbox import Pure, SandboxFailed
 

@@ -1,7 +1,7 @@
-"""A person's documents for a model: search them, open what stands around a place, find a string, list them.
+"""A person's documents for a model: search them, read around a place, find a string, list them.
 
-Each is the user's own way through the library, so nobody reads what they may not. Every excerpt is cited. Knows nothing
-of how documents are found: retrieval does.
+Each is the user's own way through the library, so nobody reads documents they may not. Every excerpt is cited. Knows
+nothing of how documents are found: retrieval does.
 """
 
 from __future__ import annotations

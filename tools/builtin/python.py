@@ -1,7 +1,7 @@
-"""Python for a model: in a jail of its own, or, where it is small and pure, in an interpreter that knows part of it.
+"""Python for a model: in a sandbox of its own, or, where it is small and pure, in an interpreter that knows part of it.
 
-The jail is the sandbox that the host provides, which it can only where the system gives every layer: elsewhere the
-first tool is not offered, and the second is. Knows nothing of how code is held.
+The host provides the sandbox where the system has every layer of it: elsewhere only the second tool is offered. Knows
+nothing of how code is isolated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The work of small pure code, in a worker's process: runs it in monty's interpreter and says how it ended, as JSON.
 
 Monty has a process of its own, so this one only turns the value into text. That is where a few bytes of code can become
-gigabytes (a list of lists of one list): it ends this process, and nothing else. Knows nothing of who asks.
+gigabytes (a list of lists of one list): it ends this process, and nothing else. Knows nothing of its callers.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Nothing of this machine or its network can be reached this way. Each hop is checked anew: the URL is read strictly, its
 host resolved once, every address it has must be public, and the connection goes to one of those very addresses, as a
 second resolution may give another answer. The request's Host and the certificate's check keep the name. Bytes (before
-and after decompression), headers, redirects and time are limited; an answer whose headers never end does end. A body is
+and after decompression), headers, redirects and time are limited; an answer with endless headers does end. A body is
 decompressed as it arrives, so a bomb is cut, not opened. One layer of gzip or deflate is read; any other encoding is
-refused. No cookies, no credentials, no proxies: a site sees the same request, whoever the user is.
+refused. No cookies, no credentials, no proxies: a site sees the same request for every user.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Inflate:
         given = list[bytes]()
         try:
             while data and not self.full:
-                # One byte more than wanted tells a full page from one that ends here.
+                # One byte more than wanted distinguishes a full page from one that ends here.
                 given.append(self._give(self._stream.decompress(data, self._left + 1)))
                 data = self._stream.unconsumed_tail
                 if self._stream.eof:
@@ -232,7 +232,7 @@ class Fetcher:
             raise FetchFailed(f"The host {at.host!r} has no address.")
         for address in found:
             if kind := self._refusal(address):
-                # The address of an inner host stays unsaid: who asks may not know it.
+                # The address of an inner host stays unsaid: the model may not know it.
                 kind = kind.partition(", here ")[0]
                 raise AddressRefused(
                     f"The host {at.host!r} has an address that is {kind}; accepted: public addresses alone."
@@ -291,7 +291,7 @@ class Fetcher:
         inflate = Inflate(encoding, self.config.most_bytes)
         body = bytearray()
         async for piece in response.aiter_stream():
-            # A small piece can hold much: inflating it is left to a thread, not to the loop that serves others.
+            # A small piece can expand to much: a thread inflates it, not the loop that serves others.
             body += await asyncio.to_thread(inflate.feed, piece)
             if inflate.full:
                 return bytes(body), True

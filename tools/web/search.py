@@ -1,7 +1,7 @@
-"""A search engine, as a plugin: whoever has `search` is one. SearXNG, which an operator runs, is the one that is here.
+"""A search engine, as a plugin: any object with `search` is one. SearXNG, run by an operator, is the one that is here.
 
-The engine's own address is the operator's and may be private. What it finds is not trusted: addresses that a fetch
-would refuse are left out, and texts are cut. Knows nothing of models.
+The engine's own address is the operator's and may be private. Its hits are not trusted: addresses that a fetch would
+refuse are left out, and texts are cut. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SearXNG:
             return bytes(body)
 
 
-def _found(result: Any) -> WebHit | None:  # whatever JSON the server sent
+def _found(result: Any) -> WebHit | None:  # any JSON from the server
     if not isinstance(result, dict) or not isinstance(result.get("url"), str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Code that tries to get out of its jail, to hurt the machine or to stay: each is contained, and nothing is left."""
+"""Code that tries to get out of its sandbox, to hurt the machine or to stay: each is contained, and nothing is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [needs_jails, pytest.mark.asyncio(loop_scope="module"), pytest.mark
 
 @dataclass
 class Watched:
-    """A sandbox with one warm jail, of which every run must have left nothing when it returns."""
+    """A pool with one warm sandbox, of which every run must have left nothing when it returns."""
 
     sandbox: Sandbox
     runs: int = 0
@@ -31,7 +31,7 @@ class Watched:
     async def run(self, code: str, timeout_s: float = 10) -> Finished:
         finished = await self.sandbox.run(code, timeout_s=timeout_s)
         self.runs += 1
-        # Jails are numbered as they are started, and used in that order.
+        # Sandboxes are numbered as they are started, and used in that order.
         used = {f"jail-{number}" for number in range(1, self.runs + 1)}
         for home in homes(self.sandbox):
             assert {folder.name for folder in home.glob("jail-*")} & used == set()
@@ -543,7 +543,7 @@ async def test_a_server_that_is_killed_takes_its_jails_with_it_and_the_next_one_
     assert server.stdout is not None
     name = server.stdout.readline().strip()
     inside = [os.pidfd_open(pid) for pid in processes(Path(name))]
-    assert len(inside) >= 6  # two jails that wait and one with code: bubblewrap and Python in each
+    assert len(inside) >= 6  # two sandboxes that wait and one with code: bubblewrap and Python in each
     server.kill()
     server.wait()
     server.stdout.close()

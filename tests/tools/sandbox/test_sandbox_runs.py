@@ -1,5 +1,5 @@
-"""Tests what a jail is for: code runs, is given files and gives some back, and says how it ended; and the pool around
-it."""
+"""Tests what a sandbox is for: code runs, is given files and gives some back, and says how it ended; and the pool
+around it."""
 
 from __future__ import annotations
 
@@ -247,9 +247,9 @@ async def test_closing_while_jails_are_being_started_leaves_nothing() -> None:
 async def test_a_jail_that_died_while_it_waited_is_replaced() -> None:
     async with await Sandbox.open(SMALL) as sandbox:
         (waiting,) = sandbox._warm
-        jail = await waiting
-        signal.pidfd_send_signal(jail._first, signal.SIGKILL)
-        await asyncio.to_thread(os.waitid, os.P_PIDFD, jail._outer, os.WEXITED | os.WNOWAIT)
+        process = await waiting
+        signal.pidfd_send_signal(process._first, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PIDFD, process._outer, os.WEXITED | os.WNOWAIT)
         assert (await sandbox.run("1 + 1")).value == "2"
 
 
