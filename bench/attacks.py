@@ -2,7 +2,7 @@
 
 A server of its own, and answers of a few tokens asked for one after another: with nobody else there, and while each
 kind of attacker holds its connections, in one run. Attackers are sockets of this process; the model is small, so that
-what is seen is the server's doing.
+the server dominates the times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _asks(body: dict[str, Any]) -> bytes:
     return _HEAD + b"Content-Length: %d\r\n\r\n" % len(sent) + sent
 
 
-ATTACKS: dict[str, tuple[float, bytes]] = {  # by name: the share of the connections, and what each sends
+ATTACKS: dict[str, tuple[float, bytes]] = {  # by name: the share of the connections, and the bytes that each sends
     "idle": (1.0, b""),
     "slow heads": (0.2, _HEAD + b"X-Slow: "),
     "slow bodies": (0.2, _HEAD + b"Content-Length: 100000\r\n\r\n{"),
@@ -122,7 +122,7 @@ def _memory_mib(pid: int) -> int:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    """Wait for what the server does by itself, at most a minute."""
+    """Wait for the server to meet the condition, at most a minute."""
     deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.1)

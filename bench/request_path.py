@@ -1,8 +1,8 @@
 """Counts the files and functions of ours that one warm request enters: `python -m bench.request_path`.
 
 A server with the bundled model runs in this process under a profiler of every thread. Three requests are measured, each
-after the same one has warmed it up: a chat, a chat held to a JSON schema, and a chat with a thinking budget. What every
-one of `REPEATS` such requests enters is counted, as the server's timers run beside some of them.
+after the same one has warmed it up: a chat, a chat constrained to a JSON schema, and a chat with a thinking budget.
+Only functions that every one of `REPEATS` such requests enters count, as the server's timers run beside some of them.
 """
 
 from __future__ import annotations

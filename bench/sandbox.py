@@ -96,7 +96,7 @@ async def _pure(runs: int) -> list[float]:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Of ten times or more, what says how they lie."""
+    """The percentiles of ten times or more."""
     cuts = statistics.quantiles(times, n=100, method="inclusive")
     return {
         "p50": round(cuts[49], 2),

@@ -29,7 +29,7 @@ def longest_gap(backend: Guidance, constraint: spec.Constraint) -> float:
     done = threading.Event()
 
     def compile() -> None:
-        with contextlib.suppress(ConstraintRefused):  # most are; what it costs the others is measured
+        with contextlib.suppress(ConstraintRefused):  # most are; the cost to the others is measured
             backend.compile(constraint)
         done.set()
 

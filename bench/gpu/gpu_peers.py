@@ -1,7 +1,7 @@
 """`transformers` on the same shapes: a long prompt, its static cache, and its continuous batching.
 
 `python -m bench.gpu.gpu_peers FILE JOB` measures and keeps each figure in FILE at once; the part runs it as a process
-that is ended when the time is over, since what it compiles may take longer than all else. A step of theirs is all that
+that is ended when the time is over, since its compiling may take longer than all else. A step of theirs is all that
 lies between two tokens, and stands beside a whole step of ours. Their continuous batching compiles nothing and records
 no graph unless flash attention is installed.
 """
@@ -39,7 +39,7 @@ Model = Any  # transformers' classes are untyped
 
 
 def peers(setting: Setting) -> Iterator[Figure]:
-    """Beside what the parts `whole` and `prefill` found for the same; each figure as soon as it is there."""
+    """Beside the figures of the parts `whole` and `prefill` for the same; each figure as soon as it is there."""
     if importlib.util.find_spec("transformers") is None:
         raise Missing("the package transformers")
     sizes = setting.sizes
@@ -92,7 +92,7 @@ def beside(setting: Setting, told: Json) -> Figure:
 
 
 def measure(file: Path, job: Json) -> None:
-    """Returns what the process does: in the order of what is wanted most."""
+    """The process's work: the most important figures first."""
     import transformers
 
     kept: list[Json] = []
@@ -128,12 +128,12 @@ def _of_model(name: str, way: str, job: Json, keep: Callable[[Json], None]) -> N
 def _outcome(run: Callable[[], list[float]]) -> Json:
     try:
         return {"seconds": run()}
-    except Exception as error:  # whatever its API has become
+    except Exception as error:  # its API may have changed
         return {"error": repr(error)[:400]}
 
 
 def _forget() -> None:
-    """Give back the memory of what is gone, which compiled calls refer to in circles."""
+    """Free the memory of dropped objects, which compiled calls refer to in circles."""
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -192,7 +192,7 @@ def _static(model: Model, rows: int, context: int) -> list[float]:
     return [one.until(two) for one, two in pairwise(moments[NEW // 2 : NEW])]
 
 
-@torch.no_grad()  # its own thread writes to what it made: those must be no tensors of inference
+@torch.no_grad()  # its own thread writes to its tensors: those must be no tensors of inference
 def _continuous(model: Model, rows: int, context: int) -> list[float]:
     """Between the tokens of one row, while all rows decode. About one prompt is read in a step, so that by the end of
     the last one the first row has `rows` tokens."""

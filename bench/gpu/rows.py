@@ -1,4 +1,4 @@
-"""One measured figure beside what it is held to. Plain data, and how it is written as JSON."""
+"""One measured figure beside its floor and goal. Plain data, and how it is written as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Figure:
     """`value` (the median) and the least and largest of its repeats, in `unit`.
 
     `floor` is the limit or the peer that it stands beside, in the same unit, and `share` the one over the other, so
-    that 1 is as good as the floor. `goal` is what the share is to be: at least, or at most where `most` is set.
+    that 1 is as good as the floor. `goal` is the target of the share: at least, or at most where `most` is set.
     """
 
     what: str

@@ -22,7 +22,7 @@ from bench.gpu.rows import Figure, Missing, time_of
 from bench.gpu.setting import Setting
 
 GOAL_S = 30.0
-ROWS = 64  # what an engine's graphs are for, unless told otherwise
+ROWS = 64  # rows of an engine's graphs by default
 
 
 def startup(setting: Setting) -> Iterator[Figure]:

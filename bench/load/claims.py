@@ -27,7 +27,7 @@ BLOCK = 16
 def static_batching(*, padded: bool) -> Json:
     """Answers of very different lengths: a static batch waits for its longest, a continuous one takes in the next.
 
-    `padded`: what is done goes on being computed until its batch is, as where a batch is one tensor.
+    `padded`: a finished row goes on being computed until its batch is finished, as where a batch is one tensor.
     """
     rng = Random(4)
     requests = [
@@ -50,7 +50,7 @@ def static_batching(*, padded: bool) -> Json:
 
 
 def paged_kv() -> Json:
-    """Room for four sequences of 2,048 tokens, and requests that need a quarter of that."""
+    """Capacity for four sequences of 2,048 tokens, and requests that need a quarter of that."""
     rng = Random(5)
     requests = [TraceRequest(0.0, _prompt(rng, rng.randint(100, 700)), rng.randint(30, 300)) for _ in range(64)]
     room: Json = {"kv_blocks": 4 * MAX_LENGTH // BLOCK, "prefix_cache": False}
@@ -86,7 +86,7 @@ def mixed_steps() -> Json:
 
 
 def _pair(switch: dict[str, Json], measure: Callable[[Engine, str], Awaitable[Json]]) -> Json:
-    """Both ways in turns. What is told of a time or a rate is on over off, of each turn."""
+    """Both ways in turns. A ratio of times or rates is on over off, of each turn."""
 
     async def turns() -> Json:
         told: dict[str, list[Json]] = {"on": [], "off": []}

@@ -1,4 +1,4 @@
-"""Three times as much as a server can do, for five minutes: what it still does, what it refuses, and how it comes back.
+"""Three times as much as a server can do, for five minutes: its goodput, its refusals, and its recovery.
 
 The load is one process of the same machine, so "capacity" is that of both together, and the same for all rates.
 """
@@ -26,7 +26,7 @@ EXTRA = {"ignore_eos": True}
 SCALE = 0.4  # of `chat`: about 48 words, 40 tokens
 PATIENCE_S = 20.0
 OBJECTIVE_S = 1.0  # of a first token
-OPTIONS = ("--engine", "process", "--max-wait-s", "0.5")  # whoever would miss it is refused
+OPTIONS = ("--engine", "process", "--max-wait-s", "0.5")  # a request that would miss it is refused
 
 
 def overload(options: tuple[str, ...] = OPTIONS, seconds: float = SECONDS) -> Json:

@@ -1,7 +1,7 @@
-"""`python -m bench.overhead`: what serving costs beside the model. About two minutes on two cores.
+"""`python -m bench.overhead`: the cost of serving beside the model. About two minutes on two cores.
 
 Prints tables and keeps the JSON. The core stepped directly, the two loops, handles against the core, and streams over
-HTTP; goals stand beside what was measured.
+HTTP; goals stand beside the figures.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from engine.params import GREEDY
 
 def loops(rows: int, step_s: float, steps: int) -> dict[str, Any]:
     """Median seconds from one step to the next, replies made and encoded as for another process, on each loop: of a
-    device that does a step when it is asked, and of one that is told of steps ahead of time (`waiting`: of each only
-    once the tokens of the one before are known)."""
+    device that does a step when it is asked, and of one with steps scheduled ahead (`waiting`: of each only once the
+    tokens of the one before are known)."""
     told: dict[str, Any] = {"rows": rows, "device_step_s": step_s}
     for loop in get_args(LoopName):
         told[loop] = {

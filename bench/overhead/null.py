@@ -40,7 +40,7 @@ MAX_LENGTH = 4096
 
 
 class NullRunner:
-    """Makes the step's batch, as any runner must, and answers with rows that were drawn once."""
+    """Makes the step's batch, as any runner must, and answers with rows that were sampled once."""
 
     vocab_size = VOCAB
     queues = False
@@ -62,13 +62,13 @@ class NullRunner:
         return self._logits[: len(batch.logits_at)]
 
     def fetched(self) -> contextlib.AbstractContextManager[None]:
-        """Meanwhile tokens come when the device has drawn them."""
+        """Meanwhile tokens come when the device has sampled them."""
         return contextlib.nullcontext()
 
 
 class QueuedRunner(NullRunner):
-    """A device that is told of a step in no time and works off what it was told, as a GPU does. Its tokens are waited
-    for where they are fetched; drawing them is this processor's work all the same."""
+    """A device that queues launched steps in no time, as a GPU does. Its tokens are waited for where they are fetched;
+    sampling them is this processor's work all the same."""
 
     queues = True
 

@@ -13,7 +13,7 @@ import psutil
 
 
 def streams(where: str, *, count: int = 64, rate: float = 200.0, tokens: int = 1200) -> dict[str, Any]:
-    """`count` chat streams whose model writes `rate` tokens a second each: the gaps as their reader sees them."""
+    """`count` chat streams of a model that writes `rate` tokens a second each: the gaps as their reader sees them."""
     with _server(where, 1 / rate, count) as (process, port):
         reader = [sys.executable, "-m", "bench.overhead.reader", str(port), str(count)]
         subprocess.run([*reader, "100"], check=True, capture_output=True)  # the first requests pay for first calls

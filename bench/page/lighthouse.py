@@ -1,5 +1,4 @@
-"""Measures what Lighthouse says of the first screen and of a chat. npm fetches it into a folder of its own when it is
-asked."""
+"""Measures Lighthouse's scores of the first screen and a chat. npm fetches it into a folder of its own on request."""
 
 from __future__ import annotations
 
@@ -19,7 +18,9 @@ FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic"
 
 
 def lighthouse() -> Json:
-    """Scores of 100 for a phone (Lighthouse's own slow network and processor) and for a desk, and what costs them."""
+    """Scores of 100 for a phone (Lighthouse's own slow network and processor) and for a desk, and the audits that lower
+    them.
+    """
     program = _program()
     made: Json = {}
     with scripted({"mixed": "".join(section(i) for i in range(1, 4))}) as server, browser() as chromium:

@@ -1,4 +1,4 @@
-"""A cascade from the draft model to the large one: for every bar of a gate, how many are right and what that costs."""
+"""A cascade from the draft model to the large one: for every bar of a gate, how many are right and their cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAFT_TOKENS = 384  # of the small model's answer at most: one that comes to no 
 
 @dataclass(frozen=True, slots=True)
 class CascadeAnswer:
-    """`checked`: what a program says of a puzzle's answer, which needs no solution; None for a sum. One that is not
+    """`checked`: a program's score of a puzzle's answer, which needs no solution; None for a sum. One that is not
     `whole` did not end by itself, and passes no gate.
     """
 

@@ -21,8 +21,8 @@ def rows_of(parts: Parts, name: str) -> list[BenchRow]:
 
 
 def derived(parts: Parts) -> list[BenchRow]:
-    """Returns what sampling and minima do at the tokens of each Wait, and best of n at those of trees, by measured
-    curves."""
+    """Returns the shares of sampling and minima at the tokens of each Wait, and of best of n at those of trees, by
+    measured curves."""
     rows: list[BenchRow] = []
     for kind in ("game24", "arithmetic"):
         thought, samples = rows_of(parts, f"{kind} waits"), rows_of(parts, f"{kind} samples")
@@ -37,7 +37,7 @@ def derived(parts: Parts) -> list[BenchRow]:
 
 
 def table(parts: Parts) -> str:
-    """Markdown of everything that was measured, and of what follows from it."""
+    """Markdown of all measured rows, and of those derived from them."""
     names = [name for name, made in parts.items() if isinstance(made, list)]
     rows = [each for name in names if name != "cascade" for each in rows_of(parts, name)]
     lines = ["| way | questions | right | 95% interval | tokens | of thinking | |", "|---|---|---|---|---|---|---|"]
@@ -61,7 +61,7 @@ def table(parts: Parts) -> str:
 
 
 def pictures(parts: Parts, folder: Path = PICTURES) -> list[Path]:
-    """Draw what there is; the files that were written."""
+    """Plots the parts that there are; returns the files written."""
     drawn: dict[str, tuple[list[Curve], str, str, bool]] = {}
     extra = derived(parts)
     for kind in ("game24", "arithmetic"):

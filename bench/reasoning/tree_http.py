@@ -187,7 +187,8 @@ async def served(*, prefix_cache: bool) -> AsyncIterator[tuple[Engine, httpx.Asy
 
 
 async def compared(n: int) -> list[Json]:
-    """For each of `n` puzzles what every way took. The ways take turns, and a first puzzle that warms them is left out.
+    """For each of `n` puzzles the figures of every way. The ways take turns, and a first puzzle that warms them is left
+    out.
 
     Every way has an engine of its own, and every puzzle is new to it.
     """

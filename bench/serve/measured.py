@@ -1,5 +1,4 @@
-"""Measures what a load says of a server: percentiles, goodput under an objective, and whether the client was in the
-way."""
+"""Computes a load's figures: percentiles, goodput under an objective, and whether the client was in the way."""
 
 from __future__ import annotations
 
