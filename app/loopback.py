@@ -1,4 +1,4 @@
-"""Tells which addresses and names only this machine can reach. Needs nothing, so that starting up can ask it early."""
+"""Recognises addresses and names that only this machine can reach. Needs nothing, so that startup can use it early."""
 
 from __future__ import annotations
 

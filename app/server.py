@@ -1,4 +1,4 @@
-"""The web application: routes, middleware and the life of what they share. `create_app` is all there is to it.
+"""The web application: routes, middleware and the lifespan of their shared state. `create_app` is all there is to it.
 
 The engine is given and stays the caller's to stop; the database and the documents are opened and closed with the app's
 lifespan.

@@ -1,6 +1,6 @@
 """Measures whether users are served while others hold what they can: `python -m bench.attacks`.
 
-A server of its own, and answers of a few tokens asked for one after another: with nobody else there, and while each
+A server of its own, and answers of a few tokens requested one after another: with nobody else there, and while each
 kind of attacker holds its connections, in one run. Attackers are sockets of this process; the model is small, so that
 the server dominates the times.
 """

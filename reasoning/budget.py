@@ -82,7 +82,7 @@ class ThinkingBudget:
 
 
 class BudgetForcing:
-    """One answer's budget, over all its turns: `answer` does what `think_and_answer` does, within it.
+    """One answer's budget, over all its turns: `answer` is `think_and_answer` within it.
 
     Afterwards it has the spending: `thinking_tokens`, `waits` that were written, and the reason the thinking `ended`.
     """

@@ -131,7 +131,7 @@ async def think_and_answer(
     calls: bool = False,
     thinking_logprobs: int | None = None,
 ) -> AsyncGenerator[Piece, None]:
-    """Generate on `seq` within `span`, whose `max_tokens` must be set; it covers thinking and answer together.
+    """Generate on `seq` within `span`. `span.max_tokens` must be set; it covers thinking and answer together.
 
     `span`'s stops, `min_tokens`, `logprobs` and constraint are the answer's. With `opened` the prompt has opened the
     thinking, with `closed` it has closed it: then a constraint that leaves nothing free leaves no thinking either. With

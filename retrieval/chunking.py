@@ -28,7 +28,7 @@ _ITEM = re.compile(r"\n(?=[ \t]*(?:[-*+•–·]|\d{1,3}[.)])[ \t])")
 _LINE = re.compile(r"\n")
 _TABLE = re.compile(r"(?:^[ \t]*\|[^\n]*(?:\n|\Z))+", re.MULTILINE)
 _SPACE = re.compile(r"\s*")
-BATCH = 1 << 20  # characters whose pieces are counted at once
+BATCH = 1 << 20  # characters tokenized at once to count their pieces
 ROW_LINES = 50  # that one row of CSV may have: a quote that is open for longer is only a quote
 HEADER = 200  # characters of a table's header that go with its rows
 
@@ -220,7 +220,7 @@ def _windows(group: Sequence[_Unit], shape: ChunkShape) -> Iterator[tuple[int, i
         if last + 1 == len(group):
             yield first, last
             return
-        last = first + _headings_last(group[first : last + 1]) - 1  # a heading goes with what follows
+        last = first + _headings_last(group[first : last + 1]) - 1  # a heading goes with the text that follows
         yield first, last
         following, size = last + 1, group[last + 1].size  # pieces of the next besides the overlap
         while following + 1 < len(group) and group[following].opens == 2:

@@ -155,7 +155,7 @@ class CallPolicy:
         call_id: str = "",
         tainted_by: Collection[str] = (),
     ) -> Ruling:
-        """Returns whether the call may run now. `tainted_by` names the tools whose untrusted output the run has
+        """Returns whether the call may run now. `tainted_by` names the tools with untrusted output that the run has
         read."""
         if tool.permission not in self.permitted(user, chat):
             return Denied(f"{tool.name} needs the permission {tool.permission!r}, which is not granted here.")

@@ -211,7 +211,7 @@ class Executor:
         return await asyncio.to_thread(self.policy.accept, tool, asked, decision, user=session.user, chat=session.chat)
 
     def _told_by_others(self, tool: Tool, session: Session) -> frozenset[str]:
-        """The tools whose own descriptions may have asked for this call: those of other origins, written by others."""
+        """The tools with descriptions that may have asked for this call: those of other origins, written by others."""
         shown = self.registry if session.offered is None else session.offered
         return frozenset(each.name for each in shown if each.foreign and each.origin != tool.origin)
 

@@ -12,7 +12,7 @@ from tools.tool import Tool
 
 @dataclass(slots=True)
 class Session:
-    """A run's side of its calls. `tainted_by` grows with the tools whose untrusted output the run has read.
+    """A run's side of its calls. `tainted_by` grows with the tools with untrusted output that the run has read.
 
     `approve` and `ask` reach a person; None where nobody can be reached, so that a call that needs approval is denied.
     `offered` are the tools in the model's prompt; None is any that there is.

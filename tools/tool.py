@@ -189,7 +189,7 @@ class Tool:
         return self._check(arguments)
 
     async def call(self, ctx: Context, arguments: Mapping[str, Any]) -> Any:
-        """Checks the arguments, as JSON has them, and runs the tool; returns what its function returns.
+        """Checks the arguments, as JSON has them, and runs the tool; returns its function's result.
 
         Raises:
             BadArguments: they do not fit the schema.

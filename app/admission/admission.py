@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, float)
 CLASSLESS = ("fcfs", "shortest-first")  # policies that go by something else alone
-_LEARN = 0.1  # what a new observation counts
+_LEARN = 0.1  # weight of a new observation
 
 
 class QueuedWork(Protocol):
@@ -43,7 +43,7 @@ class QueuedWork(Protocol):
 
 
 class AdmissionDecisions(ABC):
-    """Decisions on what an admitted request may still ask, by `queue_estimates` (of each model) and `rates` as this
+    """Decisions on an admitted request's further demands, by `queue_estimates` (of each model) and `rates` as this
     process knows them."""
 
     def __init__(
@@ -141,8 +141,8 @@ class Admission(AdmissionDecisions):
         refused: Callable[[str], None] = lambda reason: None,
         used: Callable[[str, int], None] = lambda key_id, tokens: None,
     ) -> None:
-        """`queue_estimates` are those of the served models, by name. `used` hears of each request that ended which key
-        it was for, and its tokens."""
+        """`queue_estimates` are those of the served models, by name. `used` is called for each request that ended with
+        its key and its tokens."""
         super().__init__(settings, queue_estimates, RateWindows(), refused)
         self._used = used
         self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
@@ -233,7 +233,7 @@ REDUCED = "X-Ponder-Reduced"
 
 
 class AdmissionGate:
-    """ASGI middleware: 429, or a ticket for what is answered inside."""
+    """ASGI middleware: 429, or a `RequestBudget` for the answer made inside."""
 
     def __init__(self, app: ASGIApp, *, admission: Callable[[], Admission]) -> None:
         self.app = app
@@ -265,7 +265,7 @@ async def answered(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Answer a request that was let in, and tell how its key's limits stand."""
+    """Answer an admitted request, with its key's limits in the headers."""
     request_budget.use()
     try:
         await app(scope, receive, _telling(send, windows, request_budget))
@@ -297,6 +297,6 @@ def duration(seconds: float) -> str:
 
 
 def is_strict(headers: Headers) -> bool:
-    """Tells whether the client prefers a refusal to less than it asks for (RFC 7240, 4.4)."""
+    """Returns whether the client prefers a refusal to less than it asks for (RFC 7240, 4.4)."""
     given = [part.strip().lower() for value in headers.getlist("prefer") for part in value.split(",")]
     return "handling=strict" in given

@@ -1,7 +1,7 @@
 """`model: auto`: several models behind one name. A small one answers first, a larger one where that is not good enough.
 
-The cascade is `reasoning.route`'s; this makes its rungs of served models. What a request is in one model's own words is
-given (`AnswerPlan`), so this knows nothing of messages, templates or HTTP.
+The cascade is `reasoning.route`'s; this makes its steps of served models. A request for one model is an `AnswerPlan`,
+so this knows nothing of messages, templates or HTTP.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class ModelCascade:
     For each request: `plans = await auto.plans(make)`, where `make(served)` plans the request for that model; then
     `async with aclosing(auto.answer(plans)) as items`, and of the items
 
-    - a `Tried` for each model that was asked: what its answer measured, whether it passed, and `why` not;
+    - a `Tried` for each model that was asked: its answer's measurements, whether it passed, and `why` not;
     - a `Spent` after a `Tried` that did not pass: the tokens of an answer that nobody sees;
-    - one `ModelChosen`, just before the first piece: take from its `plan` what depends on the model (its name, its
+    - one `ModelChosen`, just before the first piece: take the model's parts from its `plan` (its name, its
       tokenizer for log-probabilities, the parser of its calls);
     - the answer's `Piece`s, the last one with a finish reason. The last model's come as they are written, another's all
       at once, when it has passed;
@@ -59,11 +59,11 @@ class ModelCascade:
         self.hear: Callable[[str, bool], None] = lambda model, given: None  # each of them
 
     async def plans(self, make: Callable[[ServedModel], Awaitable[AnswerPlan]]) -> list[AnswerPlan]:
-        """The request for every model that has room for it, in order. One for which the request is too long is left
-        out, unless all are.
+        """The request for every model with enough context for it, in order. Others are left out, unless all are too
+        short.
 
         Raises:
-            What `make` raises otherwise.
+            Exception: as `make` raises it otherwise.
         """
         made: list[AnswerPlan] = []
         too_long: Exception | None = None
@@ -79,10 +79,10 @@ class ModelCascade:
         return made
 
     async def answer(self, plans: Sequence[AnswerPlan], tenant: str = "") -> AsyncGenerator[Piece | Event, None]:
-        """One answer; see the class for what comes. Closing it ends what is being written, and frees its blocks.
+        """One answer; see the class for its items. Closing it ends the answer being written, and frees its blocks.
 
         Raises:
-            What `Engine.open` and `generate` raise.
+            EngineError: as `Engine.open` and `generate` raise it.
         """
         items: asyncio.Queue[Piece | Event | None] = asyncio.Queue()
         work = asyncio.create_task(self._climb(plans, tenant, items.put_nowait))

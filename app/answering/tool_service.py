@@ -51,7 +51,7 @@ class ToolService:
         self.plugins = PluginFolder(settings.plugins or folder / "plugins", self.registry)
         if library is not None:
             self.registry.provide(Browser, factory=lambda ctx: Browser(library, ctx.user))
-        self.off: dict[str, str] = {}  # tools that are not there, and what would bring them
+        self.off: dict[str, str] = {}  # missing tools, and their remedies
         self._settings = settings
         self._notes = folder / "notes.db"
         self._closing = contextlib.AsyncExitStack()
@@ -87,12 +87,12 @@ class ToolService:
         self.grants.close()
 
     async def ready(self) -> None:
-        """Wait for what a server opens in the background."""
+        """Wait for the tools that a server opens in the background."""
         if self._opening is not None:
             await asyncio.wait({self._opening})
 
     async def _open_python(self) -> None:
-        """Python for models, once it is seen that this system can hold it: some hundred milliseconds."""
+        """Python for models, once this system's sandbox is probed: some hundred milliseconds."""
         await self._open_small_python()
         if not self._settings.sandbox:
             self.off["python"] = "The sandbox is switched off."

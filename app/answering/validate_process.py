@@ -1,7 +1,7 @@
-"""Validates a JSON text against a schema: what `checked` runs beside the server, within limits of time and memory.
+"""Validates a JSON text against a schema: run by `checked` beside the server, within limits of time and memory.
 
 Run as a script. A schema's patterns are Python's here and may take for ever, so they are never matched in the server's
-own process. Reads `[schema, text]` from stdin and writes what is wrong, or null. Nothing is fetched.
+own process. Reads `[schema, text]` from stdin and writes the error, or null. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
         wrong = None if error is None else f"{error.json_path}: {error.message}"
     except ValueError as broken:
         wrong = f"it is not JSON: {broken}"
-    except Exception as failed:  # a schema that the validator cannot follow is told like any other trouble
+    except Exception as failed:  # a schema that the validator cannot follow is reported like any other error
         wrong = f"the schema cannot be checked: {type(failed).__name__}: {failed}"
     print(json.dumps(wrong and wrong[:300]))
 

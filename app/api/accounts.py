@@ -1,8 +1,8 @@
 """Routes of accounts, keys and sign-in.
 
 The routes of users and keys are for operators. A key is shown in full only once, when it is made; later only its
-beginning. Signing in takes a key and sets a cookie that no script can read. The route that says who is signed in is
-open to everybody, because the page calls it before it shows anything.
+beginning. Signing in takes a key and sets a cookie that no script can read. The route of the current user is open to
+everybody, because the page calls it before it shows anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The operator's routes: how the server does, which runs there are, and what tools may do, of all users together.
+"""The operator's routes: the server's figures, its runs, and the permissions of tools, of all users together.
 
-They are asked again and again while somebody looks, and hold no connection meanwhile: a browser has few of those to
-give. Nothing of what was asked or answered is told. Knows nothing of how anything is measured.
+They are polled while somebody looks, and keep no connection open meanwhile: a browser has few of those. No text of a
+question or an answer is returned. Knows nothing of how anything is measured.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _model(name: str, told: Stats | None) -> dict[str, Any]:
 
 
 def _memory_bytes() -> int:
-    """Returns the process's bytes in memory now; where the system does not tell, the most that it ever had."""
+    """Returns the process's bytes in memory now; where the system does not report it, its peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

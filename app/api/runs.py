@@ -1,4 +1,4 @@
-"""The routes of `/api` for runs: an answer that is being made, its events, and what is left of it.
+"""The routes of `/api` for runs: an answer that is being made, its events, and its record.
 
 A run's events are server-sent, resumable by number. Knows nothing of how answers are made.
 """
@@ -96,7 +96,7 @@ class RunRequest(BaseModel):
     )
 
     def asked(self) -> ReasoningRequest:
-        """Returns the manner that the request asks for.
+        """Returns the reasoning that the request asks for.
 
         Raises:
             ApiError: the budget of thinking is not as accepted.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 QUESTION = "Does this text answer the question? Reply yes or no.\n\nQuestion: {query}\n\nText: {text}"
 MAX_LENGTH = 4000  # characters of a text that are read
-AT_ONCE = 8  # texts scored together: as many as leave room for people who chat
+AT_ONCE = 8  # texts scored together: few enough to leave capacity for chats
 
 
 class Relevance:
@@ -71,7 +71,7 @@ class SearchRequest(BaseModel):
 
     query: str = Field(description="a text of 1 to 4000 characters")
     limit: int = Field(10, ge=1, le=MAX_HITS, description=f"an integer from 1 to {MAX_HITS}")
-    filters: dict[str, Any] = Field(  # Any: `as_sql` checks what is in it
+    filters: dict[str, Any] = Field(  # Any: `as_sql` checks it
         default_factory=dict, description='an object such as {"media_type": "application/pdf", "year": {"gte": 2020}}'
     )
     collections: Literal["own", "all"] | Annotated[list[int], Field(max_length=1000)] | None = Field(

@@ -58,10 +58,10 @@ def evaluate_reasoning(
     plot: Path | None,
     settings: Settings,
 ) -> None:
-    """Measure, show a table, and write what was asked for.
+    """Measure, show a table, and write the requested files.
 
     Raises:
-        BadSetting: a task, a way or a file is not right; the message says what would be accepted.
+        BadSetting: a task, a way or a file is not right; the message names the accepted values.
         EngineError: the model cannot be loaded.
     """
     tasks = read_tasks(file, n)

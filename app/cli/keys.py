@@ -1,6 +1,6 @@
 """`ponder keys`: API keys on the data directory, made, listed and revoked, also while a server runs on it.
 
-Who may write the data directory may do this: no key is asked for. Knows nothing of servers.
+Write access to the data directory is enough: no key is asked for. Knows nothing of servers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def create(
 
 
 def list_keys(as_json: bool, settings: Settings) -> None:
-    """Print what is known of the keys, which is not the keys."""
+    """Print the keys' records, which do not contain the keys."""
     with _opened(settings) as accounts:
         keys, roles = accounts.keys_of(), {each.id: each.role for each in accounts.users()}
     if as_json:
@@ -84,7 +84,7 @@ def list_keys(as_json: bool, settings: Settings) -> None:
 
 
 def change(id: str, scopes: Sequence[str] | None, quotas: Sequence[str] | None, settings: Settings) -> None:
-    """Change what a key is for and what it may cost; what is not given stays.
+    """Change a key's scopes and quotas; those not given stay.
 
     Raises:
         BadSetting: something of it is not accepted, or there is no such key.

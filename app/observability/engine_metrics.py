@@ -1,4 +1,4 @@
-"""The engines' own counters as metrics, with what is waited for and what it costs. Knows nothing of requests."""
+"""The engines' own counters as metrics, with queued work and its estimated cost. Knows nothing of requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The server's log: lines of text, or of JSON for whoever collects them, each with the id of its request.
+"""The server's log: lines of text, or of JSON for a log collector, each with the id of its request.
 
-A request's id is the client's own (`X-Request-ID`) where it has one, and is told back. A line of the access log has no
-query string: searches are people's own. Knows nothing else of what is logged.
+A request's id is the client's own (`X-Request-ID`) where it has one, and is sent back. A line of the access log has no
+query string: searches are people's own. Knows nothing else of the records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`POST /v1/completions`: text (or token ids) in, its continuation out, streamed or whole.
 
 Nothing is parsed out of the text: thinking markers, where a model writes them, are just text here. With `echo` and
-`logprobs` it scores a prompt, which is what evaluation harnesses use it for.
+`logprobs` it scores a prompt, as evaluation harnesses do.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class CompletionJob:
 
 
 class _Choice:
-    """One continuation being put together: `add` pieces, `take` what is new."""
+    """One continuation being put together: `add` pieces, `take` the new part."""
 
     def __init__(self, job: CompletionJob, index: int) -> None:
         prompt = index // job.request.n

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 Messages = list[dict[str, Any]]  # as chat templates take them: role and content, and a call's JSON
-IMPORTED = "an imported chat"  # whose words may be anybody's
+IMPORTED = "an imported chat"  # with words that may be anybody's
 DOCUMENTS = "documents"
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The conversation down to the question, with calls and without. `read_from`: whose untrusted text it rests on."""
+    """The conversation down to the question, with calls and without. `read_from`: sources of its untrusted text."""
 
     messages: Messages
     plain: Messages
@@ -99,7 +99,7 @@ def _untrusted(steps: Sequence[AnswerStep]) -> set[str]:
     }
 
 
-MIN_ROOM = 256  # tokens for an answer; with fewer, what earlier answers called is left out of the prompt
+MIN_ROOM = 256  # tokens for an answer; with fewer, earlier answers' calls are left out of the prompt
 
 
 async def plan_run(
@@ -113,10 +113,11 @@ async def plan_run(
     max_tokens: int | None,
     user: str,
 ) -> AnswerPlan:
-    """`sampling` has what is to be other than the model's authors chose it.
+    """`sampling` overrides the model authors' defaults.
 
     Raises:
-        ApiError, InvalidParameter: the conversation leaves no room for an answer, or the model cannot be offered tools.
+        ApiError, InvalidParameter: the conversation leaves no context for an answer, or the model cannot be offered
+            tools.
         ChatTemplateError: the model's template does not take the conversation.
     """
     variables = reasoning_config.variables

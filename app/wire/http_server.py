@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _OTHERS = 512  # files that are no connections: the database, documents, tools, models
-_MAX_COUNT = 20_000  # connections, unless told
+_MAX_COUNT = 20_000  # connections by default
 
 
 def raise_file_limit() -> int:
@@ -105,7 +105,7 @@ class Server(uvicorn.Server):
 def server_config(
     settings: Settings, app: ASGIApp, kind: type[Connection] = Connection, **named: object
 ) -> uvicorn.Config:
-    """Configures uvicorn with connections of this `kind`, with what its class is to have. The application's lifespan is
+    """Configures uvicorn with connections of this `kind`, with attributes of its class. The application's lifespan is
     the caller's to begin and end."""
     patience = Patience(connections_allowed(settings.max_connections, raise_file_limit()))
     return uvicorn.Config(
@@ -117,7 +117,7 @@ def server_config(
 
 
 def _dated(app: ASGIApp) -> ASGIApp:
-    """Write the Date header (RFC 9110, 6.6.1), by which the page tells elapsed time on the server's clock."""
+    """Write the Date header (RFC 9110, 6.6.1), by which the page computes elapsed time on the server's clock."""
 
     async def with_date(scope: Scope, receive: Receive, send: Send) -> None:
         async def dated_send(message: Message) -> None:

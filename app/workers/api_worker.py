@@ -37,7 +37,7 @@ from engine.ipc.core_process import end_with_parent
 
 
 def create_worker_app(models: ModelRegistry, settings: Settings, home: PrimaryLink) -> FastAPI:
-    """The application of one worker, which talks to its home over `home`."""
+    """The application of one worker, with its link to the primary."""
     telling = RemoteMetrics(Goals.of_settings(settings), home.say)
     if models.auto is not None:
         models.auto.hear = lambda model, given: telling.at_once().routed.append((model, given))
@@ -56,7 +56,7 @@ _OWN = re.compile(rb"(POST /v1/(chat/)?completions|GET /v1/models(/[^ ?]+)?)(\?[
 
 
 def is_own(data: bytes) -> bool:
-    """Tells whether a request that begins with these bytes is a worker's: its whole first line must be there."""
+    """Returns whether a request that begins with these bytes is a worker's: its whole first line must be there."""
     return _OWN.match(data) is not None
 
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 async def _work(start: Start, settings: Settings, listener: socket.socket) -> None:
-    """From the first word to the home to the last."""
+    """From the first message to the primary to the last."""
     home = await PrimaryLink.open(f"{start.directory}/home.sock")
     home.say(WorkerHello(start.client))
     giver = ConnectionSender(f"{start.directory}/connections.sock")

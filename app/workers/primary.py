@@ -1,7 +1,7 @@
-"""The home's side of its workers: starts them, hears them, and starts them again.
+"""The primary's side of its workers: starts them, reads their messages, and restarts them.
 
 A worker that dies takes with it the answers that it was writing, and nothing else: connections that it had not accepted
-wait for the others. Knows nothing of what is decided or counted.
+wait for the others. Knows nothing of decisions and counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from app.state import State
     from engine.errors import EngineError
 
-_STOP_S = 5.0  # from being told to end to being killed
+_STOP_S = 5.0  # from the request to end to the kill
 _START_S = 120.0
 
 log = logging.getLogger("ponder")
@@ -122,7 +122,7 @@ class WorkerPool(Collector):
         self._tell(Draining())
 
     async def stop(self) -> None:
-        """End them, and what they answer. Idempotent."""
+        """End them, and their answers. Idempotent."""
         if self._ending or not self._keeping:
             return
         self._ending = True
@@ -167,7 +167,7 @@ class WorkerPool(Collector):
             return -1
         self._by_client[client] = place
         assert process.stdin is not None
-        process.stdin.write(framed(start))  # and it stays open: a worker ends with its home
+        process.stdin.write(framed(start))  # and it stays open: a worker ends with its primary
         try:
             return await process.wait()
         finally:
@@ -175,10 +175,10 @@ class WorkerPool(Collector):
             place.process = None
             del self._by_client[client]
 
-    # -- what is said
+    # -- messages
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One worker, from its first word to its last."""
+        """One worker's session, from its first message to its last."""
         first = await heard(reader, from_worker)
         place = self._by_client.get(first.client) if isinstance(first, WorkerHello) else None
         if not isinstance(first, WorkerHello) or place is None:
@@ -212,7 +212,7 @@ class WorkerPool(Collector):
             life.send(message)
 
     def _share(self, model: str) -> None:
-        """Tell where the model's engine is, now and later."""
+        """Send the place of the model's engine, now and later."""
 
         def told(where: EngineMoved | EngineEnded) -> None:
             self._where[model] = where

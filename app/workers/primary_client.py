@@ -1,8 +1,8 @@
-"""A worker's client of the primary: asks for admission, reports what was used, and follows where the engines are.
+"""A worker's client of the primary: asks for admission, reports usage, and follows the engines' places.
 
 A worker asks the primary once for each request, and goes by that answer. It does not see what other workers do for the
-same key meanwhile, so a key may pass its token limit by what one request of each other worker takes. Requests, requests
-at once and quotas are counted in the primary, and are exact.
+same key meanwhile, so a key may pass its token limit by one request of each other worker. Requests, requests at once
+and quotas are counted in the primary, and are exact.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class PrimaryLink:
-    """`ended` is done when the home says so, or is gone."""
+    """Link to the primary. `ended` is done when the primary says so, or is gone."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -96,13 +96,13 @@ class PrimaryLink:
                 self.on_draining()
 
 
-_ASKED = frozenset({b"authorization", b"cookie", b"prefer"})  # headers that the home decides by
+_ASKED = frozenset({b"authorization", b"cookie", b"prefer"})  # headers that the primary decides by
 
 Question = Callable[[AdmissionRequest], Awaitable[Admitted | AdmissionDenied]]
 
 
 class PrimaryClient:
-    """ASGI middleware: what the home denies is denied here; the rest is answered with the ticket it gave."""
+    """ASGI middleware: denies requests that the primary denies; answers the rest within the budget it gave."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings, telling: RemoteMetrics, ask: Question) -> None:
         self.app = app
@@ -143,7 +143,7 @@ class PrimaryClient:
 
 
 class RemoteAdmission(AdmissionDecisions):
-    """Of one request that the home let in."""
+    """Admission of one request that the primary admitted."""
 
     def __init__(self, settings: Settings, told: Admitted, telling: RemoteMetrics) -> None:
         queue_estimates = {model: RemoteWait(*wait) for model, wait in told.waits.items()}
@@ -185,7 +185,7 @@ class RemoteWait:
 
 
 class RemoteRates(RateWindows):
-    """The tokens of one key as they stood, and what was spent since."""
+    """The tokens of one key at admission, and those spent since."""
 
     def __init__(self, counts: Counts, tell: Callable[[int], None]) -> None:
         self._told = counts

@@ -1,7 +1,7 @@
-"""Counts of a worker, told to the home in few and small messages.
+"""Counts of a worker, sent to the primary in few and small messages.
 
-Counts that decide about others (who came, who left, what waits) go at once, with all that was gathered; the times
-between tokens wait for a moment. Knows nothing of sockets.
+Counts that decide about others (arrivals, ends, the queue) go at once, with all that was gathered; the times between
+tokens wait for a moment. Knows nothing of sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GATHER_S = 0.05
 
 
 class RemoteMetrics:
-    """`app.observability.Counting`, and the rest of what the home hears of requests. `send` gets what is to be told."""
+    """`app.observability.Counting`, and the other events of requests for the primary. `send` gets each batch."""
 
     def __init__(self, goals: Goals, send: Callable[[WorkerEvents], None]) -> None:
         self.goals = goals
@@ -48,13 +48,13 @@ class RemoteMetrics:
         self.at_once().ended.append((endpoint, outcome, seconds, met))
 
     def gathered(self) -> WorkerEvents:
-        """To be filled with what can wait."""
+        """The batch for events that can wait."""
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(GATHER_S, self._tell)
         return self._told
 
     def at_once(self) -> WorkerEvents:
-        """To be filled with what should be known now."""
+        """The batch for events that go at once."""
         if not self._soon:
             self._soon = True
             if self._due is not None:
@@ -69,7 +69,7 @@ class RemoteMetrics:
 
 
 class RemoteWork:
-    """Waiting and done work of one request, as the home is told: its first tokens, and at the end how many more."""
+    """Waiting and done work of one request, as sent to the primary: its first tokens, and at the end how many more."""
 
     def __init__(self, telling: RemoteMetrics, number: int) -> None:
         self._telling = telling

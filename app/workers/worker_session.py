@@ -1,4 +1,4 @@
-"""One worker's requests as the home sees them: who is let in, what they take, and what is left of them when it dies.
+"""One worker's requests as the primary sees them: admission, usage, and clean-up when it dies.
 
 Knows nothing of processes or sockets.
 """
@@ -56,7 +56,7 @@ class WorkerSession:
                 self._count(message)
 
     def end(self) -> None:
-        """The worker is gone: what it answered has failed."""
+        """The worker is gone: its open answers have failed."""
         for task in list(self._asking.values()):
             task.cancel()
         for work in self._works.values():
@@ -73,7 +73,7 @@ class WorkerSession:
     async def _answer(self, asked: AdmissionRequest) -> None:
         try:
             self.send(await self._decided(asked))
-        except Exception as error:  # whatever it is, somebody waits
+        except Exception as error:  # of any kind: somebody waits
             self.send(AdmissionDenied.of(asked.number, from_exception(error)))
 
     async def _decided(self, asked: AdmissionRequest) -> Admitted:

@@ -3,7 +3,7 @@
 The engine's own core runs, one request after the other, on a device that computes nothing; so only eviction is
 measured. A block of the trace is a block of 16 tokens here. The ideal is the clairvoyant order (Belady 1966): after
 each request, of all blocks seen, those are kept that are wanted again soonest. No order that does not know the future
-can reach it at every size. A hit is a block whose whole prefix is there too.
+can reach it at every size. A hit is a block with its whole prefix cached too.
 """
 
 from __future__ import annotations

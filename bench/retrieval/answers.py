@@ -131,7 +131,7 @@ def _mean(values: Sequence[float] | Sequence[bool]) -> float:
 
 
 async def fixed_order(engine: Engine, library: Library, asked: Sequence[JudgedQuestion], whole: int) -> Json:
-    """The share of prompt tokens whose K/V was there: sources in document order against the order of their scores.
+    """The share of prompt tokens with cached K/V: sources in document order against the order of their scores.
 
     Questions are asked paragraph by paragraph, as a person does who reads; only the prompts are computed.
     """

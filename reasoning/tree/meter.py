@@ -46,7 +46,7 @@ class Meter:
 
     @contextmanager
     def aside(self, read: int, written: int) -> Iterator[bool]:
-        """Set tokens aside for a job, whose prompt of `read` tokens is counted; False where there are too few left.
+        """Set tokens aside for a job, and count its prompt of `read` tokens; False where there are too few left.
 
         The job itself counts its written tokens.
         """

@@ -136,7 +136,7 @@ def _bound(node: Node[S], above: float, exploration: float) -> float:
 
 
 def _exhaust(node: Node[S] | None) -> None:
-    """A state without ways on is explored, and so is one whose children all are."""
+    """A state without ways on is explored, and so is one with all children explored."""
     while node is not None and all(child.pruned for child in node.children):
         node.pruned = True
         node = node.parent

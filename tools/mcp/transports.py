@@ -112,7 +112,7 @@ class StdioTransport:
     async def _stop(self) -> None:
         """As the protocol has it: its input is closed, then it is asked to end, and then it is killed."""
         assert self._process.stdin is not None
-        self._on_end = lambda _: None  # from here on it is we who end it
+        self._on_end = lambda _: None  # from here on we end it
         self._process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(TimeoutError):

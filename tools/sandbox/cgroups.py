@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PREFIX = "ponder-"
-_REMOVAL_S = 2.0  # how long the kernel may take to let go of a group whose processes are gone
+_REMOVAL_S = 2.0  # for the kernel to release a group without processes
 
 
 class NoCgroups(RuntimeError):

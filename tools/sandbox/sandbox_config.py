@@ -42,7 +42,7 @@ class SandboxConfig:
     bubblewrap: Path | None = None  # else the system's
     python: Path | None = None  # the interpreter; else this one, if the sandbox's user can read it, else the system's
     packages: tuple[Path, ...] = ()  # folders that code may import from, mounted read-only
-    cgroups: bool = True  # False: a sandbox has one process, whose address space is limited instead
+    cgroups: bool = True  # False: a sandbox has one process, with its address space limited instead
     cgroup: Path | None = None  # a cgroup v2 folder delegated to this process, else where it runs
 
     def __post_init__(self) -> None:

@@ -144,7 +144,8 @@ class SandboxProcess:
 
     @classmethod
     async def start(cls, plan: Blueprint, thread: Executor) -> SandboxProcess:
-        """A sandbox whose Python is up and waiting. `thread` starts it and must outlive it: they end together.
+        """Starts a sandbox and waits until its Python is ready. `thread` starts it and must outlive it: they end
+        together.
 
         Raises:
             SandboxFailed: it could not be started; the text has the error output of bubblewrap or Python.
@@ -364,7 +365,7 @@ def _close(descriptors: list[int]) -> None:
 async def _collect(
     pipe: Pipe, into: bytearray, both: tuple[bytearray, bytearray], limit: int, spent: asyncio.Event
 ) -> None:
-    """Reads to the end and keeps what fits the limit of both together; says when it was met."""
+    """Reads to the end and keeps the bytes within the limit of both together; sets `spent` at the limit."""
     while piece := await pipe.read():
         room = limit - sum(map(len, both))
         into += piece[:room]
