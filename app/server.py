@@ -137,16 +137,16 @@ async def _health(request: Request) -> Response:
         except EngineStopped as error:
             states[served.name] = "restarting" if isinstance(error, EngineRestarting) else "stopped"
             reasons[states[served.name]] = str(error)
-    told: dict[str, object] = {"status": "ok"}
+    health: dict[str, object] = {"status": "ok"}
     for worst in ("stopped", "restarting"):
         if worst in reasons:
-            told = {"status": worst, "reason": reasons[worst]}
+            health = {"status": worst, "reason": reasons[worst]}
             break
     if state.drain.begun:
-        told = {"status": "draining", "reason": "The server is stopping."}
+        health = {"status": "draining", "reason": "The server is stopping."}
     if len(states) > 1:
-        told["models"] = states
-    return JSONResponse(told, 200 if told["status"] == "ok" else 503)
+        health["models"] = states
+    return JSONResponse(health, 200 if health["status"] == "ok" else 503)
 
 
 async def _metrics(request: Request) -> Response:

@@ -76,7 +76,7 @@ def measure(model: str, connections: int, answers: int) -> dict[str, Any]:  # An
         raise SystemExit(f"--connections is {connections}; accepted: at most {room}, as this process may open files.")
     before, parts = os.getloadavg(), dict[str, Any]()
     with served(model) as (url, pid), httpx.Client(base_url=url, timeout=120) as client:
-        told = _answered(client, 10)[1]
+        expected = _answered(client, 10)[1]
         for name, (share, sent) in ATTACKS.items():
             quiet, _ = _answered(client, answers)
             with ExitStack() as lines:
@@ -84,7 +84,7 @@ def measure(model: str, connections: int, answers: int) -> dict[str, Any]:  # An
                 held = [lines.enter_context(_line(url, sent)) for _ in range(count)]
                 times, texts = _answered(client, answers)
                 parts[name] = {
-                    "connections": len(held), "answers": len(times), "same_text": texts == told,
+                    "connections": len(held), "answers": len(times), "same_text": texts == expected,
                     "quiet_ms": spread(quiet), "attacked_ms": spread(times),
                     "median_ratio": round(spread(times)["p50"] / spread(quiet)["p50"], 3),
                     "memory_mib": _memory_mib(pid),

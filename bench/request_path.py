@@ -75,10 +75,10 @@ def _ask(url: str, fields: dict[str, Any]) -> None:
 
 def _measure(recorder: Recorder, data: Path, found: dict[str, dict[str, Any]]) -> None:
     sys.setprofile(None)  # the client's side is not part of the path
-    told = data / "server.url"
-    while not told.exists():
+    url_file = data / "server.url"
+    while not url_file.exists():
         time.sleep(0.05)
-    url = told.read_text(encoding="utf-8").strip()
+    url = url_file.read_text(encoding="utf-8").strip()
     for name, fields in REQUESTS.items():
         for _ in range(2):
             _ask(url, fields)

@@ -120,8 +120,8 @@ class Draft:
         """Returns the candidate so far, as an answer that a limit ended; its tokens are those from `begun` on."""
         part = self.pieces[-1].part if self.pieces else "answer"
         # White space that might yet have come before a thought is written, and was not yielded.
-        untold = len(self.seq) - begun - sum(piece.spent for piece in self.pieces)
-        self.pieces.append(Piece(part, "", max(0, untold), finish_reason="length"))
+        unreported = len(self.seq) - begun - sum(piece.spent for piece in self.pieces)
+        self.pieces.append(Piece(part, "", max(0, unreported), finish_reason="length"))
         return self._as_it_is(begun)
 
     def _as_it_is(self, begun: int) -> Candidate:

@@ -139,7 +139,7 @@ class Routed(Event):
 
 
 async def cascade(
-    rungs: Sequence[CascadeStep], gates: Sequence[Gate], *, clock: Callable[[], float] = time.monotonic
+    steps: Sequence[CascadeStep], gates: Sequence[Gate], *, clock: Callable[[], float] = time.monotonic
 ) -> AsyncGenerator[Event | Candidate, None]:
     """Asks one model after the other until an answer passes every gate: `Tried` for each, `Routed`, then the answer.
 
@@ -149,23 +149,23 @@ async def cascade(
         ValueError: there are no models, or several but nothing to decide between them.
         Exception: as a model's `answer` raises it.
     """
-    if not rungs:
+    if not steps:
         raise ValueError("a cascade has no models; accepted: one or more")
-    if len(rungs) > 1 and not gates:
+    if len(steps) > 1 and not gates:
         raise ValueError("a cascade of several models has no gate, so it would never escalate; accepted: one or more")
     tried: list[Tried] = []
     measured = any(gate.measures for gate in gates)
-    for at, rung in enumerate(rungs):
+    for at, step in enumerate(steps):
         began = clock()
-        answer = await rung.answer(measured)
+        answer = await step.answer(measured)
         verdicts: list[Verdict] = []
         for gate in gates:
             verdicts.append(gate.judge(answer))
             if not verdicts[-1].passed:
                 break
-        passed = all(each.passed for each in verdicts) or at == len(rungs) - 1
-        cost = answer.spent * rung.cost
-        tried.append(Tried(rung.name, tuple(verdicts), passed, answer.spent, cost, clock() - began))
+        passed = all(each.passed for each in verdicts) or at == len(steps) - 1
+        cost = answer.spent * step.cost
+        tried.append(Tried(step.name, tuple(verdicts), passed, answer.spent, cost, clock() - began))
         yield tried[-1]
         if passed:
             yield Routed(tuple(tried))

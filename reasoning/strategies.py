@@ -80,8 +80,8 @@ class Strategies:
         if not _NAME.fullmatch(offered.name):
             raise ValueError(f"the name {offered.name!r} is not 1 to 64 of a-z, 0-9, _ and -, beginning with a letter")
         if offered.name in self._by_name:
-            holder = self._by_name[offered.name].origin
-            raise ValueError(f"the name {offered.name!r} is taken by {holder}; accepted: another name")
+            owner = self._by_name[offered.name].origin
+            raise ValueError(f"the name {offered.name!r} is taken by {owner}; accepted: another name")
         self._by_name[offered.name] = replace(offered, origin=origin)
 
     def load_entry_points(self, group: str = GROUP) -> None:

@@ -117,6 +117,6 @@ async def read_labels(seq: EngineSequence, labels: Sequence[Sequence[int]]) -> l
     Raises the errors of `score`.
     """
     firsts = [tuple(label[:1]) for label in labels]
-    told_apart = len(set(firsts)) == len(firsts)
-    scores = await seq.score(firsts if told_apart else labels)
+    distinct = len(set(firsts)) == len(firsts)
+    scores = await seq.score(firsts if distinct else labels)
     return [math.exp(sum(each)) for each in scores]

@@ -52,8 +52,8 @@ def parsed(arguments: Mapping[str, Any] | str) -> dict[str, Any]:
 
 def fingerprint(name: str, arguments: Mapping[str, Any], origin: str = "") -> str:
     """SHA-256 in hex of the tool, where it comes from, and the arguments."""
-    told = json.dumps([origin, name, canonical(arguments)], ensure_ascii=False)
-    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+    identity = json.dumps([origin, name, canonical(arguments)], ensure_ascii=False)
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def preview(name: str, arguments: Mapping[str, Any], limit: int = 4000) -> str:

@@ -81,7 +81,7 @@ class Executor:
     async def _all(
         self, calls: Sequence[Call], session: Session, tainted: frozenset[str], listen: Listen
     ) -> list[Outcome]:
-        tasks = [asyncio.create_task(self._told(call, session, tainted, listen)) for call in calls]
+        tasks = [asyncio.create_task(self._announced(call, session, tainted, listen)) for call in calls]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -91,7 +91,7 @@ class Executor:
             if tasks:
                 await asyncio.wait(tasks)
 
-    async def _told(self, call: Call, session: Session, tainted: frozenset[str], listen: Listen) -> Outcome:
+    async def _announced(self, call: Call, session: Session, tainted: frozenset[str], listen: Listen) -> Outcome:
         """One call, with its events."""
         start = self._clock()
 
@@ -170,7 +170,7 @@ class Executor:
             tool.validate(arguments)
         except BadArguments as error:
             return failed(call, "bad_arguments", str(error))
-        tainted |= self._told_by_others(tool, session)
+        tainted |= self._foreign_descriptions(tool, session)
         ruling = await asyncio.to_thread(
             self.policy.decide, tool, arguments, user=session.user, chat=session.chat, call_id=call.id,
             tainted_by=tainted,
@@ -210,7 +210,7 @@ class Executor:
             return Denied(f"{tool.name} needs a person's approval, and the question was withdrawn.")
         return await asyncio.to_thread(self.policy.accept, tool, asked, decision, user=session.user, chat=session.chat)
 
-    def _told_by_others(self, tool: Tool, session: Session) -> frozenset[str]:
+    def _foreign_descriptions(self, tool: Tool, session: Session) -> frozenset[str]:
         """The tools with descriptions that may have asked for this call: those of other origins, written by others."""
         shown = self.registry if session.offered is None else session.offered
         return frozenset(each.name for each in shown if each.foreign and each.origin != tool.origin)

@@ -60,14 +60,14 @@ class Outcome:
     @property
     def text(self) -> str:
         """As the model reads it: the error comes first, and text from outside is framed."""
-        told = self.result.framed(self.name)
+        framed_text = self.result.framed(self.name)
         match self.kind:
             case "error":
-                return f"The call failed: {told}"
+                return f"The call failed: {framed_text}"
             case "retry":
-                return f"Call again, as the tool says: {told}"
+                return f"Call again, as the tool says: {framed_text}"
             case _:
-                return told
+                return framed_text
 
 
 def failed(call: Call, kind: Kind, message: str, tool: Tool | None = None) -> Outcome:

@@ -90,7 +90,7 @@ class PluginFolder:
             self._fail(origin, name, f"its import took longer than {IMPORT_S:g} s; do slow things in Toolset.open.")
             return
         except Exception as error:  # a plugin's import may do anything
-            self._fail(origin, name, _told(error, path))
+            self._fail(origin, name, _described(error, path))
             return
         old = self._registry.replace(origin, tools)
         _forget(self._modules.get(path))
@@ -132,8 +132,8 @@ def _sources(path: Path) -> Iterator[Path]:
 
 
 def _stamp(path: Path) -> tuple[str, int, int, int]:
-    told = path.stat()
-    return str(path), told.st_mtime_ns, told.st_size, told.st_ino
+    status = path.stat()
+    return str(path), status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _imported(path: Path, name: str) -> ModuleType:
@@ -184,7 +184,7 @@ def _forget(name: str | None) -> None:
             del sys.modules[each]
 
 
-def _told(error: BaseException, path: Path) -> str:
+def _described(error: BaseException, path: Path) -> str:
     """The error with the line of the plugin it comes from, and no trace."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError in line {error.lineno}: {error.msg}"

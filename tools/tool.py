@@ -210,8 +210,8 @@ class Tool:
     @property
     def definition(self) -> str:
         """SHA-256 in hex of all that it says of itself, by which an approval knows whether it is still that tool."""
-        told = [self.origin, self.name, self.description, self.parameters, self.permission]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        fields_ = [self.origin, self.name, self.description, self.parameters, self.permission]
+        return hashlib.sha256(json.dumps(fields_).encode()).hexdigest()
 
     def spec(self) -> dict[str, Any]:
         """The tool as OpenAI's `tools` list has it."""

@@ -93,7 +93,7 @@ class AdmissionDecisions(ABC):
             message = f"The prompt has {tokens} tokens; accepted: at most {most}, which this key may use in a minute."
             self._refused("tokens")
             raise ApiError(429, message, code="request_too_large", kind="rate_limit_error")
-        if wait_s := self._rates.room(key, most, tokens):
+        if wait_s := self._rates.wait_s(key, most, tokens):
             raise self._no_tokens(most, wait_s, tokens)
         self._rates.spend(key, tokens)
 
@@ -172,7 +172,7 @@ class Admission(AdmissionDecisions):
                 f"{limits.concurrent} at the same time.", self._lasts_s / limits.concurrent,
                 "concurrency_limit_exceeded",
             )  # fmt: skip
-        if limits.tokens is not None and (wait_s := self._rates.room(key, limits.tokens, 1)):
+        if limits.tokens is not None and (wait_s := self._rates.wait_s(key, limits.tokens, 1)):
             raise self._no_tokens(limits.tokens, wait_s)
         if limits.requests is not None and (wait_s := self._rates.request(key, limits.requests)):
             raise self.refusal(
@@ -252,7 +252,7 @@ class AdmissionGate:
         try:
             request_budget = admission.begin(who, strict=is_strict(Headers(scope=scope)))
         except ApiError as refusal:
-            await note(scope, refusal).response()(scope, receive, _telling(send, windows))
+            await note(scope, refusal).response()(scope, receive, _with_limits(send, windows))
             return
         await answered(self.app, request_budget, windows, scope, receive, send)
 
@@ -268,13 +268,13 @@ async def answered(
     """Answer an admitted request, with its key's limits in the headers."""
     request_budget.use()
     try:
-        await app(scope, receive, _telling(send, windows, request_budget))
+        await app(scope, receive, _with_limits(send, windows, request_budget))
     finally:
         request_budget.leave()
 
 
-def _telling(send: Send, windows: Callable[[], list[Window]], request_budget: RequestBudget | None = None) -> Send:
-    async def told(message: Message) -> None:
+def _with_limits(send: Send, windows: Callable[[], list[Window]], request_budget: RequestBudget | None = None) -> Send:
+    async def send_with_limits(message: Message) -> None:
         if message["type"] == "http.response.start":
             out = MutableHeaders(scope=message)
             for window in windows():
@@ -285,7 +285,7 @@ def _telling(send: Send, windows: Callable[[], list[Window]], request_budget: Re
                 out[REDUCED] = ", ".join(f'{what}="{value}"' for what, value in request_budget.cut.items())
         await send(message)
 
-    return told
+    return send_with_limits
 
 
 def duration(seconds: float) -> str:

@@ -69,16 +69,16 @@ class RateWindows:
             return 0.0
         return max(0.0, self._requests.get_window_stats(item, key).reset_time - time.time()) + _JUST_AFTER_S
 
-    def room(self, key: str, limit: int, tokens: int) -> float:
+    def wait_s(self, key: str, limit: int, tokens: int) -> float:
         """Seconds until the limit allows `tokens`, at most `limit`; 0 where it does now."""
         before, before_s, now, now_s = self.counts(key)
-        room = limit - tokens
-        if before * before_s / MINUTE_S + now <= room:
+        allowed = limit - tokens
+        if before * before_s / MINUTE_S + now <= allowed:
             return 0.0
-        if now <= room:
-            return max(0.0, before_s - _counting_s(before, room - now)) + _JUST_AFTER_S
+        if now <= allowed:
+            return max(0.0, before_s - _counting_s(before, allowed - now)) + _JUST_AFTER_S
         # Not in this minute of the clock: its tokens count less and less in the next.
-        return now_s + MINUTE_S - _counting_s(now, room) + _JUST_AFTER_S
+        return now_s + MINUTE_S - _counting_s(now, allowed) + _JUST_AFTER_S
 
     def spend(self, key: str, tokens: int) -> None:
         """Count tokens, also beyond the limit."""
@@ -114,6 +114,6 @@ class RateWindows:
         return events[0].atime if events else began
 
 
-def _counting_s(counted: int, room: int) -> float:
-    """Seconds of a minute in which the weight of the `counted` before is `room` or less."""
-    return MINUTE_S if not counted else min(MINUTE_S, MINUTE_S * room / counted)
+def _counting_s(counted: int, allowed: int) -> float:
+    """Seconds of a minute in which the weight of the `counted` before is `allowed` or less."""
+    return MINUTE_S if not counted else min(MINUTE_S, MINUTE_S * allowed / counted)

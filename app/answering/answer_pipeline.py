@@ -128,7 +128,7 @@ class AnswerPipeline:
             seq = await self._open(plan, watch, closing)
             self.on_event(Admitted(plan.limit))
             appended, read = 0, set[int]()
-            async with aclosing(agent.run(seq, plan.room)) as happening:
+            async with aclosing(agent.run(seq, plan.remaining)) as happening:
                 async for each in happening:
                     if isinstance(each, Wrote):
                         self.tally.prompt_tokens += agent.appended - appended  # by results, which this turn has read

@@ -40,15 +40,15 @@ class ToolLoop:
 class AnswerPlan:
     """A checked request, ready to run on one model. `span.max_tokens` is set.
 
-    `room`: remaining context after the prompt, in tokens. `tool_plan`: how the answer's calls are written, None where
-    there are none. `check`: a JSON schema (as text) that the whole answer is validated against, where the mask allows a
+    `remaining`: context after the prompt, in tokens. `tool_plan`: how the answer's calls are written, None where there
+    are none. `check`: a JSON schema (as text) that the whole answer is validated against, where the mask allows a
     superset. `warnings`: parts of the request that are not enforced.
     """
 
     served: ServedModel
     prompt: list[int]
     span: Span
-    room: int = 0
+    remaining: int = 0
     reasoning_config: ReasoningConfig = field(default_factory=ReasoningConfig)
     variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name their template's
     tool_plan: ToolPlan | None = None
@@ -111,21 +111,21 @@ def remaining_context(served: ServedModel, prompt: Sequence[int], limit: int | N
         ApiError: 400 `context_length_exceeded`, with the numbers.
     """
     context = served.engine.max_model_len
-    room = context - len(prompt)
+    remaining = context - len(prompt)
     most = output_limit(limit)
-    if room < 1:
+    if remaining < 1:
         message = (
             f"The prompt has {len(prompt)} tokens and this model's context {context}; "
             f"accepted: at most {context - 1}, so that there is room for an answer."
         )
         raise invalid(param, message, "context_length_exceeded")
-    if limit is not None and limit > room:
+    if limit is not None and limit > remaining:
         message = (
             f"The prompt has {len(prompt)} tokens and asks for {limit} more; this model's context is {context}; "
-            f"accepted: at most {room} more after this prompt."
+            f"accepted: at most {remaining} more after this prompt."
         )
         raise invalid("max_tokens", message, "context_length_exceeded")
-    return room if most is None else min(room, most)
+    return remaining if most is None else min(remaining, most)
 
 
 async def plan_calls(

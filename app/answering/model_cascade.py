@@ -52,8 +52,8 @@ class ModelCascade:
     - one `Routed`, the report: before the pieces of an answer that passed, after those of the last model's.
     """
 
-    def __init__(self, rungs: Sequence[ServedModel], gate: Gate) -> None:
-        self.rungs = tuple(rungs)
+    def __init__(self, steps: Sequence[ServedModel], gate: Gate) -> None:
+        self.steps = tuple(steps)
         self.gate = gate
         self.counts: Counter[tuple[str, bool]] = Counter()  # answers by model, and whether they were given
         self.hear: Callable[[str, bool], None] = lambda model, given: None  # each of them
@@ -67,7 +67,7 @@ class ModelCascade:
         """
         made: list[AnswerPlan] = []
         too_long: Exception | None = None
-        for served in self.rungs:
+        for served in self.steps:
             try:
                 made.append(await make(served))
             except Exception as error:
@@ -94,7 +94,7 @@ class ModelCascade:
         finally:
             await finish(work)
 
-    async def _climb(self, plans: Sequence[AnswerPlan], tenant: str, tell: Callable[[Piece | Event], None]) -> None:
+    async def _climb(self, plans: Sequence[AnswerPlan], tenant: str, emit: Callable[[Piece | Event], None]) -> None:
         largest = max(each.served.parameters for each in plans)
         last = len(plans) - 1
         read: list[int] = []  # by the models asked so far: tokens of the prompt that were not in their caches
@@ -102,27 +102,27 @@ class ModelCascade:
         def step(at: int, one: AnswerPlan) -> CascadeStep:
             async def answer(measured: bool) -> Candidate:
                 if at == last:
-                    tell(ModelChosen(one))
-                candidate = await _written(one, tenant, measured, tell if at == last else lambda piece: None)
+                    emit(ModelChosen(one))
+                candidate = await _written(one, tenant, measured, emit if at == last else lambda piece: None)
                 read.append(sum(piece.prompt_tokens - piece.cached_tokens for piece in candidate.pieces[:1]))
                 return candidate
 
             return CascadeStep(one.served.name, answer, one.served.parameters / largest)
 
-        rungs = [step(at, one) for at, one in enumerate(plans)]
-        async with aclosing(cascade(rungs, [self.gate])) as climbing:
+        steps = [step(at, one) for at, one in enumerate(plans)]
+        async with aclosing(cascade(steps, [self.gate])) as climbing:
             async for item in climbing:
                 if isinstance(item, Event):
-                    tell(item)
+                    emit(item)
                 if isinstance(item, Tried):
                     self.counts[item.model, item.passed] += 1
                     self.hear(item.model, item.passed)
                     if not item.passed:
-                        tell(Spent(item.tokens, read[-1]))
+                        emit(Spent(item.tokens, read[-1]))
                 elif isinstance(item, Candidate) and len(read) <= last:
-                    tell(ModelChosen(plans[len(read) - 1]))
+                    emit(ModelChosen(plans[len(read) - 1]))
                     for piece in item.pieces:
-                        tell(piece)
+                        emit(piece)
 
 
 def allowed_models(plans: Sequence[AnswerPlan]) -> list[AnswerPlan]:

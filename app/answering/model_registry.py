@@ -59,8 +59,8 @@ class ModelRegistry:
         if len(served) < 2:
             return cls(served)
         by_name = {each.name: each for each in served}
-        rungs = [by_name[name] for name in settings.router] or sorted(served, key=lambda each: each.parameters)
-        return cls(served, ModelCascade(rungs, gate_of(settings.router_gate, settings.router_bar)))
+        steps = [by_name[name] for name in settings.router] or sorted(served, key=lambda each: each.parameters)
+        return cls(served, ModelCascade(steps, gate_of(settings.router_gate, settings.router_bar)))
 
     @classmethod
     async def start(cls, settings: Settings, begin: Callable[[str], None] = lambda model: None) -> ModelRegistry:
@@ -159,7 +159,7 @@ class ModelRegistry:
             served = self.get(name)
             enter(served)
             return [await make(served)], None
-        enter(*self.auto.rungs)
+        enter(*self.auto.steps)
         plans = await self.auto.plans(make)
         for plan in plans:
             plan.check_routed()

@@ -33,9 +33,9 @@ class Summariser:
         """
         engine = self.served.engine
         tokens = engine.tokenizer.encode(text)
-        room = engine.max_model_len // 2
-        if len(tokens) > room:
-            half = room // 2
+        limit = engine.max_model_len // 2
+        if len(tokens) > limit:
+            half = limit // 2
             text = f"{engine.tokenizer.decode(tokens[:half])} … {engine.tokenizer.decode(tokens[-half:])}"
         messages = [{"role": "user", "content": _ASK.format(text=text)}]
         prompt = await self.served.chat_tokens(messages, {"enable_thinking": False})

@@ -57,7 +57,7 @@ async def stats(who: Operator, state: AppState) -> dict[str, Any]:
         "by_priority": state.admission.by_priority,
         "windows": [windows.window(seconds) for seconds in _WINDOWS_S],
         "series": windows.series(),
-        "models": [_model(name, told) for name, told in engines.items()],
+        "models": [_model(name, counters) for name, counters in engines.items()],
         "settings": changed_settings(state.settings),
     }
 
@@ -91,19 +91,19 @@ def _allowed(state: State, users: list[str]) -> dict[str, Any]:
     }
 
 
-def _model(name: str, told: Stats | None) -> dict[str, Any]:
-    if told is None:
+def _model(name: str, counters: Stats | None) -> dict[str, Any]:
+    if counters is None:
         return {"name": name, "stopped": True}
     return {
         "name": name,
         "stopped": False,
-        "running": told.running,
-        "waiting": told.waiting,
-        "sequences": told.sequences,
-        "blocks": {"used": told.blocks_used, "cached": told.blocks_cached, "free": told.blocks_free},
-        "block_size": told.block_size,
-        "prefix_hit_rate": told.prefix_hit_rate if told.prefix_query_tokens else None,
-        "preemptions": told.preemptions,
+        "running": counters.running,
+        "waiting": counters.waiting,
+        "sequences": counters.sequences,
+        "blocks": {"used": counters.blocks_used, "cached": counters.blocks_cached, "free": counters.blocks_free},
+        "block_size": counters.block_size,
+        "prefix_hit_rate": counters.prefix_hit_rate if counters.prefix_query_tokens else None,
+        "preemptions": counters.preemptions,
     }
 
 

@@ -43,7 +43,7 @@ class Relevance:
         self._loop = loop
         tokenizer = served.engine.tokenizer
         self._answers = [tokenizer.encode("yes"), tokenizer.encode("no")]
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
 
     def __call__(self, query: str, texts: Sequence[str]) -> list[float]:
         """For each text log p(yes) - log p(no)."""
@@ -56,7 +56,7 @@ class Relevance:
         asked = QUESTION.format(query=query, text=text[:MAX_LENGTH])
         variables = {"enable_thinking": False} if self._served.markers else {}
         prompt = await self._served.chat_tokens([{"role": "user", "content": asked}], variables)
-        async with self._room, await self._served.engine.open(prompt, tenant=self._tenant) as sequence:
+        async with self._slots, await self._served.engine.open(prompt, tenant=self._tenant) as sequence:
             yes, no = await sequence.score(self._answers)
         return sum(yes) - sum(no)
 

@@ -234,8 +234,8 @@ def _write_manifest(folder: Path, digests: Digests) -> None:
         version = importlib.metadata.version("ponder")
     except importlib.metadata.PackageNotFoundError:
         version = "not installed"
-    told = {"format": FORMAT, "ponder": version, "made_at": datetime.now(UTC).isoformat(), "sha256": digests}
-    write_whole(folder / MANIFEST, json.dumps(told, indent=1).encode())
+    manifest_fields = {"format": FORMAT, "ponder": version, "made_at": datetime.now(UTC).isoformat(), "sha256": digests}
+    write_whole(folder / MANIFEST, json.dumps(manifest_fields, indent=1).encode())
     _sync_all(folder)
 
 

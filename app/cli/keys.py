@@ -77,7 +77,7 @@ def list_keys(as_json: bool, settings: Settings) -> None:
         table.add_column(heading, overflow="fold")
     for each in keys:
         table.add_row(
-            each.id, f"{each.prefix}…", each.user, roles[each.user], each.name, _told(each), _date(each.created_at),
+            each.id, f"{each.prefix}…", each.user, roles[each.user], each.name, _limits(each), _date(each.created_at),
             _date(each.expires_at), _date(each.used_at), each.state,
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 240, markup=False).print(table)
@@ -99,7 +99,7 @@ def change(id: str, scopes: Sequence[str] | None, quotas: Sequence[str] | None, 
             raise _no_key(id) from None
         kept = key.scopes if not scopes else _scopes(scopes)
         changed = accounts.change_key(key.id, name=key.name, scopes=kept, quota=_quota(key.quota, quotas))
-    print(f"{changed.prefix}… of {changed.user} is for {_told(changed)}.")
+    print(f"{changed.prefix}… of {changed.user} is for {_limits(changed)}.")
 
 
 def disable(user: str, disabled: bool, settings: Settings) -> None:
@@ -164,7 +164,7 @@ def _quota(quota: Quota, given: Sequence[str] | None) -> Quota:
     return quota
 
 
-def _told(key: ApiKey) -> str:
+def _limits(key: ApiKey) -> str:
     limits = [f"{name}={value}" for name, value in asdict(key.quota).items() if value is not None]
     return ", ".join(["everything" if key.scopes is None else " ".join(key.scopes), *limits])
 

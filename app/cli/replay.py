@@ -43,11 +43,11 @@ async def _replayed(trace: Trace, settings: Settings, force: bool) -> int:
         for reason in (*doubted.other, *doubted.reasons):
             print(f"The tokens may differ: {reason}.")
         made = await replay(served, trace, ReasoningResolver.of_settings(settings))
-        print(_told(made, served))
+        print(_comparison(made, served))
     return 0 if made.differs_at is None else 1
 
 
-def _told(made: Replayed, served: ServedModel) -> str:
+def _comparison(made: Replayed, served: ServedModel) -> str:
     if made.differs_at is None:
         return f"{made.tokens} tokens, the same as recorded."
     was, now = (served.engine.tokenizer.decode(ids, skip_special=False) for ids in (made.was, made.now))

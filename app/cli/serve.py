@@ -126,8 +126,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         closing.push_async_callback(store.close)
         library = await _or_leave(_open_library(settings), stop)
         closing.push_async_callback(asyncio.to_thread, library.close)
-        with _progress() as tell:
-            models = await _or_leave(_start_models(settings, tell), stop)
+        with _progress() as report:
+            models = await _or_leave(_start_models(settings, report), stop)
         closing.push_async_callback(models.stop)
         from app.sequences import persistence
         from app.server import create_app
@@ -176,7 +176,7 @@ async def _open_library(settings: Settings) -> Library:
         raise BadSetting(f"{error} Stop that one, or give another --data-dir.") from None
 
 
-async def _start_models(settings: Settings, tell: Callable[[str], None]) -> ModelRegistry:
+async def _start_models(settings: Settings, report: Callable[[str], None]) -> ModelRegistry:
     from app.answering.model_registry import (
         ModelRegistry,  # torch comes with it: not before port and data directory are ours
     )
@@ -185,7 +185,7 @@ async def _start_models(settings: Settings, tell: Callable[[str], None]) -> Mode
     numbers = itertools.count(1)
 
     def begin(model: str) -> None:
-        tell(f"Loading {model}" if count == 1 else f"Loading {model} ({next(numbers)} of {count})")
+        report(f"Loading {model}" if count == 1 else f"Loading {model} ({next(numbers)} of {count})")
 
     return await ModelRegistry.start(settings, begin)
 

@@ -79,8 +79,8 @@ def list_tools(as_json: bool, settings: Settings) -> None:
     columns = [(tool.name, tool.permission, tool.origin) for tool in tools]
     widths = [max((len(row[place]) for row in columns), default=0) for place in range(3)]
     for row, tool in zip(columns, tools, strict=True):
-        told = tool.description.strip().splitlines()[0]
-        print(_safe("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=True)), told])))
+        summary = tool.description.strip().splitlines()[0]
+        print(_safe("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=True)), summary])))
     for fault in faults:
         print(_safe(f"{fault.origin}: {fault.message}"), file=sys.stderr)
 

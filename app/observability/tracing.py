@@ -156,7 +156,7 @@ class Traced:
             attributes={"http.request.method": method},
         ) as current:  # fmt: skip
 
-            async def told(message: Message) -> None:
+            async def send_traced(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     route: Any = scope.get("route")  # FastAPI's, once it is found: never the address itself
                     if (path := getattr(route, "path", None)) is not None:
@@ -167,4 +167,4 @@ class Traced:
                         current.set_status(Status(StatusCode.ERROR))
                 await send(message)
 
-            await self.app(scope, receive, told)
+            await self.app(scope, receive, send_traced)

@@ -280,8 +280,8 @@ class SamplingRequest(BaseModel):
             seed=self.seed,
         )
 
-    def span(self, defaults: Sampling, *, room: int, vocab_size: int, default_limit: int | None) -> Span:
-        """The engine's parameters. `room` is the remaining context after the prompt.
+    def span(self, defaults: Sampling, *, remaining: int, vocab_size: int, default_limit: int | None) -> Span:
+        """The engine's parameters. `remaining` is the context left after the prompt.
 
         Raises:
             ApiError: a token id is not in the vocabulary, or `min_tokens` does not fit.
@@ -289,7 +289,7 @@ class SamplingRequest(BaseModel):
         for field, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", map(int, self.logit_bias))):
             if (worst := max(ids, default=0)) >= vocab_size:
                 raise invalid(field, f"{field} names token {worst}; accepted: token ids from 0 to {vocab_size - 1}.")
-        limit = self.token_limit or min(default_limit or room, room)
+        limit = self.token_limit or min(default_limit or remaining, remaining)
         if self.min_tokens > limit:
             raise invalid("min_tokens", f"min_tokens is {self.min_tokens}; accepted: 0 to max_tokens ({limit}).")
         return Span(

@@ -43,7 +43,7 @@ def model_entry(models: ModelRegistry, name: str) -> dict[str, Any]:
     Raises:
         ApiError: 404 `model_not_found`.
     """
-    asked = models.auto.rungs if name == AUTO_NAME and models.auto is not None else (models.get(name),)
+    asked = models.auto.steps if name == AUTO_NAME and models.auto is not None else (models.get(name),)
     return {
         "id": name,
         "object": "model",

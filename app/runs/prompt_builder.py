@@ -99,7 +99,7 @@ def _untrusted(steps: Sequence[AnswerStep]) -> set[str]:
     }
 
 
-MIN_ROOM = 256  # tokens for an answer; with fewer, earlier answers' calls are left out of the prompt
+MIN_REMAINING = 256  # tokens for an answer; with fewer, earlier answers' calls are left out of the prompt
 
 
 async def plan_run(
@@ -130,7 +130,7 @@ async def plan_run(
     if history.messages != history.plain:
         with suppress(ChatTemplateError, ApiError):  # not every template takes calls and results; or it is too long
             whole = await tokens(history.messages)
-            prompt = whole if served.engine.max_model_len - len(whole) >= MIN_ROOM else None
+            prompt = whole if served.engine.max_model_len - len(whole) >= MIN_REMAINING else None
     if prompt is None:
         try:
             prompt = await tokens(history.plain)
@@ -138,9 +138,9 @@ async def plan_run(
             raise invalid(
                 "content", f"{error.message} Start a new chat, or ask a shorter question.", error.code or "",
             ) from None  # fmt: skip
-    room = served.engine.max_model_len - len(prompt)
+    remaining = served.engine.max_model_len - len(prompt)
     longest = output_limit(max_tokens)
-    if room < 1:
+    if remaining < 1:
         raise invalid(
             "content", f"This conversation has {len(prompt)} tokens and the model's context "
             f"{served.engine.max_model_len}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
@@ -148,6 +148,6 @@ async def plan_run(
     chosen = replace(served.sampling, **sampling)
     if chosen.seed is None:
         chosen = replace(chosen, seed=secrets.randbits(53))  # so that it can be made again
-    span = Span(sampling=chosen, max_tokens=min(max_tokens or longest or room, room))
+    span = Span(sampling=chosen, max_tokens=min(max_tokens or longest or remaining, remaining))
     tool_plan = await plan_calls(served, read_tools(specs), "auto", True, user) if specs else None
-    return AnswerPlan(served, prompt, span, room, reasoning_config, variables, tool_plan)
+    return AnswerPlan(served, prompt, span, remaining, reasoning_config, variables, tool_plan)

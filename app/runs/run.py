@@ -222,7 +222,7 @@ class Run:
         """Begins the trace. An answer by one of several models has none: most of the tokens are not the answer's."""
         served = plan.served
         self.trace = Trace(
-            served.name, recorded_sampling(plan.span.sampling), plan.limit, plan.room, dict(plan.variables),
+            served.name, recorded_sampling(plan.span.sampling), plan.limit, plan.remaining, dict(plan.variables),
             [] if self.tools is None else self.tools.specs, len(plan.prompt), plan.prompt,
             manner=plan.reasoning_config.recorded(), fingerprint=served.engine.fingerprint.hex(),
             numerics=served.engine.numerics.recorded(),

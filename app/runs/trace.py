@@ -156,7 +156,7 @@ class _SameLimits(Agent):
     __slots__ = ("ended",)
     ended: tuple[int, Limit] | None
 
-    def _limit(self, began: float, whole: int, room: int, coming: int) -> Limit | None:
+    def _limit(self, began: float, whole: int, remaining: int, coming: int) -> Limit | None:
         return self.ended[1] if self.ended is not None and self.steps == self.ended[0] else None
 
 

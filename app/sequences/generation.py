@@ -64,9 +64,9 @@ async def _span(leased: LeasedSequence, request: GenerateRequest, served: Served
     if constraint is not None:
         # The line breaks that models like to put before an answer would be tokens here that no piece has as text.
         constraint = replace(constraint, layout=Layout())
-    room = remaining_context(served, range(len(leased)), request.max_tokens, "max_tokens")
+    remaining = remaining_context(served, range(len(leased)), request.max_tokens, "max_tokens")
     span = request.span(
-        served.sampling, room=room, vocab_size=served.engine.vocab_size, default_limit=DEFAULT_MAX_TOKENS
+        served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size, default_limit=DEFAULT_MAX_TOKENS
     )
     span = replace(span, logprobs=request.logprobs, keep_stop_token=request.keep_stop_token, constraint=constraint)
     return span, () if held is None else held.warnings

@@ -45,7 +45,7 @@ class AnswerHeaders:
             return
         id = begin_request(Headers(scope=scope).get(HEADER))
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.setdefault(HEADER, id)
@@ -53,7 +53,7 @@ class AnswerHeaders:
                     headers.setdefault(name, value)
             await send(message)
 
-        await self.app(scope, receive, told)
+        await self.app(scope, receive, send_with_headers)
 
 
 HEAD_BYTES = 32 << 10  # of a request's line and headers

@@ -136,7 +136,7 @@ FromPrimary = Admitted | AdmissionDenied | EngineMoved | EngineEnded | Draining 
 
 _encoder = msgspec.msgpack.Encoder()
 from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-from_home: msgspec.msgpack.Decoder[FromPrimary] = msgspec.msgpack.Decoder(FromPrimary)
+from_primary: msgspec.msgpack.Decoder[FromPrimary] = msgspec.msgpack.Decoder(FromPrimary)
 
 
 def framed(message: FromWorker | FromPrimary | Start) -> bytes:

@@ -58,8 +58,8 @@ def peers(setting: Setting) -> Iterator[Figure]:
                     process.wait(0.5)
                 status = process.poll()  # asked before the file is read, which is whole if it has ended
                 found = json.loads(file.read_text()) if file.exists() else []
-                for told in found[seen:]:
-                    yield beside(setting, told)
+                for measured in found[seen:]:
+                    yield beside(setting, measured)
                 seen = len(found)
                 if status is None and (setting.left_s <= 0 or setting.timer.now() > until):
                     raise Missing("time, transformers was not done")
@@ -71,23 +71,23 @@ def peers(setting: Setting) -> Iterator[Figure]:
         raise RuntimeError(f"the process of transformers ended with {status}")
 
 
-def beside(setting: Setting, told: Json) -> Figure:
+def beside(setting: Setting, measured: Json) -> Figure:
     """A peer's seconds beside ours of the same, where there are both: the share is how many times as fast ours is."""
-    what = told["what"]
-    name = f"{what}, transformers {told['way']}"
-    if "error" in told:
-        return Figure(name, 0.0, "ms", 0.0, 0.0, more=told)
-    if told["way"] == PROMPT:
+    what = measured["what"]
+    name = f"{what}, transformers {measured['way']}"
+    if "error" in measured:
+        return Figure(name, 0.0, "ms", 0.0, 0.0, more=measured)
+    if measured["way"] == PROMPT:
         ours = setting.value("prefill", what)
-        flops = gpu_models.prefill_flops(gpu_models.spec_of(told["model"]), told["tokens"]) / 1e12
-        theirs = rate_of(name, flops, told["seconds"], "TFLOP/s", limit=ours)
+        flops = gpu_models.prefill_flops(gpu_models.spec_of(measured["model"]), measured["tokens"]) / 1e12
+        theirs = rate_of(name, flops, measured["seconds"], "TFLOP/s", limit=ours)
         share = None if ours is None else ours / theirs.value
         return Figure(name, theirs.value, theirs.unit, theirs.least, theirs.largest, ours, share)
     ours = setting.value("whole", what)
     if ours is None:
-        return time_of(name, told["seconds"])
-    found = times_faster(name, told["seconds"], [ours / 1e3])
-    theirs_ms = [1e3 * each for each in told["seconds"]]
+        return time_of(name, measured["seconds"])
+    found = times_faster(name, measured["seconds"], [ours / 1e3])
+    theirs_ms = [1e3 * each for each in measured["seconds"]]
     return Figure(name, found.floor or 0.0, "ms", min(theirs_ms), max(theirs_ms), ours, found.share)
 
 
@@ -97,8 +97,8 @@ def measure(file: Path, job: Json) -> None:
 
     kept: list[Json] = []
 
-    def keep(told: Json) -> None:
-        kept.append(told | {"version": transformers.__version__})
+    def keep(measured: Json) -> None:
+        kept.append(measured | {"version": transformers.__version__})
         write(file, kept)
 
     for way in (STATIC, CONTINUOUS):
@@ -115,8 +115,8 @@ def _of_model(name: str, way: str, job: Json, keep: Callable[[Json], None]) -> N
         keep({"what": name, "way": way, "error": repr(error)[:400]})
         return
     if way == STATIC:
-        told = {"what": f"{name}, {tokens} tokens", "way": PROMPT, "model": name, "tokens": tokens}
-        keep(told | _outcome(partial(_prompt, model, tokens)))
+        measured = {"what": f"{name}, {tokens} tokens", "way": PROMPT, "model": name, "tokens": tokens}
+        keep(measured | _outcome(partial(_prompt, model, tokens)))
     run = _static if way == STATIC else _continuous
     for rows in job["batches"]:
         keep({"what": label(name, rows), "way": way} | _outcome(partial(run, model, rows, context)))
@@ -199,14 +199,14 @@ def _continuous(model: Model, rows: int, context: int) -> list[float]:
     import transformers
 
     new = NEW + rows
-    room = transformers.ContinuousBatchingConfig(
+    config = transformers.ContinuousBatchingConfig(
         num_blocks=rows * (-(-context // PAGE) + 1), max_batch_tokens=context + rows, safety_margin=0.0,
         allow_block_sharing=False,
     )  # fmt: skip
     greedy = transformers.GenerationConfig(do_sample=False, max_new_tokens=new, eos_token_id=-1, pad_token_id=0)
     made = model.generate_batch(
-        inputs=_random(model, rows, context - new).tolist(), generation_config=greedy, continuous_batching_config=room,
-        record_timestamps=True,
+        inputs=_random(model, rows, context - new).tolist(), generation_config=greedy,
+        continuous_batching_config=config, record_timestamps=True,
     )  # fmt: skip
     times = [each.timestamps for each in made.values()]
     if [len(each) for each in times] != [new] * rows:

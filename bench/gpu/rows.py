@@ -13,10 +13,10 @@ from typing import Any
 Json = dict[str, Any]  # Any: plain JSON
 
 
-def write(file: Path, told: Json | list[Json]) -> None:
+def write(file: Path, figures: Json | list[Json]) -> None:
     """At once or not at all, whenever this process is ended."""
     beside = file.with_name(file.name + ".new")
-    beside.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    beside.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     os.replace(beside, file)
 
 

@@ -85,10 +85,10 @@ def graph_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
     for row, table in zip(step.rows, laid.tables, strict=True):
         blocks = -(-row.end // BLOCK)
         assert table[:blocks].tolist() == row.seq.table[:blocks], "the runner reads blocks of another sequence"
-    rung = runner._graph_for(laid, runner._cutter._works)
-    if rung is None:
+    graph = runner._graph_for(laid, runner._cutter._works)
+    if graph is None:
         raise Missing(f"a graph for {len(step.rows)} such rows")
-    return rung.recorded.replay
+    return graph.recorded.replay
 
 
 def forward_of(runner: GpuRunner, step: Step) -> Callable[[], object]:

@@ -175,10 +175,10 @@ def overhead(setting: Setting) -> Iterator[Figure]:
     for loop in loops:
         walls, graphs = stepped(setting, ready, ready.rows, loop)
         what = f"{name}, {ready.rows} rows, {loop}"
-        yield told(what, walls, graphs, context=ready.context, layers=ready.spec.layers)
+        yield step_figure(what, walls, graphs, context=ready.context, layers=ready.spec.layers)
 
 
-def told(what: str, walls: list[float], graphs: list[float], **more: object) -> Figure:
+def step_figure(what: str, walls: list[float], graphs: list[float], **more: object) -> Figure:
     """Seconds of steps and of their graph, as one figure: the milliseconds beside it, and their share of the step."""
     graph, wall = statistics.median(graphs), statistics.median(walls)
     beside = [1e3 * (each - graph) for each in walls]

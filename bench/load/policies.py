@@ -38,13 +38,13 @@ def on_trace(name: str) -> Json:
         }  # fmt: skip
         for policy in POLICIES:
             async with running(policy=policy, kv_blocks=KV_BLOCKS) as engine:
-                made["policies"][policy] = told(await drive(engine, requests), requests, objective)
+                made["policies"][policy] = summarised(await drive(engine, requests), requests, objective)
         return made
 
     return asyncio.run(measure())
 
 
-def told(driven: Driven, requests: Sequence[TraceRequest], objective: Objective) -> Json:
+def summarised(driven: Driven, requests: Sequence[TraceRequest], objective: Objective) -> Json:
     """One run: over all, by class and by tenant."""
     outcomes = driven.outcomes
     tenants = sorted({request.tenant for request in requests})
@@ -106,12 +106,12 @@ async def steady(engine: Engine, rate: float, seconds: float, *, length: int = 8
         writer.cancel()
     await asyncio.gather(*writers, return_exceptions=True)
     within = [gap for at, gap in gaps if began < at <= ended]
-    told = percentiles(within)
+    spread = percentiles(within)
     ttft = percentiles([o.ttft for o in read.outcomes])
     return {
         "prompt_tokens_per_s": len(read.outcomes) * length / (ended - began),
         "tokens_per_s": len(within) / (ended - began),
-        **{f"gap_{name}_s": told[name] for name in ("p50", "p95", "p99", "max")},
+        **{f"gap_{name}_s": spread[name] for name in ("p50", "p95", "p99", "max")},
         "ttft_p50_s": ttft.get("p50", 0.0),
         "ttft_p99_s": ttft.get("p99", 0.0),
     }

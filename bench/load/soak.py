@@ -35,12 +35,12 @@ def soak(*options: str) -> Json:
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch), *options) as server:
         before = server.held()
         with Watched(server) as watched:
-            told = asyncio.run(_everything(server))
+            counts = asyncio.run(_everything(server))
         minutes = watched.by_minute()
         settled = minutes[len(minutes) // 3 :]
         return {
             "seconds": SECONDS,
-            **told,
+            **counts,
             "held_before": before,
             "by_minute": minutes,
             "growth_per_hour": {key: _slope([each[key] for each in settled]) for key in settled[0]},

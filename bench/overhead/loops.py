@@ -20,17 +20,17 @@ def loops(rows: int, step_s: float, steps: int) -> dict[str, Any]:
     """Median seconds from one step to the next, replies made and encoded as for another process, on each loop: of a
     device that does a step when it is asked, and of one with steps scheduled ahead (`waiting`: of each only once the
     tokens of the one before are known)."""
-    told: dict[str, Any] = {"rows": rows, "device_step_s": step_s}
+    figures: dict[str, Any] = {"rows": rows, "device_step_s": step_s}
     for loop in get_args(LoopName):
-        told[loop] = {
+        figures[loop] = {
             "step_s": _period(rows, step_s, steps, loop, NullRunner),
             "queued_step_s": _period(rows, step_s, steps, loop, QueuedRunner),
         }
     with mock.patch.object(InFlightSteps, "follow", lambda self: False):
-        told["overlapped"]["waiting_step_s"] = _period(rows, step_s, steps, "overlapped", QueuedRunner)
-    told["saved"] = 1 - told["overlapped"]["step_s"] / told["plain"]["step_s"]
-    told["queued_saved"] = 1 - told["overlapped"]["queued_step_s"] / told["plain"]["queued_step_s"]
-    return told
+        figures["overlapped"]["waiting_step_s"] = _period(rows, step_s, steps, "overlapped", QueuedRunner)
+    figures["saved"] = 1 - figures["overlapped"]["step_s"] / figures["plain"]["step_s"]
+    figures["queued_saved"] = 1 - figures["overlapped"]["queued_step_s"] / figures["plain"]["queued_step_s"]
+    return figures
 
 
 def _period(rows: int, step_s: float, steps: int, loop: LoopName, device: type[NullRunner]) -> float:

@@ -20,9 +20,9 @@ def streams(where: str, *, count: int = 64, rate: float = 200.0, tokens: int = 1
         before = _cpu(process)
         read = subprocess.run([*reader, str(tokens)], check=True, capture_output=True, text=True)
         used = _cpu(process)
-    told: dict[str, Any] = json.loads(read.stdout)
-    shares = {name: (used[name] - before[name]) / told["seconds"] for name in used}
-    return {"engine": where, "rate": rate, **told, "cpu": shares}
+    figures: dict[str, Any] = json.loads(read.stdout)
+    shares = {name: (used[name] - before[name]) / figures["seconds"] for name in used}
+    return {"engine": where, "rate": rate, **figures, "cpu": shares}
 
 
 def _cpu(process: psutil.Process) -> dict[str, float]:

@@ -52,14 +52,14 @@ def _node(script: Path, *args: str) -> str:
 
 def _scores(program: Path, url: str, form: str) -> Json:
     preset = ["--preset=desktop"] if form == "desktop" else []
-    told = json.loads(
+    report = json.loads(
         _node(
             program, url, "--output=json", "--quiet", f"--only-categories={','.join(CATEGORIES)}",
             f"--chrome-flags={FLAGS}", *preset,
         )
     )  # fmt: skip
-    scores = {name: round(100 * told["categories"][name]["score"]) for name in CATEGORIES}
-    audits = told["audits"]
+    scores = {name: round(100 * report["categories"][name]["score"]) for name in CATEGORIES}
+    audits = report["audits"]
     times = {
         key: round(audits[key]["numericValue"], 1)
         for key in ("first-contentful-paint", "largest-contentful-paint", "total-blocking-time", "speed-index")
@@ -67,7 +67,7 @@ def _scores(program: Path, url: str, form: str) -> Json:
     wanting = {
         ref["id"]: audits[ref["id"]].get("displayValue", "")
         for name in CATEGORIES
-        for ref in told["categories"][name]["auditRefs"]
+        for ref in report["categories"][name]["auditRefs"]
         if ref["weight"] and (audits[ref["id"]]["score"] or 0) < 1
     }
     return {

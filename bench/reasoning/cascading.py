@@ -97,13 +97,13 @@ def frontier(small: Sequence[CascadeAnswer], large: Sequence[CascadeAnswer], rat
 def summary(rows: Sequence[BenchRow]) -> list[str]:
     """For each gate the cheapest point that keeps enough of the large model's accuracy."""
     (alone,) = (each for each in rows if each.name == "cascade/large alone")
-    told = []
+    bars = []
     for gate in GATES:
         good = [r for r in rows if r.name.startswith(f"cascade/{gate}/") and r.share >= MIN_COUNT * alone.share]
         best = min(good, key=lambda r: (r.more or {})["cost"])
         cost = (best.more or {})["cost"]
-        told.append(
+        bars.append(
             f"{gate}: {best.share / alone.share:.1%} of the large model's accuracy at {cost:.0%} of its cost "
             f"({'within' if cost <= MAX_COUNT else 'beyond'} {MAX_COUNT:.0%})"
         )
-    return told
+    return bars

@@ -50,13 +50,13 @@ def table(parts: Parts) -> str:
     if "cascade" in parts:
         lines += ["", *(f"Cascade by {each}." for each in cascading.summary(rows_of(parts, "cascade")))]
     if over := parts.get("tree over http"):
-        told = over["summary"]
+        trees = over["summary"]
         lines += [
             "",
-            f"Tree of 5 beams on forks, {told['same_trees']} of {told['puzzles']} trees the same in every way:",
+            f"Tree of 5 beams on forks, {trees['same_trees']} of {trees['puzzles']} trees the same in every way:",
         ]
-        lines += [f"{value:.2f} times as fast as {way}." for way, value in told["times_as_fast_as"].items()]
-        lines += [f"{way}: {v:.3f} of the least tokens computed." for way, v in told["computed_over_least"].items()]
+        lines += [f"{value:.2f} times as fast as {way}." for way, value in trees["times_as_fast_as"].items()]
+        lines += [f"{way}: {v:.3f} of the least tokens computed." for way, v in trees["computed_over_least"].items()]
     return "\n".join(lines)
 
 

@@ -191,14 +191,14 @@ async def _answer(
     tokenizer = engine.tokenizer
     variables: dict[str, Any] = {} if way.thinking else {"enable_thinking": False}
     prompt = tokenizer.apply_chat_template(list(task.messages), **variables)
-    room = engine.max_model_len - len(prompt)
+    remaining = engine.max_model_len - len(prompt)
     made = _Answered()
-    if room < 1:
+    if remaining < 1:
         made.failed = True
         return made
     markers = Markers.of(tokenizer)
     context = Context(
-        tokenizer, replace(span, max_tokens=min(span.max_tokens or room, room)), markers,
+        tokenizer, replace(span, max_tokens=min(span.max_tokens or remaining, remaining)), markers,
         opened=markers is not None and markers.left_open(prompt, tokenizer),
         closed=markers is not None and markers.left_closed(prompt, tokenizer),
         checker=task.checker if _asks_checker(options) else None, variables=variables,

@@ -109,7 +109,7 @@ class Node(Generic[S]):
 
 
 class Graph(Generic[S]):
-    """All nodes, each state once. Changes become events, queued until `told` takes them."""
+    """All nodes, each state once. Changes become events, queued until `take_events` takes them."""
 
     def __init__(self, problem: Problem[S], seq: EngineSequence, solved_value: float) -> None:
         self.problem = problem
@@ -151,7 +151,7 @@ class Graph(Generic[S]):
         node.drop()
         self._events.append(NodePruned(node.id, why))
 
-    def told(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
         """The events since the last time."""
         events, self._events = self._events, []
         return events

@@ -192,9 +192,9 @@ async def search(
         elif not meter.over:
             async with aclosing(_ORDERS[options.search](grower, how)) as growing:
                 async for _ in growing:
-                    for event in grower.graph.told():
+                    for event in grower.graph.take_events():
                         yield event
-        for event in grower.graph.told():
+        for event in grower.graph.take_events():
             yield event
         best = grower.graph.best()
         for node in best.path():

@@ -27,7 +27,7 @@ async def python(ctx: Context, code: Code) -> str:
     Args:
         code: the program; print what you need, or end with an expression.
     """
-    return told(await ctx.get(Sandbox).run(code))
+    return rendered(await ctx.get(Sandbox).run(code))
 
 
 @tool(permission="none", timeout=30)
@@ -41,10 +41,10 @@ async def small_python(ctx: Context, code: Code) -> str:
     Args:
         code: the program; print what you need, or end with an expression.
     """
-    return told(await ctx.get(Pure).run(code))
+    return rendered(await ctx.get(Pure).run(code))
 
 
-def told(finished: Finished) -> str:
+def rendered(finished: Finished) -> str:
     """Returns how a run ended, as a model reads it: the failure first, for the text may be cut behind it."""
     parts = list[str]()
     if finished.exit != "ok":

@@ -63,11 +63,11 @@ class Moment:
     def __str__(self) -> str:
         year, week, _ = self.day.isocalendar()
         number = self.day.timetuple().tm_yday
-        told = f"{self.day.strftime('%A')}, ISO week {year:04d}-W{week:02d}, day {number} of the year"
+        calendar_day = f"{self.day.strftime('%A')}, ISO week {year:04d}-W{week:02d}, day {number} of the year"
         if self.at is None:
-            return " ".join((f"{self.day.isoformat()} ({told})", *self.notes))
+            return " ".join((f"{self.day.isoformat()} ({calendar_day})", *self.notes))
         zone = getattr(self.at.tzinfo, "key", None) or self.at.tzname() or ""
-        return " ".join((f"{self.at.isoformat(sep=' ', timespec='seconds')} {zone} ({told})", *self.notes))
+        return " ".join((f"{self.at.isoformat(sep=' ', timespec='seconds')} {zone} ({calendar_day})", *self.notes))
 
 
 def zone(name: str) -> tzinfo:

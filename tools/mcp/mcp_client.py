@@ -28,7 +28,7 @@ from tools.context import Context
 from tools.errors import ToolError
 from tools.mcp.mcp_settings import McpSettings, check_name
 from tools.mcp.offers import MAX_COUNT, content_of, tools_of
-from tools.mcp.transports import ServerFault, StdioTransport, http_transport, told
+from tools.mcp.transports import ServerFault, StdioTransport, described, http_transport
 from tools.registry import Registry
 from tools.result import shorten
 from tools.tool import Tool
@@ -118,7 +118,7 @@ class McpServer:
             raise
         except Exception as error:
             self._look.set()
-            raise ToolError(f"The MCP server {self.name} did not give a result: {told(error)}") from None
+            raise ToolError(f"The MCP server {self.name} did not give a result: {described(error)}") from None
         if result.is_error:
             raise ToolError(_error_text(result))
         return content_of(result)
@@ -130,7 +130,7 @@ class McpServer:
             try:
                 why = await self._live()
             except Exception as error:
-                why = told(error)
+                why = described(error)
                 with contextlib.suppress(asyncio.QueueEmpty):  # the transport's reason says more
                     why = self._ended.get_nowait()
             if time.monotonic() - began > self._pauses_s[1]:

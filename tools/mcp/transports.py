@@ -35,7 +35,7 @@ class ServerFault(ToolError):
     """The server can't be used as it is: it is not there, died, hangs, floods, or sends something other than MCP."""
 
 
-def told(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """An error in words, out of the exception groups of task groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

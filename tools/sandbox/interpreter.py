@@ -79,8 +79,8 @@ def unreadable(path: Path, *, as_root: bool) -> str | None:
 
 def _ask(path: Path) -> Interpreter | str:
     try:
-        told = subprocess.run([path, "-I", "-S", "-c", _ASK], env={}, capture_output=True, timeout=30, check=True)
-        base, exec_base, major, minor = json.loads(told.stdout)
+        asked = subprocess.run([path, "-I", "-S", "-c", _ASK], env={}, capture_output=True, timeout=30, check=True)
+        base, exec_base, major, minor = json.loads(asked.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return f"{path} does not run ({error})"
     if (major, minor) < OLDEST:

@@ -69,13 +69,13 @@ class _Printed:
     def __init__(self, most: int) -> None:
         self.text = {"stdout": "", "stderr": ""}
         self.full = False
-        self._room = most
+        self._left = most
 
     def __call__(self, stream: Literal["stdout", "stderr"], text: str) -> None:
         content = text.encode("utf-8", "replace")
-        self.full |= len(content) > self._room
-        self.text[stream] += content[: self._room].decode("utf-8", "ignore")
-        self._room = max(0, self._room - len(content))
+        self.full |= len(content) > self._left
+        self.text[stream] += content[: self._left].decode("utf-8", "ignore")
+        self._left = max(0, self._left - len(content))
 
 
 def _judged(error: pydantic_monty.MontyRuntimeError, request: dict[str, Any]) -> tuple[Exit, str]:

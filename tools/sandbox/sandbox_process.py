@@ -338,8 +338,8 @@ def _launch(plan: Blueprint, group: Group | None, ends: dict[str, int]) -> subpr
 def _first_process(process: subprocess.Popen[bytes], info: int, stderr: int) -> int:
     """A pidfd of the process that ends last."""
     try:
-        told = json.loads(_read_all(info))
-        return os.pidfd_open(told["child-pid"])
+        info_fields = json.loads(_read_all(info))
+        return os.pidfd_open(info_fields["child-pid"])
     except (ValueError, KeyError, OSError, TimeoutError) as error:
         process.kill()
         process.wait()
@@ -367,9 +367,9 @@ async def _collect(
 ) -> None:
     """Reads to the end and keeps the bytes within the limit of both together; sets `spent` at the limit."""
     while piece := await pipe.read():
-        room = limit - sum(map(len, both))
-        into += piece[:room]
-        if len(piece) > room:
+        left = limit - sum(map(len, both))
+        into += piece[:left]
+        if len(piece) > left:
             spent.set()
 
 

@@ -135,7 +135,7 @@ def _flush() -> None:
 
 
 def _collect(
-    given: dict[str, bytes], most: int, most_bytes: int
+    given: dict[str, bytes], most: int, max_bytes: int
 ) -> tuple[list[list[Any]], list[list[str]], list[bytes]]:
     """New and changed regular files below the work directory; links are not followed, and left-out ones are listed."""
     names, left_out, contents, total = list[list[Any]](), list[list[str]](), list[bytes](), 0
@@ -144,13 +144,13 @@ def _collect(
         folders.sort()
         for each in sorted([*files, *(each for each in folders if _is_link(each, at))]):
             name = os.path.normpath(os.path.join(folder, each))
-            why, content = _read(each, at, most_bytes)
+            why, content = _read(each, at, max_bytes)
             if not why and given.get(name) == content:
                 continue
             if not why and len(names) >= most:
                 why = f"more than {most} files"
-            elif not why and total + len(content) > most_bytes:
-                why = f"more than {most_bytes} bytes in all"
+            elif not why and total + len(content) > max_bytes:
+                why = f"more than {max_bytes} bytes in all"
             if why:
                 if len(left_out) < most:
                     left_out.append([_cut(_plain(name), 500), why])
@@ -165,7 +165,7 @@ def _is_link(name: str, at: int) -> bool:
     return stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
 
 
-def _read(name: str, at: int, most_bytes: int) -> tuple[str, bytes]:
+def _read(name: str, at: int, max_bytes: int) -> tuple[str, bytes]:
     """Returns why it is not collected, or else its content."""
     if not stat.S_ISREG(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         return "not a regular file", b""
@@ -181,9 +181,9 @@ def _read(name: str, at: int, most_bytes: int) -> tuple[str, bytes]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return "not a regular file", b""
-        if status.st_size > most_bytes:
-            return f"more than {most_bytes} bytes in all", b""
-        return "", file.read(most_bytes)
+        if status.st_size > max_bytes:
+            return f"more than {max_bytes} bytes in all", b""
+        return "", file.read(max_bytes)
 
 
 def _plain(text: str) -> str:

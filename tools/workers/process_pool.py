@@ -138,7 +138,7 @@ class _Worker:
         assert self._process.stdout is not None
         return self._process.stdout
 
-    def ask(self, request: Any, timeout_s: float, most_bytes: int) -> dict[str, Any]:
+    def ask(self, request: Any, timeout_s: float, max_bytes: int) -> dict[str, Any]:
         """
         Raises:
             WorkerFailed: there is no reply.
@@ -150,7 +150,7 @@ class _Worker:
             assert self._process.stdin is not None
             self._process.stdin.write(message)
             self._process.stdin.flush()
-            return worker.received(self._out, most_bytes)
+            return worker.received(self._out, max_bytes)
 
         try:
             reply = self._within(timeout_s, exchanged)

@@ -49,7 +49,7 @@ def framed(message: Any) -> bytes:
     return LENGTH.pack(len(content)) + content
 
 
-def received(stream: BinaryIO, most_bytes: int = (1 << 32) - 1) -> Any:
+def received(stream: BinaryIO, max_bytes: int = (1 << 32) - 1) -> Any:
     """The next message, None at the end of them.
 
     Raises:
@@ -58,7 +58,7 @@ def received(stream: BinaryIO, most_bytes: int = (1 << 32) - 1) -> Any:
     head = stream.read(LENGTH.size)
     if not head:
         return None
-    if len(head) < LENGTH.size or (size := LENGTH.unpack(head)[0]) > most_bytes:
+    if len(head) < LENGTH.size or (size := LENGTH.unpack(head)[0]) > max_bytes:
         raise ValueError("a message is too long or broken off")
     content = stream.read(size)
     if len(content) < size:

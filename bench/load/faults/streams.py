@@ -156,7 +156,7 @@ async def chat(http: httpx.AsyncClient, rng: Random) -> str:
     """A chat with one answer: the status, or the first that is not as it should be."""
     made = await http.post("/api/chats")
     if made.status_code != 201:
-        return _told(made)
+        return _outcome(made)
     content = text(20_000, rng)  # about 100 kB, more than a full disk takes
     chat = made.json()["id"]
     begun = await http.post(f"/api/chats/{chat}/runs", json={"content": text(20, rng), "max_tokens": 5})
@@ -167,11 +167,11 @@ async def chat(http: httpx.AsyncClient, rng: Random) -> str:
         for each in (await http.get("/api/documents")).json()["documents"]:
             await http.delete(f"/api/documents/{each['id']}")
         if sent.status_code >= 300:
-            return _told(sent)
-    return _told(begun)
+            return _outcome(sent)
+    return _outcome(begun)
 
 
-def _told(reply: httpx.Response) -> str:
+def _outcome(reply: httpx.Response) -> str:
     if reply.status_code < 400:
         return str(reply.status_code)
     return f"{reply.status_code} {reply.json()['error']['code']}"
