@@ -262,7 +262,7 @@ def _remove(folder: Path) -> None:
 
 def _reason(what: str) -> str:
     return (
-        f"The memory and processes of a jail can't be limited together, because {what}: start the server as root, or "
-        "in a delegated cgroup (systemd-run --user --scope -p Delegate=yes …), or allow jails of one process "
+        f"The memory and processes of a sandbox can't be limited together, because {what}: start the server as root, "
+        "or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes …), or allow sandboxes of one process "
         "(cgroups=False)."
     )

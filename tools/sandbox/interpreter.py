@@ -54,7 +54,7 @@ def find(asked: Path | None, *, as_root: bool) -> Interpreter:
                 reason = found
         refused.append(reason)
     raise NoInterpreter(
-        "No Python can be used in a jail: "
+        "No Python can be used in a sandbox: "
         + "; ".join(dict.fromkeys(refused))
         + f". Accepted: Python {OLDEST[0]}.{OLDEST[1]} or newer where every user can read it (python=…), "
         "as the system's is (apt install python3)."

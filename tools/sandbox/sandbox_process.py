@@ -167,7 +167,7 @@ class SandboxProcess:
             process._kill()
             said = (await process._stderr.read()).decode("utf-8", "replace").strip()
             await process.discard()
-            raise SandboxFailed(f"A jail could not be started: {said or 'it did not get ready'}") from error
+            raise SandboxFailed(f"A sandbox could not be started: {said or 'it did not get ready'}") from error
         except BaseException:
             await process.discard()
             raise
@@ -282,7 +282,7 @@ def _start(plan: Blueprint) -> _Started:
     try:
         group = plan.groups.group(config.memory_bytes, config.processes + BESIDE) if plan.groups else None
     except OSError as error:
-        raise SandboxFailed(f"A jail's cgroup could not be made: {error}") from error
+        raise SandboxFailed(f"A sandbox's cgroup could not be made: {error}") from error
     ours, theirs = list[int](), list[int]()
     try:
         names = ("job", "report", "stdout", "stderr", "info", "filter")
@@ -344,7 +344,7 @@ def _first_process(process: subprocess.Popen[bytes], info: int, stderr: int) -> 
         process.kill()
         process.wait()
         said = _read_all(stderr).decode("utf-8", "replace").strip()
-        raise SandboxFailed(f"A jail could not be started: {said or error}") from error
+        raise SandboxFailed(f"A sandbox could not be started: {said or error}") from error
 
 
 def _read_all(descriptor: int) -> bytes:

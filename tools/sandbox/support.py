@@ -74,7 +74,7 @@ def plan_for(config: SandboxConfig) -> tuple[Blueprint, tuple[str, ...]]:
     root = os.geteuid() == 0
     bubblewrap = shutil.which(config.bubblewrap or "bwrap", path="/usr/local/bin:/usr/bin:/bin")
     if platform.system() != "Linux":
-        raise SandboxUnavailable([f"Jails need Linux; this is {platform.system()}."])
+        raise SandboxUnavailable([f"Sandboxes need Linux; this is {platform.system()}."])
     if bubblewrap is None:
         where = f"not at {config.bubblewrap}" if config.bubblewrap else "not installed: apt install bubblewrap"
         lacking.append(f"bubblewrap is {where}.")
@@ -84,7 +84,7 @@ def plan_for(config: SandboxConfig) -> tuple[Blueprint, tuple[str, ...]]:
         lacking.append(str(error))
     try:
         interpreter = find(config.python, as_root=root)
-        notes.append(f"Python in jails is {interpreter.path}.")
+        notes.append(f"Python in sandboxes is {interpreter.path}.")
     except NoInterpreter as error:
         lacking.append(str(error))
     lacking += [f"{reason} (packages)." for each in config.packages if (reason := unreadable(each, as_root=root))]
@@ -97,7 +97,9 @@ def plan_for(config: SandboxConfig) -> tuple[Blueprint, tuple[str, ...]]:
         except NoCgroups as error:
             raise SandboxUnavailable([str(error)]) from error
     else:
-        notes.append("There are no cgroups: a jail has one process, and what the kernel holds for it is not limited.")
+        notes.append(
+            "There are no cgroups: a sandbox has one process, and what the kernel holds for it is not limited."
+        )
     assert bubblewrap is not None
     uids = _uids() if root else None
     return Blueprint(config, Path(bubblewrap), interpreter, rules, groups, uids), tuple(notes)
@@ -116,8 +118,8 @@ async def _probe(plan: Blueprint) -> tuple[str, ...]:
         seen = json.loads(ended.stdout)
     except ValueError:
         said = ended.stderr.decode("utf-8", "replace").strip()
-        return (f"A jail could not be looked at: {said or ended.how}.",)
-    return tuple(f"In a jail {what}; it is not used." for what, held in seen.items() if held is not True)
+        return (f"A sandbox could not be looked at: {said or ended.how}.",)
+    return tuple(f"In a sandbox {what}; it is not used." for what, held in seen.items() if held is not True)
 
 
 def _hint(said: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from tools.sandbox import Sandbox, SandboxConfig, Support, check
 
 SUPPORT: Support = asyncio.run(check())
-needs_jails = pytest.mark.skipif(not SUPPORT.ok, reason=" ".join(SUPPORT.reasons))
+needs_sandboxes = pytest.mark.skipif(not SUPPORT.ok, reason=" ".join(SUPPORT.reasons))
 
 # Nothing is imported ahead, because here more sandboxes are started than waited for.
 SMALL = SandboxConfig(warm=1, memory_bytes=128 << 20, processes=16, scratch_bytes=16 << 20, timeout_s=10, preload=())

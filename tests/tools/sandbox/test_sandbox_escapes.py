@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.tools.sandbox.sandbox_traces import SMALL, groups_of_processes, homes, needs_jails, processes, zombies
+from tests.tools.sandbox.sandbox_traces import SMALL, groups_of_processes, homes, needs_sandboxes, processes, zombies
 from tools.sandbox import Finished, Sandbox
 
-pytestmark = [needs_jails, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = [needs_sandboxes, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 @dataclass
@@ -326,7 +326,7 @@ async def test_processes_are_counted(sandbox: Watched) -> None:
     assert finished.stdout == f"{SMALL.processes}\n"
 
 
-async def test_the_processes_of_a_jail_share_one_limit_of_memory(sandbox: Watched) -> None:
+async def test_the_processes_of_a_sandbox_share_one_limit_of_memory(sandbox: Watched) -> None:
     finished = await sandbox.run(
         "import os, time\n"
         "children = []\n"
@@ -532,7 +532,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_server_that_is_killed_takes_its_jails_with_it_and_the_next_one_cleans_up() -> None:
+async def test_a_server_that_is_killed_takes_its_sandboxes_with_it_and_the_next_one_cleans_up() -> None:
     code = SYSCALL + f"call({(157, 167)[COLUMN]}, 1, 0)\nimport os\nos.fork()\nwhile True: pass"
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVER.format(code=code)],
@@ -548,7 +548,7 @@ async def test_a_server_that_is_killed_takes_its_jails_with_it_and_the_next_one_
     server.wait()
     server.stdout.close()
     for each in inside:
-        assert _ends(each), "a process of a jail outlived the server"
+        assert _ends(each), "a process of a sandbox outlived the server"
         os.close(each)
     left = [Path(path) for path in _folders(name)]
     assert left
@@ -567,8 +567,8 @@ def _folders(name: str) -> list[str]:
     return found
 
 
-async def test_the_users_of_jails_are_nobodys(sandbox: Watched) -> None:
+async def test_the_users_of_sandboxes_are_nobodys(sandbox: Watched) -> None:
     uids = sandbox.sandbox._plan.uids
     if uids is None:
-        pytest.skip("the server is not root, so its jails run as its own user")
+        pytest.skip("the server is not root, so its sandboxes run as its own user")
     assert not [each for each in pwd.getpwall() if each.pw_uid in uids]
