@@ -44,7 +44,7 @@ class LoginThrottle:
         self._accepted = OrderedDict[str, None]()
 
     def wait_s(self, address: str, shown: str) -> float:
-        """Returns the seconds that this address has to wait before what it shows is looked at; 0 for not at all."""
+        """Returns the seconds that this address has to wait before its key is checked; 0 for not at all."""
         if shown in self._accepted:
             return 0.0
         times, last = self._failed.get(_network(address), (0, 0.0))
@@ -120,7 +120,7 @@ def scope_of(path: str) -> KeyScope | None:
 
 
 def is_metered(method: str, path: str) -> bool:
-    """Tells whether a request makes a model work, and so counts towards limits."""
+    """Returns whether a request makes a model work, and so counts towards limits."""
     return method == "POST" and _METERED.fullmatch(path) is not None
 
 
@@ -174,7 +174,7 @@ class Auth:
         self._accounts.close()
 
     async def who(self, headers: Headers, address: str) -> Principal | None:
-        """Returns who sends these headers; None where they say nothing.
+        """Returns the sender of these headers; None where they have no key or session.
 
         Raises:
             ApiError: 401 for a key that is none, 429 for too many of them from one address.
@@ -187,7 +187,7 @@ class Auth:
         return None
 
     async def required(self, path: str, headers: Headers, address: str) -> Principal:
-        """Returns who sends these headers to a path that is not open.
+        """Returns the sender of these headers to a path that is not open.
 
         Raises:
             ApiError: as `who`; 401 for nobody, 403 where the key is not for that path.
@@ -203,7 +203,7 @@ class Auth:
         return who
 
     async def _counted(self, who: Principal) -> Principal:
-        """With what the key has used, where that matters."""
+        """With the key's usage, where it has a quota."""
         key_id = who.key_id
         if key_id is None or who.quota == NO_QUOTA:
             return who
@@ -246,7 +246,7 @@ class Auth:
 
 
 class RequireUser:
-    """ASGI middleware: 401 for whoever is nobody, and for all others `WHO` in the request's scope."""
+    """ASGI middleware: 401 for anonymous requests, and for all others `WHO` in the request's scope."""
 
     def __init__(self, app: ASGIApp, *, auth: Callable[[], Auth]) -> None:
         self.app = app
@@ -271,7 +271,7 @@ def _logged(work: Callable[[Accounts], None], accounts: Accounts) -> None:
 
 
 def is_open(method: str, path: str) -> bool:
-    """Tells whether everybody may ask for this, also where keys are asked for."""
+    """Returns whether everybody may ask for this, also where keys are asked for."""
     return path in _OPEN or is_pages(method, path)
 
 

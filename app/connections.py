@@ -2,7 +2,7 @@
 
 A closed connection cancels its work, which closes the work's sequences: `/v1` promises that an answer that nobody reads
 costs nothing. A server that is to stop refuses new work and finishes what it has begun. It still accepts reads, and
-what a run under way may need: an approval, a cancel.
+requests that a run under way may need: an approval, a cancel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def finish(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what still runs and wait until its clean-up is done."""
+    """Cancel running tasks and wait until their clean-up is done."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -63,11 +63,11 @@ class Drain:
         self.working = 0
 
     def begin(self) -> None:
-        """Refuse what is new from now on."""
+        """Refuse new work from now on."""
         self.begun = True
 
     async def wait(self, others: Callable[[], int], limit_s: float, hurry: asyncio.Event) -> bool:
-        """Refuse what is new from now on, and wait until nothing runs: no request, and nothing that `others` counts.
+        """Refuse new work from now on, and wait until nothing runs: no request, and nothing that `others` counts.
 
         False where `limit_s` seconds or `hurry` came before.
         """

@@ -24,7 +24,7 @@ async def who_of(request: Request) -> Principal:
 
 
 def check_scope(who: Principal, scope: KeyScope) -> None:
-    """That what is asked for besides the route's own scope is within the key's.
+    """Requires a scope of the key, besides the route's own.
 
     Raises:
         ApiError: 403.
@@ -34,7 +34,7 @@ def check_scope(who: Principal, scope: KeyScope) -> None:
 
 
 def check_checker_scope(checker: Mapping[str, Any] | None, who: Principal) -> None:
-    """That a key may run what a request's checker runs. Any: JSON.
+    """Requires the scope of tools where a request's checker runs one. Any: JSON.
 
     Raises:
         ApiError: 403.

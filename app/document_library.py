@@ -1,4 +1,4 @@
-"""The documents of a data directory, opened with the settings' embedder. What goes wrong becomes a sentence."""
+"""The documents of a data directory, opened with the settings' embedder. Errors become a sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_library(settings: Settings) -> Library:
     if settings.embedder != BUNDLED:
         try:
             _ = embedder.size
-        except Exception as error:  # whatever a model's files and a Hub may raise
+        except Exception as error:  # a model's files and a Hub may raise anything
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BadSetting(f"The embedder {settings.embedder!r} cannot be loaded: {reason}") from None
     folder = documents_dir(settings)

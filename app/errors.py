@@ -1,7 +1,7 @@
 """Errors as the outside sees them: one JSON shape everywhere, OpenAI's, with a sentence a person can act on.
 
-`ApiError` is what our routes raise. Engine errors, unknown paths and bugs are turned into the same shape here, so a
-client needs one way of reading errors, and a bug shows its caller nothing of our insides.
+Our routes raise `ApiError`. Engine errors, unknown paths and bugs are turned into the same shape here, so a client
+needs one way of reading errors, and a bug shows its caller nothing of our insides.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def stopping() -> ApiError:
 
 
 def note(scope: Scope, error: ApiError) -> ApiError:
-    """Tell the app of `scope`, if it has one, of an error that its client is told."""
+    """Report an error sent to a client to the app of `scope`, if it has one."""
     app: Any = scope.get("app")  # Starlette keeps state untyped
     if (hear := getattr(getattr(app, "state", None), "on_error", None)) is not None:
         hear(error)
@@ -138,8 +138,8 @@ def install(
     hear: Callable[[ApiError], None] = lambda error: None,
     methods_at: Callable[[FastAPI, str], list[str]] = lambda app, path: [],
 ) -> None:
-    """Make every error response of `app` take the one shape. `hear` is told of each; `methods_at` tells which methods
-    an address has."""
+    """Make every error response of `app` take the one shape. `hear` gets each error; `methods_at` returns the methods
+    of an address."""
     app.state.on_error = hear
 
     @app.exception_handler(ApiError)
@@ -163,7 +163,7 @@ def install(
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         headers = dict(error.headers or {})
         if error.status_code == 405 and (methods := methods_at(app, request.url.path)):
-            headers["Allow"] = ", ".join(methods)  # Starlette tells those of one of its routes
+            headers["Allow"] = ", ".join(methods)  # Starlette lists those of one of its routes
         return note(request.scope, ApiError(error.status_code, message, code=code, headers=headers)).response()
 
     @app.exception_handler(RequestValidationError)

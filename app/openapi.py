@@ -1,7 +1,7 @@
 """Completes `/openapi.json` for each route: its body, its parameters, and every status that it may answer with.
 
 Routes take bodies and parameters by `JsonBody` and `QueryParams`, so a refusal is in one shape and names the field.
-Here their models are put into the document. A test asks the server what the document allows, and what it does not.
+Here their models are put into the document. A test sends the server requests that the document allows, and others.
 """
 
 from __future__ import annotations

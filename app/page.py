@@ -1,7 +1,7 @@
 """Serves the built page: its files, and `index.html` for every address that the page routes itself.
 
-Knows nothing of chats or runs. It answers only what nothing else of the app does, and never under an address of the
-API's, so a mistyped one gets the API's own 404 instead of a page.
+Knows nothing of chats or runs. It answers only paths that no other route does, and never under an address of the API's,
+so a mistyped one gets the API's own 404 instead of a page.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ NOT_BUILT = """<!doctype html>
 
 
 def mount_page(app: Starlette) -> None:
-    """Serve the page at `/`. To be called after all other routes: what they match is theirs."""
+    """Serve the page at `/`. To be called after all other routes: their paths are theirs."""
     app.router.routes.append(PageFiles(PLACES))
 
 
 def is_pages(method: str, path: str) -> bool:
-    """Tells whether a request can be for a file or a place of the page."""
+    """Returns whether a request can be for a file or a place of the page."""
     return method in {"GET", "HEAD"} and not RESERVED.intersection(PurePosixPath(path).parts[1:2])
 
 

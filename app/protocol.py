@@ -1,7 +1,7 @@
 """Prints the page's types: `python -m app.protocol > web/src/lib/protocol.ts`.
 
-Reads the JSON schema of the events of a run and writes the same thing as TypeScript. A test holds the committed file
-to what this prints, so the page and the server cannot drift apart.
+Reads the JSON schema of the events of a run and writes the same thing as TypeScript. A test compares the committed file
+with this output, so the page and the server cannot drift apart.
 """
 
 from __future__ import annotations

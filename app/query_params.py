@@ -19,7 +19,7 @@ _DIGITS = 18  # fewer than SQLite's largest integer has
 
 
 def whole_number(text: str) -> int | None:
-    """0 or more, as SQLite can hold it; None for anything else."""
+    """0 or more, within SQLite's integers; None for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 
@@ -42,7 +42,7 @@ class NoParameters(BaseModel):
 class QueryParams(Generic[ParamsModel]):
     """Dependency: the parameters after the question mark, each given once, as `model` has them. An empty one is absent.
 
-    Its model's field descriptions say what is accepted; the schema is the document's (`app.openapi`).
+    Its model's field descriptions name the accepted values; the schema is the document's (`app.openapi`).
     """
 
     def __init__(self, model: type[ParamsModel]) -> None:

@@ -4,8 +4,8 @@ The size limit is enforced twice, on the length that the client announces and on
 safe to walk, to show and to encode: no half surrogate pairs, no NaN or infinity, no depth that overflows the stack, and
 no more parts than the interpreter can read in one go without delaying other requests.
 
-Each field of a request works, is accepted without effect, or is refused by name, with one 400 that says which field is
-wrong and what would be accepted. `docs/api.md` lists these fields; a test compares the two.
+Each field of a request works, is accepted without effect, or is refused by name, with one 400 that names the field and
+the accepted values. `docs/api.md` lists these fields; a test compares the two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from starlette.requests import ClientDisconnect
 from app.errors import ApiError, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
-SMALL_BODY_BYTES = 1024 * 1024  # of what has no long texts
+SMALL_BODY_BYTES = 1024 * 1024  # of a body without long texts
 MAX_DEPTH = 200  # objects and lists inside each other
 MAX_VALUES = 500_000  # in a body; of token ids most of all
 MAX_NAMES = 50_000  # of values in objects
@@ -74,7 +74,7 @@ def json_value(text: str, names: int = MAX_NAMES) -> Any:
     """A client's JSON text as a value.
 
     Raises:
-        ValueError: it is not JSON, or not as this module's docstring promises; the message says what is wrong.
+        ValueError: it is not JSON, or not as this module's docstring promises; the message names the fault.
     """
     _check_parts(text, names)
     try:
@@ -133,8 +133,8 @@ def _end_of_string(text: str, at: int) -> int:
 
 
 def is_large(value: Any, most: int = _LARGE, long: int | None = _LONG) -> bool:
-    """Tells of JSON `value` that it has more than `most` parts, or a text of more than `long` characters, so that work
-    on it belongs in a thread."""
+    """Returns whether the JSON `value` has more than `most` parts, or a text of more than `long` characters, so that
+    work on it belongs in a thread."""
     left = [value]
     while left:
         part = left.pop()
@@ -194,7 +194,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def _in_steps() -> Any:
     """A decoder in Python: other threads run between its values, while the one in C keeps the interpreter to the end.
-    Any: what it is made of is untyped.
+    Any: its parts are untyped.
     """
     decoder: Any = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
     library: Any = json
@@ -211,7 +211,7 @@ async def pieces(request: Request, most: int) -> AsyncGenerator[bytes, None]:
     """The body as it comes, `most` bytes of it.
 
     Raises:
-        ApiError: 413 when it is larger, by what is announced or by what comes.
+        ApiError: 413 when it is larger, by its announced length or by its bytes.
     """
     announced = request.headers.get("content-length", "")
     size = 0
@@ -234,7 +234,7 @@ async def pieces(request: Request, most: int) -> AsyncGenerator[bytes, None]:
 
 
 async def _drain(stream: AsyncIterator[bytes]) -> None:
-    """Read on and drop it: whoever is told no while still sending may never read the answer."""
+    """Read on and drop it: a client that is refused while still sending may never read the answer."""
     size = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_S):
@@ -265,7 +265,7 @@ NO_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A known field that does nothing here yet: what would be accepted, and which values ask for nothing."""
+    """A known field that does nothing here yet: the accepted values, and the neutral ones."""
 
     accepted: str
     neutral: Callable[[Any], bool] = lambda value: False
@@ -384,7 +384,7 @@ class JsonBody(Generic[BodyModel]):
 
 
 def _check_size(name: str, value: Any, field: FieldInfo) -> None:
-    """Refuse what has far too many parts before each of them is found wrong, which takes seconds. Raises ApiError."""
+    """Refuse a value with far too many parts before validating each of them, which takes seconds. Raises ApiError."""
     if not isinstance(value, list | dict):
         return
     limits = [each.max_length for each in field.metadata if isinstance(each, MaxLen)]

@@ -1,4 +1,4 @@
-"""The web application: routes, middleware and the life of what they share. `create_app` is all there is to it.
+"""The web application: routes, middleware and the lifespan of their shared state. `create_app` is all there is to it.
 
 The engine is given and stays the caller's to stop; the database and the documents are opened and closed with the app's
 lifespan.
@@ -139,16 +139,16 @@ async def _health(request: Request) -> Response:
         except EngineStopped as error:
             states[served.name] = "restarting" if isinstance(error, EngineRestarting) else "stopped"
             reasons[states[served.name]] = str(error)
-    told: dict[str, object] = {"status": "ok"}
+    health: dict[str, object] = {"status": "ok"}
     for worst in ("stopped", "restarting"):
         if worst in reasons:
-            told = {"status": worst, "reason": reasons[worst]}
+            health = {"status": worst, "reason": reasons[worst]}
             break
     if state.drain.begun:
-        told = {"status": "draining", "reason": "The server is stopping."}
+        health = {"status": "draining", "reason": "The server is stopping."}
     if len(states) > 1:
-        told["models"] = states
-    return JSONResponse(told, 200 if told["status"] == "ok" else 503)
+        health["models"] = states
+    return JSONResponse(health, 200 if health["status"] == "ok" else 503)
 
 
 async def _metrics(request: Request) -> Response:

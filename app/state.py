@@ -84,11 +84,11 @@ class Serving:
 
 @dataclass(slots=True)
 class State(Serving):
-    """And what only the process has that keeps everybody's data."""
+    """Adds the state of the primary process, which keeps everybody's data."""
 
     meter: ServerMetrics
     admission: Admission
-    ending: asyncio.Event = field(default_factory=asyncio.Event)  # who waits for something else is to stop waiting
+    ending: asyncio.Event = field(default_factory=asyncio.Event)  # waiters for other events are to stop waiting
     sequences: Sequences = field(init=False)  # while the app's lifespan lasts
     auth: Auth = field(init=False)  # the same
     views: UserLocks = field(default_factory=UserLocks)  # of PDFs, in the processes that read them

@@ -1,1 +1,1 @@
-"""Benchmarks that print what they measured, keep it as JSON with the hardware's name, and draw it."""
+"""Benchmarks: they print their figures, keep them as JSON with the hardware's name, and plot them."""

@@ -1,10 +1,10 @@
-"""Measures what a turn with tools costs beside its new tokens, and how soon the engine is idle after Stop: `ponder
+"""Measures the cost of a turn with tools beside its new tokens, and how soon the engine is idle after Stop: `ponder
 bench agent`.
 
-The loop writes on one live sequence, so a result's tokens are all that is prefilled. Beside it, in the same run, the
-same conversation over requests, as any client of an HTTP API does it: everything is sent again each turn, and the
-prefix cache finds what it finds; once more with the cache off. The floor of a turn is what the engine takes for the
-same tokens, appended to a live sequence of the same length, with no loop around it.
+The loop writes on one live sequence, so only a result's tokens are prefilled. Beside it, in the same run, the same
+conversation over requests, as any client of an HTTP API does it: everything is sent again each turn, and the prefix
+cache serves its hits; once more with the cache off. The floor of a turn is the engine's time for the same tokens,
+appended to a live sequence of the same length, with no loop around it.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class _Stock:
 async def turns(model: Path, repeats: int) -> Json:
     """Tokens prefilled and milliseconds to the next token, over all turns that read a result.
 
-    Every way has an engine of its own, so that none finds what another left in its cache, and every repeat a question
-    of its own.
+    Every way has an engine of its own, so that none hits another's blocks in its cache, and every repeat a question of
+    its own.
     """
     waits: dict[str, list[float]] = {"loop": [], "floor": [], "requests": [], "requests, no prefix cache": []}
     prefilled, shares = list[float](), list[float]()
@@ -97,7 +97,7 @@ async def turns(model: Path, repeats: int) -> Json:
                     "requests, no prefix cache": await _request(uncached, [*turn.before, *turn.appended]),
                 }
                 if not repeat:
-                    continue  # what was cold
+                    continue  # a cold turn
                 for name, seconds in spent.items():
                     waits[name].append(seconds)
                 prefilled.append(turn.prefilled / len(turn.appended))
@@ -120,8 +120,8 @@ async def turns(model: Path, repeats: int) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """`appended` to the sequence `before`, as the loop made it; `prefilled` is what the engine counted until a token
-    came, `wait_s` the seconds from the result to it."""
+    """`appended` to the sequence `before`, as the loop made it; `prefilled` is the engine's count until a token came,
+    `wait_s` the seconds from the result to it."""
 
     before: list[int]
     appended: list[int]

@@ -1,8 +1,8 @@
 """Measures whether users are served while others hold what they can: `python -m bench.attacks`.
 
-A server of its own, and answers of a few tokens asked for one after another: with nobody else there, and while each
+A server of its own, and answers of a few tokens requested one after another: with nobody else there, and while each
 kind of attacker holds its connections, in one run. Attackers are sockets of this process; the model is small, so that
-what is seen is the server's doing.
+the server dominates the times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _asks(body: dict[str, Any]) -> bytes:
     return _HEAD + b"Content-Length: %d\r\n\r\n" % len(sent) + sent
 
 
-ATTACKS: dict[str, tuple[float, bytes]] = {  # by name: the share of the connections, and what each sends
+ATTACKS: dict[str, tuple[float, bytes]] = {  # by name: the share of the connections, and the bytes that each sends
     "idle": (1.0, b""),
     "slow heads": (0.2, _HEAD + b"X-Slow: "),
     "slow bodies": (0.2, _HEAD + b"Content-Length: 100000\r\n\r\n{"),
@@ -76,7 +76,7 @@ def measure(model: str, connections: int, answers: int) -> dict[str, Any]:  # An
         raise SystemExit(f"--connections is {connections}; accepted: at most {room}, as this process may open files.")
     before, parts = os.getloadavg(), dict[str, Any]()
     with served(model) as (url, pid), httpx.Client(base_url=url, timeout=120) as client:
-        told = _answered(client, 10)[1]
+        expected = _answered(client, 10)[1]
         for name, (share, sent) in ATTACKS.items():
             quiet, _ = _answered(client, answers)
             with ExitStack() as lines:
@@ -84,7 +84,7 @@ def measure(model: str, connections: int, answers: int) -> dict[str, Any]:  # An
                 held = [lines.enter_context(_line(url, sent)) for _ in range(count)]
                 times, texts = _answered(client, answers)
                 parts[name] = {
-                    "connections": len(held), "answers": len(times), "same_text": texts == told,
+                    "connections": len(held), "answers": len(times), "same_text": texts == expected,
                     "quiet_ms": spread(quiet), "attacked_ms": spread(times),
                     "median_ratio": round(spread(times)["p50"] / spread(quiet)["p50"], 3),
                     "memory_mib": _memory_mib(pid),
@@ -122,7 +122,7 @@ def _memory_mib(pid: int) -> int:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    """Wait for what the server does by itself, at most a minute."""
+    """Wait for the server to meet the condition, at most a minute."""
     deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -46,7 +46,7 @@ def idle(model: Path, seconds: float = 10.0) -> dict[str, Any]:  # Any: plain JS
                 else:
                     raise RuntimeError("the server ended before it was ready")
                 process = psutil.Process(server.pid)
-                asyncio.run(asyncio.sleep(2))  # what starting left behind is not idling
+                asyncio.run(asyncio.sleep(2))  # leftovers of the start are not idling
                 before = process.cpu_times()
                 time.sleep(seconds)
                 after = process.cpu_times()

@@ -20,8 +20,7 @@ Json = dict[str, Any]  # Any: plain JSON
 
 
 def measure_parts(name: str, about: str, parts: Mapping[str, Callable[[], Json]]) -> Json:
-    """Returns what the command `python -m bench.NAME` does: returns all that is known after it, older parts
-    included."""
+    """Runs the command `python -m bench.NAME` and returns all results, older parts included."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=about)
     parser.add_argument("--only", action="append", choices=list(parts), default=[], help="this part alone; repeatable")
     today = datetime.date.today().isoformat()
@@ -31,7 +30,7 @@ def measure_parts(name: str, about: str, parts: Mapping[str, Callable[[], Json]]
     made |= {"date": today, "command": f"python -m bench.{name}", "hardware": hardware.describe()}
     for part in options.only or parts:
         began, load = time.monotonic(), os.getloadavg()[0]
-        made[part] = {**parts[part](), "load_before": round(load, 1)}  # of the machine: what others did beside it
+        made[part] = {**parts[part](), "load_before": round(load, 1)}  # of the machine: other processes' load
         options.out.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{part}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         print(json.dumps({part: made[part]}, indent=1, ensure_ascii=False), flush=True)

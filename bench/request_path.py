@@ -1,8 +1,8 @@
 """Counts the files and functions of ours that one warm request enters: `python -m bench.request_path`.
 
 A server with the bundled model runs in this process under a profiler of every thread. Three requests are measured, each
-after the same one has warmed it up: a chat, a chat held to a JSON schema, and a chat with a thinking budget. What every
-one of `REPEATS` such requests enters is counted, as the server's timers run beside some of them.
+after the same one has warmed it up: a chat, a chat constrained to a JSON schema, and a chat with a thinking budget.
+Only functions that every one of `REPEATS` such requests enters count, as the server's timers run beside some of them.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def _ask(url: str, fields: dict[str, Any]) -> None:
 
 def _measure(recorder: Recorder, data: Path, found: dict[str, dict[str, Any]]) -> None:
     sys.setprofile(None)  # the client's side is not part of the path
-    told = data / "server.url"
-    while not told.exists():
+    url_file = data / "server.url"
+    while not url_file.exists():
         time.sleep(0.05)
-    url = told.read_text(encoding="utf-8").strip()
+    url = url_file.read_text(encoding="utf-8").strip()
     for name, fields in REQUESTS.items():
         for _ in range(2):
             _ask(url, fields)

@@ -1,8 +1,9 @@
 """Measures how fast a sandbox is: `python -m bench.sandbox`. From asking to the code's first line, and to its result.
 
-The code's first line reads the machine's monotonic clock, which a jail shares with its server, so the way there is one
-difference of two readings. A warm start finds a jail waiting; a cold one makes it first. Runs follow each other at
-once for the throughput; for the warm starts each waits until the next jail is up, as between two turns of a model.
+The code's first line reads the machine's monotonic clock, which a sandbox shares with its server, so the way there is
+one difference of two readings. A warm start finds a sandbox waiting; a cold one makes it first. Runs follow each other
+at once for the throughput; for the warm starts each waits until the next sandbox is up, as between two turns of a
+model.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any
 
 from bench import hardware, report
 from tools.sandbox import Pure, Sandbox, SandboxConfig, check
-from tools.sandbox.jail import Jail
+from tools.sandbox.sandbox_process import SandboxProcess
 
 _FIRST_LINE = "import time as t; at = t.clock_gettime_ns(t.CLOCK_MONOTONIC)\nat"
 
 
 async def measure(runs: int) -> dict[str, Any]:  # Any: plain JSON
-    """All figures, times in milliseconds; refused where there can be no jail."""
+    """All figures, times in milliseconds; refused where there can be no sandbox."""
     before = os.getloadavg()
     support = await check()
     if not support.ok:
@@ -78,9 +79,9 @@ async def _cold(sandbox: Sandbox, runs: int) -> list[float]:
     with ThreadPoolExecutor(1) as thread:
         for _ in range(runs):
             started = time.perf_counter()
-            jail = await Jail.start(sandbox._plan, thread)
+            process = await SandboxProcess.start(sandbox._plan, thread)
             times.append((time.perf_counter() - started) * 1e3)
-            await jail.discard()
+            await process.discard()
     return times
 
 
@@ -95,7 +96,7 @@ async def _pure(runs: int) -> list[float]:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Of ten times or more, what says how they lie."""
+    """The percentiles of ten times or more."""
     cuts = statistics.quantiles(times, n=100, method="inclusive")
     return {
         "p50": round(cuts[49], 2),

@@ -1,7 +1,7 @@
 """Memory of an idle server by part, and after it has worked: `python -m bench.server_memory`. Linux only.
 
-Reads the kernel's maps of a server of its own and of its children: files are what libraries and weights have mapped,
-anonymous memory is the heap, the K/V pool as far as it was written, and what libraries keep.
+Reads the kernel's maps of a server of its own and of its children: files are mapped libraries and weights, anonymous
+memory is the heap, the K/V pool as far as it was written, and libraries' caches.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measure(model: str) -> Json:
 
 
 def parts(process: psutil.Process) -> Json:
-    """Megabytes (of 10^6 bytes, shared pages by their share) of a process by what is mapped, and of its children."""
+    """Megabytes (of 10^6 bytes, shared pages by their share) of a process by kind of mapping, and of its children."""
     found = Counter[str]()
     for path, size in mapped(process):
         found[kind_of(path)] += size
@@ -74,7 +74,7 @@ def parts(process: psutil.Process) -> Json:
 
 
 def mapped(process: psutil.Process) -> list[tuple[str, int]]:
-    """Returns what is mapped, and its proportional share in bytes."""
+    """Returns the mapped paths, and their proportional share in bytes."""
     return [(each.path, each.pss) for each in process.memory_maps(grouped=True)]
 
 

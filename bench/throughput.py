@@ -30,7 +30,7 @@ class TimedRequest:
 
 
 def mixed(count: int, vocab: int, *, seed: int = 0, longest: int = 512) -> list[TimedRequest]:
-    """`count` requests whose lengths spread as chat's do: log-normal, prompts around 100 tokens, answers around 80.
+    """`count` requests with lengths spread as chat's: log-normal, prompts around 100 tokens, answers around 80.
 
     `longest` bounds prompt and answer together, for models with a short context.
     """
@@ -73,7 +73,7 @@ class Transformers:
         self._threads = os.cpu_count() or 1
 
     def choose_threads(self, requests: Items[TimedRequest]) -> int:
-        """Take one thread or all of them for what follows, whichever serves these requests faster."""
+        """Take one thread or all of them from here on, whichever serves these requests faster."""
         times = {}
         for count in {1, self._threads}:
             self._threads = count

@@ -1,8 +1,8 @@
 """Tool calls on the questions of BFCL: `python -m bench.tool_calls`. Are they valid, and are they right?
 
-Validity is the mask's doing: `jsonschema` must find every finished call valid, with the bundled model and with weights
-drawn at random, where nothing but the mask makes a call. Rightness is the model's, and is told as it is: the share of
-questions whose calls are among the answers that BFCL accepts, and of those without a fitting tool that are not called.
+Validity is the mask's doing: `jsonschema` must find every finished call valid, with the bundled model and with random
+weights, where nothing but the mask makes a call. Rightness is the model's, and is reported as it is: the share of
+questions with calls among the answers that BFCL accepts, and of those without a fitting tool that are not called.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CallScore:
     valid: int = 0
     cut: int = 0  # calls that were not finished: the answer ran out of tokens
     right: int = 0
-    too_long: int = 0  # questions whose prompt does not fit the context
+    too_long: int = 0  # questions with prompts that do not fit the context
 
 
 def questions(name: str) -> Iterator[ToolQuestion]:
@@ -81,7 +81,7 @@ def right(calls: Sequence[ParsedCall], accepted: Sequence[tuple[str, dict[str, l
 
 
 def _fits(given: dict[str, Any], accepted: dict[str, list[Any]]) -> bool:
-    """Returns whether every argument is one of its right values, and what may not be left out is there."""
+    """Returns whether every argument is one of its right values, and all required ones are there."""
     if given.keys() - accepted.keys():
         return False
     return all(
@@ -91,7 +91,7 @@ def _fits(given: dict[str, Any], accepted: dict[str, list[Any]]) -> bool:
 
 
 def _same(given: Any, value: Any) -> bool:
-    """Equality of BFCL's kind: text without case, spaces and punctuation; objects hold lists of right values."""
+    """Equality of BFCL's kind: text without case, spaces and punctuation; objects contain lists of right values."""
     if isinstance(given, str) and isinstance(value, str):
         return _plain(given) == _plain(value)
     if isinstance(given, dict) and isinstance(value, dict):
@@ -178,7 +178,7 @@ def _valid(call: ParsedCall, schemas: dict[str, Any]) -> bool:
 
 
 def random_weights(folder: Path) -> Path:
-    """A model of Pebble's shape and tokenizer whose weights mean nothing."""
+    """A model of Pebble's shape and tokenizer with random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Programs over sequences of the engine: thinking told apart from answers, turns, and the agent's loop.
+"""Programs over sequences of the engine: thinking separated from answers, turns, and the agent's loop.
 
 Knows nothing of HTTP, chats or databases.
 """

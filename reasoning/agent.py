@@ -1,8 +1,8 @@
 """Plan, call, observe, go on, answer: a model's loop with tools, on one sequence that only ever grows.
 
-Results are appended to what stands there, so nothing is prefilled twice; while tools run, the sequence's K/V is held.
-What a call does is another's business, given as `Tools`. When a limit ends the calling, the model has one turn more, in
-which it cannot call, to answer with what it has. Knows nothing of HTTP, chats, rights or approvals.
+Results are appended to the sequence, so nothing is prefilled twice; while tools run, the sequence's K/V is pinned.
+`Tools` runs the calls. When a limit ends the calling, the model has one turn more, in which it cannot call, to answer
+with the results so far. Knows nothing of HTTP, chats, rights or approvals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.outcome import Call
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
 
-HELD_S = 60.0  # that a sequence's K/V waits for tools at most; how long they take, the engine learns
+HELD_S = 60.0  # longest KV pin while tools run; the engine learns how long they take
 WRAP_UP_TOKENS = 512  # of the budget, kept for the last answer, or an eighth of it where that is less
 MIN_ANSWER = 128  # tokens that results leave for the last answer
 MIN_RESULT_LENGTH = 200  # characters of a result that is cut
@@ -58,7 +58,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """A piece of the model's own, and what it adds to the turn. `finish_reason`: of the turn, with its last piece."""
+    """A piece of the model's own, and its deltas of the turn. `finish_reason`: of the turn, with its last piece."""
 
     piece: Piece
     deltas: tuple[Delta, ...]
@@ -94,7 +94,7 @@ class Tools(Protocol):
         ...
 
     async def run(self, calls: Sequence[Call]) -> list[str]:
-        """Run calls; a text for each, whatever happened. Cancelled, it ends them.
+        """Run calls; a text for each, also for a failed one. Cancelled, it ends them.
 
         Raises:
             HandedOver: some of the calls are another's to run.
@@ -104,7 +104,7 @@ class Tools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The style of a model's writing: `plan` holds its calls, `after_calls` makes tokens of (id, name) and results."""
+    """Style of a model's writing: `plan` constrains its calls, `after_calls` makes tokens of (id, name) and results."""
 
     plan: ToolPlan
     markers: Markers | None
@@ -122,24 +122,24 @@ class Agent:
     span: Span
     limits: Limits = field(default_factory=Limits)
     held_s: float = HELD_S
-    answers: AnswerFunction = think_and_answer  # what writes each turn, such as a budget's
+    answers: AnswerFunction = think_and_answer  # writes each turn, such as a budget's
     clock: Callable[[], float] = time.monotonic
     spent: int = 0  # tokens that the model has written
     steps: int = 0
     appended: int = 0  # tokens of results that the model has been given
 
-    async def run(self, seq: EngineSequence, room: int) -> AsyncGenerator[Happened, None]:
-        """Everything that happens until the answer is there. `room`: tokens that the context has left for it all.
+    async def run(self, seq: EngineSequence, remaining: int) -> AsyncGenerator[Happened, None]:
+        """Everything that happens until the answer is there. `remaining`: tokens of context for it all.
 
         Raises:
-            NoWayOn: the model's chat template takes no results.
-            What `generate` raises.
+            CannotContinue: the model's chat template takes no results.
+            EngineError: as `generate` raises it.
         """
         began, first, last = self.clock(), len(seq), False
         while True:
             turn = _CallingTurn(self.style.plan, self.tools)
             try:
-                async with aclosing(self._turn(seq, room - (len(seq) - first), wrap_up=last)) as pieces:
+                async with aclosing(self._turn(seq, remaining - (len(seq) - first), wrap_up=last)) as pieces:
                     async for piece in pieces:
                         self.spent += piece.spent
                         deltas = turn.take(piece)
@@ -157,44 +157,46 @@ class Agent:
                 turn.cancel()
             for call, text in returned:
                 yield Returned(call, text)
-            limit = self._limit(began, room, room - (len(seq) - first), sum(len(text) for _, text in returned))
+            limit = self._limit(
+                began, remaining, remaining - (len(seq) - first), sum(len(text) for _, text in returned)
+            )
             texts = [text for _, text in returned]
             if limit is not None:
                 last = True
                 texts[-1] = f"{texts[-1]}\n\n{LIMIT_NOTES[limit]}"
                 yield Limited(limit)
-            tokens = self._fitting([call for call, _ in returned], texts, room - (len(seq) - first))
+            tokens = self._fitting([call for call, _ in returned], texts, remaining - (len(seq) - first))
             self.appended += len(tokens)
             seq.append(tokens)
 
-    def _limit(self, began: float, whole: int, room: int, coming: int) -> Limit | None:
-        """`room`: what is left of the `whole`; `coming`: characters of results, at most as many tokens."""
+    def _limit(self, began: float, whole: int, remaining: int, coming: int) -> Limit | None:
+        """`remaining`: context left of the `whole`; `coming`: characters of results, at most as many tokens."""
         if self.steps >= self.limits.steps:
             return "steps"
         if self.limits.tokens - self.spent <= min(WRAP_UP_TOKENS, self.limits.tokens // 8):
             return "tokens"
         if self.clock() - began >= self.limits.seconds:
             return "seconds"
-        if room - coming <= min(WRAP_UP_TOKENS, whole // 8):
+        if remaining - coming <= min(WRAP_UP_TOKENS, whole // 8):
             return "context"
         return None
 
-    def _fitting(self, calls: Sequence[Call], texts: list[str], room: int) -> list[int]:
+    def _fitting(self, calls: Sequence[Call], texts: list[str], remaining: int) -> list[int]:
         """Tokens of the results, the longest of them cut until the last answer has its place."""
         while True:
             tokens = self.style.after_calls([(call.id, call.name) for call in calls], texts)
             longest = max(range(len(texts)), key=lambda at: len(texts[at]))
-            if len(tokens) <= room - MIN_ANSWER or len(texts[longest]) <= MIN_RESULT_LENGTH:
+            if len(tokens) <= remaining - MIN_ANSWER or len(texts[longest]) <= MIN_RESULT_LENGTH:
                 return tokens
             kept = max(MIN_RESULT_LENGTH, len(texts[longest]) // 2) // 2
             texts[longest] = f"{texts[longest][:kept]} […] {texts[longest][-kept:]}"
 
-    async def _turn(self, seq: EngineSequence, room: int, *, wrap_up: bool) -> AsyncGenerator[Piece, None]:
+    async def _turn(self, seq: EngineSequence, remaining: int, *, wrap_up: bool) -> AsyncGenerator[Piece, None]:
         plan, sampling = self.style.plan, self.span.sampling
         constraint = plan.constrained
         if wrap_up and plan.layout.begin is not None:
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, plan.layout.begin: NEVER})
-        left = max(1, min(room, self.limits.tokens - self.spent))
+        left = max(1, min(remaining, self.limits.tokens - self.spent))
         span = replace(self.span, sampling=sampling, max_tokens=left, constraint=None if wrap_up else constraint)
         tokens = seq.tokens
         opened, closed = self.style.opens_thinking(tokens), self.style.closes_thinking(tokens)
@@ -213,7 +215,7 @@ class _CallingTurn:
         self._tools = tools
         self._writing: list[tuple[CallStart, list[str]]] = []
         self._closed = list[Call]()
-        self._told = 0
+        self._reported = 0
         self._early: dict[str, asyncio.Task[list[str]]] = {}
 
     @property
@@ -237,7 +239,7 @@ class _CallingTurn:
 
     def newly_closed(self) -> list[Call]:
         """Calls that were completed since the last time."""
-        new, self._told = self._closed[self._told :], len(self._closed)
+        new, self._reported = self._closed[self._reported :], len(self._closed)
         return new
 
     def _close(self) -> None:

@@ -28,7 +28,7 @@ async def beam(seq: EngineSequence, context: Context, options: BeamOptions) -> Y
     """Searches for the likeliest answer, several beginnings side by side. Sampling parameters play no part in it.
 
     Raises:
-        InvalidParameter: the span has a constraint, stops or log-probabilities, which beams do not hold.
+        InvalidParameter: the span has a constraint, stops or log-probabilities, which beams do not support.
     """
     span = context.span
     assert span.max_tokens is not None

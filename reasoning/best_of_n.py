@@ -1,6 +1,6 @@
 """Best of n: several answers side by side, the one that a verifier scores highest is given.
 
-Sampling stops as soon as one scores `enough`. Knows nothing of what makes an answer good.
+Sampling stops as soon as one scores `enough`. Knows nothing of criteria: a verifier scores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Budget forcing (Muennighoff et al. 2025, s1): thinking of a minimum and a maximum length, made to go on by "Wait".
 
-A budget counts what usage counts as thinking: every token from the opening marker to the closing one, both included
-where they are not the prompt's own, and the Waits. Forcing appends to the live sequence, so nothing is prefilled twice;
-markers and Waits are compared and written as token ids. Stands in for `think_and_answer`. Knows nothing of HTTP.
+A budget counts the tokens that usage counts as thinking: every token from the opening marker to the closing one, both
+included where they are not the prompt's own, and the Waits. Forcing appends to the live sequence, so nothing is
+prefilled twice; markers and Waits are compared and written as token ids. Stands in for `think_and_answer`. Knows
+nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ThinkingBudget:
     """The budget of an answer's thinking, in tokens.
 
     The first `waits` times that the model would end its thinking, `wait_text` is written in place of the end. Then,
-    below `min_tokens`, the end cannot be drawn. At `max_tokens` the thinking ends, with `closing_text` before the
+    below `min_tokens`, the end cannot be sampled. At `max_tokens` the thinking ends, with `closing_text` before the
     marker. A Wait that would not fit under the maximum is left out. With `margin` the thinking ends early at the end of
     a sentence where the marker's log-probability (natural) is at most so much below the likeliest token's.
 
@@ -81,15 +82,15 @@ class ThinkingBudget:
 
 
 class BudgetForcing:
-    """One answer's budget, over all its turns: `answer` does what `think_and_answer` does, within it.
+    """One answer's budget, over all its turns: `answer` is `think_and_answer` within it.
 
-    Tells afterwards what was spent: `thinking_tokens`, `waits` that were written, and what `ended` the thinking.
+    Afterwards it has the spending: `thinking_tokens`, `waits` that were written, and the reason the thinking `ended`.
     """
 
     def __init__(self, budget: ThinkingBudget, tokenizer: Tokenizer) -> None:
         """
         Raises:
-            InvalidParameter: the model does not think, a text of the budget holds one of its markers, or the waits and
+            InvalidParameter: the model does not think, a text of the budget has one of its markers, or the waits and
                 the closing text do not fit under the maximum.
         """
         markers = Markers.of(tokenizer)
@@ -129,7 +130,7 @@ class BudgetForcing:
         Raises:
             InvalidParameter: the budget and `span.max_tokens`, or a prompt that has `closed` the thinking, contradict
                 each other.
-            What `generate` raises.
+            EngineError: as `generate` raises it.
         """
         demanded = self.budget.demands_thinking and not self.thinking_tokens
         if demanded:
@@ -144,7 +145,7 @@ class BudgetForcing:
             answer.marker = self._markers.opening
             for piece in answer.switch():
                 yield self._counted(piece)
-        elif opened and self._room(answer) < 0:
+        elif opened and self._remaining(answer) < 0:
             answer.left += 1  # closed as a template closes it: the marker is the prompt's
             answer.marker = self._markers.closing
             answer.switch()
@@ -156,7 +157,7 @@ class BudgetForcing:
             if answer.marker is None:
                 return
             if answer.marker == self._markers.opening and not self._may_open(answer):
-                yield Piece("answer", "", 0, finish_reason="stop")  # drawn against the bias: there is no way on
+                yield Piece("answer", "", 0, finish_reason="stop")  # sampled against the bias: there is no way on
                 return
             *before, marker = answer.switch()
             for piece in before:  # white space before a model's own thinking is none of the budget's
@@ -179,15 +180,16 @@ class BudgetForcing:
         self.thinking_tokens += piece.spent if piece.part == "thinking" else 0
         return piece
 
-    def _room(self, answer: Answering) -> int:
+    def _remaining(self, answer: Answering) -> int:
         """Tokens that the thinking may still grow by before its end must be written."""
         if self.budget.max_tokens is None:
             return sys.maxsize
-        room = self.budget.max_tokens - self.thinking_tokens - 1
-        return room - len(self._closing) if answer.left > room + 1 else room  # else an answer has no place
+        remaining = self.budget.max_tokens - self.thinking_tokens - 1
+        # Without tokens beyond the thinking an answer has no place, and the closing text is left out.
+        return remaining - len(self._closing) if answer.left > remaining + 1 else remaining
 
     def _may_open(self, answer: Answering) -> bool:
-        return self._room(answer) >= 1
+        return self._remaining(answer) >= 1
 
     def _answer_span(self, answer: Answering) -> Span:
         """Once the budget is spent, the answer's span cannot open the thinking again."""
@@ -203,10 +205,10 @@ class BudgetForcing:
     async def _think(self, answer: Answering) -> AsyncGenerator[Piece, None]:
         """One stretch of thinking, up to its end: `answer.marker` is then the closing marker, or None at a limit."""
         waited = False
-        while (room := min(self._room(answer), answer.left)) > 0:
+        while (remaining := min(self._remaining(answer), answer.left)) > 0:
             end: Piece | None = None
             brakes = False
-            async with aclosing(answer.write(self._thinking_span(answer, room, waited))) as pieces:
+            async with aclosing(answer.write(self._thinking_span(answer, remaining, waited))) as pieces:
                 async for piece in pieces:
                     end, brakes = piece, self._brakes(piece)
                     if brakes:
@@ -225,7 +227,7 @@ class BudgetForcing:
                 if end.finish_reason != "length" or answer.left == 0:
                     return
                 continue  # the maximum, or the last place where a Wait would fit: the minimum then forbids the end
-            if self._wait_room(answer) < 0:
+            if self._before_wait(answer) < 0:
                 self._close(answer, "model")  # by its marker, or by ending its turn in mid-thought
                 return
             waited = True
@@ -239,22 +241,22 @@ class BudgetForcing:
         self.ended = why
         answer.marker = self._markers.closing
 
-    def _thinking_span(self, answer: Answering, room: int, waited: bool) -> Span:
-        """After a Wait the end is not drawn at once; below the minimum it is not, where no Wait can take its place."""
-        limit, least = room, 1 if waited else 0
-        below, wait_room = self.budget.min_tokens - self.thinking_tokens - 1, self._wait_room(answer)
-        if wait_room <= 0:
+    def _thinking_span(self, answer: Answering, remaining: int, waited: bool) -> Span:
+        """After a Wait the end is not sampled at once; below the minimum it is not, where no Wait can replace it."""
+        limit, least = remaining, 1 if waited else 0
+        below, before_wait = self.budget.min_tokens - self.thinking_tokens - 1, self._before_wait(answer)
+        if before_wait <= 0:
             least = max(least, below)
-        elif below > wait_room:
-            limit = wait_room
+        elif below > before_wait:
+            limit = before_wait
         logprobs = None if self.budget.margin is None else MAX_LOGPROBS
         return replace(answer.next_span(), max_tokens=limit, min_tokens=min(least, limit), logprobs=logprobs)
 
-    def _wait_room(self, answer: Answering) -> int:
+    def _before_wait(self, answer: Answering) -> int:
         """Tokens before the last place where the next Wait, and one token after it, would fit; negative: nowhere."""
         if self.waits == self.budget.waits:
             return -1
-        return min(self._room(answer), answer.left) - len(self._wait) - 1
+        return min(self._remaining(answer), answer.left) - len(self._wait) - 1
 
     def _brakes(self, piece: Piece) -> bool:
         """Returns whether the thinking should have ended before this piece, which is one token."""

@@ -1,6 +1,6 @@
 """One of several answers to the same prompt: written on a fork, whole before it is shown, with how sure the model was.
 
-Candidates are written side by side, so the engine makes one batch of them; whoever leaves early cancels the rest.
+Candidates are written side by side, so the engine makes one batch of them; closing the iterator early cancels the rest.
 Knows nothing of how one is chosen.
 """
 
@@ -29,7 +29,7 @@ TOP = 20  # likeliest tokens that an entropy is estimated from
 
 @dataclass(frozen=True, slots=True)
 class CandidateDone(Event):
-    """A candidate is whole. `score` is the verifier's, or its weight in a vote; `vote` is what it votes for."""
+    """A candidate is whole. `score` is the verifier's, or its weight in a vote; `vote` is the answer it votes for."""
 
     index: int
     text: str
@@ -91,7 +91,7 @@ def _entropy(logprob: TokenLogprob) -> float:
 
 @dataclass(slots=True)
 class Draft:
-    """A candidate under way on `seq`. `measured`: with log-probabilities of all its tokens, whatever the span asks."""
+    """A candidate under way on `seq`. `measured`: with log-probabilities of all tokens, even if the span has none."""
 
     seq: EngineSequence
     context: Context
@@ -101,7 +101,7 @@ class Draft:
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     async def write(self) -> Candidate:
-        """Write it to its end. Raises what `generate` raises."""
+        """Write it to its end. Raises the errors of `generate`."""
         context, span, begun = self.context, self.context.span, len(self.seq)
         asked = span if not self.measured else replace(span, logprobs=max(span.logprobs or 0, TOP))
         async with aclosing(
@@ -117,11 +117,11 @@ class Draft:
         return self._as_it_is(begun)
 
     def cut(self, begun: int) -> Candidate:
-        """Returns what there is of it, as an answer that a limit ended; its tokens are those from `begun` on."""
+        """Returns the candidate so far, as an answer that a limit ended; its tokens are those from `begun` on."""
         part = self.pieces[-1].part if self.pieces else "answer"
-        # White space that might yet have come before a thought is written, and was not told.
-        untold = len(self.seq) - begun - sum(piece.spent for piece in self.pieces)
-        self.pieces.append(Piece(part, "", max(0, untold), finish_reason="length"))
+        # White space that might yet have come before a thought is written, and was not yielded.
+        unreported = len(self.seq) - begun - sum(piece.spent for piece in self.pieces)
+        self.pieces.append(Piece(part, "", max(0, unreported), finish_reason="length"))
         return self._as_it_is(begun)
 
     def _as_it_is(self, begun: int) -> Candidate:
@@ -202,7 +202,7 @@ def accept(seq: EngineSequence, chosen: Candidate) -> list[Piece]:
 
 
 async def prefill(seq: EngineSequence) -> None:
-    """Compute a sequence's K/V once, before it is forked: each fork would compute what is not there yet."""
+    """Compute a sequence's K/V once, before it is forked: otherwise each fork would compute the missing tokens."""
     length = len(seq)
     await seq.generate_all(Span(GREEDY, max_tokens=1))
     seq.truncate(length)

@@ -1,9 +1,9 @@
 """The tokens that a chat format adds to a sequence that goes on: the end of a turn, results of tools, the next turn's
 head.
 
-Only what is new is made into tokens, from a conversation of that turn alone: what stands before it is in the sequence
-already, as the model wrote it. Results are somebody else's text, so nothing in them becomes a control token. Knows
-nothing of engines or calls under way.
+Only the new part is tokenized, from a conversation of that turn alone: the earlier part is in the sequence already, as
+the model wrote it. Results are somebody else's text, so nothing in them becomes a control token. Knows nothing of
+engines or calls under way.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def after_calls(
 ) -> list[int]:
     """Tokens that follow a turn which ended with calls, (id, name) each: their results, and the head of the next turn.
 
-    They begin with what ends the turn, as the stop token that ended it is not part of the sequence. `variables` are the
-    template's; Any: a model's authors name them.
+    They begin with the end of the turn, as the stop token that ended it is not part of the sequence. `variables` are
+    the template's; Any: a model's authors name them.
 
     Raises:
-        NoWayOn: the template refuses results, or shows them before what stands already.
+        CannotContinue: the template refuses results, or renders them before the turn.
     """
     asked = {
         "role": "assistant",
@@ -74,7 +74,7 @@ def after_answer(format: ChatFormat, question: str, variables: Mapping[str, Any]
     """Tokens that follow an answer: the end of its turn, a user's question, and the head of the next turn.
 
     Raises:
-        NoWayOn: the template refuses a second question.
+        CannotContinue: the template refuses a second question.
     """
     first, other = (
         _apply(
@@ -82,7 +82,7 @@ def after_answer(format: ChatFormat, question: str, variables: Mapping[str, Any]
         )
         for said in ("?", "!")
     )
-    # Templates may drop an earlier turn's thinking: what follows an answer is what no answer changes.
+    # Templates may drop an earlier turn's thinking: the tokens after an answer are those that no answer changes.
     same = 0
     while same < min(len(first), len(other)) and first[-1 - same] == other[-1 - same]:
         same += 1

@@ -1,8 +1,8 @@
 """A cascade (Chen et al. 2023, FrugalGPT): a small model answers first, a larger one where that is not sure enough.
 
-What passes is decided by gates: how probable the answer's tokens were, how undecided the model was, or a program's
-check. Every model is tried once, the last one's answer is always taken, and a report says what was escalated and why.
-Knows nothing of which models there are, nor of their prompts.
+Gates decide whether an answer passes: how probable the answer's tokens were, how undecided the model was, or a
+program's check. Every model is tried once, the last one's answer is always taken, and a report lists escalations and
+their reasons. Knows nothing of which models there are, nor of their prompts.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class CascadeStep:
-    """A model of the cascade. `answer(measured)` writes one answer; `cost` is what a token of it costs, in any unit."""
+    """A model of the cascade. `answer(measured)` writes one answer; `cost` is that of one token, in any unit."""
 
     name: str
     answer: Callable[[bool], Awaitable[Candidate]]
@@ -103,7 +103,7 @@ class CascadeStep:
 
 @dataclass(frozen=True, slots=True)
 class Tried(Event):
-    """One model's answer, what the gates said of it, and what it cost. `passed`: it is given."""
+    """One model's answer, the gates' verdicts on it, and its cost. `passed`: it is given."""
 
     model: str
     verdicts: tuple[Verdict, ...]
@@ -114,7 +114,7 @@ class Tried(Event):
 
     @property
     def why(self) -> str:
-        """Returns what it failed, for people; empty where it passed."""
+        """Returns the failed gates, for people; empty where it passed."""
         failed = [each for each in self.verdicts if not each.passed]
         return "; ".join(f"{each.gate} is {each.measured:.3g}, accepted: {each.accepted}" for each in failed)
 
@@ -139,7 +139,7 @@ class Routed(Event):
 
 
 async def cascade(
-    rungs: Sequence[CascadeStep], gates: Sequence[Gate], *, clock: Callable[[], float] = time.monotonic
+    steps: Sequence[CascadeStep], gates: Sequence[Gate], *, clock: Callable[[], float] = time.monotonic
 ) -> AsyncGenerator[Event | Candidate, None]:
     """Asks one model after the other until an answer passes every gate: `Tried` for each, `Routed`, then the answer.
 
@@ -147,25 +147,25 @@ async def cascade(
 
     Raises:
         ValueError: there are no models, or several but nothing to decide between them.
-        Whatever a model's `answer` raises.
+        Exception: as a model's `answer` raises it.
     """
-    if not rungs:
+    if not steps:
         raise ValueError("a cascade has no models; accepted: one or more")
-    if len(rungs) > 1 and not gates:
+    if len(steps) > 1 and not gates:
         raise ValueError("a cascade of several models has no gate, so it would never escalate; accepted: one or more")
     tried: list[Tried] = []
     measured = any(gate.measures for gate in gates)
-    for at, rung in enumerate(rungs):
+    for at, step in enumerate(steps):
         began = clock()
-        answer = await rung.answer(measured)
+        answer = await step.answer(measured)
         verdicts: list[Verdict] = []
         for gate in gates:
             verdicts.append(gate.judge(answer))
             if not verdicts[-1].passed:
                 break
-        passed = all(each.passed for each in verdicts) or at == len(rungs) - 1
-        cost = answer.spent * rung.cost
-        tried.append(Tried(rung.name, tuple(verdicts), passed, answer.spent, cost, clock() - began))
+        passed = all(each.passed for each in verdicts) or at == len(steps) - 1
+        cost = answer.spent * step.cost
+        tried.append(Tried(step.name, tuple(verdicts), passed, answer.spent, cost, clock() - began))
         yield tried[-1]
         if passed:
             yield Routed(tuple(tried))

@@ -1,7 +1,7 @@
 """Self-consistency (Wang et al. 2022): several answers side by side, the one that most of them agree on is given.
 
 Votes may be weighted by a verifier. Sampling stops as soon as no answer that is still being written can change the
-outcome, so stopping never favours short ones. Knows nothing of what the answers are about.
+outcome, so stopping never favours short ones. Knows nothing of the answers' subject.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 class SelfConsistencyOptions(Options):
-    """`compare` says what two answers must share to agree; `weight` what a vote counts, one each for `one`. After
-    `seconds` the votes that there are decide.
+    """`compare` is the part that two answers must share to agree; `weight` is how much a vote counts, one each for
+    `one`. After `seconds` the votes that there are decide.
     """
 
     n: int = Field(8, ge=1, le=64)
@@ -46,7 +46,7 @@ class SelfConsistencyOptions(Options):
 
 
 def vote_of(text: str, compare: Compared) -> str | None:
-    """Returns what an answer votes for; None where it has nothing of the kind."""
+    """Returns the part of an answer that votes; None where it has none of the kind."""
     if compare == "last_number":
         found = _NUMBER.findall(text)
         return None if not found else _plain(found[-1])
@@ -61,7 +61,7 @@ def _plain(number: str) -> str:
 
 
 def leader(votes: dict[str, float], coming: int) -> tuple[str | None, bool]:
-    """Returns whom most votes are for (the first among equals), and whether `coming` more of at most 1 each can't
+    """Returns the vote with the most weight (the first among equals), and whether `coming` more of at most 1 each can't
     change it."""
     order = sorted(votes.items(), key=lambda each: -each[1])
     if not order:

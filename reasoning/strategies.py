@@ -1,8 +1,9 @@
 """The strategies there are, by name, and running one so that nothing it does can hurt its host.
 
 Ours and those of installed packages (entry points of the group `ponder.strategies`) go by the same API. A strategy runs
-on a fork, with a deadline and a limit of tokens: whatever it does, raises or never ends, the sequence is as it was, or
-has its whole turn, and every fork is closed. What blocks the event loop itself cannot be ended, see docs/strategies.md.
+on a fork, with a deadline and a limit of tokens: even if it raises or never ends, the sequence is as it was, or has its
+whole turn, and every fork is closed. A strategy that blocks the event loop itself cannot be ended, see
+docs/strategies.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ log = logging.getLogger("ponder")
 GROUP = "ponder.strategies"
 TIMEOUT_S = 600.0
 SILENT_S = 120.0  # between two things that a strategy yields
-CLOSING_S = 5.0  # that a strategy has to end in when it is told to
+CLOSING_S = 5.0  # for a cancelled strategy to end
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 
@@ -45,7 +46,7 @@ BUILT_IN: tuple[Strategy[Any], ...] = (budget, best_of_n, self_consistency, tree
 
 
 class StrategyError(EngineError):
-    """A strategy did not do what one must: the message names it and says what it did."""
+    """A strategy broke the contract: the message names it and says how."""
 
     code = "strategy_error"
 
@@ -61,7 +62,7 @@ class StrategyTimeout(StrategyError):
 
 
 class Strategies:
-    """Strategies by name. The first to claim a name keeps it; `faults` tells what could not be loaded, and why."""
+    """Strategies by name. The first to claim a name keeps it; `faults` has those that could not be loaded, and why."""
 
     def __init__(self, offered: Iterable[Strategy[Any]] = BUILT_IN) -> None:
         self._by_name: dict[str, Strategy[Any]] = {}
@@ -72,19 +73,19 @@ class Strategies:
     def add(self, offered: object, origin: str = "ponder") -> None:
         """
         Raises:
-            ValueError: what is offered is no strategy, or its name is taken or not one.
+            ValueError: `offered` is no strategy, or its name is taken or not one.
         """
         if not isinstance(offered, Strategy):
             raise ValueError(f"{offered!r} is no strategy; put @strategy(name, Options) above an async generator")
         if not _NAME.fullmatch(offered.name):
             raise ValueError(f"the name {offered.name!r} is not 1 to 64 of a-z, 0-9, _ and -, beginning with a letter")
         if offered.name in self._by_name:
-            holder = self._by_name[offered.name].origin
-            raise ValueError(f"the name {offered.name!r} is taken by {holder}; accepted: another name")
+            owner = self._by_name[offered.name].origin
+            raise ValueError(f"the name {offered.name!r} is taken by {owner}; accepted: another name")
         self._by_name[offered.name] = replace(offered, origin=origin)
 
     def load_entry_points(self, group: str = GROUP) -> None:
-        """Adds what installed packages offer; a broken one becomes a fault."""
+        """Adds the strategies of installed packages; a broken one becomes a fault."""
         for point in entry_points(group=group):
             package = f" ({point.dist.name} {point.dist.version})" if point.dist is not None else ""
             origin = f"entry point {point.name}{package}"
@@ -132,13 +133,13 @@ async def run_strategy(
     silent_s: float = SILENT_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[Piece | Event, None]:
-    """Yields what a strategy yields, watched over. Once it is over, `seq` has the turn; if it is left or fails,
+    """Yields a strategy's pieces and events, supervised. Once it is over, `seq` has the turn; if it is left or fails,
     nothing.
 
     Raises:
         StrategyTimeout: it did not end within `timeout_s`, or yielded nothing for `silent_s`.
-        StrategyError: it raised something that is no EngineError, yielded what is neither piece nor event, wrote more
-            than `max_tokens`, changed what stood in the sequence, or ended without a last piece.
+        StrategyError: it raised something that is no EngineError, yielded something that is neither piece nor event,
+            wrote more than `max_tokens`, changed earlier tokens of the sequence, or ended without a last piece.
         EngineError: as the strategy raised it, such as InvalidParameter for options that contradict the request.
     """
     begun, ends = len(seq), clock() + timeout_s

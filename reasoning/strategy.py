@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a strategy tells of itself, such as a branch it gave up. Subclasses are plain data."""
+    """A strategy's report on its work, such as a branch it gave up. Subclasses are plain data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Options(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StrategyQuota:
-    """The most that one answer may hold at once or visit: sequences side by side, and nodes of a search."""
+    """Limits of one answer: sequences side by side, and nodes of a search."""
 
     branches: int = 64
     nodes: int = 2_000
@@ -69,7 +69,7 @@ class Context:
     closed: bool = False
     calls: bool = False
     checker: Check | None = None
-    problem: Any = None  # Any: a Problem, whose states are its own business
+    problem: Any = None  # Any: a Problem with states of any type
     variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name them
     quota: StrategyQuota = field(default_factory=StrategyQuota)
 
@@ -93,7 +93,7 @@ Yields = AsyncGenerator[Piece | Event, None]
 class Strategy(Generic[OptionsT]):
     """`run(seq, context, options)` yields the answer's pieces, the last one with a finish reason, and events.
 
-    It works on `seq` and may fork it: forks are closed when it ends. What it leaves in `seq` is the turn.
+    It works on `seq` and may fork it: forks are closed when it ends. The tokens it leaves in `seq` are the turn.
     `takes_checker` says whether it asks the request's checker, given its options.
     """
 

@@ -1,9 +1,8 @@
-"""An answer whose thinking is told apart from its content, by token ids and never by text.
+"""An answer with its thinking separated from its content, by token ids and never by text.
 
-Thinking is one span of a sequence and the answer is the next: the thinking span stops on `</think>`, the answer span
-on the caller's own stops, and one budget of tokens covers both. A marker met anywhere switches the part, so no
-thinking ever shows up as content. A constraint holds the answer alone, and its sections are calls. Knows nothing of
-HTTP.
+Thinking is one span of a sequence and the answer is the next: the thinking span stops on `</think>`, the answer span on
+the caller's own stops, and one budget of tokens covers both. A marker met anywhere switches the part, so no thinking
+ever shows up as content. A constraint applies to the answer alone, and its sections are calls. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def empty_thinking(tokenizer: Tokenizer, markers: Markers, *, opened: bool) -> l
 class Piece:
     """The text that one engine output adds to one part. `spent` counts tokens, the markers included.
 
-    A piece of a call has text of one body; `section` tells the bodies of an answer apart.
+    A piece of a call has text of one body; `section` numbers the bodies of an answer.
     """
 
     part: Part
@@ -132,11 +131,11 @@ async def think_and_answer(
     calls: bool = False,
     thinking_logprobs: int | None = None,
 ) -> AsyncGenerator[Piece, None]:
-    """Generate on `seq` within `span`, whose `max_tokens` must be set; it covers thinking and answer together.
+    """Generate on `seq` within `span`. `span.max_tokens` must be set; it covers thinking and answer together.
 
     `span`'s stops, `min_tokens`, `logprobs` and constraint are the answer's. With `opened` the prompt has opened the
     thinking, with `closed` it has closed it: then a constraint that leaves nothing free leaves no thinking either. With
-    `calls` the bodies that the constraint holds are calls, not the answer's content. `thinking_logprobs` asks for the
+    `calls` the bodies that the constraint governs are calls, not the answer's content. `thinking_logprobs` asks for the
     log-probabilities of the thinking, as `span.logprobs` does for the answer's.
     """
     if markers is None or (closed and span.constraint is not None and not span.constraint.layout.free):
@@ -162,8 +161,8 @@ async def think_and_answer(
 class Answering:
     """An answer under way, stretch by stretch: a span of thinking, a span of the answer, and the marker between them.
 
-    Write `next_span` (or a narrower one), and if `marker` says that one ended it, `switch` to the other part. Whoever
-    does so decides what the end of a stretch means.
+    Write `next_span` (or a narrower one), and if `marker` says that one ended it, `switch` to the other part. The
+    caller decides whether the end of a stretch ends the answer.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class Answering:
         self.seq = seq
         self.left = span.max_tokens
         self.part: Part = "thinking" if opened else "answer"
-        self.marker: int | None = None  # what ended the newest stretch, if another part follows
+        self.marker: int | None = None  # the marker that ended the newest stretch, if another part follows
         self._span = span
         self._markers = markers
         self._calls = calls
@@ -186,7 +185,7 @@ class Answering:
         self._held: list[SpanOutput] = []  # white space at the very start: content only if no thinking follows
 
     def next_span(self) -> Span:
-        """Returns what the part that is being written may be."""
+        """Returns the span of the part that is being written."""
         return _span_of(self.part, self._span, self.left, self._markers, self._calls and self._last > 0, self._thought)
 
     async def write(self, span: Span) -> AsyncGenerator[Piece, None]:
@@ -225,7 +224,7 @@ class Answering:
         return Piece(self.part, text, len(tokens), tuple(tokens))
 
     def take_back(self, piece: Piece) -> None:
-        """The newest piece, whose stretch is over or closed, was never written."""
+        """Truncate the newest piece, of a stretch that is over or closed, as if never written."""
         self.seq.truncate(len(self.seq) - len(piece.token_ids))
         self.left += piece.spent
 
@@ -277,8 +276,8 @@ def _around_thinking(constraint: Constrained, markers: Markers, begun: bool, tho
 
 
 def _inside_thinking(constraint: Constrained, markers: Markers) -> Constrained | None:
-    """Returns what holds the thinking itself: an answer that must have a body cannot end before it, so neither can
-    thinking."""
+    """Returns the constraint of the thinking itself: an answer that must have a body cannot end before it, so neither
+    can thinking."""
     if constraint.layout.free:
         return None
     return replace(

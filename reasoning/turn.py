@@ -17,7 +17,7 @@ from engine.tool_parsers.streaming import Bodies
 from reasoning.thinking import Piece
 
 _ID_ALPHABET = string.ascii_letters + string.digits
-_ID_LENGTH = 9  # what Mistral's templates insist on; others take any
+_ID_LENGTH = 9  # Mistral's templates require it; others take any
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Turn:
         self._space_logprobs: tuple[TokenLogprob, ...] = ()
 
     def take(self, piece: Piece) -> list[Delta]:
-        """Returns what a piece adds to the turn."""
+        """Returns a piece's deltas."""
         deltas: list[Delta] = []
         if piece.part == "thinking":
             deltas += [Reasoning(piece.text)] if piece.text else []

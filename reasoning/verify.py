@@ -50,7 +50,7 @@ async def run_check(check: Check, text: str) -> float:
     """Score a text, from 0 to 1.
 
     Raises:
-        InvalidParameter: the score is out of range. What the checker raises.
+        InvalidParameter: the score is out of range. Other errors are the checker's.
     """
     score = check(text)
     score = float(await score if inspect.isawaitable(score) else score)
@@ -81,7 +81,7 @@ class Judge:
     measures: bool = False
 
     async def score(self, candidate: Candidate, seq: EngineSequence) -> float:
-        """Raises `CannotContinue` where the chat template takes no second question, and what `score` raises."""
+        """Raises `CannotContinue` where the chat template takes no second question, and the errors of `score`."""
         (fork,) = seq.fork()
         try:
             fork.append(after_answer(self.tokenizer, self.question, {"enable_thinking": False, **self.variables}))
@@ -112,11 +112,11 @@ def verifier(name: str, context: Context) -> Verifier:
 async def read_labels(seq: EngineSequence, labels: Sequence[Sequence[int]]) -> list[float]:
     """Probabilities of labels as the next words, read in one batch.
 
-    Labels with different first tokens are told apart by those alone: one row of logits then reads them all.
+    Labels with different first tokens are distinguished by those alone: one row of logits then reads them all.
 
-    Raises what `score` raises.
+    Raises the errors of `score`.
     """
     firsts = [tuple(label[:1]) for label in labels]
-    told_apart = len(set(firsts)) == len(firsts)
-    scores = await seq.score(firsts if told_apart else labels)
+    distinct = len(set(firsts)) == len(firsts)
+    scores = await seq.score(firsts if distinct else labels)
     return [math.exp(sum(each)) for each in scores]

@@ -1,4 +1,4 @@
-"""Tokens that were written elsewhere, by a search say, as pieces of an answer: thinking told apart by its markers.
+"""Tokens that were written elsewhere, by a search say, as pieces of an answer: thinking separated by its markers.
 
 Knows nothing of engines.
 """

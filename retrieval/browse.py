@@ -1,6 +1,8 @@
-"""Ways through a library for an agent: search, open what stands around, find a string, list. Every answer is bounded.
+"""Ways through a library for an agent: search, open the text around a hit, find a string, list. Every answer is
+bounded.
 
-Each is a plain function of what a model can write down, for one user and some collections. Knows nothing of tools.
+Each is a plain function with arguments that a model can write, for one user and some collections. Knows nothing of
+tools.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Browser:
         return [self._excerpt(hit.passage.document, hit.passage.start, hit.passage.end) for hit in found.hits]
 
     def open(self, document: int, start: int, end: int | None = None, around: int = WINDOW) -> Excerpt:
-        """Returns what stands at and around a place, from sentence to sentence.
+        """Returns the whole sentences at and around a place.
 
         Raises:
             NotFound: there is no such document.
@@ -71,7 +73,7 @@ class Browser:
         return self._made(about, low, low + len(text), text)
 
     def find(self, string: str, document: int | None = None, limit: int = 10) -> list[Excerpt]:
-        """Returns where a string stands word for word, whatever its case and spacing, each with its sentence.
+        """Returns the places of a string word for word, ignoring case and spacing, each with its sentence.
 
         Raises:
             BadQuery: it is empty or too long.

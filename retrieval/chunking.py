@@ -1,10 +1,9 @@
 """A text cut into parents to read and children to search, both as spans of its characters.
 
-Units (sentences, code lines, table rows) are never split unless one alone is too long. Children hold at most `child`
-word pieces, what the embedder reads at once, and overlap, so that an answer on a border lies whole in one of them;
-parents hold some 400 to 800 and break where the text does: at headings, then between paragraphs. Every character but
-white space between units lies in a parent and in a child. Time is linear in the text, whatever it is. Knows nothing of
-files or indexes.
+Units (sentences, code lines, table rows) are never split unless one alone is too long. Children have at most `child`
+word pieces, the embedder's limit, and overlap, so that an answer on a border lies whole in one of them; parents have
+some 400 to 800 and break where the text does: at headings, then between paragraphs. Every character but white space
+between units lies in a parent and in a child. Time is linear in any text. Knows nothing of files or indexes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ITEM = re.compile(r"\n(?=[ \t]*(?:[-*+•–·]|\d{1,3}[.)])[ \t])")
 _LINE = re.compile(r"\n")
 _TABLE = re.compile(r"(?:^[ \t]*\|[^\n]*(?:\n|\Z))+", re.MULTILINE)
 _SPACE = re.compile(r"\s*")
-BATCH = 1 << 20  # characters whose pieces are counted at once
+BATCH = 1 << 20  # characters tokenized at once to count their pieces
 ROW_LINES = 50  # that one row of CSV may have: a quote that is open for longer is only a quote
 HEADER = 200  # characters of a table's header that go with its rows
 
@@ -146,7 +145,7 @@ def _parts(text: str, inside: Sequence[tuple[int, int]], shape: ChunkShape) -> I
         last = first  # pieces `first` to `last` fit
         while last < len(inside) and last - first < shape.child and inside[last][1] <= stop:
             last += 1
-        end = stop  # as it stays where a piece alone, or what has no pieces, is too long
+        end = stop  # as it stays where a piece alone, or a text without pieces, is too long
         if first < last < len(inside) and start < (best := _break(text, inside, first, last)) < stop:
             end = best
         while last > first and inside[last - 1][0] >= end:
@@ -188,7 +187,7 @@ def _parents(units: Sequence[_Unit], shape: ChunkShape) -> Iterator[list[_Unit]]
         section = unit.opens == 2 and size >= shape.child
         paragraph = unit.opens == 1 and size >= shape.parent_low
         if group and (full or section or paragraph):
-            keep = _headings_last(group)  # they go with what follows
+            keep = _headings_last(group)  # they go with the text that follows
             yield group[:keep]
             group = group[keep:]
             size = sum(each.size for each in group)
@@ -221,9 +220,9 @@ def _windows(group: Sequence[_Unit], shape: ChunkShape) -> Iterator[tuple[int, i
         if last + 1 == len(group):
             yield first, last
             return
-        last = first + _headings_last(group[first : last + 1]) - 1  # a heading goes with what follows
+        last = first + _headings_last(group[first : last + 1]) - 1  # a heading goes with the text that follows
         yield first, last
-        following, size = last + 1, group[last + 1].size  # what the next has to hold besides the overlap
+        following, size = last + 1, group[last + 1].size  # pieces of the next besides the overlap
         while following + 1 < len(group) and group[following].opens == 2:
             following += 1
             size += group[following].size
@@ -275,7 +274,7 @@ def _joined(path: Sequence[str]) -> str:
 
 
 def _section(text: str, start: int, end: int, context: str) -> Iterator[_Span]:
-    """Yields what stands under a heading and in no fence: prose, and tables by their rows."""
+    """Yields the text under a heading and in no fence: prose, and tables by their rows."""
     at = start
     for table in _TABLE.finditer(text, start, end):
         yield from _sentences(text, at, table.start(), context)

@@ -1,6 +1,6 @@
-"""An answer's sentences held to their sources: each gets the span that supports it, or is marked as having none.
+"""Checks an answer's sentences against their sources: each gets the span that supports it, or is marked as having none.
 
-A sentence is supported by a span that holds it word for word, or that holds nearly all its content words, all its
+A sentence is supported by a span that contains it word for word, or that contains nearly all its content words, all its
 numbers and names, and denies where it denies. That is a check of words, not of meaning: a paraphrase in other words
 fails it, a false sentence built from a span's own words can pass. A `judge` that is passed in may look again.
 
@@ -193,12 +193,12 @@ def is_refusal(text: str) -> bool:
 
 
 def _may_begin_label(text: str) -> bool:
-    """Returns whether what has come so far could still become a label."""
+    """Returns whether the text so far could still become a label."""
     return bool(re.fullmatch(r"[\[(]\s*(?:S[\d\s,;&Sand]*)?", text)) if len(text) < 24 else False
 
 
 def as_text(checked: CheckedText, policy: Literal["mark", "drop"] = "mark") -> str:
-    """A sentence as a reader gets it: with the labels of what supports it, marked or left out where nothing does."""
+    """A sentence as a reader gets it: with the labels of its support, marked or left out where it has none."""
     if checked.support == "unsupported":
         return "" if policy == "drop" else f"{checked.text} [unsupported]{checked.space}"
     return checked.text + "".join(f" [{citation.label}]" for citation in checked.citations) + checked.space

@@ -2,8 +2,8 @@
 
 Each thread has a connection; reads run at any time, writes in turn. A migration that was released is never edited; a
 change is a new one. A document is (collection, source) and has one version, the hash of its bytes. A chunk's number is
-never used twice, so what an index still holds of a chunk that is gone can never mean another. `generation` counts the
-changes that searches can see; an index that knows which generation it holds can catch up on `chunks.added` and `gone`.
+never used twice, so an index's stale entry for a deleted chunk can never mean another. `generation` counts the changes
+that searches can see; an index that knows its own generation can catch up on `chunks.added` and `gone`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class DatabaseFile:
         return connection
 
     def rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
-        """Returns what one statement reads."""
+        """Returns the rows of one statement."""
         return self._connection().execute(sql, values).fetchall()
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""The truth about documents: what is stored, replaced and deleted, and what a user is shown of it.
+"""Document store, the truth about documents: stores, replaces and deletes them, and reads them for users.
 
-What a search may show is decided here, in one read transaction, whatever the indexes still hold. Knows nothing of
-parsing, embedding or searching.
+The documents a search may show are decided here, in one read transaction, even if the indexes are stale. Knows nothing
+of parsing, embedding or searching.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class DocumentStore:
 
         Raises:
             NotFound: there is no such collection.
-            NotAllowed: it is not the owner who asks.
+            NotAllowed: the user is not the owner.
         """
         with self.database.writing() as db:
             self.rights.need(db, user, collection, "delete")
@@ -155,7 +155,7 @@ class DocumentStore:
         _forget_vectors(db, loose)
         return files
 
-    # What ingesting asks; it has asked for the right before
+    # Reads for ingest, which has checked the right before
 
     def stored(self, collection: int, source: str) -> Document | None:
         """The document of that source, if there is one."""
@@ -174,7 +174,7 @@ class DocumentStore:
         """The files of ours that documents refer to."""
         return {Path(row["file"]) for row in self.database.rows("SELECT file FROM documents WHERE owned")}
 
-    # What users are shown
+    # Reads for users
 
     def matching(self, collections: Iterable[int], filters: Filters) -> frozenset[int]:
         """The documents in these collections that a filter lets through.
@@ -190,7 +190,7 @@ class DocumentStore:
         return frozenset(row[0] for row in rows)
 
     def containing(self, collections: Iterable[int], string: str, most: int) -> list[int]:
-        """Documents in these collections whose text holds a string, whatever the case of its ASCII letters."""
+        """Documents in these collections with a string in their text, ignoring the case of ASCII letters."""
         among = list(collections)
         rows = self.database.rows(
             f"""SELECT id FROM documents WHERE collection IN ({marks(among)}) AND instr(lower(text), lower(?))
@@ -319,7 +319,7 @@ def _remove_chunks(db: sqlite3.Connection, where: str, values: tuple[Any, ...], 
 
 
 def _forget_vectors(db: sqlite3.Connection, hashes: Iterable[bytes]) -> None:
-    """Delete the vectors of texts that no chunk has any more: a vector tells much of its text."""
+    """Delete the vectors of texts that no chunk has any more: a vector reveals much of its text."""
     db.executemany(
         "DELETE FROM vectors WHERE hash = ?1 AND NOT EXISTS (SELECT 1 FROM chunks WHERE hash = ?1)",
         [(digest,) for digest in hashes],

@@ -1,6 +1,6 @@
 """Files that survive the loss of power: written whole and synced, and read only as they were written.
 
-A record is a JSON object with its own digest. Knows nothing of what the files hold.
+A record is a JSON object with its own digest. Knows nothing of the files' content.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Record = dict[str, Any]  # a JSON object: its reader knows the fields
 
 
 class Damaged(ValueError):
-    """A file is not as it was written; the message names it and says what is wrong."""
+    """A file is not as it was written; the message names it and the fault."""
 
 
 def sync_file(path: Path) -> None:
@@ -56,7 +56,7 @@ def put_in_place(partial: Path, path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """The file has all of `data` or is as it was, whatever fails and whenever. Readable by its owner alone."""
+    """Writes all of `data` or leaves the file as it was, at any failure. Readable by its owner alone."""
     partial = path.with_suffix(".partial")
     clear_away(partial)
     try:
@@ -108,7 +108,7 @@ def digest_of(path: Path) -> str:
 
 
 def clear_away(path: Path) -> None:
-    """Delete what has this name, be it a file, a link or a folder with all that is in it."""
+    """Delete a file, a link, or a folder with all that is in it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

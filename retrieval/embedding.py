@@ -24,7 +24,7 @@ Vectors = NDArray[np.float32]
 
 
 class Embedder(Protocol):
-    """The interface of an embedding model. `name` tells vectors of different models apart."""
+    """The interface of an embedding model. `name` distinguishes vectors of different models."""
 
     @property
     def name(self) -> str: ...
@@ -116,14 +116,14 @@ class SentenceEmbedder:
                 [part for parts in windows for part in parts], batch_size=self._batch, convert_to_numpy=True,
                 show_progress_bar=False,
             )  # fmt: skip
-        each = _unit(np.asarray(made, np.float32))  # in float32, whatever the model computes in
+        each = _unit(np.asarray(made, np.float32))  # in float32 for any dtype of the model
         if len(each) == len(texts):
             return each
         starts = np.cumsum([0, *(len(parts) for parts in windows[:-1])])
         return _unit(np.add.reduceat(each, starts))
 
     def _one(self, text: str) -> Vectors:
-        """A query, without what `encode` does around a batch: a fifth of the time."""
+        """Encodes a query without `encode`'s batching: a fifth of the time."""
         import torch
 
         model = self._model

@@ -1,10 +1,10 @@
-"""Scores how well retrieved passages answer a question, and searches again for what they leave open.
+"""Scores how well retrieved passages answer a question, and searches again for the parts they leave open.
 
 Windows of one or two sentences are looked at in two ways: how many of the question's content words one has (weighed by
 how rare they are) and how near it comes as a whole; and how near its words come to each of the question's, meaning for
 meaning. Their mean is the score, 0 to 1; nothing in it is fitted. Where "answer" and "partial" begin was chosen on
-paragraphs of our own (`bench/retrieval/quality.py`). Asking whether a window holds a number or a name where one is
-asked for did not help. `investigate` is bounded in hops, in questions and in what is kept.
+paragraphs of our own (`bench/retrieval/quality.py`). Checking for a number or a name in a window where one is asked for
+did not help. `investigate` is bounded in hops, in questions and in hits kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from retrieval.spans import sentences
 
 PASSAGES = 5  # hits looked at
 WINDOWS = 8  # of their windows, those with the most of the question's words
-PARTIAL = 0.42  # from here on the model is asked: so score 95 of 100 questions whose paragraph is found first
+PARTIAL = 0.42  # from here on the model is asked: so score 95 of 100 questions with their paragraph found first
 ANSWER = 0.55  # from here on there is an answer: 94 of 100 score less when their paragraph is taken away
 
 Verdict = Literal["answer", "partial", "none"]
@@ -51,7 +51,7 @@ class _Window:
 def weigh(
     question: str, hits: Sequence[Hit], embedder: Embedder, rarity: Rarity, sufficient: Sufficient | None = None
 ) -> Evidence:
-    """Weigh what was found."""
+    """Weigh the hits."""
     weights = {stem: rarity(stem) for stem in content(question)}
     windows = _windows(hits[:PASSAGES], weights)
     if not windows:
@@ -93,7 +93,7 @@ def _matched(asked: Vectors, tokens: Vectors, shares: Vectors) -> float:
 
 
 def _token_shares(question: str, embedder: Embedder, weights: dict[str, float]) -> Vectors:
-    """Returns how much each of the embedder's tokens counts: what its word does, shared among the word's pieces."""
+    """Returns how much each of the embedder's tokens counts: its word's weight, shared among the word's pieces."""
     (spans,) = embedder.pieces([question])
     made = [0.0] * embedder.leading  # tokens before the text's own
     for start, end in spans:
@@ -145,7 +145,9 @@ def investigate(
     hops: int = HOPS,
     limit: int = 10,
 ) -> Investigation:
-    """Search for a question; while it is covered too little, for what `split` makes of it and of what was found."""
+    """Search for a question; while it is covered too little, for the questions that `split` makes of it and of the
+    hits.
+    """
     asked, rankings = [question], [search(question).hits]
     hits = rankings[0][:limit]
     covered = coverage(question, hits)

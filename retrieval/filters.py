@@ -22,7 +22,7 @@ Filters = Mapping[str, Scalar | Mapping[str, Scalar | Sequence[Scalar]]]
 
 
 class BadFilter(Exception):
-    """A filter that cannot be applied; the message says what is accepted."""
+    """A filter that cannot be applied; the message names the accepted values."""
 
 
 def as_sql(filters: Filters) -> tuple[str, list[Any]]:

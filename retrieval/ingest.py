@@ -1,8 +1,8 @@
 """Ingests files as searchable documents, in a thread of its own in which users take turns.
 
-A turn is a while of one of the user's jobs, the oldest first: when it is over and others wait, what is left of the job
+A turn is a while of one of the user's jobs, the oldest first: when it is over and others wait, the rest of the job
 waits for the user's next turn. Files are parsed ahead in another process while chunks are embedded here. Documents
-become visible in groups, each whole or not at all, and only after everything of theirs is embedded. Whatever a kill
+become visible in groups, each whole or not at all, and only after everything of theirs is embedded. Work that a kill
 interrupts is done again at the next start: a document that is stored already is found unchanged, a chunk that is
 embedded already is not embedded again.
 """
@@ -67,11 +67,11 @@ class Ingest:
         self._stalled: dict[str, str] = {}
         self._stopping = False
         self._ahead: deque[tuple[File, str, ProcessFuture[Parsed]]] = deque()  # files being read
-        self._at_hand: ProcessFuture[Parsed] | None = None  # what is waited for
+        self._at_hand: ProcessFuture[Parsed] | None = None  # the future being waited for
         self._thread = threading.Thread(target=self._work, name="ingest", daemon=True)
 
     def start(self) -> None:
-        """Begin with what an earlier process left undone."""
+        """Begin with the jobs an earlier process left undone."""
         for job in self.jobs.resume():
             self._waiting.setdefault(self.jobs.get(job).user, deque()).append(job)
         self._thread.start()
@@ -101,7 +101,7 @@ class Ingest:
         return job
 
     def cancel(self, user: str, job: str) -> None:
-        """Returns what is done stays; what is not is left out.
+        """Ingested files stay; the rest is left out.
 
         Raises:
             NotFound: the user has no such job.
@@ -162,7 +162,7 @@ class Ingest:
                 self._condition.notify_all()
 
     def _next(self) -> tuple[str, str]:
-        """The user whose turn it is, who is the last then, and the oldest job of theirs."""
+        """Pops the next user, who then goes to the back, and their oldest job."""
         user = next(iter(self._waiting))
         jobs = self._waiting.pop(user)
         self._current = jobs.popleft()
@@ -265,7 +265,7 @@ class Ingest:
         return made
 
     def _begin(self, job: Job, file: File) -> tuple[str, ProcessFuture[Parsed]] | None:
-        """Its version and what will be its text; None where there is nothing to do or nothing to read."""
+        """Its version and its future text; None where there is nothing to do or nothing to read."""
         try:
             version = f"{FORMAT}:{_digest(file.path)}"
         except OSError as error:
@@ -280,7 +280,7 @@ class Ingest:
         return version, self._parser.submit(file.path, file.source)
 
     def _publish(self, job: Job, group: Sequence[_Ready]) -> None:
-        """Embed what is new in the group, then show all of it at once."""
+        """Embed new texts of the group, then publish all of it at once."""
         if not group:
             return
 
@@ -306,7 +306,7 @@ class Ingest:
 
 
 def said(error: BaseException) -> str:
-    """An error of the disk or the database in words that say what to do."""
+    """An error of the disk or the database, with its remedy."""
     text = str(error)
     if "full" in text.lower() or getattr(error, "errno", None) == 28:
         return "The disk is full. Free some space; the job goes on at the next start."

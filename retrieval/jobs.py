@@ -1,9 +1,9 @@
-"""Ingest jobs as rows of the database: which files, how far each has come, and what went wrong. Survives a kill.
+"""Ingest jobs as rows of the database: which files, how far each has come, and errors. Survives a kill.
 
     queued → reading → embedding → done | unchanged | failed | cancelled      (a file)
     running → done | cancelled                                                (a job)
 
-A file that was on its way when the process died starts anew; what it had embedded is kept, so it goes fast.
+A file that was on its way when the process died starts anew; its embedded chunks are kept, so it goes fast.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class OverQuota(Exception):
 
 
 class JobStore:
-    """The jobs of a database. `quota_bytes` is what the files of one owner's collections may have together."""
+    """The jobs of a database. `quota_bytes` limits the files of one owner's collections together."""
 
     def __init__(self, database: DatabaseFile, rights: Rights, quota_bytes: int | None = None) -> None:
         self._database = database

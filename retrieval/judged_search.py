@@ -28,7 +28,7 @@ USER = "judge"
 
 
 class BadSet(Exception):
-    """A folder that is no judged set; the message says what is missing."""
+    """A folder that is no judged set; the message names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _lines(path: Path) -> Iterator[dict[str, str]]:
 
 
 def measure(judged: Judged, rankings: Mapping[str, Sequence[str]], seconds: Sequence[float]) -> Quality:
-    """`rankings` are the documents found for each query, best first; `seconds` what each search took."""
+    """`rankings` are the documents found for each query, best first; `seconds` the duration of each search."""
     asked = judged.asked
     if not asked:
         raise BadSet("No query has a relevant document.")
@@ -137,7 +137,7 @@ def run(
 
 
 def _ranking(library: Library, text: str, rerank: bool, dense_share: float) -> list[str]:
-    """Documents by their best chunk. Copies are shown: a judged set may hold both to be relevant."""
+    """Documents by their best chunk. Copies are shown: a judged set may rate both as relevant."""
     query = Query(
         USER, text[:MAX_QUERY_LENGTH], 3 * max(RECALL_AT), rerank=rerank, repeats=True, dense_share=dense_share
     )

@@ -36,11 +36,11 @@ from retrieval.records import Among, Collection, Found, NotFound
 T = TypeVar("T")
 
 DEFAULT_COLLECTION = "Documents"
-VIEWED_S = 12.0  # that drawing a page, or finding the boxes of a span, may take
+VIEWED_S = 12.0  # limit for rendering a page or finding the boxes of a span
 
 
 class InUse(Exception):
-    """Another process has the folder open; `holder` is its number."""
+    """Another process has the folder open; `holder` is its process id."""
 
     def __init__(self, folder: Path, holder: str) -> None:
         super().__init__(f"Another process ({holder}) has the documents in {folder} open.")
@@ -65,7 +65,7 @@ class Library:
         self._searcher = Searcher(store, views, embedder)
         # Beside the one that ingests, which may be busy for long; two, so that one file cannot keep all others waiting.
         self._viewer = Parser(workers=2, deadline_s=VIEWED_S, max_deadline_s=VIEWED_S)
-        self._parts = parts  # what is to be closed, the last opened first
+        self._parts = parts  # to be closed, the last opened first
 
     @classmethod
     def open(cls, folder: Path, embedder: Embedder | None = None, quota_bytes: int | None = None) -> Library:
@@ -82,7 +82,7 @@ class Library:
             parts.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # closing is not enough: a starting child may have a copy
             store = parts.enter_context(closing(DocumentStore(folder / "documents.db")))
             views = parts.enter_context(closing(Views(store.chunks, embedder, folder / "index")))
-            store.relocate(folder / "files")  # before `_sweep`, which deletes what nothing points to
+            store.relocate(folder / "files")  # before `_sweep`, which deletes unreferenced files
             made = cls(folder, store, views, embedder, parts, quota_bytes)
             made._sweep()
             parts.callback(made._viewer.close)
@@ -108,7 +108,7 @@ class Library:
         return self._searcher.search(query, scorer)
 
     def rarity(self, user: str, among: Among = "own") -> Rarity:
-        """Returns how much a stem tells in these collections.
+        """Returns a function of a stem's inverse document frequency in these collections.
 
         Raises:
             NotFound: there is no such collection.
@@ -133,7 +133,7 @@ class Library:
         return self._viewer.sizes(self._pdf(user, document))
 
     def draw(self, user: str, document: int, page: int, width: int) -> ProcessFuture[bytes]:
-        """A page of a PDF as a PNG `width` pixels wide, when it is drawn; `viewed` takes it.
+        """A page of a PDF as a PNG `width` pixels wide, once rendered; `viewed` takes it.
 
         Raises:
             NotFound: as `boxes`.
@@ -174,11 +174,11 @@ class Library:
         _unlink(files)
 
     def new_file(self) -> Path:
-        """A path for a copy of ours, whose document deletes it."""
+        """A path for a copy of ours, deleted with its document."""
         return self.folder / "files" / uuid.uuid4().hex
 
     def _sweep(self) -> None:
-        """Delete what a killed process left: files that nothing refers to, vectors of texts that nobody has."""
+        """Delete the leftovers of a killed process: unreferenced files, vectors of texts that no chunk has."""
         needed = self.store.files() | self.ingest.jobs.files()
         _unlink(path for path in (self.folder / "files").iterdir() if path not in needed)
         if not self.ingest.jobs.any_running():

@@ -76,7 +76,7 @@ def sources(
 
 
 def _windows(store: DocumentStore, user: str, hit: Hit, parents: bool) -> Iterator[_Window]:
-    """Yields what may stand for a hit, the largest first."""
+    """Yields the windows that may stand for a hit, the largest first."""
     passage = hit.passage
     if parents:
         try:

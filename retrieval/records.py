@@ -1,4 +1,4 @@
-"""The nouns of retrieval, as plain data: collections, documents, passages, and what is refused of them."""
+"""The nouns of retrieval, as plain data: collections, documents, passages, and their errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TooManyInvited(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """`role` is what the asking user is to it."""
+    """`role` is the asking user's."""
 
     id: int
     name: str
@@ -65,7 +65,7 @@ class Invitation:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`version` is of its bytes; `characters` and `chunks` count its text and what is indexed of it. `pages` is 0 where
+    """`version` is of its bytes; `characters` and `chunks` count its text and its indexed pieces. `pages` is 0 where
     there are none."""
 
     id: int

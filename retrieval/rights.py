@@ -1,7 +1,7 @@
-"""Collections, and who may read, write and share them. Every question about a right is answered here.
+"""Collections, and the rights of users to read, write and share them. Every right is checked here.
 
 Sharing invites: an invitation gives no right, a user becomes a member by accepting, and may leave. A user who may not
-read a collection is told what a user is told of one that is not there.
+read a collection gets the same answer as for one that is not there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rights:
             ValueError: the name is empty or too long.
             NameTaken: the owner has another collection of this name.
             NotFound: there is no such collection.
-            NotAllowed: it is not the owner who asks.
+            NotAllowed: the user is not the owner.
         """
         name = _checked(name)
         with self._database.writing() as db:
@@ -107,13 +107,13 @@ class Rights:
     def invite(self, owner: str, collection: int, user: str, role: MemberRole) -> Member:
         """Offer a user a role in the owner's collection; of one who is a member, change the role.
 
-        Looks at no list of users: an id that nobody has is invited like any other. A declined invitation stays one,
-        and is told from an open one by nobody but the user.
+        Looks at no list of users: an id that nobody has is invited like any other. A declined invitation stays one, and
+        only the user can distinguish it from an open one.
 
         Raises:
             ValueError: the user owns the collection.
             NotFound: there is no such collection.
-            NotAllowed: it is not the owner who asks.
+            NotAllowed: the user is not the owner.
             TooManyInvited: it has as many invitations as it may have.
         """
         with self._database.writing() as db:
@@ -176,7 +176,7 @@ class Rights:
             db.execute("INSERT INTO members (collection, user, role) VALUES (?, ?, ?)", (collection, user, role))
 
     def decline(self, user: str, collection: int) -> None:
-        """Close an invitation. The owner is not told: an answer would tell that the user exists.
+        """Close an invitation. The owner is not notified: that would reveal that the user exists.
 
         Raises:
             NotFound: the user has no open invitation to it.

@@ -38,7 +38,7 @@ def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 class Folded:
-    """A text in which quotations are found whatever their case, quotation marks, dashes and spaces."""
+    """A text searched for quotations, ignoring case, quotation marks, dashes and spaces."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = _fold(text)

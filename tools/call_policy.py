@@ -1,10 +1,10 @@
 """Decides which calls may run, by the arguments that approvals were given for.
 
 Once a run has read text that somebody else may have written, its model may be following that text. So from then on a
-call that writes, executes or leaves the machine is shown to a person first, whatever the tool says, unless they have
-approved exactly this call for good (taint). Decisions are plain data; asking is the executor's part. Approvals and the
-journal are bound to a hash of the arguments' canonical JSON, so two calls are the same if and only if their canonical
-JSON is.
+call that writes, executes or leaves the machine is shown to a person first, in spite of the tool's own approval
+setting, unless they have approved exactly this call for good (taint). Decisions are plain data; asking is the
+executor's part. Approvals and the journal are bound to a hash of the arguments' canonical JSON, so two calls are the
+same if and only if their canonical JSON is.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def parsed(arguments: Mapping[str, Any] | str) -> dict[str, Any]:
 
 def fingerprint(name: str, arguments: Mapping[str, Any], origin: str = "") -> str:
     """SHA-256 in hex of the tool, where it comes from, and the arguments."""
-    told = json.dumps([origin, name, canonical(arguments)], ensure_ascii=False)
-    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+    identity = json.dumps([origin, name, canonical(arguments)], ensure_ascii=False)
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def preview(name: str, arguments: Mapping[str, Any], limit: int = 4000) -> str:
@@ -106,7 +106,7 @@ Ruling = Allowed | NeedsApproval | Denied
 class Decision:
     """A person's answer: this call only ("once", "no"), or from now on ("always", "never").
 
-    What is remembered holds for these `arguments`, or for the whole `tool`, for `expires_s` seconds or for good.
+    A remembered answer applies to these `arguments`, or for the whole `tool`, for `expires_s` seconds or for good.
 
     Raises:
         ValueError: a scope or an expiry with an answer that is not remembered, or an expiry that is not above 0.
@@ -125,7 +125,7 @@ class Decision:
 
 
 class CallPolicy:
-    """The rules. `default` is what a user may do for whom nothing was set; the clock gives seconds since the epoch."""
+    """The rules. `default` are the permissions of a user without grants; the clock gives seconds since the epoch."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class CallPolicy:
         self._clock = clock
 
     def permitted(self, user: str, chat: str | None) -> frozenset[Permission]:
-        """Returns what the user may do in the chat: a chat can only narrow what its user may do."""
+        """Returns the user's permissions in the chat: a chat can only narrow those of its user."""
         granted = self.grants.classes(user, None)
         mine = self.default if granted is None else granted
         here = None if chat is None else self.grants.classes(user, chat)
@@ -155,7 +155,7 @@ class CallPolicy:
         call_id: str = "",
         tainted_by: Collection[str] = (),
     ) -> Ruling:
-        """Returns whether the call may run now. `tainted_by` names the tools whose untrusted output the run has
+        """Returns whether the call may run now. `tainted_by` names the tools with untrusted output that the run has
         read."""
         if tool.permission not in self.permitted(user, chat):
             return Denied(f"{tool.name} needs the permission {tool.permission!r}, which is not granted here.")
@@ -180,8 +180,7 @@ class CallPolicy:
     def accept(
         self, tool: Tool, asked: NeedsApproval, decision: Decision, *, user: str, chat: str | None = None
     ) -> Allowed | Denied:
-        """Returns what the answer means for the call that was asked about; remembers it where it is to be
-        remembered."""
+        """Returns the answer's verdict for the call that was asked about, and remembers a lasting answer."""
         if decision.arguments_hash != asked.arguments_hash:
             return Denied(f"The answer was given for another call of {tool.name}; ask again.")
         allow = decision.answer in ("once", "always")
@@ -198,7 +197,7 @@ class CallPolicy:
         self.grants.put(made)
 
     def _holds(self, grant: Grant, tool: Tool, chat: str | None, digest: str) -> bool:
-        # A tool that says of itself what it did not say when it was approved is another tool. A refusal stays one.
+        # A tool with another definition than when it was approved is another tool. A refusal stays one.
         changed = grant.allow and grant.definition != tool.definition
         return (
             not changed

@@ -1,6 +1,6 @@
-"""Running a tool's function, whatever its kind: plain, async, or a generator of either.
+"""Runs a tool's function of any kind: plain, async, or a generator of either.
 
-A plain function runs in a thread, so that it may block. Knows nothing of timeouts; whoever waits may stop waiting.
+A plain function runs in a thread, so that it may block. Knows nothing of timeouts; the caller may stop waiting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 async def evaluated(ctx: Context, start: Callable[[], Any], function: Callable[..., Any]) -> Any:
-    """Returns what the function returns, whatever its kind; the pieces of a generator are shown as they come."""
+    """Returns the function's result, of any kind; the pieces of a generator are shown as they come."""
     if inspect.isasyncgenfunction(function):
         async with aclosing(cast("AsyncGenerator[object, None]", start())) as stream:
             return "".join([_shown(ctx, piece) async for piece in stream])
@@ -49,8 +49,8 @@ def _shown(ctx: Context, piece: object) -> str:
 async def in_thread(work: Callable[[], R]) -> R:
     """Runs a plain function in a thread of its own.
 
-    A daemon, and none of a pool's: a function that never returns must neither starve other calls nor hold up the end of
-    the process. Cancelled, we stop waiting; the thread goes on, which its `ctx.cancelled` tells it.
+    A daemon, and none of a pool's: a function that never returns must neither starve other calls nor delay the end of
+    the process. Cancelled, we stop waiting; the thread goes on, and can see it by its `ctx.cancelled`.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[R] = loop.create_future()

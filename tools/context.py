@@ -20,7 +20,7 @@ class Injected:
 
 
 Depends = Annotated[T, Injected()]
-"""`db: Depends[Database]` is given what the host provided for `Database`; the model never sees the parameter."""
+"""`db: Depends[Database]` is the host's value for `Database`; the model never sees the parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ToolProgressStep:
-    """The progress of a call: `done` of `total`, in whatever unit the tool counts."""
+    """The progress of a call: `done` of `total`, in any unit of the tool's."""
 
     text: str
     done: float | None = None
@@ -126,7 +126,7 @@ class Context:
         return answer
 
     def get(self, kind: type[T]) -> T:
-        """Returns what the host provided for this type.
+        """Returns the host's value for this type.
 
         Raises:
             NotProvided: the host provided nothing for it.

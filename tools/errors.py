@@ -1,6 +1,6 @@
 """Errors of tools, worded so that their reader can act: the author, the model, or the host.
 
-`ToolDeclarationError` is for the author and comes at import. `Retry` is what a tool raises to be called again, better.
+`ToolDeclarationError` is for the author and comes at import. `Retry` is raised by a tool to be called again, better.
 The rest become outcomes that the model reads; none of them ends a run.
 """
 
@@ -15,7 +15,7 @@ class ToolError(Exception):
 
 
 class ToolDeclarationError(ToolError, TypeError):
-    """A function that cannot be offered as a tool, and what to write instead."""
+    """A function that cannot be offered as a tool, and its remedy."""
 
 
 class Retry(ToolError):

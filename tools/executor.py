@@ -2,7 +2,7 @@
 
 Every way a call can end is an outcome that the model reads; nothing but cancellation is raised. Calls that only read
 run at the same time; a call with effects waits for those before it, and those after it wait for it. Knows nothing of
-models, prompts or HTTP: a session is who asks, and how a person can be reached.
+models, prompts or HTTP: a session names the user, and how a person can be reached.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Executor:
         self._invocations = Invocations(registry)
 
     async def run(self, calls: Sequence[Call], session: Session, listen: Listen = lambda _: None) -> list[Outcome]:
-        """The outcomes, in the order of the calls. `listen` hears of all that happens, in this event loop's thread.
+        """The outcomes, in the order of the calls. `listen` gets every event, in this event loop's thread.
 
-        Taint counts from the next `run`: the model that made these calls had not read what they give.
+        Taint counts from the next `run`: the model that made these calls had not read their results.
 
         Raises:
             asyncio.CancelledError: the run was cancelled; its tools were too.
@@ -81,7 +81,7 @@ class Executor:
     async def _all(
         self, calls: Sequence[Call], session: Session, tainted: frozenset[str], listen: Listen
     ) -> list[Outcome]:
-        tasks = [asyncio.create_task(self._told(call, session, tainted, listen)) for call in calls]
+        tasks = [asyncio.create_task(self._announced(call, session, tainted, listen)) for call in calls]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -91,7 +91,7 @@ class Executor:
             if tasks:
                 await asyncio.wait(tasks)
 
-    async def _told(self, call: Call, session: Session, tainted: frozenset[str], listen: Listen) -> Outcome:
+    async def _announced(self, call: Call, session: Session, tainted: frozenset[str], listen: Listen) -> Outcome:
         """One call, with its events."""
         start = self._clock()
 
@@ -147,7 +147,7 @@ class Executor:
         except JournalConflict:
             raise
         except Exception:
-            # It did run, and the model must know. A resumed run will be told that it may have.
+            # It did run, and the model must know. A resumed run will be notified that it may have.
             log.exception("The outcome of call %s of %s could not be recorded", call.id, call.name)
             return outcome
         return outcome if stands == text else replace(_OUTCOME.validate_json(stands), replayed=True)
@@ -170,7 +170,7 @@ class Executor:
             tool.validate(arguments)
         except BadArguments as error:
             return failed(call, "bad_arguments", str(error))
-        tainted |= self._told_by_others(tool, session)
+        tainted |= self._foreign_descriptions(tool, session)
         ruling = await asyncio.to_thread(
             self.policy.decide, tool, arguments, user=session.user, chat=session.chat, call_id=call.id,
             tainted_by=tainted,
@@ -210,8 +210,8 @@ class Executor:
             return Denied(f"{tool.name} needs a person's approval, and the question was withdrawn.")
         return await asyncio.to_thread(self.policy.accept, tool, asked, decision, user=session.user, chat=session.chat)
 
-    def _told_by_others(self, tool: Tool, session: Session) -> frozenset[str]:
-        """The tools whose own descriptions may have asked for this call: those of other origins that others wrote."""
+    def _foreign_descriptions(self, tool: Tool, session: Session) -> frozenset[str]:
+        """The tools with descriptions that may have asked for this call: those of other origins, written by others."""
         shown = self.registry if session.offered is None else session.offered
         return frozenset(each.name for each in shown if each.foreign and each.origin != tool.origin)
 

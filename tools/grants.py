@@ -1,8 +1,8 @@
-"""A person's grants and lasting answers, kept for as long as they hold.
+"""A person's grants and lasting answers, kept for as long as they are valid.
 
 A grant is plain data, with the words that the person read when they answered. `MemoryGrants` ends with its process;
 `SqliteGrants` is a file that several processes may share, and every change is on the disk before anybody acts on it.
-Knows nothing of what a grant means for a call: the policy does.
+Knows nothing of a grant's effect on a call: the policy does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CREATE INDEX IF NOT EXISTS grants_of ON grants (user, tool, origin);
 class Grant:
     """A remembered answer. None is any: any chat of the user, any arguments. Times are seconds since the epoch.
 
-    `definition` is the tool as it was when the answer was given, as a hash; `preview` is what the person read.
+    `definition` is the tool as it was when the answer was given, as a hash; `preview` is the text the person read.
     """
 
     user: str
@@ -48,7 +48,7 @@ class Grant:
 
     @property
     def id(self) -> str:
-        """Returns what it is about, as a hash: a grant replaces the one of the same id."""
+        """Returns its subject as a hash: a grant replaces the one of the same id."""
         about = json.dumps([self.user, self.chat, self.tool, self.origin, self.arguments_hash])
         return hashlib.sha256(about.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -63,7 +63,7 @@ class Grants(Protocol):
         """The chats of a user for which classes were set."""
 
     def set_classes(self, user: str, classes: Collection[Permission], *, chat: str | None = None) -> None:
-        """Sets what a user may do, or what they want done in one chat.
+        """Sets a user's permissions, or those in one chat.
 
         Raises:
             ValueError: a class that there is not.
@@ -118,7 +118,7 @@ class MemoryGrants:
 
 
 class SqliteGrants:
-    """Grants in one SQLite file, which several processes may share: what one is told, the others know at once."""
+    """Grants in one SQLite file, which several processes may share: all see a change at once."""
 
     def __init__(self, path: Path | str) -> None:
         """`path` is the file, or ":memory:" for grants that end with the process."""
@@ -185,7 +185,7 @@ def known(classes: Collection[str]) -> frozenset[Permission]:
 
 
 def _read(text: str) -> frozenset[Permission]:
-    # What a newer Ponder granted and this one does not know is not granted here.
+    # A class that a newer Ponder granted and this one does not know is not granted here.
     return known([each for each in json.loads(text) if each in PERMISSIONS])
 
 

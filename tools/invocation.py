@@ -1,4 +1,4 @@
-"""Runs one tool call within its deadline; it ends in an outcome, whatever the function does.
+"""Runs one tool call within its deadline; it ends in an outcome, even if the function fails or hangs.
 
 A tool that does not stop when it is cancelled is left behind: the run goes on. The deadline can pause, because a
 person's thinking is not the tool's slowness.
@@ -77,7 +77,7 @@ class TimedOut(Exception):
 
 
 class Invocations:
-    """Runs tools with what the registry provides, and holds on to those that do not stop."""
+    """Runs tools with the registry's values, and keeps a reference to those that do not stop."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -107,7 +107,7 @@ class Invocations:
 
         def report(event: Callable[[float], Event]) -> None:
             def deliver() -> None:
-                if not ctx.cancelled:  # what a thread says after the outcome comes too late
+                if not ctx.cancelled:  # a thread's output after the outcome comes too late
                     tell(event)
 
             if _in_loop(loop):

@@ -1,8 +1,8 @@
-"""A journal of calls begun and finished: a side effect happens at most once per call id, whatever crashes.
+"""A journal of calls begun and finished: a side effect happens at most once per call id, also across crashes.
 
 A call that must not run twice is *begun* before it runs, and its outcome *finished* before it is given back. After a
-crash, what was finished is given back without running; what was only begun may or may not have happened, and is not
-run again. Knows nothing of tools: an outcome is text.
+crash, a finished call's outcome is given back without running; a call that was only begun may or may not have happened,
+and is not run again. Knows nothing of tools: an outcome is text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Journal(Protocol):
     """Calls by run and id. Every method may block, may come from any thread, and has reached the disk on return."""
 
     def look(self, run: str, call_id: str, fingerprint: str) -> Entry | None:
-        """Returns what is known of a call.
+        """Returns the recorded state of a call.
 
         Raises:
             JournalConflict: the id stands for a call of another tool, or with other arguments.

@@ -1,4 +1,4 @@
-"""Arguments held to a JSON schema that came from elsewhere, as those of an MCP server's tools do.
+"""Checks arguments against a JSON schema that came from elsewhere, as those of an MCP server's tools do.
 
 Nothing is fetched: a schema that refers to another document is refused. Nothing is filled in or converted.
 """

@@ -1,7 +1,7 @@
 """Rate limits of a user's calls of a tool: at most N calls in any window of the given length, counted exactly.
 
-A sliding log of the last N times, so no burst slips through at the edge of a window. Knows nothing of what is called,
-and takes its clock from outside.
+A sliding log of the last N times, so no burst slips through at the edge of a window. Knows nothing of the tools, and
+takes its clock from outside.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A tool's declared options: names, classes and limits, read strictly.
 
-Each option is checked where it is declared, and the message says what would be accepted. Knows nothing of functions,
-nor of how an option is enforced.
+Each option is checked where it is declared, and the message names the accepted values. Knows nothing of functions, nor
+of how an option is enforced.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tools.context import ToolProgressStep
 from tools.result import Result, shorten
 from tools.tool import Tool
 
-_MAX_LENGTH = 8000  # characters of a message of ours, which may quote what the model wrote
+_MAX_LENGTH = 8000  # characters of a message of ours, which may quote the model's text
 
 Kind = Literal[
     "ok",
@@ -59,19 +59,19 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """As the model reads it: what went wrong is said first, and text from outside is framed."""
-        told = self.result.framed(self.name)
+        """As the model reads it: the error comes first, and text from outside is framed."""
+        framed_text = self.result.framed(self.name)
         match self.kind:
             case "error":
-                return f"The call failed: {told}"
+                return f"The call failed: {framed_text}"
             case "retry":
-                return f"Call again, as the tool says: {told}"
+                return f"Call again, as the tool says: {framed_text}"
             case _:
-                return told
+                return framed_text
 
 
 def failed(call: Call, kind: Kind, message: str, tool: Tool | None = None) -> Outcome:
-    """The outcome of a call that went wrong. What a tool itself says is as untrusted as its results."""
+    """The outcome of a failed call. A tool's own message is as untrusted as its results."""
     text, cut = shorten(message, _MAX_LENGTH if tool is None else tool.max_chars)
     return Outcome(call.id, call.name, kind, Result(text, None, (), tool is not None and tool.untrusted, cut))
 

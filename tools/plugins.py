@@ -1,8 +1,8 @@
 """A folder of plugins that may change while the server runs: every `*.py` file, and every package, is one.
 
-What changed is imported afresh, under a module name that was never used, and its tools take the old ones' places at
-once; a call that runs keeps the code it began with. A plugin that can't be imported is a fault, and its old tools
-stay. Knows nothing of what plugins do.
+A changed plugin is imported afresh, under a module name that was never used, and its tools take the old ones' places at
+once; a call that runs keeps the code it began with. A plugin that can't be imported is a fault, and its old tools stay.
+Knows nothing of the plugins' work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Stamp = tuple[tuple[str, int, int, int], ...]  # of every file: path, modified (
 
 
 class PluginFolder:
-    """The plugins of one folder. What is named `_…`, `.…` or `test_…` is none."""
+    """The plugins of one folder. Names like `_…`, `.…` or `test_…` are skipped."""
 
     def __init__(self, path: Path, registry: Registry) -> None:
         """`path` need not exist yet."""
@@ -47,12 +47,12 @@ class PluginFolder:
         self._scanning = asyncio.Lock()
 
     async def scan(self) -> list[str]:
-        """Loads what is new or changed, drops what is gone, and returns the origins it touched."""
+        """Loads new and changed plugins, drops deleted ones, and returns the origins it touched."""
         async with self._scanning:
             return await self._scan()
 
     async def watch(self, changed: Callable[[list[str]], None] = lambda _: None) -> None:
-        """Scans until it is cancelled; `changed` is told of the origins that were touched."""
+        """Scans until it is cancelled; `changed` gets the origins that were touched."""
         while True:
             try:
                 if touched := await self.scan():
@@ -90,7 +90,7 @@ class PluginFolder:
             self._fail(origin, name, f"its import took longer than {IMPORT_S:g} s; do slow things in Toolset.open.")
             return
         except Exception as error:  # a plugin's import may do anything
-            self._fail(origin, name, _told(error, path))
+            self._fail(origin, name, _described(error, path))
             return
         old = self._registry.replace(origin, tools)
         _forget(self._modules.get(path))
@@ -132,8 +132,8 @@ def _sources(path: Path) -> Iterator[Path]:
 
 
 def _stamp(path: Path) -> tuple[str, int, int, int]:
-    told = path.stat()
-    return str(path), told.st_mtime_ns, told.st_size, told.st_ino
+    status = path.stat()
+    return str(path), status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _imported(path: Path, name: str) -> ModuleType:
@@ -151,7 +151,7 @@ def _imported(path: Path, name: str) -> ModuleType:
 
 
 class _Source(SourceFileLoader):
-    """Compiles what the file says now: bytecode caches go by whole seconds, and edits come faster."""
+    """Compiles the file's current source: bytecode caches go by whole seconds, and edits come faster."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -178,13 +178,13 @@ sys.meta_path.insert(0, _Submodules())
 
 
 def _forget(name: str | None) -> None:
-    """Takes a plugin's modules out of sys.modules; running calls hold on to what they use."""
+    """Takes a plugin's modules out of sys.modules; running calls keep their references."""
     if name is not None:
         for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
             del sys.modules[each]
 
 
-def _told(error: BaseException, path: Path) -> str:
+def _described(error: BaseException, path: Path) -> str:
     """The error with the line of the plugin it comes from, and no trace."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError in line {error.lineno}: {error.msg}"

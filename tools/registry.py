@@ -1,7 +1,7 @@
 """The tools there are, by name, from several origins: modules, entry points, plugin files, MCP servers.
 
-Names are unique: where two origins claim one, the first keeps it, and the clash is a fault that is told until it ends.
-An origin that fails to load is a fault too, never the end of the others. Knows nothing of how tools are run.
+Names are unique: where two origins claim one, the first keeps it, and the clash is a fault that is listed until it
+ends. An origin that fails to load is a fault too, never the end of the others. Knows nothing of how tools are run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Registry:
     """Tools by name. One event loop's: it is not for several threads at once."""
 
     def __init__(self) -> None:
-        self.generation = 0  # grows with every change, for those who keep something made from the tools
+        self.generation = 0  # grows with every change, for caches derived from the tools
         self._origins = dict[str, tuple[Tool, ...]]()
         self._table = dict[str, Tool]()
         self._clashes = list[Fault]()
@@ -43,7 +43,7 @@ class Registry:
         self._provided = dict[type, Callable[[Context], Any]]()
 
     def add(self, *offers: Offer, origin: str | None = None) -> list[Tool]:
-        """Adds what is offered, and returns the tools; those of an origin that is there already are added to it.
+        """Adds the offers, and returns the tools; those of an origin that is there already are added to it.
 
         Raises:
             ToolDeclarationError: something is offered that is no tool, or a toolset's class needs arguments.
@@ -63,7 +63,9 @@ class Registry:
         return old
 
     def remove(self, origin: str) -> tuple[Tool, ...]:
-        """Takes an origin's tools and faults away, and returns the tools; their names go to who else claims them."""
+        """Takes an origin's tools and faults away, and returns the tools; their names go to the next origin that claims
+        them.
+        """
         old = self._origins.pop(origin, ())
         self._failures.pop(origin, None)
         self._rebuild()
@@ -75,11 +77,11 @@ class Registry:
 
     @property
     def faults(self) -> list[Fault]:
-        """Returns what is not there and why: origins that failed, and names that were taken."""
+        """Returns the faults: origins that failed, and names that were taken."""
         return [*(Fault(origin, message) for origin, message in self._failures.items()), *self._clashes]
 
     def load_entry_points(self, group: str = "ponder.tools") -> None:
-        """Adds what installed packages offer; a broken entry point becomes a fault."""
+        """Adds the tools of installed packages; a broken entry point becomes a fault."""
         for point in entry_points(group=group):
             package = f" ({point.dist.name} {point.dist.version})" if point.dist is not None else ""
             origin = f"entry point {point.name}{package}"
@@ -111,7 +113,7 @@ class Registry:
         return [self._table[name].spec() for name in wanted]
 
     def provide(self, kind: type[T], value: T | None = None, *, factory: Callable[[Context], T] | None = None) -> None:
-        """Returns what tools are given for `Depends[kind]` and `ctx.get(kind)`: one value, or one made for every call.
+        """Provides tools with `Depends[kind]` and `ctx.get(kind)`: one value, or one made for every call.
 
         Raises:
             ValueError: not exactly one of `value` and `factory` is given.
@@ -121,7 +123,7 @@ class Registry:
         self._provided[kind] = factory if factory is not None else lambda _: value
 
     def provided(self, ctx: Context, kind: type) -> Any:
-        """Returns what was provided for a type.
+        """Returns the value provided for a type.
 
         Raises:
             NotProvided: nothing was.
@@ -159,7 +161,7 @@ class Registry:
 
 
 def tools_in(offers: Sequence[Offer], origin: str | None = None) -> list[Tool]:
-    """The tools in what is offered; with an `origin`, they are said to come from there.
+    """The tools in the offers; with an `origin`, they are said to come from there.
 
     Raises:
         ToolDeclarationError: something is offered that is no tool, or a toolset's class needs arguments.
@@ -216,7 +218,7 @@ def _public(module: ModuleType) -> list[Offer]:
         for value in public
         if inspect.isclass(value)
         and issubclass(value, Toolset)
-        and f"{value.__module__}.".startswith(own)  # not what it only imports, such as Toolset itself
+        and f"{value.__module__}.".startswith(own)  # not an imported class, such as Toolset itself
         and value not in made
         and not inspect.isabstract(value)
     ]

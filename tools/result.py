@@ -1,7 +1,7 @@
 """A tool's result: the text as the model reads it, the value as programs do, and the sources it cites.
 
-Text that somebody else may have written is put between delimiters that it cannot close, so the model can be told that
-what stands there is data. A long text is cut in the middle, where it says how much is missing.
+Text that somebody else may have written is put between delimiters that it cannot close, so the model can be instructed
+to treat it as data. A long text is cut in the middle, where it says how much is missing.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def _strict_json(value: object) -> Any:
 
 
 def shorten(text: str, limit: int) -> tuple[str, int]:
-    """At most `limit` characters, and how many were cut out: two thirds of what stays is the beginning."""
+    """At most `limit` characters, and how many were cut out: two thirds of the rest is the beginning."""
     if len(text) <= limit:
         return text, 0
-    cut = len(text) - limit  # the note takes room too, so what it says is settled in a few rounds
+    cut = len(text) - limit  # the note takes characters too, so its count is settled in a few rounds
     while True:
         note = f"\n[… {cut} of {len(text)} characters were cut here …]\n"
         kept = max(limit - len(note), 0)
@@ -75,5 +75,5 @@ def shorten(text: str, limit: int) -> tuple[str, int]:
 
 
 def frame(text: str, name: str) -> str:
-    """Untrusted text between delimiters; what looks like one inside has another bracket, and the same length."""
+    """Untrusted text between delimiters; one inside gets another bracket, and keeps its length."""
     return f'<untrusted from="{name}">\n{_DELIMITER.sub("‹", text)}\n</untrusted>'

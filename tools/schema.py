@@ -1,7 +1,7 @@
 """Makes a tool's JSON schema from its signature and docstring, and checks a model's arguments against it.
 
-Strict: "3" is no 3, and what the schema does not name is refused, at every depth. Arguments are read as JSON is, so a
-date may be written as a string. Docstrings are in Google's style: everything before the first section is the
+Strict: "3" is no 3, and a field that the schema does not name is refused, at every depth. Arguments are read as JSON
+is, so a date may be written as a string. Docstrings are in Google's style: everything before the first section is the
 description, and of the sections only `Args:` is for the model.
 """
 
@@ -32,7 +32,7 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """A docstring's parts for the model: the text before its first section, and what `Args:` says of each argument."""
+    """A docstring's parts for the model: the text before its first section, and the descriptions under `Args:`."""
 
     description: str
     arguments: Mapping[str, str]
@@ -75,7 +75,7 @@ def parse_docstring(text: str) -> Docstring:
     return Docstring(" ".join("\n".join(description).split()), arguments)
 
 
-JSONSchema = dict[str, Any]  # a JSON document whose shape is JSON Schema's own
+JSONSchema = dict[str, Any]  # a JSON document in the shape of JSON Schema
 
 
 class Signature:
@@ -85,7 +85,7 @@ class Signature:
         """Reads the function's declaration; `frame` is where it stands, for types that are local there.
 
         Raises:
-            ToolDeclarationError: the function cannot be offered to a model; the message says what to write instead.
+            ToolDeclarationError: the function cannot be offered to a model; the message names the remedy.
         """
         self.name = function.__name__
         where = f"Tool {function.__qualname__} (in {function.__module__})"
@@ -95,7 +95,7 @@ class Signature:
         self.context: str | None = None
         self.injected = dict[str, type]()
         self._fields = dict[str, str]()  # the model's field -> the parameter
-        fields = dict[str, Any]()  # what create_model takes: a type and a FieldInfo, or a type and a default
+        fields = dict[str, Any]()  # for create_model: a type and a FieldInfo, or a type and a default
         hints = _hints(function, where, frame)
         for number, parameter in enumerate(written):
             hint = _annotation(parameter, hints, where)
@@ -234,7 +234,7 @@ def tidy(schema: JSONSchema) -> JSONSchema:
 
 
 _NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")  # keywords that map names to schemas
-_DATA = ("default", "const", "enum", "examples", "required")  # keywords that hold data, where "title" is only a word
+_DATA = ("default", "const", "enum", "examples", "required")  # keywords with data, where "title" is only a word
 
 
 def _tidied(node: Any, definitions: Mapping[str, Any], recursive: set[str]) -> Any:
@@ -305,7 +305,7 @@ def _listed(names: Any) -> str:
 
 
 def caller(depth: int) -> FrameType | None:
-    """The frame `depth` calls above the one who asks."""
+    """The frame `depth` calls above the caller."""
     frame = sys._getframe(1)
     for _ in range(depth):
         if frame.f_back is None:

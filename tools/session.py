@@ -1,4 +1,4 @@
-"""The host's side of a run: the user who calls tools, and how to reach a person."""
+"""The host's side of a run: its user, and how to reach a person."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tools.tool import Tool
 
 @dataclass(slots=True)
 class Session:
-    """A run's side of its calls. `tainted_by` grows with the tools whose untrusted output the run has read.
+    """A run's side of its calls. `tainted_by` grows with the tools with untrusted output that the run has read.
 
-    `approve` and `ask` reach a person; None where nobody can be reached, so that what needs approval is denied.
-    `offered` are the tools that the model was told of; None is any that there is.
+    `approve` and `ask` reach a person; None where nobody can be reached, so that a call that needs approval is denied.
+    `offered` are the tools in the model's prompt; None is any that there is.
     """
 
     user: str

@@ -1,4 +1,4 @@
-"""Helpers to test a plugin: run a tool, see what it did, and let a scripted model call it.
+"""Helpers to test a plugin: run a tool, inspect its effects, and let a scripted model call it.
 
 The real executor runs the calls; only the model and the person are scripted. Everything is permitted and approved
 unless the test says otherwise.
@@ -27,8 +27,8 @@ from tools.tool import Tool
 class FakeContext(Context):
     """A context that remembers: `steps` of progress, pieces of `outputs`, `questions`; `sources` as every context.
 
-    `answers` are given to the tool's questions in turn; after the last, nobody answers. `provided` is what the host
-    would inject, by type.
+    `answers` are given to the tool's questions in turn; after the last, nobody answers. `provided` are the host's
+    values, by type.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ async def call_tool(tool: Tool, ctx: Context | None = None, /, **arguments: Any)
 
     Raises:
         BadArguments: they do not fit the schema.
-        Exception: whatever the tool raises, `Retry` too.
+        Exception: as the tool raises it, `Retry` too.
     """
     ctx = FakeContext() if ctx is None else ctx
     value = await tool.call(ctx, arguments)
@@ -100,7 +100,7 @@ def calls(name: str, **arguments: Any) -> Calls:
 
 @dataclass(slots=True)
 class Log:
-    """A log of a run: every call with its outcome, the events, what was approved, and the model's last words."""
+    """A log of a run: every call with its outcome, the events, the approvals, and the model's last words."""
 
     called: list[tuple[Call, Outcome]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -117,9 +117,9 @@ Turn = str | Calls | Sequence[Calls] | Callable[[list[str]], "str | Calls | Sequ
 
 
 class ScriptedModel:
-    """A model that says what it is told to: a text ends the run, calls are run and read.
+    """A scripted model: a text ends the run, calls are run and read.
 
-    A turn may also be a function of what was read so far, so that a model can be scripted which obeys what it reads.
+    A turn may also be a function of the text read so far, to script a model that obeys it.
     """
 
     def __init__(self, turns: Sequence[Turn]) -> None:
@@ -170,7 +170,7 @@ class ScriptedModel:
 
 
 def assert_tool_called(log: Log, name: str, **arguments: Any) -> Outcome:
-    """The outcome of the first call of `name` whose arguments include the given ones.
+    """The outcome of the first call of `name` with the given arguments among its own.
 
     Raises:
         AssertionError: there was none; the message lists the calls there were.

@@ -1,7 +1,7 @@
-"""Tools: functions with a schema, and toolsets, classes whose tools share state.
+"""Tools: functions with a schema, and toolsets, classes of tools with shared state.
 
 `@tool` makes a tool from a function's signature and docstring; `Tool.from_schema` makes one from a JSON schema, for
-what is declared elsewhere (MCP). A declared tool is still the function it wraps, so a test may simply call it. A
+tools declared elsewhere (MCP). A declared tool is still the function it wraps, so a test may simply call it. A
 toolset's `open` runs before the first call and `close` when the host lets the toolset go, after the calls that still
 run. A toolset that could not be opened is tried again at its next call.
 """
@@ -70,7 +70,7 @@ class Toolset:
 
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[None]:
-        """Holds the toolset open for one call.
+        """Keeps the toolset open for one call.
 
         Raises:
             ToolError: it could not be opened; the message says why.
@@ -113,18 +113,18 @@ class Toolset:
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
-Run = Callable[[Context, dict[str, Any]], Awaitable[Any]]  # any JSON value, or what pydantic can make one of
+Run = Callable[[Context, dict[str, Any]], Awaitable[Any]]  # any JSON value, or one that pydantic can convert
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Tool:
     """A tool, as the registry, the policy and the executor know it.
 
-    `permission`: the class of what it does; `timeout_s`: seconds for a call; `rate`: calls per user; `approval`:
+    `permission`: the class of its effects; `timeout_s`: seconds for a call; `rate`: calls per user; `approval`:
     whether a person is asked before it runs: never, once in a chat, or always; `idempotent`: whether a second run does
     no harm; `cache_s`: seconds that a result is reused for the same user and arguments, 0 for not at all; `max_chars`:
-    of the result as the model reads it; `origin`: the module, plugin or server it comes from;
-    `foreign`: whether its name, description and schema are text that somebody else wrote, which a model may follow.
+    of the result as the model reads it; `origin`: the module, plugin or server it comes from; `foreign`: whether its
+    name, description and schema are somebody else's text, which a model may follow.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Tool:
     max_chars: int = 8000
     origin: str = ""
     foreign: bool = False
-    owner: object | None = field(default=None, repr=False)  # what a method is bound to: its toolset
+    owner: object | None = field(default=None, repr=False)  # the toolset a method is bound to
     _check: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
     _run: Run = field(repr=False)
 
@@ -163,7 +163,7 @@ class Tool:
         """A tool declared by a JSON schema. `call` is given the arguments once they fit it.
 
         Raises:
-            ToolDeclarationError: the name, the schema or a policy is not what is accepted.
+            ToolDeclarationError: the name, the schema or a policy is not accepted.
         """
         where = f"Tool {name!r}" + (f" (of {origin})" if origin else "")
         policy = options(where, permission, timeout, rate, approval, idempotent, cache, max_chars)
@@ -189,11 +189,11 @@ class Tool:
         return self._check(arguments)
 
     async def call(self, ctx: Context, arguments: Mapping[str, Any]) -> Any:
-        """Checks the arguments, as JSON has them, and runs the tool; returns what its function returns.
+        """Checks the arguments, as JSON has them, and runs the tool; returns its function's result.
 
         Raises:
             BadArguments: they do not fit the schema.
-            Exception: whatever the function raises.
+            Exception: as the function raises it.
         """
         return await self._run(ctx, self._check(arguments))
 
@@ -204,14 +204,14 @@ class Tool:
 
     @property
     def untrusted(self) -> bool:
-        """Returns whether what it returns may hold text that somebody else wrote."""
+        """Returns whether its results may contain text that somebody else wrote."""
         return self.permission != "none"
 
     @property
     def definition(self) -> str:
         """SHA-256 in hex of all that it says of itself, by which an approval knows whether it is still that tool."""
-        told = [self.origin, self.name, self.description, self.parameters, self.permission]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        fields_ = [self.origin, self.name, self.description, self.parameters, self.permission]
+        return hashlib.sha256(json.dumps(fields_).encode()).hexdigest()
 
     def spec(self) -> dict[str, Any]:
         """The tool as OpenAI's `tools` list has it."""
@@ -295,14 +295,14 @@ def tool(
     cache: float = 0.0,
     max_chars: int = 8000,
 ) -> Any:  # one of the overloads above
-    """Makes a function a tool: bare, or with what it is allowed to do and how it is called.
+    """Makes a function a tool: bare, or with its permission and policies.
 
     The function may be plain (it runs in a thread), async, or a generator of either kind whose strings are shown as
     they come and together are the result. `approval` is "always" for write and execute unless said otherwise, else
     "never"; `idempotent` is true for none and read unless said otherwise. `timeout` and `cache` are seconds.
 
     Raises:
-        ToolDeclarationError: the function or an option can't be used; the message says what to write instead.
+        ToolDeclarationError: the function or an option can't be used; the message names the remedy.
     """
     frame = caller(1)
 

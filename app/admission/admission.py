@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, float)
 CLASSLESS = ("fcfs", "shortest-first")  # policies that go by something else alone
-_LEARN = 0.1  # what a new observation counts
+_LEARN = 0.1  # weight of a new observation
 
 
 class QueuedWork(Protocol):
@@ -43,7 +43,7 @@ class QueuedWork(Protocol):
 
 
 class AdmissionDecisions(ABC):
-    """Decisions on what an admitted request may still ask, by `queue_estimates` (of each model) and `rates` as this
+    """Decisions on an admitted request's further demands, by `queue_estimates` (of each model) and `rates` as this
     process knows them."""
 
     def __init__(
@@ -93,7 +93,7 @@ class AdmissionDecisions(ABC):
             message = f"The prompt has {tokens} tokens; accepted: at most {most}, which this key may use in a minute."
             self._refused("tokens")
             raise ApiError(429, message, code="request_too_large", kind="rate_limit_error")
-        if wait_s := self._rates.room(key, most, tokens):
+        if wait_s := self._rates.wait_s(key, most, tokens):
             raise self._no_tokens(most, wait_s, tokens)
         self._rates.spend(key, tokens)
 
@@ -141,8 +141,8 @@ class Admission(AdmissionDecisions):
         refused: Callable[[str], None] = lambda reason: None,
         used: Callable[[str, int], None] = lambda key_id, tokens: None,
     ) -> None:
-        """`queue_estimates` are those of the served models, by name. `used` hears of each request that ended which key
-        it was for, and its tokens."""
+        """`queue_estimates` are those of the served models, by name. `used` is called for each request that ended with
+        its key and its tokens."""
         super().__init__(settings, queue_estimates, RateWindows(), refused)
         self._used = used
         self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
@@ -172,7 +172,7 @@ class Admission(AdmissionDecisions):
                 f"{limits.concurrent} at the same time.", self._lasts_s / limits.concurrent,
                 "concurrency_limit_exceeded",
             )  # fmt: skip
-        if limits.tokens is not None and (wait_s := self._rates.room(key, limits.tokens, 1)):
+        if limits.tokens is not None and (wait_s := self._rates.wait_s(key, limits.tokens, 1)):
             raise self._no_tokens(limits.tokens, wait_s)
         if limits.requests is not None and (wait_s := self._rates.request(key, limits.requests)):
             raise self.refusal(
@@ -233,7 +233,7 @@ REDUCED = "X-Ponder-Reduced"
 
 
 class AdmissionGate:
-    """ASGI middleware: 429, or a ticket for what is answered inside."""
+    """ASGI middleware: 429, or a `RequestBudget` for the answer made inside."""
 
     def __init__(self, app: ASGIApp, *, admission: Callable[[], Admission]) -> None:
         self.app = app
@@ -252,7 +252,7 @@ class AdmissionGate:
         try:
             request_budget = admission.begin(who, strict=is_strict(Headers(scope=scope)))
         except ApiError as refusal:
-            await note(scope, refusal).response()(scope, receive, _telling(send, windows))
+            await note(scope, refusal).response()(scope, receive, _with_limits(send, windows))
             return
         await answered(self.app, request_budget, windows, scope, receive, send)
 
@@ -265,16 +265,16 @@ async def answered(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Answer a request that was let in, and tell how its key's limits stand."""
+    """Answer an admitted request, with its key's limits in the headers."""
     request_budget.use()
     try:
-        await app(scope, receive, _telling(send, windows, request_budget))
+        await app(scope, receive, _with_limits(send, windows, request_budget))
     finally:
         request_budget.leave()
 
 
-def _telling(send: Send, windows: Callable[[], list[Window]], request_budget: RequestBudget | None = None) -> Send:
-    async def told(message: Message) -> None:
+def _with_limits(send: Send, windows: Callable[[], list[Window]], request_budget: RequestBudget | None = None) -> Send:
+    async def send_with_limits(message: Message) -> None:
         if message["type"] == "http.response.start":
             out = MutableHeaders(scope=message)
             for window in windows():
@@ -285,7 +285,7 @@ def _telling(send: Send, windows: Callable[[], list[Window]], request_budget: Re
                 out[REDUCED] = ", ".join(f'{what}="{value}"' for what, value in request_budget.cut.items())
         await send(message)
 
-    return told
+    return send_with_limits
 
 
 def duration(seconds: float) -> str:
@@ -297,6 +297,6 @@ def duration(seconds: float) -> str:
 
 
 def is_strict(headers: Headers) -> bool:
-    """Tells whether the client prefers a refusal to less than it asks for (RFC 7240, 4.4)."""
+    """Returns whether the client prefers a refusal to less than it asks for (RFC 7240, 4.4)."""
     given = [part.strip().lower() for value in headers.getlist("prefer") for part in value.split(",")]
     return "handling=strict" in given

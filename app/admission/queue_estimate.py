@@ -26,7 +26,7 @@ Three = tuple[float, float, float]
 
 GUESS: Three = (0.005, 0.0005, 0.0005)  # seconds of a step, of a token read in it, of a token written in it
 _TRUST: Three = (8.0, 300.0, 30.0)  # how many of each, in a second of steps, count as much as the guess
-_MEMORY_S = 20.0  # of steps, after which what was seen counts a third
+_MEMORY_S = 20.0  # of steps, after which an observation counts a third
 
 
 class ThroughputEstimate:
@@ -56,7 +56,7 @@ class ThroughputEstimate:
         return tokens * (self.step_s / max(1.0, side_by_side) + self.write_s)
 
     def _fit(self) -> None:
-        """Solve for what may not be negative: a part that would be is 0, and the others explain the rest."""
+        """Non-negative least squares: a part that would be negative is 0, and the others explain the rest."""
         trust = np.square(_TRUST)
         products, sums = self._products + np.diag(trust), self._sums + trust * GUESS
         parts, found = [0, 1, 2], np.zeros(3)
@@ -70,12 +70,12 @@ class ThroughputEstimate:
 
 
 _FIRST_OUTPUT = 256.0  # tokens of an answer, before any has ended
-_LEARN = 0.1  # what a new observation counts, once there are some
-_TENANTS = 1024  # whose cached shares are remembered
-_STRETCH = 1.8 / 0.8  # reading beside answers that are written: the steps' time, by what of it is left for reading
+_LEARN = 0.1  # weight of a new observation, once there are some
+_TENANTS = 1024  # with remembered cached shares
+_STRETCH = 1.8 / 0.8  # prefill beside decodes: the steps' time, over the part of it left for prefill
 _TELLING_S = 0.1  # waits that are shorter say nothing of how good the estimate is
 _MAX_SKEW = 4.0
-_LONGER, _SHORTER = 0.2, 0.05  # what a wait counts that was longer than expected, or shorter: rather too long a guess
+_LONGER, _SHORTER = 0.2, 0.05  # weight of a wait that was longer than expected, or shorter: rather too long a guess
 
 
 class AdmittedWork:
@@ -104,11 +104,11 @@ class AdmittedWork:
 
 @dataclass(slots=True)
 class _Sums:
-    """Of all that was let in and has not ended, kept as it comes and goes: a refusal must cost the same whatever waits.
-    Whole numbers, so that nothing is left of what is gone."""
+    """Sums over admitted, unfinished work, updated incrementally: a refusal must cost the same for any queue. Whole
+    numbers, so that rounding leaves nothing behind."""
 
     answers: int = 0
-    reading: int = 0  # requests whose prompt is not read yet
+    reading: int = 0  # requests with prompts not prefilled yet
     unread: int = 0  # tokens of theirs
     held: int = 0  # tokens that all will have in the KV cache
     output: int = 0  # tokens that are likely to be written
@@ -162,7 +162,7 @@ class QueueEstimate:
         return self._expected_s() * math.exp(self._skew)
 
     def admit(self, tenant: str, prompt: int, limit: int, answers: int = 1) -> AdmittedWork:
-        """A request is let in, with so many tokens of prompts and of room for each answer."""
+        """Admit a request, with so many tokens of prompts and at most `limit` for each answer."""
         unread = round(prompt * (1 - self._cached.get(tenant, 0.0)))
         work = AdmittedWork(self, tenant, prompt, unread, round(min(limit, self._output) * answers), answers)
         self._works[work] = self._clock(), self._expected_s() + unread * self.pace.read_s

@@ -1,7 +1,7 @@
 """Rate limits of one key, in a minute and at the same time, by the `limits` library, in memory.
 
 Requests are a moving window: each counts for exactly a minute. Tokens are a sliding window counter, which costs the
-same whatever their number: the minute before counts by the share of it that is less than a minute ago. An answer's
+same for any number of them: the minute before counts by the share of it that is less than a minute ago. An answer's
 tokens count when they are written, also beyond the limit. The library counts by the wall clock; where that is set, all
 counts begin anew, or a clock set back a day would refuse for a day. Knows nothing of HTTP.
 """
@@ -19,7 +19,7 @@ from limits.strategies import MovingWindowRateLimiter
 
 MINUTE_S = 60.0
 _JUMP_S = 2.0  # of the wall clock against the monotonic one, since the last look
-_JUST_AFTER_S = 0.001  # a window still has what is exactly as old as it is long
+_JUST_AFTER_S = 0.001  # a window still counts a request exactly as old as it is long
 
 _TOKENS = RateLimitItemPerMinute(1, namespace="tokens")  # its amount is each key's own: only its name is used
 
@@ -62,26 +62,26 @@ class RateWindows:
         self._ahead_s = ahead_s
 
     def request(self, key: str, limit: int) -> float:
-        """Count a request. Seconds until there is room for one more, where there is none now; else 0."""
+        """Count a request. Seconds until the limit allows one more, where it does not now; else 0."""
         self._heed_clock()
         item = RateLimitItemPerMinute(limit, namespace="requests")
         if self._requests.hit(item, key):
             return 0.0
         return max(0.0, self._requests.get_window_stats(item, key).reset_time - time.time()) + _JUST_AFTER_S
 
-    def room(self, key: str, limit: int, tokens: int) -> float:
-        """Seconds until there is room for `tokens`, at most `limit`; 0 where there is now."""
+    def wait_s(self, key: str, limit: int, tokens: int) -> float:
+        """Seconds until the limit allows `tokens`, at most `limit`; 0 where it does now."""
         before, before_s, now, now_s = self.counts(key)
-        room = limit - tokens
-        if before * before_s / MINUTE_S + now <= room:
+        allowed = limit - tokens
+        if before * before_s / MINUTE_S + now <= allowed:
             return 0.0
-        if now <= room:
-            return max(0.0, before_s - _counting_s(before, room - now)) + _JUST_AFTER_S
-        # Not in this minute of the clock: what it has counts less and less in the next.
-        return now_s + MINUTE_S - _counting_s(now, room) + _JUST_AFTER_S
+        if now <= allowed:
+            return max(0.0, before_s - _counting_s(before, allowed - now)) + _JUST_AFTER_S
+        # Not in this minute of the clock: its tokens count less and less in the next.
+        return now_s + MINUTE_S - _counting_s(now, allowed) + _JUST_AFTER_S
 
     def spend(self, key: str, tokens: int) -> None:
-        """Count tokens, whether there is room for them or not."""
+        """Count tokens, also beyond the limit."""
         self._heed_clock()
         _, current = self._storage.sliding_window_keys(_TOKENS.key_for(key), _TOKENS.get_expiry(), time.time())
         self._storage.incr(current, 2 * _TOKENS.get_expiry(), amount=tokens)
@@ -114,6 +114,6 @@ class RateWindows:
         return events[0].atime if events else began
 
 
-def _counting_s(counted: int, room: int) -> float:
-    """For how many seconds of a minute what was `counted` in the one before is `room` or less."""
-    return MINUTE_S if not counted else min(MINUTE_S, MINUTE_S * room / counted)
+def _counting_s(counted: int, allowed: int) -> float:
+    """Seconds of a minute in which the weight of the `counted` before is `allowed` or less."""
+    return MINUTE_S if not counted else min(MINUTE_S, MINUTE_S * allowed / counted)

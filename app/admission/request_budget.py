@@ -1,6 +1,6 @@
-"""One request's leave to be answered: what it may still cost, and what of it was cut because many wait.
+"""One request's budget: the tokens it may still cost, and the reductions because many wait.
 
-There is one from the moment that a request is let in until all that answers it has ended. It is found by `current`
+There is one from the moment that a request is admitted until all that answers it has ended. It is found by `current`
 wherever the answer is made, for a run also after the request. Knows nothing of HTTP.
 """
 
@@ -38,7 +38,7 @@ class RequestTerms:
 
 
 class Admitter(Protocol):
-    """Decides what an admitted request may still ask: admission here, or a worker's client of it."""
+    """Decides an admitted request's further demands: admission here, or a worker's client of it."""
 
     def left(self, request_budget: RequestBudget) -> None: ...
 
@@ -67,7 +67,7 @@ class RequestBudget:
         counted: bool = False,
         strict: bool = False,
     ) -> None:
-        """`terms` are the best that its key may have. `counted`: what it uses is noted for the key."""
+        """`terms` are the best that its key may have. `counted`: its tokens are counted for the key."""
         self.key = key
         self.counted = counted
         self.strict = strict
@@ -78,7 +78,7 @@ class RequestBudget:
         self._admission = admission
         self._holders = 1
         self._spent = 0
-        self._thinking: dict[str, int] = {}  # what is left of it, by model
+        self._thinking: dict[str, int] = {}  # the thinking limit, by model
         self._models: list[str] = []  # that `auto` may ask, where that is not all
 
     @staticmethod
@@ -140,7 +140,7 @@ class RequestBudget:
             raise too_late(self.terms.deadline_s)
         return left
 
-    # -- what it may cost
+    # -- cost
 
     def enter(self, *among: ServedModel) -> None:
         """One of these models is to answer.
@@ -170,11 +170,11 @@ class RequestBudget:
             self._admission.spend(self.key, self._spent)
             self._spent = 0
 
-    # -- what is made less
+    # -- reductions
 
     @property
     def cut(self) -> dict[str, str]:
-        """The reduced parts of the request, and what is left of each."""
+        """The reduced parts of the request, and the rest of each."""
         thinking = {"thinking": str(min(self._thinking.values()))} if self._thinking else {}
         return {**thinking, "models": " ".join(self._models)} if self._models else thinking
 

@@ -1,7 +1,7 @@
 """Makes the answers to one request: admission, sequences, pieces, validation, tool calls, usage, outcome. One stream.
 
-Every API plans its requests (`AnswerPlan`) and renders what `AnswerPipeline.stream` yields. Closing the stream, for
-whatever reason, closes its sequences and with them everything below. Knows nothing of HTTP.
+Every API plans its requests (`AnswerPlan`) and renders the items of `AnswerPipeline.stream`. Closing the stream, for
+any reason, closes its sequences and with them everything below. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class AnswerPipeline:
     watch: Callable[[], RequestWatch]
     plans: Sequence[AnswerPlan]
     n: int = 1
-    tenant: str = ""  # whose blocks of the prefix cache are found
+    tenant: str = ""  # owner of the prefix cache's blocks that may be hit
     auto: ModelCascade | None = None
     loop: ToolLoop | None = None
     on_event: Callable[[Event], None] = lambda event: None
@@ -69,16 +69,16 @@ class AnswerPipeline:
 
     @property
     def plan(self) -> AnswerPlan:
-        """The plan whose answer is given: of several models it is known when the first piece comes."""
+        """The plan that gives the answer: of several models it is known when the first piece comes."""
         return self._chosen or self.plans[0]
 
     async def stream(self) -> AsyncGenerator[Answered, None]:
-        """Yields what happens in the answers as it comes: pieces with their deltas, calls, results.
+        """Yields the answers' events as they come: pieces with their deltas, calls, results.
 
         Raises:
             ApiError: 422 `schema_not_met`: an answer was not valid in any try. 429: the request's key may not use so
                 many tokens now.
-            What `Engine.open` and `generate` raise.
+            EngineError: as `Engine.open` and `generate` raise it.
         """
         watch = self.watch()
         with watch.measured():
@@ -126,7 +126,7 @@ class AnswerPipeline:
             seq = await self._open(plan, watch, closing)
             self.on_event(Admitted(plan.limit))
             appended, read = 0, set[int]()
-            async with aclosing(agent.run(seq, plan.room)) as happening:
+            async with aclosing(agent.run(seq, plan.remaining)) as happening:
                 async for each in happening:
                     if isinstance(each, Wrote):
                         self.tally.prompt_tokens += agent.appended - appended  # by results, which this turn has read
@@ -166,8 +166,8 @@ class AnswerPipeline:
         return seq
 
     def _count(self, index: int, prompt: int, piece: Piece, watch: RequestWatch, read: set[int]) -> None:
-        """Counts a piece of an answer to a prompt; `read` collects the prompts whose cached tokens are known."""
-        # The answers to one prompt share it; what the first to be admitted found cached is what was saved.
+        """Counts a piece of an answer to a prompt; `read` collects the prompts with known cached tokens."""
+        # The answers to one prompt share it; the tokens that the first admitted found cached are the saving.
         if piece.prompt_tokens and prompt not in read:
             read.add(prompt)
             self.tally.cached_tokens += piece.cached_tokens
@@ -181,12 +181,12 @@ class AnswerPipeline:
             self.routing = routing_json(event)
         self.on_event(event)
 
-    # -- validation of answers whose mask holds a superset of their schema
+    # -- validation of answers with a mask that allows a superset of their schema
 
     async def _valid(
         self, pieces: AsyncGenerator[tuple[int, Piece], None], schema: str, watch: RequestWatch
     ) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Holds each answer back until it is found valid, or was cut off; one that is not is generated once more."""
+        """Buffers each answer until it is found valid, or was cut off; one that is not is generated once more."""
         held: dict[int, list[Piece]] = {}
         async with aclosing(pieces) as stream:
             async for index, piece in stream:

@@ -40,19 +40,19 @@ class ToolLoop:
 class AnswerPlan:
     """A checked request, ready to run on one model. `span.max_tokens` is set.
 
-    `room`: tokens that the context leaves after the prompt. `tool_plan`: how the answer's calls are written, None where
-    there are none. `check`: a JSON schema (as text) that the whole answer is validated against, where the mask holds a
-    superset. `warnings`: what of the request is not held.
+    `remaining`: context after the prompt, in tokens. `tool_plan`: how the answer's calls are written, None where there
+    are none. `check`: a JSON schema (as text) that the whole answer is validated against, where the mask allows a
+    superset. `warnings`: parts of the request that are not enforced.
     """
 
     served: ServedModel
     prompt: list[int]
     span: Span
-    room: int = 0
+    remaining: int = 0
     reasoning_config: ReasoningConfig = field(default_factory=ReasoningConfig)
     variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name their template's
     tool_plan: ToolPlan | None = None
-    chat: bool = True  # thinking is told apart
+    chat: bool = True  # thinking is separated
     check: str | None = None
     warnings: tuple[str, ...] = ()
 
@@ -65,7 +65,7 @@ class AnswerPlan:
     def check_routed(self) -> None:
         """
         Raises:
-            ApiError: 400: it asks for what one model alone can give, and several may answer.
+            ApiError: 400: it asks for something that one model alone can give, and several may answer.
         """
         self.reasoning_config.check_routed()
         if self.check is not None:
@@ -105,37 +105,37 @@ class AnswerPlan:
 
 
 def remaining_context(served: ServedModel, prompt: Sequence[int], limit: int | None, param: str) -> int:
-    """Tokens that an answer after `prompt` may have: what the context leaves, and no more than the request's key may.
+    """Tokens that an answer after `prompt` may have: the remaining context, and no more than the request's key may.
 
     Raises:
         ApiError: 400 `context_length_exceeded`, with the numbers.
     """
     context = served.engine.max_model_len
-    room = context - len(prompt)
+    remaining = context - len(prompt)
     most = output_limit(limit)
-    if room < 1:
+    if remaining < 1:
         message = (
             f"The prompt has {len(prompt)} tokens and this model's context {context}; "
             f"accepted: at most {context - 1}, so that there is room for an answer."
         )
         raise invalid(param, message, "context_length_exceeded")
-    if limit is not None and limit > room:
+    if limit is not None and limit > remaining:
         message = (
             f"The prompt has {len(prompt)} tokens and asks for {limit} more; this model's context is {context}; "
-            f"accepted: at most {room} more after this prompt."
+            f"accepted: at most {remaining} more after this prompt."
         )
         raise invalid("max_tokens", message, "context_length_exceeded")
-    return room if most is None else min(room, most)
+    return remaining if most is None else min(remaining, most)
 
 
 async def plan_calls(
     served: ServedModel, tools: Sequence[ToolSpec], chosen: ToolChoice, parallel: bool, user: str = ""
 ) -> ToolPlan:
-    """A plan that compiles. A tool that is not strict and whose schema no backend holds takes any JSON object; one that
-    takes too long to compile is refused, as what an answer is held to must not depend on what else the server does.
+    """A plan that compiles. A tool that is not strict and has a schema that no backend supports takes any JSON object;
+    one that takes too long to compile is refused, as an answer's constraint must not depend on the server's load.
 
     Raises:
-        ApiError: 400: a strict tool's schema is not held, or the model's template has no form of call.
+        ApiError: 400: a strict tool's schema is not supported, or the model's template has no form of call.
     """
     if served.tool_parser is None:
         raise invalid(
@@ -172,7 +172,7 @@ async def plan_calls(
 
 
 def constraint_error(field: str, refusal: ConstraintRefused, *, loosely: bool = False) -> ApiError:
-    """A constraint that cannot be held, as a 400 that names the field. `loosely`: a superset could be."""
+    """An unsupported constraint, as a 400 that names the field. `loosely`: a superset could be."""
     accepted = "something simpler" if isinstance(refusal, CompileTimeout) else "what docs/constraints.md lists"
     accepted += ', or "strict": false' if loosely and not isinstance(refusal, CompileTimeout) else ""
     return invalid(field, f"{field} cannot be held exactly: {refusal}; accepted: {accepted}.", refusal.code)

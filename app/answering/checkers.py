@@ -49,9 +49,9 @@ CHECKER = (
 
 
 class Checkers:
-    """Makes checkers of requests, and holds the processes that some of them need, from the first use on.
+    """Makes checkers of requests, and owns the processes that some of them need, from the first use on.
 
-    `toolshed` has the tools that a checker may call; without one, in an API worker or for a replay, none may.
+    `tool_service` has the tools that a checker may call; without one, in an API worker or for a replay, none may.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ def _regex(expression: Any) -> str:
 
 
 def _wanted(fields: Json) -> Any:
-    """Returns what an answer is compared with, as `judge_of` takes it."""
+    """Returns the expected answer, as `judge_of` takes it."""
     answer, choices = fields.get("answer"), fields.get("choices")
     if isinstance(answer, dict) and answer.keys() == {"numbers", "target"}:
         numbers, target = answer["numbers"], answer["target"]

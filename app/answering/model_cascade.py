@@ -1,7 +1,7 @@
 """`model: auto`: several models behind one name. A small one answers first, a larger one where that is not good enough.
 
-The cascade is `reasoning.route`'s; this makes its rungs of served models. What a request is in one model's own words is
-given (`AnswerPlan`), so this knows nothing of messages, templates or HTTP.
+The cascade is `reasoning.route`'s; this makes its steps of served models. A request for one model is an `AnswerPlan`,
+so this knows nothing of messages, templates or HTTP.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ class ModelCascade:
     For each request: `plans = await auto.plans(make)`, where `make(served)` plans the request for that model; then
     `async with aclosing(auto.answer(plans)) as items`, and of the items
 
-    - a `Tried` for each model that was asked: what its answer measured, whether it passed, and `why` not;
+    - a `Tried` for each model that was asked: its answer's measurements, whether it passed, and `why` not;
     - a `Spent` after a `Tried` that did not pass: the tokens of an answer that nobody sees;
-    - one `ModelChosen`, just before the first piece: take from its `plan` what depends on the model (its name, its
+    - one `ModelChosen`, just before the first piece: take the model's parts from its `plan` (its name, its
       tokenizer for log-probabilities, the parser of its calls);
     - the answer's `Piece`s, the last one with a finish reason. The last model's come as they are written, another's all
       at once, when it has passed;
     - one `Routed`, the report: before the pieces of an answer that passed, after those of the last model's.
     """
 
-    def __init__(self, rungs: Sequence[ServedModel], gate: Gate) -> None:
-        self.rungs = tuple(rungs)
+    def __init__(self, steps: Sequence[ServedModel], gate: Gate) -> None:
+        self.steps = tuple(steps)
         self.gate = gate
         self.counts: Counter[tuple[str, bool]] = Counter()  # answers by model, and whether they were given
         self.hear: Callable[[str, bool], None] = lambda model, given: None  # each of them
 
     async def plans(self, make: Callable[[ServedModel], Awaitable[AnswerPlan]]) -> list[AnswerPlan]:
-        """The request for every model that has room for it, in order. One for which the request is too long is left
-        out, unless all are.
+        """The request for every model with enough context for it, in order. Others are left out, unless all are too
+        short.
 
         Raises:
-            What `make` raises otherwise.
+            Exception: as `make` raises it otherwise.
         """
         made: list[AnswerPlan] = []
         too_long: Exception | None = None
-        for served in self.rungs:
+        for served in self.steps:
             try:
                 made.append(await make(served))
             except Exception as error:
@@ -79,10 +79,10 @@ class ModelCascade:
         return made
 
     async def answer(self, plans: Sequence[AnswerPlan], tenant: str = "") -> AsyncGenerator[Piece | Event, None]:
-        """One answer; see the class for what comes. Closing it ends what is being written, and frees its blocks.
+        """One answer; see the class for its items. Closing it ends the answer being written, and frees its blocks.
 
         Raises:
-            What `Engine.open` and `generate` raise.
+            EngineError: as `Engine.open` and `generate` raise it.
         """
         items: asyncio.Queue[Piece | Event | None] = asyncio.Queue()
         work = asyncio.create_task(self._climb(plans, tenant, items.put_nowait))
@@ -94,7 +94,7 @@ class ModelCascade:
         finally:
             await finish(work)
 
-    async def _climb(self, plans: Sequence[AnswerPlan], tenant: str, tell: Callable[[Piece | Event], None]) -> None:
+    async def _climb(self, plans: Sequence[AnswerPlan], tenant: str, emit: Callable[[Piece | Event], None]) -> None:
         largest = max(each.served.parameters for each in plans)
         last = len(plans) - 1
         read: list[int] = []  # by the models asked so far: tokens of the prompt that were not in their caches
@@ -102,27 +102,27 @@ class ModelCascade:
         def step(at: int, one: AnswerPlan) -> CascadeStep:
             async def answer(measured: bool) -> Candidate:
                 if at == last:
-                    tell(ModelChosen(one))
-                candidate = await _written(one, tenant, measured, tell if at == last else lambda piece: None)
+                    emit(ModelChosen(one))
+                candidate = await _written(one, tenant, measured, emit if at == last else lambda piece: None)
                 read.append(sum(piece.prompt_tokens - piece.cached_tokens for piece in candidate.pieces[:1]))
                 return candidate
 
             return CascadeStep(one.served.name, answer, one.served.parameters / largest)
 
-        rungs = [step(at, one) for at, one in enumerate(plans)]
-        async with aclosing(cascade(rungs, [self.gate])) as climbing:
+        steps = [step(at, one) for at, one in enumerate(plans)]
+        async with aclosing(cascade(steps, [self.gate])) as climbing:
             async for item in climbing:
                 if isinstance(item, Event):
-                    tell(item)
+                    emit(item)
                 if isinstance(item, Tried):
                     self.counts[item.model, item.passed] += 1
                     self.hear(item.model, item.passed)
                     if not item.passed:
-                        tell(Spent(item.tokens, read[-1]))
+                        emit(Spent(item.tokens, read[-1]))
                 elif isinstance(item, Candidate) and len(read) <= last:
-                    tell(ModelChosen(plans[len(read) - 1]))
+                    emit(ModelChosen(plans[len(read) - 1]))
                     for piece in item.pieces:
-                        tell(piece)
+                        emit(piece)
 
 
 def allowed_models(plans: Sequence[AnswerPlan]) -> list[AnswerPlan]:

@@ -59,17 +59,16 @@ class ModelRegistry:
         if len(served) < 2:
             return cls(served)
         by_name = {each.name: each for each in served}
-        rungs = [by_name[name] for name in settings.router] or sorted(served, key=lambda each: each.parameters)
-        return cls(served, ModelCascade(rungs, gate_of(settings.router_gate, settings.router_bar)))
+        steps = [by_name[name] for name in settings.router] or sorted(served, key=lambda each: each.parameters)
+        return cls(served, ModelCascade(steps, gate_of(settings.router_gate, settings.router_bar)))
 
     @classmethod
     async def start(cls, settings: Settings, begin: Callable[[str], None] = lambda model: None) -> ModelRegistry:
-        """Load them one after another; `begin` hears each one's path first.
+        """Load them one after another; `begin` gets each one's path first.
 
-        The engines share the device. The K/V memory that the settings give, or else find, is all of theirs together
-        and divided by `engine.model.memory.divided`: each pool holds the same number of tokens. All other limits are
-        each one's own. CPU threads are those that each model would have alone, and the system shares the cores among
-        them.
+        The engines share the device. The K/V memory that the settings give, or else find, is all of theirs together and
+        divided by `engine.model.memory.divided`: each pool has the same number of tokens. All other limits are each
+        one's own. CPU threads are those that each model would have alone, and the system shares the cores among them.
 
         Raises:
             BadSetting: the settings do not go together, or one of several models cannot be loaded; the message says
@@ -78,7 +77,7 @@ class ModelRegistry:
         """
         from engine.model.memory import (
             divided,
-            needs_of,  # torch comes with it, and who joins needs none
+            needs_of,  # it imports torch, which a joining process does not need
         )
 
         settings.check_models()
@@ -106,11 +105,11 @@ class ModelRegistry:
     async def join(
         cls, settings: Settings, client: int, places: Callable[[str], AsyncIterator[str | None]]
     ) -> ModelRegistry:
-        """The same models in another process than that which has started them: see `Engine.join`. `places` gives those
-        of the model of a name.
+        """The same models in another process than the one that started them: see `Engine.join`. `places` gives the
+        engine's directories by model name.
 
         Raises:
-            What `Engine.join` and `of` raise.
+            EngineError, BadSetting: as `Engine.join` and `of` raise them.
         """
         paths = {settings.model_name: settings.model, **settings.models}
         engines = {
@@ -154,13 +153,13 @@ class ModelRegistry:
 
         Raises:
             ApiError: 404 `model_not_found`, or that several models cannot answer it.
-            What `make` raises.
+            Exception: as `make` raises it.
         """
         if name != AUTO_NAME or self.auto is None:
             served = self.get(name)
             enter(served)
             return [await make(served)], None
-        enter(*self.auto.rungs)
+        enter(*self.auto.steps)
         plans = await self.auto.plans(make)
         for plan in plans:
             plan.check_routed()
@@ -169,7 +168,8 @@ class ModelRegistry:
     def get(self, name: str) -> ServedModel:
         """
         Raises:
-            ApiError: 404 `model_not_found`. So is `auto`, which is no model: who can take it asks for `auto` before.
+            ApiError: 404 `model_not_found`. So is `auto`, which is no model: a caller that supports it checks for
+                `auto` before.
         """
         if (found := self._by_name.get(name)) is not None:
             return found

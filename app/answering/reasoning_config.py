@@ -40,7 +40,7 @@ class WaitInserted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningRequest:
-    """A request's fields on its manner, each None where it says nothing. Any: JSON."""
+    """A request's fields of reasoning, each None where it is absent. Any: JSON."""
 
     effort: Effort | None = None
     thinking: BudgetFields | None = None
@@ -61,7 +61,7 @@ class ReasoningResolver:
     checkers: Checkers = field(default_factory=Checkers)
 
     def of(self, asked: ReasoningRequest, served: ServedModel, user: str) -> ReasoningConfig:
-        """Checks what `user` asks for.
+        """Checks the request of `user`.
 
         Raises:
             ApiError, InvalidParameter: something is out of range, contradicts something else, or asks for thinking of a
@@ -94,7 +94,7 @@ class ReasoningResolver:
             if served.markers is None:
                 message = f"{said} asks for thinking, and the model {served.name!r} does not think; accepted: "
                 raise invalid(said, message + ('"none".' if said == "reasoning_effort" else f"no {said}."))
-            BudgetForcing(budget, served.engine.tokenizer)  # refuses what cannot be kept to
+            BudgetForcing(budget, served.engine.tokenizer)  # refuses a budget that cannot be kept
         unthinking = asked.effort == "none"
         thinks = False if unthinking else asked.thinks
         checker = None if asked.checker is None else self._checker(asked.checker, chosen, options, user)
@@ -105,7 +105,7 @@ class ReasoningResolver:
 
     @classmethod
     def of_settings(cls, settings: Settings) -> ReasoningResolver:
-        """With the strategies of installed packages; those that cannot be loaded are told in the log."""
+        """With the strategies of installed packages; those that cannot be loaded are logged."""
         strategies = Strategies()
         strategies.load_entry_points()
         for origin, why in strategies.faults.items():
@@ -145,14 +145,16 @@ class ReasoningResolver:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningConfig:
-    """A request's checked manner. `unthinking`: there must be no thinking, whatever the chat template makes of it."""
+    """A request's checked reasoning config. `unthinking`: there must be no thinking, even if the chat template opens
+    it.
+    """
 
     strategy: Strategy[Any] | None = None  # Any: each has its own options
     options: Options | None = None
     budget: ThinkingBudget | None = None
     unthinking: bool = False
-    thinks: bool | None = None  # what the chat template is told, None: nothing
-    reduced: bool = False  # the budget is not what was asked for, and does not say whether to think
+    thinks: bool | None = None  # the chat template's `enable_thinking`, None: absent
+    reduced: bool = False  # the budget is not the one asked for, and does not say whether to think
     quota: StrategyQuota = field(default_factory=StrategyQuota)
     seconds: float = TIMEOUT_S
     checker: Check | None = None
@@ -205,7 +207,7 @@ class ReasoningConfig:
 
 
 def reduced_by_load(reasoning_config: ReasoningConfig, served: ServedModel) -> ReasoningConfig:
-    """Returns `manner`, with less thinking where many wait for the model."""
+    """Returns `reasoning_config`, with less thinking where many wait for the model."""
     request_budget = RequestBudget.current()
     most = None if request_budget is None else request_budget.thinking_limit(served)
     if request_budget is None or most is None or served.markers is None or reasoning_config.strategy is not None:
@@ -238,10 +240,10 @@ def restored(
 
 
 class AnswerGenerator:
-    """Writes an answer's turns in a manner; stands in for `think_and_answer`. One for each answer: a budget covers all
-    its turns.
+    """Writes an answer's turns by a `ReasoningConfig`; stands in for `think_and_answer`. One for each answer: a budget
+    covers all its turns.
 
-    `on_event` hears what a strategy tells, in order with the pieces.
+    `on_event` gets a strategy's events, in order with the pieces.
     """
 
     def __init__(
@@ -271,7 +273,7 @@ class AnswerGenerator:
         """
         Raises:
             StrategyError: a strategy of a plugin fails.
-            What `generate` raises.
+            EngineError: as `generate` raises it.
         """
         if self.forcing is not None:
             happening: Yields | AsyncGenerator[Piece, None] = self._forced(
@@ -291,7 +293,7 @@ class AnswerGenerator:
     async def _forced(
         self, forcing: BudgetForcing, seq: EngineSequence, span: Span, markers: Markers | None, **prompt: bool
     ) -> Yields:
-        """Within the budget; each Wait is told just before its piece."""
+        """Within the budget; each Wait is reported just before its piece."""
         waits = forcing.waits
         async with aclosing(forcing.answer(seq, span, markers, **prompt)) as pieces:
             async for piece in pieces:

@@ -46,7 +46,7 @@ class ModelInfo:
 
 
 class ServedModel:
-    """An engine and what the outside needs to know about its model."""
+    """An engine and the public facts of its model."""
 
     def __init__(self, engine: Engine, model: str, name: str | None = None, tool_call_parser: str = "auto") -> None:
         """
@@ -129,7 +129,7 @@ def _blaming(field: str) -> Iterator[None]:
 
 
 def default_sampling(config: Mapping[str, Any]) -> Sampling:
-    """`generation_config.json` as sampling defaults; what it leaves out is the engine's default."""
+    """`generation_config.json` as sampling defaults; absent fields are the engine's defaults."""
     if config.get("do_sample") is False:
         return Sampling(temperature=0.0)
     fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

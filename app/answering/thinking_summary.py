@@ -1,7 +1,7 @@
 """Visibility of an answer's thinking: all of it, a summary made by a model, or that there was some.
 
 One policy for the whole server, kept here for every API that answers a chat. A user who may open sequences of their own
-(`/api/sequences`, `/v1/completions`) reads what the model writes there. Knows nothing of HTTP.
+(`/api/sequences`, `/v1/completions`) reads the model's output there. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Summariser:
     async def __call__(self, text: str) -> str:
         """The summary; empty where the model writes nothing. Long thoughts lose their middle, as they must fit.
 
-        Raises what the engine raises.
+        Raises the engine's errors.
         """
         engine = self.served.engine
         tokens = engine.tokenizer.encode(text)
-        room = engine.max_model_len // 2
-        if len(tokens) > room:
-            half = room // 2
+        limit = engine.max_model_len // 2
+        if len(tokens) > limit:
+            half = limit // 2
             text = f"{engine.tokenizer.decode(tokens[:half])} … {engine.tokenizer.decode(tokens[-half:])}"
         messages = [{"role": "user", "content": _ASK.format(text=text)}]
         prompt = await self.served.chat_tokens(messages, {"enable_thinking": False})
@@ -55,7 +55,7 @@ class ThinkingSummary:
     _held: list[str] = field(default_factory=list)
 
     async def seen(self, deltas: Sequence[Delta], *, ended: bool) -> list[Delta]:
-        """Returns `deltas` as shown. A summary comes when the thinking gives way to something else, or `ended` has."""
+        """Returns `deltas` as shown. A summary comes when another part follows the thinking, or `ended` is set."""
         if self.policy == "shown":
             return list(deltas)
         shown: list[Delta] = []

@@ -28,7 +28,8 @@ from tools.tool import Tool
 if TYPE_CHECKING:
     from retrieval import Library
 
-# What writes or executes asks first, unless its tool says "never": Python in its jail, and notes, which can be undone.
+# A tool that writes or executes asks first, unless it says "never": Python in its sandbox, and notes, which can be
+# undone.
 GRANTED: tuple[Permission, ...] = ("none", "read", "write", "network", "execute")
 
 BUILT_IN = "built in"
@@ -50,7 +51,7 @@ class ToolService:
         self.plugins = PluginFolder(settings.plugins or folder / "plugins", self.registry)
         if library is not None:
             self.registry.provide(Browser, factory=lambda ctx: Browser(library, ctx.user))
-        self.off: dict[str, str] = {}  # tools that are not there, and what would bring them
+        self.off: dict[str, str] = {}  # missing tools, and their remedies
         self._settings = settings
         self._notes = folder / "notes.db"
         self._closing = contextlib.AsyncExitStack()
@@ -86,12 +87,12 @@ class ToolService:
         self.grants.close()
 
     async def ready(self) -> None:
-        """Wait for what a server opens in the background."""
+        """Wait for the tools that a server opens in the background."""
         if self._opening is not None:
             await asyncio.wait({self._opening})
 
     async def _open_python(self) -> None:
-        """Python for models, once it is seen that this system can hold it: some hundred milliseconds."""
+        """Python for models, once this system's sandbox is probed: some hundred milliseconds."""
         await self._open_small_python()
         if not self._settings.sandbox:
             self.off["python"] = "The sandbox is switched off."
@@ -114,7 +115,7 @@ class ToolService:
         self.registry.add(python, origin=BUILT_IN)
 
     async def _open_small_python(self) -> None:
-        """The part of Python that needs no jail, for what is small and pure. It is never put in the other's place."""
+        """The part of Python that needs no sandbox, for small pure code. It is never put in the other's place."""
         from tools.builtin.python import small_python
         from tools.sandbox import Pure, SandboxFailed
 

@@ -1,8 +1,8 @@
 """Routes of accounts, keys and sign-in.
 
 The routes of users and keys are for operators. A key is shown in full only once, when it is made; later only its
-beginning. Signing in takes a key and sets a cookie that no script can read. The route that says who is signed in is
-open to everybody, because the page calls it before it shows anything.
+beginning. Signing in takes a key and sets a cookie that no script can read. The route of the current user is open to
+everybody, because the page calls it before it shows anything.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ async def change_user(who: Operator, state: AppState, user_id: str, wanted: User
 @router.get("/keys")
 async def keys(who: Operator, state: AppState, given: KeysParams) -> dict[str, Any]:
     def read(accounts: Accounts) -> list[dict[str, Any]]:
-        return [_told(accounts, each) for each in accounts.keys_of(given.user)]
+        return [_with_usage(accounts, each) for each in accounts.keys_of(given.user)]
 
     found = await state.auth.do(read)
     return {"keys": [{**each, "current": each["id"] == who.key_id} for each in found]}
@@ -207,7 +207,7 @@ async def change_key(who: Operator, state: AppState, key_id: str, wanted: KeyCha
             scopes=_ordered(wanted.scopes) if "scopes" in given else key.scopes,
             quota=key.quota if "quota" not in given else Quota() if wanted.quota is None else wanted.quota.quota(),
         )
-        return _told(accounts, changed)
+        return _with_usage(accounts, changed)
 
     return {**await state.auth.do(change), "current": key_id == who.key_id}
 
@@ -215,11 +215,11 @@ async def change_key(who: Operator, state: AppState, key_id: str, wanted: KeyCha
 @router.delete("/keys/{key_id}")
 async def revoke_key(who: Operator, state: AppState, key_id: str) -> dict[str, Any]:
     """It stays in the list, as revoked."""
-    revoked = await state.auth.do(lambda accounts: _told(accounts, accounts.revoke(key_id)))
+    revoked = await state.auth.do(lambda accounts: _with_usage(accounts, accounts.revoke(key_id)))
     return {**revoked, "current": key_id == who.key_id}
 
 
-def _told(accounts: Accounts, key: ApiKey) -> dict[str, Any]:
+def _with_usage(accounts: Accounts, key: ApiKey) -> dict[str, Any]:
     return {**key.told(), "used": asdict(accounts.used(key.id))}
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedTurn:
-    """A question, or an answer. `remark` says what is to be known of how it ended, if anything."""
+    """A question, or an answer. `remark` notes how it ended, unless it is complete."""
 
     role: str
     content: str

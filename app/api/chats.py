@@ -1,4 +1,4 @@
-"""Routes of chats, their folders, export and import, and of what the page reads of its server.
+"""Routes of chats, their folders, export and import, and of the server's facts for the page.
 
 A chat's messages are a tree; its current branch is shown unless all of it is asked for.
 """
@@ -154,7 +154,7 @@ async def chat(user: User, state: AppState, chat_id: str, given: ChatParams) -> 
     store = state.store
     row, messages = await store.chats.whole(user, chat_id)
     tree = Tree(messages)
-    # What the store says of a message, not the moment: its events are read from `active_run_id` from their start.
+    # The message as stored, not as of now: its events are read from `active_run_id` from their start.
     active = next((m["run_id"] for m in messages if m["status"] == "running"), None)
     shown = messages if given.all == "true" else tree.branch(row["leaf_id"])
     return {

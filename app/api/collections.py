@@ -1,4 +1,5 @@
-"""The routes of collections and of invitations to them: documents' owners, and who else may read them or add to them.
+"""The routes of collections and of invitations to them: documents' owners, and the members who may read them or add to
+them.
 
 To someone without a right to it, a collection is not there.
 """

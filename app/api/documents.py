@@ -1,8 +1,8 @@
 """Routes of documents, their ingestion jobs and pictures of pages.
 
 An upload goes to disk as it arrives and becomes a job; the response waits a little for the job's end. No file is ever
-served for a browser to display, as a document may be made to harm the person who opens it. A page's picture is drawn in
-a process of its own and is nothing but pixels, so nothing that the file holds runs in the browser or the server.
+sent for a browser to display, as a document may be made to harm the person who opens it. A page's picture is rendered
+in a process of its own and is nothing but pixels, so nothing in the file runs in the browser or the server.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def _those_left(library: Library, user: str, numbers: list[int]) -> list[Documen
 async def viewed(
     request: Request, user: str, begin: Callable[Concatenate[str, P], ProcessFuture[T]], *args: P.args, **more: P.kwargs
 ) -> T:
-    """Returns what a process of its own finds in a PDF, one request of each user at a time: nobody's file keeps those
+    """Returns the result of a separate process on a PDF, one request of each user at a time: nobody's file keeps those
     of others waiting.
 
     Raises:
@@ -340,7 +340,7 @@ async def viewed(
 
 
 async def _ended(future: ProcessFuture[T]) -> None:
-    """Wait for it without a thread. When nobody waits any more, what has not begun is left out."""
+    """Wait for it without a thread. When nobody waits any more, a job that has not begun is left out."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     future.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
     try:
@@ -387,7 +387,7 @@ pages_router = APIRouter(prefix="/api", tags=["Documents"], dependencies=[ONLY_K
 
 WIDTH, MAX_WIDTH = 1200, 3000  # pixels
 _HEADERS = {
-    "Cache-Control": "private, no-cache",  # asked for each time: whoever lost the right to it sees it no more
+    "Cache-Control": "private, no-cache",  # asked for each time: a user who lost the right to it sees it no more
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'",
 }

@@ -1,9 +1,9 @@
 """The server's tools as an MCP server at `/mcp`, for other programs on the same port.
 
 Each user has one of their own, so that nobody comes upon another's session. It is opened by its first request, for the
-protocol's SDK takes a second to import, and ends with the server: clients keep streams open that would hold it up.
-Foreign hosts and origins, and who is nobody, are refused before anything comes here. Knows nothing of tools: those that
-are there at the moment of a request are offered.
+protocol's SDK takes a second to import, and ends with the server: clients keep streams open that would delay its end.
+Foreign hosts and origins, and anonymous requests, are refused before anything comes here. Knows nothing of tools: those
+that are there at the moment of a request are offered.
 """
 
 from __future__ import annotations

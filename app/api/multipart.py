@@ -1,6 +1,6 @@
 """A multipart form, fed piece by piece: files go to disk as they come, fields stay in memory and must be short.
 
-What is on disk is deleted again unless `hand_over` gives it to somebody. Knows nothing of HTTP or of what is sent; the
+Files on disk are deleted again unless `hand_over` gives them to somebody. Knows nothing of HTTP or of the content; the
 whole body's size is its caller's to limit.
 """
 
@@ -105,7 +105,7 @@ class Form:
     def hand_over(self, work: Callable[[], T]) -> T:
         """Runs `work` and returns its result; if it succeeds, the files are somebody else's from then on.
 
-        They are on the disk before that: a client told that a file came may delete the original.
+        They are on the disk before that: a client notified of an upload may delete the original.
         """
         with self._lock:
             for folder in {file.path.parent for file in self.files}:

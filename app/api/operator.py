@@ -1,7 +1,7 @@
-"""The operator's routes: how the server does, which runs there are, and what tools may do, of all users together.
+"""The operator's routes: the server's figures, its runs, and the permissions of tools, of all users together.
 
-They are asked again and again while somebody looks, and hold no connection meanwhile: a browser has few of those to
-give. Nothing of what was asked or answered is told. Knows nothing of how anything is measured.
+They are polled while somebody looks, and keep no connection open meanwhile: a browser has few of those. No text of a
+question or an answer is returned. Knows nothing of how anything is measured.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def stats(who: Operator, state: AppState) -> dict[str, Any]:
         "by_priority": state.admission.by_priority,
         "windows": [windows.window(seconds) for seconds in _WINDOWS_S],
         "series": windows.series(),
-        "models": [_model(name, told) for name, told in engines.items()],
+        "models": [_model(name, counters) for name, counters in engines.items()],
         "settings": changed_settings(state.settings),
     }
 
@@ -91,24 +91,24 @@ def _allowed(state: State, users: list[str]) -> dict[str, Any]:
     }
 
 
-def _model(name: str, told: Stats | None) -> dict[str, Any]:
-    if told is None:
+def _model(name: str, counters: Stats | None) -> dict[str, Any]:
+    if counters is None:
         return {"name": name, "stopped": True}
     return {
         "name": name,
         "stopped": False,
-        "running": told.running,
-        "waiting": told.waiting,
-        "sequences": told.sequences,
-        "blocks": {"used": told.blocks_used, "cached": told.blocks_cached, "free": told.blocks_free},
-        "block_size": told.block_size,
-        "prefix_hit_rate": told.prefix_hit_rate if told.prefix_query_tokens else None,
-        "preemptions": told.preemptions,
+        "running": counters.running,
+        "waiting": counters.waiting,
+        "sequences": counters.sequences,
+        "blocks": {"used": counters.blocks_used, "cached": counters.blocks_cached, "free": counters.blocks_free},
+        "block_size": counters.block_size,
+        "prefix_hit_rate": counters.prefix_hit_rate if counters.prefix_query_tokens else None,
+        "preemptions": counters.preemptions,
     }
 
 
 def _memory_bytes() -> int:
-    """Returns the process's bytes in memory now; where the system does not tell, the most that it ever had."""
+    """Returns the process's bytes in memory now; where the system does not report it, its peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

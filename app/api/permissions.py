@@ -1,6 +1,6 @@
-"""The routes of permissions: what a user lets tools do, everywhere or in one chat, and the answers that are remembered.
+"""The routes of permissions: a user's grants to tools, everywhere or in one chat, and the remembered answers.
 
-A chat can only narrow what its user allows. Every change holds from the next call on, also of a run that is under way.
+A chat can only narrow its user's grants. Every change applies from the next call on, also of a run that is under way.
 Knows nothing of how a call is judged: the tools' policy does.
 """
 
@@ -86,7 +86,7 @@ async def set_chat_permissions(
 
 @router.delete("/chats/{chat_id}/permissions", status_code=204)
 async def unset_chat_permissions(user: User, policy: Policy, chat_id: str) -> None:
-    # Of a chat that is gone too: what was said about it must not stay.
+    # Of a deleted chat too: its permissions must not stay.
     await asyncio.to_thread(policy.grants.unset_classes, user, chat=chat_id)
 
 

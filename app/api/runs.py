@@ -1,4 +1,4 @@
-"""The routes of `/api` for runs: an answer that is being made, its events, and what is left of it.
+"""The routes of `/api` for runs: an answer that is being made, its events, and its record.
 
 A run's events are server-sent, resumable by number. Knows nothing of how answers are made.
 """
@@ -96,7 +96,7 @@ class RunRequest(BaseModel):
     )
 
     def asked(self) -> ReasoningRequest:
-        """Returns the manner that the request asks for.
+        """Returns the reasoning that the request asks for.
 
         Raises:
             ApiError: the budget of thinking is not as accepted.
@@ -113,7 +113,7 @@ class RunRequest(BaseModel):
         """Returns the sampling parameters that are to be other than the model's authors chose them."""
         return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
 
-    def told(self) -> str | None:
+    def system_prompt(self) -> str | None:
         """The system prompt.
 
         Raises:
@@ -161,9 +161,9 @@ async def start_run(
     output_limit(wanted.max_tokens)
     auto = state.models.auto if wanted.model == AUTO_NAME else None
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
-    enter(*((served,) if auto is None else auto.rungs))
+    enter(*((served,) if auto is None else auto.steps))
     reasoning_config = reduced_by_load(
-        state.reasoning_resolver.of(wanted.asked(), served, user), served if auto is None else auto.rungs[0]
+        state.reasoning_resolver.of(wanted.asked(), served, user), served if auto is None else auto.steps[0]
     )
     if wanted.content is not None:
         await _check_length(wanted.content, state.models if auto is not None else [served])
@@ -172,8 +172,9 @@ async def start_run(
         if wanted.tools is not None:
             raise invalid("tools", "tools are asked for of 'auto'; accepted: the name of one model beside tools.")
     ask = RunSpec(
-        wanted.place(), wanted.told(), wanted.sampling(), max_tokens=wanted.max_tokens, collections=wanted.collections,
-        tools=wanted.tools, served=served, auto=auto, reasoning_config=reasoning_config, user=user,
+        wanted.place(), wanted.system_prompt(), wanted.sampling(), max_tokens=wanted.max_tokens,
+        collections=wanted.collections, tools=wanted.tools, served=served, auto=auto,
+        reasoning_config=reasoning_config, user=user,
     )  # fmt: skip
     try:
         started = await state.runs.start(chat_id, ask, _key(request, chat_id, wanted))
@@ -199,17 +200,17 @@ EventsParams = Annotated[EventsQuery, Depends(QueryParams(EventsQuery))]
 async def run(user: User, state: AppState, run_id: str) -> dict[str, Any]:
     log = await state.runs.log(user, run_id)
     row = await state.store.runs.get(user, run_id)
-    told: dict[str, list[str]] = {"thinking.delta": [], "answer.delta": []}
+    texts: dict[str, list[str]] = {"thinking.delta": [], "answer.delta": []}
     for event in log.events:
-        if event.type in told:
-            told[event.type].append(json.loads(event.data)["text"])
+        if event.type in texts:
+            texts[event.type].append(json.loads(event.data)["text"])
     return {
         "id": run_id,
         "chat_id": row["chat_id"],
         "status": log.status,
         "last_seq": log.last_seq,
-        "thinking": "".join(told["thinking.delta"]),
-        "answer": "".join(told["answer.delta"]),
+        "thinking": "".join(texts["thinking.delta"]),
+        "answer": "".join(texts["answer.delta"]),
     }
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 QUESTION = "Does this text answer the question? Reply yes or no.\n\nQuestion: {query}\n\nText: {text}"
 MAX_LENGTH = 4000  # characters of a text that are read
-AT_ONCE = 8  # texts scored together: as many as leave room for people who chat
+AT_ONCE = 8  # texts scored together: few enough to leave capacity for chats
 
 
 class Relevance:
@@ -43,7 +43,7 @@ class Relevance:
         self._loop = loop
         tokenizer = served.engine.tokenizer
         self._answers = [tokenizer.encode("yes"), tokenizer.encode("no")]
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
 
     def __call__(self, query: str, texts: Sequence[str]) -> list[float]:
         """For each text log p(yes) - log p(no)."""
@@ -56,7 +56,7 @@ class Relevance:
         asked = QUESTION.format(query=query, text=text[:MAX_LENGTH])
         variables = {"enable_thinking": False} if self._served.markers else {}
         prompt = await self._served.chat_tokens([{"role": "user", "content": asked}], variables)
-        async with self._room, await self._served.engine.open(prompt, tenant=self._tenant) as sequence:
+        async with self._slots, await self._served.engine.open(prompt, tenant=self._tenant) as sequence:
             yes, no = await sequence.score(self._answers)
         return sum(yes) - sum(no)
 
@@ -71,7 +71,7 @@ class SearchRequest(BaseModel):
 
     query: str = Field(description="a text of 1 to 4000 characters")
     limit: int = Field(10, ge=1, le=MAX_HITS, description=f"an integer from 1 to {MAX_HITS}")
-    filters: dict[str, Any] = Field(  # Any: `as_sql` checks what is in it
+    filters: dict[str, Any] = Field(  # Any: `as_sql` checks it
         default_factory=dict, description='an object such as {"media_type": "application/pdf", "year": {"gte": 2020}}'
     )
     collections: Literal["own", "all"] | Annotated[list[int], Field(max_length=1000)] | None = Field(

@@ -1,4 +1,4 @@
-"""The routes of sequences: the engine's handle for programs elsewhere, to do what strategies do in the server.
+"""The routes of sequences: the engine's handle for programs elsewhere, with the abilities of a strategy in the server.
 
 Each call renews the lease of its sequence; one that changes something is alone on it.
 """

@@ -1,6 +1,6 @@
 """A picture of accuracy over tokens: a curve for each strategy, with the interval around it.
 
-matplotlib comes with the development tools alone: without it there is no picture. Knows nothing of what was measured.
+matplotlib comes with the development tools alone: without it there is no picture. Knows nothing of the measurements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COLOURS = ("#2f5d50", "#b4552d", "#3d5a98", "#8a6d1f", "#7a3f73", "#4f4f4f", "#5
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """`x` is what it cost, the others are shares, 0 to 1. `label` may be empty."""
+    """`x` is its cost, the others are shares, 0 to 1. `label` may be empty."""
 
     x: float
     share: float
@@ -26,7 +26,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points of one kind, drawn in the order of what they cost. `joined` by a line, or each for itself."""
+    """Points of one kind, plotted in the order of their cost. `joined` by a line, or each for itself."""
 
     name: str
     points: Sequence[Point]
@@ -34,7 +34,7 @@ class Curve:
 
 
 def can_draw() -> bool:
-    """Tells whether matplotlib is installed."""
+    """Returns whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

@@ -2,7 +2,7 @@
 
 Databases are copied by SQLite's online backup, and checked; files are those that the copied database points to. Indexes
 and caches are left out: they are made again. A manifest has the digest of every file. Putting a backup back deletes
-nothing: what it replaces is renamed.
+nothing: replaced files are renamed.
 """
 
 from __future__ import annotations
@@ -81,17 +81,17 @@ def verify(path: Path) -> None:
     """Say that a backup is whole.
 
     Raises:
-        BadSetting: it is not; the message names what is wrong.
+        BadSetting: it is not; the message names the fault.
     """
     files = _verified(path)
     print(f"{path} is whole: {files} files.")
 
 
 def restore(path: Path | None, only: Sequence[str] | None, settings: Settings) -> None:
-    """Put a backup in place and print what was renamed.
+    """Put a backup in place and print the renamed files.
 
     Raises:
-        BadSetting: it is damaged, a server runs, or something can't be written. What is there stays then.
+        BadSetting: it is damaged, a server runs, or something can't be written. Present files stay then.
     """
     data_dir = settings.resolved_data_dir
     source = path or _newest(data_dir)
@@ -177,7 +177,7 @@ def _left_out(name: str) -> bool:
 
 
 def _copy(path: Path, to: Path) -> bool:
-    """Copies a file unless it is copied already; tells whether it was there to copy."""
+    """Copies a file unless it is copied already; returns whether it was there to copy."""
     if to.exists():
         return True
     make_folder(to.parent)
@@ -195,7 +195,7 @@ def _new(path: Path) -> IO[bytes]:
 
 
 def _copy_database(path: Path, to: Path) -> None:
-    """One state of a database, whoever writes to it meanwhile, in one file without a log.
+    """One state of a database, even with writers meanwhile, in one file without a log.
 
     Raises:
         BadSetting: it is damaged.
@@ -234,8 +234,8 @@ def _write_manifest(folder: Path, digests: Digests) -> None:
         version = importlib.metadata.version("ponder")
     except importlib.metadata.PackageNotFoundError:
         version = "not installed"
-    told = {"format": FORMAT, "ponder": version, "made_at": datetime.now(UTC).isoformat(), "sha256": digests}
-    write_whole(folder / MANIFEST, json.dumps(told, indent=1).encode())
+    manifest_fields = {"format": FORMAT, "ponder": version, "made_at": datetime.now(UTC).isoformat(), "sha256": digests}
+    write_whole(folder / MANIFEST, json.dumps(manifest_fields, indent=1).encode())
     _sync_all(folder)
 
 
@@ -361,7 +361,7 @@ def _chosen(stage: Path, only: Sequence[str] | None) -> list[str]:
 
 
 def _put_back(stage: Path, data_dir: Path, name: str) -> Iterator[str]:
-    """Rename what is there, with its logs, and move the backup's into its place. Yields what was renamed."""
+    """Rename the present files, with their logs, and move the backup's into their place. Yields the renamed ones."""
     place = data_dir / name
     database = data_dir / DOCUMENTS if name == "documents" else place
     if place.exists() or any((data_dir / f"{name}{part}").exists() for part in ("-wal", "-shm")):

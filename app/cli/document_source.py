@@ -209,7 +209,8 @@ class LocalDocuments:
 class RemoteDocuments:
     """Documents that a server of this data directory has open.
 
-    Where it asks for a key, one is made for as long as this lasts: who may write the directory may do that.
+    Where it asks for a key, one is made for as long as this lasts: anyone with write access to the directory may do
+    that.
     """
 
     def __init__(self, url: str, settings: Settings) -> None:
@@ -266,7 +267,7 @@ class RemoteDocuments:
     def close(self) -> None:
         self._closing.close()
 
-    def _ask(self, method: str, path: str, **what: Any) -> Any:  # Any: what httpx takes and JSON gives
+    def _ask(self, method: str, path: str, **what: Any) -> Any:  # Any: httpx's arguments and JSON
         try:
             reply = self._client.request(method, path, **what)
         except httpx.HTTPError as error:

@@ -1,4 +1,4 @@
-"""Helpers that the commands share: settings from their sources, and refusals told in a sentence.
+"""Helpers that the commands share: settings from their sources, and refusals printed as a sentence.
 
 Imports nothing that `ponder --help` has no use for.
 """
@@ -28,7 +28,7 @@ Config = Annotated[
 
 
 def settings_of(config: Path | None, *, serving: bool = False, **flags: Any) -> Settings:
-    """`serving`: what only a server minds is checked, too."""
+    """`serving`: settings of a server alone are checked, too."""
     from app.config import BadSetting, load_settings
 
     try:

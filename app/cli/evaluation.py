@@ -58,10 +58,10 @@ def evaluate_reasoning(
     plot: Path | None,
     settings: Settings,
 ) -> None:
-    """Measure, show a table, and write what was asked for.
+    """Measure, show a table, and write the requested files.
 
     Raises:
-        BadSetting: a task, a way or a file is not right; the message says what would be accepted.
+        BadSetting: a task, a way or a file is not right; the message names the accepted values.
         EngineError: the model cannot be loaded.
     """
     tasks = read_tasks(file, n)
@@ -146,10 +146,10 @@ def grid(thinks: bool) -> list[Way]:
 
 
 def _named(name: str, options: Mapping[str, Any]) -> str:  # Any: plain JSON
-    told = ", ".join(
+    listed = ", ".join(
         f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in options.items()
     )
-    return f"{name} {told}".strip()
+    return f"{name} {listed}".strip()
 
 
 async def _measured(
@@ -228,10 +228,10 @@ class _Progress:
         self._bar.stop()
 
     def of(self, name: str) -> Any:  # Any: a function of how many tasks are done
-        def tell(done: int) -> None:
+        def report(done: int) -> None:
             self._bar.update(self._task, description=name, completed=self._over * self._tasks + done)
 
-        return tell
+        return report
 
     def finish(self, row: MeasuredWay) -> None:
         self._over += 1

@@ -1,4 +1,4 @@
-"""`ponder index` and `ponder search` in the terminal: progress while it lasts, what failed at the end, passages found.
+"""`ponder index` and `ponder search` in the terminal: progress while it lasts, failures at the end, passages found.
 
 On a terminal progress is drawn, elsewhere it is a line now and then. Text from documents is shown without control
 characters: a terminal would obey them.
@@ -62,7 +62,7 @@ class Work:
         return all(job.over for job in self.jobs.values())
 
     def cancel(self) -> None:
-        """End what runs and wait until it has."""
+        """Cancel running jobs and wait until they have ended."""
         for id, job in self.jobs.items():
             if not job.over:
                 self._shelf.cancel(id)

@@ -1,6 +1,6 @@
 """`ponder keys`: API keys on the data directory, made, listed and revoked, also while a server runs on it.
 
-Who may write the data directory may do this: no key is asked for. Knows nothing of servers.
+Write access to the data directory is enough: no key is asked for. Knows nothing of servers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def create(
 
 
 def list_keys(as_json: bool, settings: Settings) -> None:
-    """Print what is known of the keys, which is not the keys."""
+    """Print the keys' records, which do not contain the keys."""
     with _opened(settings) as accounts:
         keys, roles = accounts.keys_of(), {each.id: each.role for each in accounts.users()}
     if as_json:
@@ -77,14 +77,14 @@ def list_keys(as_json: bool, settings: Settings) -> None:
         table.add_column(heading, overflow="fold")
     for each in keys:
         table.add_row(
-            each.id, f"{each.prefix}…", each.user, roles[each.user], each.name, _told(each), _date(each.created_at),
+            each.id, f"{each.prefix}…", each.user, roles[each.user], each.name, _limits(each), _date(each.created_at),
             _date(each.expires_at), _date(each.used_at), each.state,
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 240, markup=False).print(table)
 
 
 def change(id: str, scopes: Sequence[str] | None, quotas: Sequence[str] | None, settings: Settings) -> None:
-    """Change what a key is for and what it may cost; what is not given stays.
+    """Change a key's scopes and quotas; those not given stay.
 
     Raises:
         BadSetting: something of it is not accepted, or there is no such key.
@@ -99,7 +99,7 @@ def change(id: str, scopes: Sequence[str] | None, quotas: Sequence[str] | None, 
             raise _no_key(id) from None
         kept = key.scopes if not scopes else _scopes(scopes)
         changed = accounts.change_key(key.id, name=key.name, scopes=kept, quota=_quota(key.quota, quotas))
-    print(f"{changed.prefix}… of {changed.user} is for {_told(changed)}.")
+    print(f"{changed.prefix}… of {changed.user} is for {_limits(changed)}.")
 
 
 def disable(user: str, disabled: bool, settings: Settings) -> None:
@@ -164,7 +164,7 @@ def _quota(quota: Quota, given: Sequence[str] | None) -> Quota:
     return quota
 
 
-def _told(key: ApiKey) -> str:
+def _limits(key: ApiKey) -> str:
     limits = [f"{name}={value}" for name, value in asdict(key.quota).items() if value is not None]
     return ", ".join(["everything" if key.scopes is None else " ".join(key.scopes), *limits])
 

@@ -1,4 +1,4 @@
-"""`ponder replay FILE`: a recorded run made again, with what its tools gave back; the exit code says if it agrees."""
+"""`ponder replay FILE`: a run made again, with its tools' recorded results; the exit code says if it agrees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine import Engine
 
 
 def run(file: Path, settings: Settings, force: bool) -> int:
-    """0: the same tokens; 1: others, told on standard output. With `force`, also on other numerics than the run had.
+    """0: the same tokens; 1: others, printed on standard output. With `force`, also on other numerics than the run had.
 
     Raises:
         BadSetting: the file is no trace, the model cannot be loaded, or it cannot be expected to make the same tokens.
@@ -43,11 +43,11 @@ async def _replayed(trace: Trace, settings: Settings, force: bool) -> int:
         for reason in (*doubted.other, *doubted.reasons):
             print(f"The tokens may differ: {reason}.")
         made = await replay(served, trace, ReasoningResolver.of_settings(settings))
-        print(_told(made, served))
+        print(_comparison(made, served))
     return 0 if made.differs_at is None else 1
 
 
-def _told(made: Replayed, served: ServedModel) -> str:
+def _comparison(made: Replayed, served: ServedModel) -> str:
     if made.differs_at is None:
         return f"{made.tokens} tokens, the same as recorded."
     was, now = (served.engine.tokenizer.decode(ids, skip_special=False) for ids in (made.was, made.now))

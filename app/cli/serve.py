@@ -1,8 +1,8 @@
-"""`ponder serve` from start to end: bind, load, say when ready, and stop cleanly when told to.
+"""`ponder serve` from start to end: bind, load, say when ready, and stop cleanly on a signal.
 
-The port is taken before the model is loaded, so a port in use is told at once; connections are accepted only when an
-answer can be given. SIGTERM refuses what is new, lets what runs go on for a while and then ends it and the process;
-SIGINT does not wait; a second signal hurries either.
+The port is taken before the model is loaded, so a port in use is reported at once; connections are accepted only when
+an answer can be given. SIGTERM refuses new requests, lets running ones go on for a while and then ends them and the
+process; SIGINT does not wait; a second signal hurries either.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def serve(settings: Settings) -> None:
-    """Run the server until it is told to stop.
+    """Run the server until a signal stops it.
 
     Raises:
         BadSetting: the address cannot be listened on, or nobody would be asked for a key there, or the data directory
@@ -59,10 +59,10 @@ def serve(settings: Settings) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the address but does not listen yet.
+    """A socket bound to the address that does not listen yet.
 
     Raises:
-        BadSetting: why not, and what to do.
+        BadSetting: the address cannot be bound; the message names the remedy.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -126,8 +126,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         closing.push_async_callback(store.close)
         library = await _or_leave(_open_library(settings), stop)
         closing.push_async_callback(asyncio.to_thread, library.close)
-        with _progress() as tell:
-            models = await _or_leave(_start_models(settings, tell), stop)
+        with _progress() as report:
+            models = await _or_leave(_start_models(settings, report), stop)
         closing.push_async_callback(models.stop)
         from app.sequences import persistence
         from app.server import create_app
@@ -166,7 +166,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
 
 async def _open_library(settings: Settings) -> Library:
-    """The documents of the data directory, opened early: that another process has them is told at once."""
+    """The documents of the data directory, opened early: a lock of another process is reported at once."""
     from app.document_library import open_library  # indexes come with it: not before the port is ours
     from retrieval import InUse
 
@@ -176,7 +176,7 @@ async def _open_library(settings: Settings) -> Library:
         raise BadSetting(f"{error} Stop that one, or give another --data-dir.") from None
 
 
-async def _start_models(settings: Settings, tell: Callable[[str], None]) -> ModelRegistry:
+async def _start_models(settings: Settings, report: Callable[[str], None]) -> ModelRegistry:
     from app.answering.model_registry import (
         ModelRegistry,  # torch comes with it: not before port and data directory are ours
     )
@@ -185,13 +185,13 @@ async def _start_models(settings: Settings, tell: Callable[[str], None]) -> Mode
     numbers = itertools.count(1)
 
     def begin(model: str) -> None:
-        tell(f"Loading {model}" if count == 1 else f"Loading {model} ({next(numbers)} of {count})")
+        report(f"Loading {model}" if count == 1 else f"Loading {model} ({next(numbers)} of {count})")
 
     return await ModelRegistry.start(settings, begin)
 
 
 async def _or_leave(starting: Coroutine[Any, Any, T], stop: asyncio.Task[bool]) -> T:
-    """Returns the result of `starting`; exits if the server is told to stop before."""
+    """Returns the result of `starting`; exits if a signal stops the server before."""
     begun = asyncio.ensure_future(starting)
     await asyncio.wait({begun, stop}, return_when=asyncio.FIRST_COMPLETED)
     if not begun.done():
@@ -225,7 +225,7 @@ def _say_ready(settings: Settings, port: int) -> None:
 
 
 def _anybody(settings: Settings) -> bool:
-    """Tells whether there is a key that lets somebody in."""
+    """Returns whether there is a key that lets somebody in."""
     accounts = Accounts.open(settings.resolved_data_dir)
     try:
         return any(key.state == "valid" for key in accounts.keys_of())
@@ -235,7 +235,7 @@ def _anybody(settings: Settings) -> bool:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Says what is going on, to whoever watches in a terminal."""
+    """Shows progress on a terminal."""
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status("Starting …") as status:

@@ -1,4 +1,4 @@
-"""The tasks of `ponder eval reasoning`: on each line a JSON object, a question and what is right."""
+"""The tasks of `ponder eval reasoning`: on each line a JSON object, a question and its right answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`ponder tools`: which tools there are, one of them run, a new plugin begun, and all of them as an MCP server.
 
-They are the tools that a server with the same settings offers. What a tool says is shown on a terminal without control
+They are the tools that a server with the same settings offers. A tool's output is shown on a terminal without control
 characters. Where a server has the documents open, the tools that read them are left out, and that is said.
 """
 
@@ -62,7 +62,7 @@ def test_{name}_answers() -> None:
 
 
 def list_tools(as_json: bool, settings: Settings) -> None:
-    """Print the tools; what could not be loaded goes to the error output."""
+    """Print the tools; faults of loading go to the error output."""
     tools, faults = asyncio.run(_loaded(settings))
     if as_json:
         shown = [
@@ -79,14 +79,14 @@ def list_tools(as_json: bool, settings: Settings) -> None:
     columns = [(tool.name, tool.permission, tool.origin) for tool in tools]
     widths = [max((len(row[place]) for row in columns), default=0) for place in range(3)]
     for row, tool in zip(columns, tools, strict=True):
-        told = tool.description.strip().splitlines()[0]
-        print(_safe("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=True)), told])))
+        summary = tool.description.strip().splitlines()[0]
+        print(_safe("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=True)), summary])))
     for fault in faults:
         print(_safe(f"{fault.origin}: {fault.message}"), file=sys.stderr)
 
 
 def call_tool(name: str, arguments: str, yes: bool, settings: Settings) -> int:
-    """Run one tool and print its result; the exit code. `yes` approves whatever it asks approval for."""
+    """Run one tool and print its result; the exit code. `yes` approves all that it asks approval for."""
     return asyncio.run(_called(name, arguments, yes, settings))
 
 
@@ -144,7 +144,7 @@ async def _called(name: str, arguments: str, yes: bool, settings: Settings) -> i
             None,
             person.approve if person.answers else None,
             person.answer,
-            offered=(),  # a person calls, whom no description leads astray
+            offered=(),  # a person calls, so no description leads astray
         )
         (outcome,) = await shed.executor.run([Call("call-1", name, arguments)], session, _show)
         faults = shed.registry.faults if outcome.kind == "unknown_tool" else []
@@ -243,5 +243,5 @@ def _show(event: Event) -> None:
 
 
 def _safe(text: str) -> str:
-    """The text without what a terminal would obey."""
+    """The text without a terminal's control characters."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)

@@ -1,4 +1,4 @@
-"""The engines' own counters as metrics, with what is waited for and what it costs. Knows nothing of requests."""
+"""The engines' own counters as metrics, with queued work and its estimated cost. Knows nothing of requests."""
 
 from __future__ import annotations
 
@@ -70,50 +70,50 @@ class EngineCounters(Collector):
     def collect(self) -> Iterator[Metric]:
         if not self.stats:
             return
-        told = [([model] if self._labels else [], stats) for model, stats in self.stats.items()]
+        counters = [([model] if self._labels else [], stats) for model, stats in self.stats.items()]
         for name, (text, field) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"ponder_{name}", text, labels=self._labels)
-            for model, stats in told:
+            for model, stats in counters:
                 gauge.add_metric(model, getattr(stats, field))
             yield gauge
         blocks = GaugeMetricFamily("ponder_kv_blocks", "KV blocks by state.", labels=[*self._labels, "state"])
-        for model, stats in told:
+        for model, stats in counters:
             for state, field in _BLOCKS.items():
                 blocks.add_metric([*model, state], getattr(stats, field))
         yield blocks
         memory = GaugeMetricFamily("ponder_kv_bytes", "Bytes of the KV pool by state.", labels=[*self._labels, "state"])
-        for model, stats in told:
+        for model, stats in counters:
             size = self._block_bytes[model[0] if model else next(iter(self.stats))]
             for state, field in _BLOCKS.items():
                 memory.add_metric([*model, state], getattr(stats, field) * size)
         yield memory
         for name, (text, field) in _COUNTERS.items():
             counter = CounterMetricFamily(f"ponder_{name}", text, labels=self._labels)
-            for model, stats in told:
+            for model, stats in counters:
                 counter.add_metric(model, getattr(stats, field))
             yield counter
-        yield from self._tiers(told)
+        yield from self._tiers(counters)
         yield from self._waits()
         if (cost := self._cost()) is not None:
             yield cost
         if self._auto is not None:
             yield self._answers(self._auto)
 
-    def _tiers(self, told: Sequence[tuple[list[str], Stats]]) -> Iterator[Metric]:
+    def _tiers(self, counters: Sequence[tuple[list[str], Stats]]) -> Iterator[Metric]:
         """Yields metrics of the KV tiers below the pools."""
         labels = [*self._labels, "tier"]
         used = GaugeMetricFamily("ponder_kv_tier_bytes", "Bytes in use below the KV pool.", labels=labels)
-        room = GaugeMetricFamily("ponder_kv_tier_limit_bytes", "Bytes there may be below the KV pool.", labels=labels)
+        limit = GaugeMetricFamily("ponder_kv_tier_limit_bytes", "Bytes there may be below the KV pool.", labels=labels)
         hits = CounterMetricFamily("ponder_kv_tier_hit_blocks", "Blocks that came back to the pool.", labels=labels)
-        for model, stats in told:
+        for model, stats in counters:
             for tier in _TIERS:
                 used.add_metric([*model, tier], getattr(stats.tiers, f"{tier}_bytes"))
-                room.add_metric([*model, tier], getattr(stats.tiers, f"{tier}_bytes_total"))
+                limit.add_metric([*model, tier], getattr(stats.tiers, f"{tier}_bytes_total"))
                 hits.add_metric([*model, tier], getattr(stats.tiers, f"{tier}_hit_blocks"))
-        yield from (used, room, hits)
+        yield from (used, limit, hits)
         for name, (text, field) in _TIER_COUNTERS.items():
             counter = CounterMetricFamily(f"ponder_{name}", text, labels=self._labels)
-            for model, stats in told:
+            for model, stats in counters:
                 counter.add_metric(model, getattr(stats.tiers, field))
             yield counter
 
@@ -147,7 +147,7 @@ class EngineCounters(Collector):
             "ponder_auto_answers", "Answers written for the model `auto`: given, or escalated to the next model.",
             labels=["model", "outcome"],
         )  # fmt: skip
-        for served in auto.rungs:
+        for served in auto.steps:
             for outcome, passed in (("given", True), ("escalated", False)):
                 answers.add_metric([served.name, outcome], auto.counts[served.name, passed])
         return answers

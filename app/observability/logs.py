@@ -1,7 +1,7 @@
-"""The server's log: lines of text, or of JSON for whoever collects them, each with the id of its request.
+"""The server's log: lines of text, or of JSON for a log collector, each with the id of its request.
 
-A request's id is the client's own (`X-Request-ID`) where it has one, and is told back. A line of the access log has no
-query string: searches are people's own. Knows nothing else of what is logged.
+A request's id is the client's own (`X-Request-ID`) where it has one, and is sent back. A line of the access log has no
+query string: searches are people's own. Knows nothing else of the records.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         from app.observability.tracing import trace_id
 
-        told: dict[str, str] = {
+        record_fields: dict[str, str] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         ids = {"request_id": request_id(), "trace_id": trace_id()}
-        told |= {name: value for name, value in ids.items() if value is not None}
+        record_fields |= {name: value for name, value in ids.items() if value is not None}
         if record.exc_info:
-            told["error"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False)
+            record_fields["error"] = self.formatException(record.exc_info)
+        return json.dumps(record_fields, ensure_ascii=False)

@@ -138,7 +138,7 @@ class RequestWatch:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Ends with what became of the answer that is made inside: completed, refused, failed, or cancelled."""
+        """Counts the outcome of the answer that is made inside: completed, refused, failed, or cancelled."""
         outcome = "cancelled"
         try:
             yield
@@ -167,7 +167,7 @@ class RequestWatch:
         self._counting.left(self._endpoint, outcome, lasted, met)
 
     def _kept_to(self, goals: Goals) -> bool:
-        """Tells whether every answer came in time."""
+        """Returns whether every answer came in time."""
         for index, first in self._first.items():
             further = max(1, self._count[index] - 1)
             if first - self._began > goals.ttft_s or (self._latest[index] - first) / further > goals.inter_token_s:
@@ -182,7 +182,7 @@ _DURATION = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
 class ServerMetrics:
-    """Counts what passes."""
+    """Counts requests and tokens."""
 
     def __init__(self, models: ModelRegistry, goals: Goals | None = None) -> None:
         self._models = models
@@ -257,7 +257,7 @@ class ServerMetrics:
         if met is not None:
             self.slo.labels(endpoint, "met" if met else "missed").inc()
 
-    # -- what it looks up itself
+    # -- engine counters
 
     async def look(self) -> dict[str, Stats | None]:
         """Every engine's counters, by model, noted in the windows; None of one that has stopped."""

@@ -1,7 +1,7 @@
 """The last quarter of an hour of a server, in bins of a few seconds: latencies, tokens, requests, errors.
 
 Of latencies a bin keeps a uniform sample (Vitter's algorithm R), so a percentile is that of real observations, exact
-while a bin has few, and the memory is bounded whatever passes. Knows nothing of where observations come from.
+while a bin has few, and the memory is bounded at any rate. Knows nothing of where observations come from.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class TimeWindows:
         self._bin().errors[code] += 1
 
     def counted(self, model: str, stats: Stats) -> None:
-        """An engine's counters at this moment. What has been counted since the last time belongs half-way between."""
+        """An engine's counters at this moment. Counts since the last time are attributed half-way between."""
         now = self._now()
         at, before = self._counted.get(model, (now, stats))
         self._counted[model] = now, stats

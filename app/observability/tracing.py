@@ -1,4 +1,4 @@
-"""Spans of what a request takes, by OpenTelemetry, for an operator who has a collector. Off unless `setup` turns it on.
+"""Spans of a request's phases, by OpenTelemetry, for an operator who has a collector. Off unless `setup` turns it on.
 
 Spans of an answer's phases are made when it ends, from times that are noted as it goes, so that a token costs nothing.
 No text of anybody's is in a span. Knows nothing of where spans go: that is the standard environment's to say.
@@ -30,8 +30,8 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 def setup(environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
-    """Send spans where the environment says (`OTEL_EXPORTER_OTLP_ENDPOINT` and its like), if it does; what is returned
-    sends the last of them and stops."""
+    """Send spans where the environment says (`OTEL_EXPORTER_OTLP_ENDPOINT` and its like), if it does; the returned
+    function sends the last of them and stops."""
     disabled = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if (
         disabled
@@ -97,7 +97,7 @@ def span(name: str, **attributes: str | int | float | bool) -> Iterator[None]:
 
 
 def made(name: str, began_ns: int, ended_ns: int, parent: Context | None, attributes: Attributes) -> None:
-    """A span of what is over. Times are nanoseconds since the epoch."""
+    """A span of a finished phase. Times are nanoseconds since the epoch."""
     if _tracer is not None and parent is not None:
         _tracer.start_span(name, context=parent, start_time=began_ns, attributes=attributes).end(ended_ns)
 
@@ -156,7 +156,7 @@ class Traced:
             attributes={"http.request.method": method},
         ) as current:  # fmt: skip
 
-            async def told(message: Message) -> None:
+            async def send_traced(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     route: Any = scope.get("route")  # FastAPI's, once it is found: never the address itself
                     if (path := getattr(route, "path", None)) is not None:
@@ -167,4 +167,4 @@ class Traced:
                         current.set_status(Status(StatusCode.ERROR))
                 await send(message)
 
-            await self.app(scope, receive, told)
+            await self.app(scope, receive, send_traced)

@@ -69,13 +69,13 @@ async def plan_chat(
         constraint = calling.plan.constrained
     prompt = await served.chat_tokens(request.template_messages(), variables, calling.shown)
     prompt = reasoning_config.prompt(prompt, served)
-    room = remaining_context(served, prompt, request.token_limit, field)
-    span = request.span(served.sampling, room=room, vocab_size=served.engine.vocab_size, default_limit=None)
+    remaining = remaining_context(served, prompt, request.token_limit, field)
+    span = request.span(served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size, default_limit=None)
     span = replace(
         span, sampling=calling.without_calls(span.sampling), logprobs=request.engine_logprobs, constraint=constraint
     )
     return AnswerPlan(
-        served, prompt, span, room, reasoning_config, variables, calling.plan,
+        served, prompt, span, remaining, reasoning_config, variables, calling.plan,
         check=None if held is None else held.check, warnings=calling.warnings if held is None else held.warnings,
     )  # fmt: skip
 

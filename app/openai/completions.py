@@ -1,7 +1,7 @@
 """`POST /v1/completions`: text (or token ids) in, its continuation out, streamed or whole.
 
 Nothing is parsed out of the text: thinking markers, where a model writes them, are just text here. With `echo` and
-`logprobs` it scores a prompt, which is what evaluation harnesses use it for.
+`logprobs` it scores a prompt, as evaluation harnesses do.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ class CompletionJob:
         constraint = None if held is None else held.constrained
         plans = []
         for ids in prompts:
-            room = remaining_context(served, ids, request.max_tokens or 1, "prompt")
+            remaining = remaining_context(served, ids, request.max_tokens or 1, "prompt")
             span = request.span(
-                served.sampling, room=room, vocab_size=served.engine.vocab_size,
+                served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size,
                 default_limit=1 if request.max_tokens == 0 else DEFAULT_MAX_TOKENS,
             )  # fmt: skip
             scored = request.logprobs if request.echo else None
             span = replace(span, logprobs=request.logprobs, prompt_logprobs=scored, constraint=constraint)
             plans.append(
                 AnswerPlan(
-                    served, ids, span, room, chat=False, check=None if held is None else held.check,
+                    served, ids, span, remaining, chat=False, check=None if held is None else held.check,
                     warnings=() if held is None else held.warnings,
                 )
             )  # fmt: skip
@@ -148,7 +148,7 @@ class CompletionJob:
 
 
 class _Choice:
-    """One continuation being put together: `add` pieces, `take` what is new."""
+    """One continuation being put together: `add` pieces, `take` the new part."""
 
     def __init__(self, job: CompletionJob, index: int) -> None:
         prompt = index // job.request.n

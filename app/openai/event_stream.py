@@ -1,7 +1,7 @@
 """Server-sent events for `/v1`: bytes encoded once, errors with a status while that is still possible.
 
-The response starts with its first event, so whatever goes wrong before the first token (a full queue, a bad span) is
-still a proper HTTP error. A slow start, or a pause, is bridged by comment pings. Knows nothing of what it sends.
+The response starts with its first event, so an error before the first token (a full queue, a bad span) is still a
+proper HTTP error. A slow start, or a pause, is bridged by comment pings. Knows nothing of the events' content.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Request bodies of chat and completions, and their messages as turns.
 
-A field's description says what is accepted; errors and docs quote it. Validation is strict ("5" is no number and 1 is
-no boolean), so a client's mistake is reported and not guessed around. Messages are checked by hand, as their errors are
-the most common. In a conversation with tools each result answers a call before it, and each call is answered before the
-next turn, as most models' templates take for granted.
+A field's description names the accepted values; errors and docs quote it. Validation is strict ("5" is no number and 1
+is no boolean), so a client's mistake is reported and not guessed around. Messages are checked by hand, as their errors
+are the most common. In a conversation with tools each result answers a call before it, and each call is answered before
+the next turn, as most models' templates take for granted.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _content(content: Any, where: str, *, needed: bool) -> str:
 
 
 def _answers(item: dict[str, Any], where: str, open_calls: dict[str, str]) -> str:
-    """The name of the tool whose call this message answers."""
+    """The name of the tool of the call that this message answers."""
     id = item.get("tool_call_id")
     waiting = ", ".join(repr(known) for known in open_calls) or "none, as no call waits for its result"
     if not isinstance(id, str) or id not in open_calls:
@@ -280,8 +280,8 @@ class SamplingRequest(BaseModel):
             seed=self.seed,
         )
 
-    def span(self, defaults: Sampling, *, room: int, vocab_size: int, default_limit: int | None) -> Span:
-        """The engine's parameters. `room` is what the context leaves after the prompt.
+    def span(self, defaults: Sampling, *, remaining: int, vocab_size: int, default_limit: int | None) -> Span:
+        """The engine's parameters. `remaining` is the context left after the prompt.
 
         Raises:
             ApiError: a token id is not in the vocabulary, or `min_tokens` does not fit.
@@ -289,7 +289,7 @@ class SamplingRequest(BaseModel):
         for field, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", map(int, self.logit_bias))):
             if (worst := max(ids, default=0)) >= vocab_size:
                 raise invalid(field, f"{field} names token {worst}; accepted: token ids from 0 to {vocab_size - 1}.")
-        limit = self.token_limit or min(default_limit or room, room)
+        limit = self.token_limit or min(default_limit or remaining, remaining)
         if self.min_tokens > limit:
             raise invalid("min_tokens", f"min_tokens is {self.min_tokens}; accepted: 0 to max_tokens ({limit}).")
         return Span(
@@ -382,7 +382,7 @@ class ChatRequest(SamplingRequest):
 
     @property
     def asked(self) -> ReasoningRequest:
-        """Manner that the request asks for."""
+        """Reasoning that the request asks for."""
         thinks = self.chat_template_kwargs.get("enable_thinking")
         return ReasoningRequest(
             self.reasoning_effort, self.thinking, self.strategy, self.strategy_options,
@@ -442,7 +442,7 @@ def _all(values: list[Any], kind: type) -> bool:
 
 
 def are_ids(values: list[Any]) -> bool:
-    """Tells of token ids what a validator would, which has half a million errors to say otherwise."""
+    """Checks token ids in one pass; a validator would list half a million errors."""
     return _all(values, int) and min(values, default=0) >= 0
 
 

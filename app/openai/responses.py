@@ -1,4 +1,4 @@
-"""The routes of `/v1/responses`: make one, whole or as typed events; read, list and delete what was stored."""
+"""The routes of `/v1/responses`: make one, whole or as typed events; read, list and delete stored ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The input items of a response as a conversation: messages, calls, results and thinking become turns of a chat.
 
-Items lie flat in a list, a chat's turns hold theirs: so calls that stand together become one assistant's turn, and each
-turn's results follow it wherever their items stood. Knows nothing of models, requests or what is stored.
+Items lie flat in a list, a chat's turns contain theirs: so calls that stand together become one assistant's turn, and
+each turn's results follow it wherever their items stood. Knows nothing of models, requests or the store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KINDS = "message, function_call, function_call_output, reasoning and mcp_call"
 
 @dataclass(frozen=True, slots=True)
 class ResponseConversation:
-    """`messages` as chat completions take them; `read_from` names the tools whose results are among them."""
+    """`messages` as chat completions take them; `read_from` names the tools with results among them."""
 
     messages: list[Json]
     read_from: frozenset[str]
@@ -227,7 +227,7 @@ def _call(item: Mapping[str, Any], where: str, id: str, result: str | None = Non
 
 
 def _content(value: Any, where: str, kinds: tuple[str, ...]) -> str:
-    """Text, or parts of text of these kinds, joined. What comes with a part of our own output is not text."""
+    """Text, or parts of text of these kinds, joined. Other fields of a part of our own output are not text."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):

@@ -1,10 +1,10 @@
 """Answers one request of the Responses API as numbered events: the model's answer, or its loop with the server's tools.
 
-The whole reply is what the last event carries, so a stream and a whole reply are the same work. A response is stored
-before it is said to be complete, so a client that reads that can build on it.
+The last event carries the whole reply, so a stream and a whole reply are the same work. A response is stored before it
+is said to be complete, so a client that reads that can build on it.
 
 A call of the server's tools is run here; one of the client's ends the loop, as its result comes with a later request.
-Nobody can be asked meanwhile, so what needs a person's approval fails.
+Nobody can be asked meanwhile, so a call that needs a person's approval fails.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ServedTools:
         self, executor: Executor, offered: Sequence[Tool], *, response: str, user: str, read_from: Collection[str],
         alone: bool,
     ) -> None:  # fmt: skip
-        """`read_from`: tools whose results the conversation has already. `alone`: the client has no functions."""
+        """`read_from`: tools with results in the conversation already. `alone`: the client has no functions."""
         self.outcomes: dict[str, Outcome] = {}
         self._executor = executor
         self._offered = {tool.name: tool for tool in offered}
@@ -163,7 +163,7 @@ class ResponseJob:
         return response
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. What goes wrong before the first is raised."""
+        """The response as server-sent events. An error before the first is raised."""
         begun = False
         try:
             async with aclosing(self._events()) as batches:

@@ -1,7 +1,7 @@
-"""The output items of a response as they grow, and the typed events that tell of it.
+"""The output items of a response as they grow, and their typed events.
 
-A whole response has the items, a streamed one the events, and each event is what a change to the items looks like from
-outside: so the two can't differ. Events leave here without their numbers. Knows nothing of engines, requests or bytes.
+A whole response has the items, a streamed one the events, and each event is one change to the items: so the two can't
+differ. Events leave here without their numbers. Knows nothing of engines, requests or bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Growing:
 
 
 class Output:
-    """`served` names the tools whose calls the server runs; `logprobs` shows them, None where none were asked for."""
+    """`served` names the tools that the server runs; `logprobs` shows them, None where none were asked for."""
 
     def __init__(self, served: Collection[str] = (), logprobs: Logprobs | None = None) -> None:
         self.items: list[Json] = []
@@ -99,7 +99,7 @@ class Output:
     def end(self, status: Status, outcomes: Mapping[str, Outcome] = _NONE) -> list[Json]:
         """The answer is over. One that is complete without a word is a message without a word.
 
-        `outcomes` are those of the server's calls: the newest may not have been told, as the turn went to the client.
+        `outcomes` are those of the server's calls: the newest may not have been sent, as the turn went to the client.
         """
         events = self.end_item(status)
         if status == "completed" and not any(item["type"] in ("message", "function_call") for item in self.items):
@@ -191,7 +191,7 @@ def _done(item: Json, index: int) -> Json:
 
 
 def _copy(item: Json) -> Json:
-    """The item as it is now: what is in it is replaced, never changed."""
+    """A copy of the item as it is now: its values are replaced, never changed."""
     return dict(item)
 
 

@@ -1,7 +1,7 @@
 """The body of `POST /v1/responses`, checked: every field works, has no effect on any token, or is refused by name.
 
 In the end it is a chat request in other words, and so it is made into one: forms, tools and sampling have one meaning
-on this server. What is then refused is said in the words of this API. Knows nothing of the engine.
+on this server. Its refusals are worded for this API. Knows nothing of the engine.
 """
 
 from __future__ import annotations

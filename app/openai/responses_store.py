@@ -1,7 +1,7 @@
 """Responses that were stored, each with its input and the response before it: a conversation is a chain of them.
 
 Each is kept once, so deleting one takes its text out of every conversation that went through it; such a conversation
-cannot be continued any more, and says so. Knows nothing of what items mean.
+cannot be continued any more, and says so. Knows nothing of the items' meaning.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ def model_list(models: ModelRegistry) -> dict[str, Any]:
 
 def model_entry(models: ModelRegistry, name: str) -> dict[str, Any]:
     """
-    `thinks` and `tools` say whether it thinks and takes tools. `auto` takes what the roomiest of its models takes,
-    thinks where all of them do, and takes no tools.
+    `thinks` and `tools` say whether it thinks and takes tools. `auto` has the longest context among its models, thinks
+    where all of them do, and takes no tools.
 
     Raises:
         ApiError: 404 `model_not_found`.
     """
-    asked = models.auto.rungs if name == AUTO_NAME and models.auto is not None else (models.get(name),)
+    asked = models.auto.steps if name == AUTO_NAME and models.auto is not None else (models.get(name),)
     return {
         "id": name,
         "object": "model",

@@ -76,7 +76,7 @@ def _response_format(value: Any) -> Constraint | None:  # any JSON: this is wher
 
 
 def _named_schema(value: Mapping[str, Any], field: str) -> JsonSchema:
-    """The name and the description are for the client; `strict` says what is done where it cannot be held exactly."""
+    """The name and the description are for the client; `strict` decides where it is not supported exactly."""
     for key, kind, accepted in (
         ("name", str, "a string"), ("description", str, "a string"), ("strict", bool, "true or false")
     ):  # fmt: skip
@@ -112,8 +112,8 @@ def _schema(value: Any, field: str) -> JsonSchema:  # any JSON
 
 @dataclass(frozen=True, slots=True)
 class TextConstraint:
-    """The constraint of a whole answer. `warnings` name what of the request it does not hold; where it is a superset,
-    `check` is the schema (JSON text) that the answer has to be valid against."""
+    """The constraint of a whole answer. `warnings` name the parts of the request that it does not enforce; where it is
+    a superset, `check` is the schema (JSON text) that the answer has to be valid against."""
 
     constrained: Constrained
     warnings: tuple[str, ...] = ()
@@ -121,11 +121,11 @@ class TextConstraint:
 
 
 async def constrain_text(request: SamplingRequest, served: ServedModel, user: str) -> TextConstraint | None:
-    """The compiled constraint of a whole answer. One with `"strict": false` that cannot be held is held as the nearest
-    superset that can.
+    """The compiled constraint of a whole answer. An unsupported one with `"strict": false` becomes the nearest
+    supported superset.
 
     Raises:
-        ApiError: it cannot be held exactly, or not compiled in time; the message names the keyword.
+        ApiError: it is not supported exactly, or not compiled in time; the message names the keyword.
     """
     form = (request.response_format, request.guided_json, request.guided_choice)
     _check_parts("guided_json" if request.response_format is None else "response_format", form)
@@ -239,7 +239,7 @@ class Calling:
 
 
 def _check_beside_tools(request: ChatRequest, served: ServedModel) -> None:
-    """Refuse what cannot go with tools. Raises ApiError."""
+    """Refuse fields that cannot go with tools. Raises ApiError."""
     for field in ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"):
         value = getattr(request, field)
         if value is not None and value != {"type": "text"}:
@@ -257,5 +257,5 @@ def _beginning(served: ServedModel) -> int | None:
     """The token that begins a call, where there is one. The tools themselves, which nobody may call, don't matter."""
     try:
         return None if served.tool_parser is None else served.tool_parser.plan([ToolSpec("any")], "auto").layout.begin
-    except InvalidParameter:  # the model writes calls in a form that cannot be held
+    except InvalidParameter:  # the model's form of calls has no constraint
         return None

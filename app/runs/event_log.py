@@ -1,8 +1,8 @@
 """The event log of a run, and the recorder of an answer's steps.
 
 The log is append-only, and on disk before any reader gets it. Any number of readers follow by sequence number, each at
-its own pace, so a reload or a second tab reads the very same log. A step is what the model wrote, the calls that
-followed and their results; a call that never returned is no step, as the model has not read its result.
+its own pace, so a reload or a second tab reads the very same log. A step is the model's text, the calls that followed
+and their results; a call that never returned is no step, as the model has not read its result.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class EventStore(Protocol):
 class RunLog:
     """Events numbered from 1. It has ended when its last event is terminal; nothing is appended after that.
 
-    What is appended goes to the disk at once, and readers get it when it is there: after a crash the log has all that
-    anybody saw. While a write is under way more gathers for the next, so a slow disk makes larger pieces, not a queue.
+    Appended events go to the disk at once, and readers get them afterwards: after a crash the log has all that anybody
+    saw. While a write is under way more events gather for the next, so a slow disk makes larger pieces, not a queue.
     """
 
     def __init__(self, run_id: str, store: EventStore, events: Iterable[LoggedEvent] = ()) -> None:
@@ -81,7 +81,7 @@ class RunLog:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is new to the store, before whatever it is given after this."""
+        """Hand new events to the store, before its later writes."""
         if self._unwritten:
             events, self._unwritten = self._coming[-self._unwritten :], 0
             self._writing += 1
@@ -153,12 +153,12 @@ class Deltas:
             self._timer = loop.call_later(wait_s, self.flush)
 
     def flush_unless(self, part: Part) -> None:
-        """Flush if what waits is of another part."""
+        """Flush if the pending text is of another part."""
         if part != self._part:
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the pending text."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

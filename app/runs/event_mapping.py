@@ -26,11 +26,11 @@ _KINDS: dict[type[Event], type[BaseModel]] = {
     CandidateDone: events.CandidateDone,
     CandidateChosen: events.CandidateChosen,
 }
-MAX_LENGTH = 10_000  # characters of what a plugin tells at once
+MAX_LENGTH = 10_000  # characters of one event of a plugin
 
 
 def without_text(event: BaseModel) -> BaseModel:
-    """The same, where thinking is not shown: a step of a search may be thinking, and a plugin's event tell of it."""
+    """The same, where thinking is not shown: a step of a search may be thinking, and a plugin's event contain it."""
     match event:
         case events.SearchNode() | events.SearchMerge():
             return event.model_copy(update={"text": ""})
@@ -40,8 +40,8 @@ def without_text(event: BaseModel) -> BaseModel:
 
 
 def map_event(event: Event) -> BaseModel | None:
-    """The run's event; None for what usage or other events tell. A plugin's fields are left out where they are too long
-    or no JSON.
+    """The run's event; None for events covered by usage or other events. A plugin's fields are left out where they are
+    too long or no JSON.
     """
     if isinstance(event, Spent | Routed):
         return None
@@ -66,5 +66,5 @@ def _short_json(event: Event) -> dict[str, Any]:
     try:
         fields = asdict(event)
         return fields if len(json.dumps(fields, allow_nan=False)) <= MAX_LENGTH else {}
-    except (ValueError, TypeError):  # what a plugin puts there may be anything, also what cannot be copied
+    except (ValueError, TypeError):  # a plugin may put anything there, also values that cannot be copied
         return {}

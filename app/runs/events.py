@@ -1,8 +1,8 @@
-"""The events of a run: what is written to its log and what a browser reads. The page's types are generated from here.
+"""The events of a run: written to its log and read by a browser. The page's types are generated from here.
 
 A run is one answer being made. Its log is append-only and numbered from 1; a reader that has seen number n asks for
-what comes after n, so a reload or a second tab loses nothing and doubles nothing. The last event of every log is one
-of `run.completed`, `run.failed`, `run.cancelled`.
+those after n, so a reload or a second tab loses nothing and doubles nothing. The last event of every log is one of
+`run.completed`, `run.failed`, `run.cancelled`.
 """
 
 from __future__ import annotations

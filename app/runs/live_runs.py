@@ -81,7 +81,7 @@ class Runs:
         tool_service: ToolService,
         limits: Limits,
     ) -> None:
-        """`served` is the default model; `thoughts` says what is seen of an answer's thinking."""
+        """`served` is the default model; `thoughts` is the visibility of an answer's thinking."""
         self._served = served
         self._thoughts = thoughts
         self._tool_service = tool_service
@@ -131,7 +131,7 @@ class Runs:
             run_id, chat_id, ask.user, ask.served or self._served, self._thoughts(ask.user), self._library,
             RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
         )  # fmt: skip
-        # Known before the store knows it: whoever finds its id there finds it here.
+        # Known before the store knows it: an id found there is found here.
         self._live[run_id], self._busy_chats[chat_id] = run, run_id
         begun: Begun | None = None
         try:
@@ -199,8 +199,8 @@ class Runs:
         await asyncio.gather(*(run.cancel(STOPPING) for run in self._live.values()))
 
     def _ended(self, run: Run, answer: RunAnswer) -> None:
-        # All of it before the readers hear of the end: the next question must find the chat free, and the store
-        # takes its writes in order, so whoever reads the chat then finds the answer.
+        # All of it before the readers hear of the end: the next question must find the chat free, and the store takes
+        # its writes in order, so a later read of the chat finds the answer.
         run.log.flush()
         self._store.runs.end(run.id, answer)
         if run.trace is not None:

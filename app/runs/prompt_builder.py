@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 Messages = list[dict[str, Any]]  # as chat templates take them: role and content, and a call's JSON
-IMPORTED = "an imported chat"  # whose words may be anybody's
+IMPORTED = "an imported chat"  # with words that may be anybody's
 DOCUMENTS = "documents"
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The conversation down to the question, with calls and without. `read_from`: whose untrusted text it rests on."""
+    """The conversation down to the question, with calls and without. `read_from`: sources of its untrusted text."""
 
     messages: Messages
     plain: Messages
@@ -99,7 +99,7 @@ def _untrusted(steps: Sequence[AnswerStep]) -> set[str]:
     }
 
 
-MIN_ROOM = 256  # tokens for an answer; with fewer, what earlier answers called is left out of the prompt
+MIN_REMAINING = 256  # tokens for an answer; with fewer, earlier answers' calls are left out of the prompt
 
 
 async def plan_run(
@@ -113,10 +113,11 @@ async def plan_run(
     max_tokens: int | None,
     user: str,
 ) -> AnswerPlan:
-    """`sampling` has what is to be other than the model's authors chose it.
+    """`sampling` overrides the model authors' defaults.
 
     Raises:
-        ApiError, InvalidParameter: the conversation leaves no room for an answer, or the model cannot be offered tools.
+        ApiError, InvalidParameter: the conversation leaves no context for an answer, or the model cannot be offered
+            tools.
         ChatTemplateError: the model's template does not take the conversation.
     """
     variables = reasoning_config.variables
@@ -129,7 +130,7 @@ async def plan_run(
     if history.messages != history.plain:
         with suppress(ChatTemplateError, ApiError):  # not every template takes calls and results; or it is too long
             whole = await tokens(history.messages)
-            prompt = whole if served.engine.max_model_len - len(whole) >= MIN_ROOM else None
+            prompt = whole if served.engine.max_model_len - len(whole) >= MIN_REMAINING else None
     if prompt is None:
         try:
             prompt = await tokens(history.plain)
@@ -137,9 +138,9 @@ async def plan_run(
             raise invalid(
                 "content", f"{error.message} Start a new chat, or ask a shorter question.", error.code or "",
             ) from None  # fmt: skip
-    room = served.engine.max_model_len - len(prompt)
+    remaining = served.engine.max_model_len - len(prompt)
     longest = output_limit(max_tokens)
-    if room < 1:
+    if remaining < 1:
         raise invalid(
             "content", f"This conversation has {len(prompt)} tokens and the model's context "
             f"{served.engine.max_model_len}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
@@ -147,6 +148,6 @@ async def plan_run(
     chosen = replace(served.sampling, **sampling)
     if chosen.seed is None:
         chosen = replace(chosen, seed=secrets.randbits(53))  # so that it can be made again
-    span = Span(sampling=chosen, max_tokens=min(max_tokens or longest or room, room))
+    span = Span(sampling=chosen, max_tokens=min(max_tokens or longest or remaining, remaining))
     tool_plan = await plan_calls(served, read_tools(specs), "auto", True, user) if specs else None
-    return AnswerPlan(served, prompt, span, room, reasoning_config, variables, tool_plan)
+    return AnswerPlan(served, prompt, span, remaining, reasoning_config, variables, tool_plan)

@@ -1,8 +1,9 @@
-"""Answers from a user's documents: what is found for a question, how it is put to the model, and what of the answer
-is shown.
+"""Answers from a user's documents: retrieval for a question, the retrieved context in the prompt, and the checked
+answer.
 
 Sources come first in the prompt and in a fixed order, so that the K/V of an earlier question on them is used again. If
-what was found does not seem to answer, the model is not asked. Every sentence is held to its source before it is shown.
+the passages do not seem to answer, the model is not asked. Every sentence is checked against its source before it is
+shown.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class RetrievedContext:
 async def retrieve_context(
     library: Library, served: ServedModel, user: str, question: str, collections: Among
 ) -> RetrievedContext:
-    """Search the user's documents for what answers a question.
+    """Search the user's documents for passages that answer a question.
 
     Raises:
         BadQuery: the question is too long to be searched for.
@@ -106,11 +107,11 @@ class CheckedAnswer:
         self._number = 0
 
     def feed(self, text: str) -> Iterable[tuple[str, CitationRef]]:
-        """More of the answer; what may be shown by now, each part with what supports it."""
+        """More of the answer; returns the checked parts, each with its citations."""
         yield from map(self._shown, self._checker.feed(text))
 
     def skip(self, characters: int) -> None:
-        """So many characters were shown that are no part of what is checked."""
+        """Count characters that were shown without a check."""
         self._written += characters
 
     def finish(self) -> Iterable[tuple[str, CitationRef]]:

@@ -1,7 +1,7 @@
 """One run: an answer being made for the chat page, written to its log as it grows.
 
-Whatever happens to it, its log ends with exactly one terminal event, and the chat's message says the same. Knows
-nothing of other runs, nor of HTTP.
+Its log ends with exactly one terminal event in any case, and the chat's message says the same. Knows nothing of other
+runs, nor of HTTP.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """A person's request, checked already. None: what the model's authors chose."""
+    """A person's request, checked already. None: the model authors' defaults."""
 
     place: Place
-    system: str | None = None  # what the model is told before everything
-    sampling: Mapping[str, float] = field(default_factory=dict)  # what is not as the model's authors chose it
+    system: str | None = None  # the system prompt
+    sampling: Mapping[str, float] = field(default_factory=dict)  # overrides of the model authors' defaults
     max_tokens: int | None = None
     collections: Literal["own", "all"] | list[int] | None = None  # to answer from
     tools: Literal["all"] | list[str] | None = None  # that the model may call
@@ -79,7 +79,7 @@ class RunSpec:
     user: str = LOCAL_USER
 
     def params(self) -> Mapping[str, Any]:
-        """All but what is answered and who asks it."""
+        """All but the question and its user."""
         names = ("system", "max_tokens", "collections", "tools")
         said = {**self.sampling, **{name: getattr(self, name) for name in names}}
         model = AUTO_NAME if self.auto is not None else None if self.served is None else self.served.name
@@ -128,7 +128,7 @@ class Run:
         self._first_token_at: float | None = None
         self._metrics_at = self._read_at = 0.0
         self._writing_at: float | None = None  # since when the model writes
-        self._unseen = False  # a strategy or a router writes what nobody sees before the answer comes
+        self._unseen = False  # a strategy or a router writes hidden tokens before the answer comes
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -219,10 +219,10 @@ class Run:
         return finish
 
     def _record(self, plan: AnswerPlan) -> None:
-        """Begins the trace. An answer by one of several models has none: most of what was written is nobody's."""
+        """Begins the trace. An answer by one of several models has none: most of the tokens are not the answer's."""
         served = plan.served
         self.trace = Trace(
-            served.name, recorded_sampling(plan.span.sampling), plan.limit, plan.room, dict(plan.variables),
+            served.name, recorded_sampling(plan.span.sampling), plan.limit, plan.remaining, dict(plan.variables),
             [] if self.tools is None else self.tools.specs, len(plan.prompt), plan.prompt,
             manner=plan.reasoning_config.recorded(), fingerprint=served.engine.fingerprint.hex(),
             numerics=served.engine.numerics.recorded(),
@@ -246,7 +246,7 @@ class Run:
                         self.trace.results += [[] for _ in range(pipeline.agent.steps - len(self.trace.results))]
                         self.trace.results[-1].append(text)
                         if self._content and not self._content[-1].endswith("\n"):
-                            self._say("\n\n")  # what the model said before its call is a paragraph of its own
+                            self._say("\n\n")  # the model's text before its call is a paragraph of its own
                             if self._checked is not None:
                                 self._checked.skip(2)
                     case Limited(limit):
@@ -320,7 +320,7 @@ class Run:
         self._deltas.add("answer", text)
 
     def _show(self, sentences: Iterable[tuple[str, CitationRef]]) -> None:
-        """Sentences that were checked, each followed by what supports it."""
+        """Checked sentences, each followed by its citations."""
         for text, supported in sentences:
             self._answer(text)
             self._deltas.flush()

@@ -1,6 +1,6 @@
 """A run's tools: the executor's calls as events of the log, and a person's approvals and answers on their way back.
 
-What a person must decide waits in here, by number, until it is decided or too late. Knows nothing of HTTP, nor of how
+A person's pending decisions wait in here, by number, until they are made or too late. Knows nothing of HTTP, nor of how
 the model writes its calls.
 """
 
@@ -58,7 +58,7 @@ class _Waiting:
 class RunTools:
     """The tools offered to one run. `wait_s` is how long a person has to decide.
 
-    `tainted_by`: tools whose untrusted output the conversation has already.
+    `tainted_by`: tools with untrusted output in the conversation already.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RunTools:
 
     @property
     def tainted_by(self) -> Collection[str]:
-        """The tools whose untrusted output the run has read by now, or its conversation before."""
+        """The tools with untrusted output that the run has read by now, or its conversation before."""
         return self._session.tainted_by
 
     def clock(self) -> float:
@@ -90,23 +90,23 @@ class RunTools:
         return now - self._waited_s - (0.0 if self._waits_since is None else now - self._waits_since)
 
     def has_read(self, what: str) -> None:
-        """The model is shown text that somebody else may have written, beside what its tools give."""
+        """The model is shown text that somebody else may have written, beside its tools' results."""
         self._session.tainted_by.add(what)
 
-    # -- what the agent needs
+    # -- the agent's interface
 
     def only_reads(self, call: Call) -> bool:
         tool = self.offered.get(call.name)
         return tool is not None and not tool.has_effects and tool.permission in ("none", "read")
 
     async def run(self, calls: Sequence[Call]) -> list[str]:
-        offered = [call for call in calls if call.name in self.offered]  # a plan holds names, but this is what counts
+        offered = [call for call in calls if call.name in self.offered]  # names are constrained, but this decides
         outcomes = await self._executor.run(offered, self._session, tracing.calls(self._listen))
         texts = {outcome.call_id: outcome.text for outcome in outcomes}
         there = ", ".join(self.offered)
         return [texts.get(call.id) or f"There is no tool {call.name!r:.70} here; there are: {there}." for call in calls]
 
-    # -- what a person does
+    # -- a person's decisions
 
     def decide(
         self, number: str, answer: Answer, *, scope: Literal["arguments", "tool"], expires_s: float | None
@@ -146,7 +146,7 @@ class RunTools:
             )
         return waiting
 
-    # -- what the executor needs
+    # -- the executor's callbacks
 
     async def _approve(self, wanted: NeedsApproval) -> Decision:
         number = self._next("approval")

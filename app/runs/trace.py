@@ -1,6 +1,6 @@
-"""A run as it can be made again: what went in, the tokens that came out, and what its tools gave back.
+"""Record of a run for replay: its inputs, its tokens, and its tools' results.
 
-The draws of a sequence depend on the seed and the place of a token alone, so with the recorded results the same model
+The samples of a sequence depend on the seed and the place of a token alone, so with the recorded results the same model
 makes the same tokens, where its numerics are the same and batch-invariant: `doubts` says where that is not so. A trace
 is JSON lines: first the recipe, then the run's events. Knows nothing of HTTP.
 """
@@ -30,16 +30,16 @@ FORMAT = 1
 
 
 class BadTrace(Exception):
-    """A file that is no trace, or of another format; the message says what is wrong."""
+    """A file that is no trace, or of another format; the message names the fault."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """The recipe. `tokens` is the whole sequence at the end, the first `prompt_tokens` of which were given.
+    """The recipe. `tokens` is the whole sequence at the end, its first `prompt_tokens` the prompt.
 
     `results`: the texts of each step's calls, as the model read them. `limit`: which ended the calling, after how many
-    steps. `manner`: how the answer came about, see `app.answering.reasoning_config`. `fingerprint` is of the model's
-    files, in hex; `numerics` are None in traces of old. Any: JSON.
+    steps. `manner`: the answer's recorded `ReasoningConfig`. `fingerprint` is of the model's files, in hex; `numerics`
+    are None in traces of old. Any: JSON.
     """
 
     model: str
@@ -93,7 +93,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class ReplayDoubts:
-    """Reasons why a replay may give other tokens: `other` is what is not as it was, `reasons` else."""
+    """Reasons why a replay may give other tokens: `other` are changes since, `reasons` all else."""
 
     other: Sequence[str]
     reasons: Sequence[str]
@@ -119,7 +119,7 @@ def doubts(trace: Trace, served: ServedModel) -> ReplayDoubts:
 
 
 def lines(recipe: str | None, events: Iterable[LoggedEvent]) -> Iterable[str]:
-    """A trace as its file has it. A run that asked no model, or whose server crashed, has its events alone."""
+    """A trace as its file has it. A run that asked no model, or that a crash ended, has its events alone."""
     if recipe is not None:
         yield recipe
     for event in events:
@@ -137,7 +137,7 @@ class Replayed:
 
 
 class _Recorded:
-    """Tools that give back what they gave."""
+    """Tools that return their recorded results."""
 
     def __init__(self, results: Sequence[Sequence[str]]) -> None:
         self._results = iter(results)
@@ -156,7 +156,7 @@ class _SameLimits(Agent):
     __slots__ = ("ended",)
     ended: tuple[int, Limit] | None
 
-    def _limit(self, began: float, whole: int, room: int, coming: int) -> Limit | None:
+    def _limit(self, began: float, whole: int, remaining: int, coming: int) -> Limit | None:
         return self.ended[1] if self.ended is not None and self.steps == self.ended[0] else None
 
 

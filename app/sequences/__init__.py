@@ -1,1 +1,1 @@
-"""The engine's sequences as programs elsewhere hold them: lent for a time, counted for each user."""
+"""The engine's sequences for remote programs: leased for a time, counted for each user."""

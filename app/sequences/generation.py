@@ -1,6 +1,6 @@
 """One span on a leased sequence, as events: pieces as they come, and how it ended.
 
-Whoever stops reading stops the span; the sequence stays, with the tokens that were read from the engine by then. Knows
+Closing the stream stops the span; the sequence stays, with the tokens that were read from the engine by then. Knows
 nothing of HTTP.
 """
 
@@ -32,7 +32,7 @@ async def written(
     """The events of `POST /api/sequences/{id}/generate`, `[DONE]` excepted.
 
     Raises:
-        ApiError: what is asked for cannot be had, now or at all.
+        ApiError: the request cannot be met, now or at all.
         EngineError: see `engine.Sequence.generate`.
     """
     served = leased.served
@@ -53,7 +53,7 @@ async def written(
                         yield event(_piece(out, served, request))
                     if out.finish_reason is not None:
                         end = {"finish_reason": out.finish_reason, "stop_reason": out.stop_reason, "length": len(seq)}
-        # Whoever reads this may call again at once: the call is over.
+        # A reader of this event may call again at once: the call is over.
         more = {"warnings": list(warnings)} if warnings else {}
         yield event({"type": "end", **end, "usage": usage_json(tally), **more})
 
@@ -64,9 +64,9 @@ async def _span(leased: LeasedSequence, request: GenerateRequest, served: Served
     if constraint is not None:
         # The line breaks that models like to put before an answer would be tokens here that no piece has as text.
         constraint = replace(constraint, layout=Layout())
-    room = remaining_context(served, range(len(leased)), request.max_tokens, "max_tokens")
+    remaining = remaining_context(served, range(len(leased)), request.max_tokens, "max_tokens")
     span = request.span(
-        served.sampling, room=room, vocab_size=served.engine.vocab_size, default_limit=DEFAULT_MAX_TOKENS
+        served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size, default_limit=DEFAULT_MAX_TOKENS
     )
     span = replace(span, logprobs=request.logprobs, keep_stop_token=request.keep_stop_token, constraint=constraint)
     return span, () if held is None else held.warnings

@@ -1,7 +1,7 @@
-"""A sequence held over HTTP, and the lease after which it is closed.
+"""A remote program's sequence, and the lease after which it is closed.
 
-A lease runs only while nothing is done on the sequence; work under way holds it, and its whole length begins again at
-the end. Using a fork also renews the leases of the sequences whose closing would close it.
+A lease runs only while nothing is done on the sequence; work under way pauses it, and its whole length begins again at
+the end. Using a fork also renews the leases of the sequences above it, which close it with them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Lease:
 
     @property
     def expires_at(self) -> float | None:
-        """Time at which it runs out, in seconds since the epoch; None while something holds it."""
+        """Time at which it runs out, in seconds since the epoch; None while work pauses it."""
         if self._holders:
             return None
         ends_at = time.time() + self._ends_at - self._loop.time()
         return ends_at if abs(ends_at - self._expires_at) > _JUMP_S else self._expires_at
 
     def renew(self) -> None:
-        """Begin anew. Without effect while it is held, or over."""
+        """Begin anew. Without effect while it is paused, or over."""
         self._stop()
         if not self._holders and not self._over:
             self._expires_at = time.time() + self.length_s
@@ -56,7 +56,7 @@ class Lease:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """It does not run out meanwhile, and begins anew after the last holder."""
+        """Pauses it; it begins anew after the last user of the context."""
         self._holders += 1
         self._stop()
         try:
@@ -77,7 +77,7 @@ class Lease:
 
 
 class LeasedSequence:
-    """A live sequence of one model's, with an owner and an end. `call` is the only way to what changes it."""
+    """A live sequence of one model's, with an owner and an end. `call` is the only way to change it."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class LeasedSequence:
         id: str | None = None,
         created_at: float | None = None,
     ) -> None:
-        """`id` and `created_at` of one that was held before."""
+        """`id` and `created_at` of a restored one."""
         self.id = id or f"seq-{uuid.uuid4().hex}"
         self.user = user
         self.served = served
@@ -102,7 +102,7 @@ class LeasedSequence:
         self.busy = False
         self.closed = False  # by its user, or because its lease ran out
         self._seq = seq
-        self._most = 0  # tokens that it may come to by what runs on it
+        self._most = 0  # tokens that running work may bring it to
         if scope is not None:
             scope.forks.add(self)
 
@@ -125,7 +125,7 @@ class LeasedSequence:
         return max(len(self._seq), self._most)
 
     def line(self) -> Iterator[LeasedSequence]:
-        """It and all whose closing closes it."""
+        """It and the sequences above that close it with them."""
         at: LeasedSequence | None = self
         while at is not None:
             yield at
@@ -165,7 +165,7 @@ class LeasedSequence:
 
     @contextmanager
     def growing(self, tokens: int) -> Iterator[None]:
-        """Count so many more tokens as held while a call lasts. The quota was asked before."""
+        """Count so many more tokens towards the quota while a call lasts. The quota was checked before."""
         self._most = len(self._seq) + tokens
         try:
             yield
@@ -173,7 +173,7 @@ class LeasedSequence:
             self._most = 0
 
     def end(self) -> list[LeasedSequence]:
-        """Close it and all that closes with it, which are returned. What runs on them ends."""
+        """Close it and all that closes with it, which are returned. Work on them ends."""
         ended = [self]
         for each in ended:
             ended += each.forks

@@ -1,8 +1,8 @@
 """Sequences that outlive their server: written to one file when it stops, and taken up when it starts again.
 
 The file has each one's snapshot and lease; K/V is in the engine's disk tier, where it has one, or is read again. It is
-read once: a server that was killed leaves none, since what its sequences came to is not in an older file. Knows nothing
-of HTTP.
+read once: a server that was killed leaves none, since an older file lacks its sequences' later tokens. Knows nothing of
+HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.sequences.leased import LeasedSequence
     from app.sequences.registry import Sequences
 
-KEEPING_S = 3.0  # for all of them: who stops a server waits for it
+KEEPING_S = 3.0  # for all of them: the stop of a server waits for it
 
 log = logging.getLogger("ponder")
 
@@ -47,7 +47,7 @@ def file_of(data_dir: Path) -> Path:
 async def keep(sequences: Sequences, path: Path) -> int:
     """Write down all sequences but those on which something runs, as far as there is time; how many.
 
-    A server that stops is not held up: what cannot be kept is told in the log.
+    A server's stop is not delayed: sequences that cannot be kept are logged.
     """
     kept: list[PersistedSequences] = []
     try:
@@ -67,7 +67,7 @@ async def keep(sequences: Sequences, path: Path) -> int:
 
 
 async def take_up(sequences: Sequences, models: ModelRegistry, path: Path) -> int:
-    """Go on with what an earlier server kept; how many. Their leases begin anew."""
+    """Restore an earlier server's sequences; how many. Their leases begin anew."""
     try:
         data = await asyncio.to_thread(_read_once, path)
     except OSError as error:
@@ -81,7 +81,7 @@ async def take_up(sequences: Sequences, models: ModelRegistry, path: Path) -> in
         log.warning("%s is damaged: the sequences that it kept are lost", path)
         return 0
     taken = 0
-    for one in kept:  # a scope stands before what closes with it
+    for one in kept:  # a scope stands before the sequences that close with it
         try:
             served = models.get(one.model)
             seq = await served.engine.resume(one.snapshot, tenant=one.user)

@@ -1,7 +1,7 @@
-"""All sequences that users hold of a server's engines, within each user's quota.
+"""All sequences that users have open on a server's engines, within each user's quota.
 
 Everything is found by its user and its id, so somebody else's is not there. Forks count like any other sequence, and
-whole: that they share blocks is the engine's luck, not their holder's right. Knows nothing of HTTP bodies.
+whole: that they share blocks is the engine's luck, not their owner's right. Knows nothing of HTTP bodies.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Sequences:
     """Leaving `with` closes every sequence."""
 
     def __init__(self, *, most: int, most_tokens: int, longest_lease_s: float) -> None:
-        """A user holds at most `most` sequences with `most_tokens` tokens together, each for at most
-        `longest_lease_s` seconds that nobody touches it."""
+        """A user has at most `most` sequences with `most_tokens` tokens together, each for at most `longest_lease_s`
+        seconds that nobody touches it."""
         self.most = most
         self.most_tokens = most_tokens
         self.longest_lease_s = longest_lease_s
@@ -60,7 +60,7 @@ class Sequences:
         return [leased for leased in self._held.values() if leased.user == user]
 
     def get(self, user: str, id: str, *, param: str | None = None) -> LeasedSequence:
-        """The user's sequence, whose lease begins anew.
+        """The user's sequence, with its lease renewed.
 
         Raises:
             ApiError: 404: the user has no such sequence; 400 where `param` names the field of a body that has the id.
@@ -77,7 +77,7 @@ class Sequences:
     ) -> LeasedSequence:
         """
         Raises:
-            ApiError: 429: it is more than the user may hold; 400: the lease is too long.
+            ApiError: 429: it is more than the user's quota; 400: the lease is too long.
             ContextLengthExceeded, InvalidParameter, QueueFull, EngineStopped: see `Engine.open`.
         """
         length_s = self._lease(lease_s, DEFAULT_LEASE_S)
@@ -131,7 +131,7 @@ class Sequences:
     def check(self, user: str, sequences: int, tokens: int) -> None:
         """
         Raises:
-            ApiError: 429: with so many more sequences and tokens the user would hold too much.
+            ApiError: 429: so many more sequences and tokens exceed the user's quota.
         """
         held = self.of(user)
         if sequences and len(held) + sequences > self.most:

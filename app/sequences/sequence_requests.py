@@ -1,7 +1,7 @@
 """The bodies of `/api/sequences` as typed objects, as strict as those of `/v1`.
 
-`generate` takes what completions take of sampling, stops, limits and forms; its list of fields is its own, so that a
-field which `/v1` learns is refused here until it does something here. Knows nothing of the engine's state.
+`generate` takes the sampling, stops, limits and forms of completions; its list of fields is its own, so that a field
+which `/v1` learns is refused here until it does something here. Knows nothing of the engine's state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Body(BaseModel):
 def _whole_ids(value: Any) -> Any:  # any JSON
     """
     Raises:
-        ValueError: it is a list of something else than token ids; before each of them is told.
+        ValueError: it is a list of something else than token ids; before an error for each of them.
     """
     if isinstance(value, list) and not are_ids(value):
         raise ValueError("tokens")

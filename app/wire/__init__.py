@@ -1,4 +1,4 @@
-"""The connections below requests: how long each may take, how many there may be, what every answer carries."""
+"""The connections below requests: limits of their time and number, and headers of every answer."""
 
 from app.wire.connection import HEAD_BYTES, AnswerHeaders, Patience, protocol_of
 from app.wire.handover import ConnectionReceiver, ConnectionSender, OwnOrOthers, adopted

@@ -3,8 +3,8 @@
 It extends uvicorn's, against clients that are slow on purpose. A request's head has to come within a time from its
 first byte, and the first head within the same time from the connection's start. A body has to come at a least rate
 while the server reads it, and in chunks that are not all tiny, as each costs time that all share. An answer has to be
-read at a least rate. With too many connections, the one that has been idle for longest is closed, so an active client
-is served. Every response gets its request's id, and headers that say what a browser must not do with it.
+read at a least rate. With too many connections, the one that has been idle for longest is closed, so active clients go
+on. Every response gets its request's id, and security headers for browsers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AnswerHeaders:
             return
         id = begin_request(Headers(scope=scope).get(HEADER))
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.setdefault(HEADER, id)
@@ -54,7 +54,7 @@ class AnswerHeaders:
                     headers.setdefault(name, value)
             await send(message)
 
-        await self.app(scope, receive, told)
+        await self.app(scope, receive, send_with_headers)
 
 
 def dated(app: ASGIApp) -> ASGIApp:
@@ -85,7 +85,7 @@ class Patience:
     head_s: float = 10.0
     body_s: float = 20.0
     body_rate: int = 512
-    read_s: float = 60.0  # in which what waits to be read must have become little (64 KiB at most wait)
+    read_s: float = 60.0  # in which the unread bytes must have become few (64 KiB at most wait)
 
 
 @dataclass(slots=True)
@@ -205,11 +205,11 @@ class Connection(H11Protocol):
     # -- phases
 
     def _follow(self) -> None:
-        """Enter the phase that what came so far means."""
+        """Enter the phase of the bytes received so far."""
         if self.transport.is_closing():
             return
         match self.conn.their_state:
-            case h11.IDLE:  # without a deadline while uvicorn has one, for what was kept alive
+            case h11.IDLE:  # without a deadline while uvicorn has one, for a kept-alive connection
                 resting = not self.conn.trailing_data[0] and self.timeout_keep_alive_task is not None
                 self._enter("idle" if resting else "head")
             case h11.SEND_BODY:
@@ -296,7 +296,7 @@ class Connection(H11Protocol):
         self._end_soon()
 
     def _end_soon(self) -> None:
-        """A closed connection whose client does not read what is left goes all the same."""
+        """Abort a closed connection with a client that does not read the rest."""
         self._enter("")
         self.loop.call_later(self.patience.head_s, self.transport.abort)
 

@@ -1,7 +1,7 @@
 """Handing a connection to another process of this machine: its socket, and the bytes of a request that were read of it.
 
-A worker looks at the line that a request begins with. What is not its own, or no such line, it hands over before
-anything is answered; the other process goes on as if it had accepted the connection. Knows nothing of what is answered.
+A worker looks at the line that a request begins with. A request of another's, or no such line, it hands over before
+anything is answered; the other process goes on as if it had accepted the connection. Knows nothing of the answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import h11
 from app.wire.connection import Connection
 
 _FIRST_BYTES = 32 << 10  # that go with the socket itself
-_DRAIN_S = 0.01  # between two looks whether what was written has left
+_DRAIN_S = 0.01  # between two checks whether the written bytes have left
 
 log = logging.getLogger("ponder")
 
@@ -62,7 +62,7 @@ class OwnOrOthers(Connection):
 
 
 class ConnectionSender:
-    """Hands connections to who listens at `path`."""
+    """Hands connections to the listener at `path`."""
 
     def __init__(self, path: str) -> None:
         self._path = path

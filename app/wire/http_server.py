@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _OTHERS = 512  # files that are no connections: the database, documents, tools, models
-_MAX_COUNT = 20_000  # connections, unless told
+_MAX_COUNT = 20_000  # connections by default
 
 
 def raise_file_limit() -> int:
@@ -104,7 +104,7 @@ class Server(uvicorn.Server):
 def server_config(
     settings: Settings, app: ASGIApp, kind: type[Connection] = Connection, **named: object
 ) -> uvicorn.Config:
-    """Configures uvicorn with connections of this `kind`, with what its class is to have. The application's lifespan is
+    """Configures uvicorn with connections of this `kind`, with attributes of its class. The application's lifespan is
     the caller's to begin and end."""
     patience = Patience(connections_allowed(settings.max_connections, raise_file_limit()))
     return uvicorn.Config(

@@ -1,6 +1,6 @@
-"""API workers: further processes that accept connections and answer what needs nothing but the engines.
+"""API workers: further processes that accept connections and answer requests that need only the engines.
 
-The home process keeps everybody's data, decides who is let in, counts, and keeps workers and engines alive. A worker
+The primary process keeps everybody's data, decides admission, counts, and keeps workers and engines alive. A worker
 answers `/v1/chat/completions`, `/v1/completions` and `/v1/models`; a connection that asks for anything else is handed
-over to the home, socket and all.
+over to the primary, socket and all.
 """

@@ -36,17 +36,17 @@ from engine.core.loop import calm_collector
 from engine.ipc.core_process import end_with_parent
 
 
-def create_worker_app(models: ModelRegistry, settings: Settings, home: PrimaryLink) -> FastAPI:
-    """The application of one worker, which talks to its home over `home`."""
-    telling = RemoteMetrics(Goals.of_settings(settings), home.say)
+def create_worker_app(models: ModelRegistry, settings: Settings, primary: PrimaryLink) -> FastAPI:
+    """The application of one worker, with its link to the primary."""
+    remote_metrics = RemoteMetrics(Goals.of_settings(settings), primary.say)
     if models.auto is not None:
-        models.auto.hear = lambda model, given: telling.at_once().routed.append((model, given))
+        models.auto.hear = lambda model, given: remote_metrics.at_once().routed.append((model, given))
     app = FastAPI(title="Ponder", openapi_url=None, docs_url=None, redoc_url=None)
-    serving = Serving(settings, models, telling, ReasoningResolver.of_settings(settings), Drain())
+    serving = Serving(settings, models, remote_metrics, ReasoningResolver.of_settings(settings), Drain())
     serving.attach(app)
-    errors.install(app, lambda error: telling.at_once().errors.append(error.code or str(error.status)))
+    errors.install(app, lambda error: remote_metrics.at_once().errors.append(error.code or str(error.status)))
     app.include_router(openai.router)
-    app.add_middleware(PrimaryClient, settings=settings, telling=telling, ask=home.ask)
+    app.add_middleware(PrimaryClient, settings=settings, remote_metrics=remote_metrics, ask=primary.ask)
     app.add_middleware(DrainMiddleware, drain=serving.drain)
     add_middleware(app, settings)
     return app
@@ -56,7 +56,7 @@ _OWN = re.compile(rb"(POST /v1/(chat/)?completions|GET /v1/models(/[^ ?]+)?)(\?[
 
 
 def is_own(data: bytes) -> bool:
-    """Tells whether a request that begins with these bytes is a worker's: its whole first line must be there."""
+    """Returns whether a request that begins with these bytes is a worker's: its whole first line must be there."""
     return _OWN.match(data) is not None
 
 
@@ -77,19 +77,19 @@ def main() -> None:
 
 
 async def _work(start: Start, settings: Settings, listener: socket.socket) -> None:
-    """From the first word to the home to the last."""
-    home = await PrimaryLink.open(f"{start.directory}/home.sock")
-    home.say(WorkerHello(start.client))
+    """From the first message to the primary to the last."""
+    primary = await PrimaryLink.open(f"{start.directory}/primary.sock")
+    primary.say(WorkerHello(start.client))
     giver = ConnectionSender(f"{start.directory}/connections.sock")
-    async with await ModelRegistry.join(settings, start.client, home.places) as models:
-        app = create_worker_app(models, settings, home)
+    async with await ModelRegistry.join(settings, start.client, primary.places) as models:
+        app = create_worker_app(models, settings, primary)
         serving: Serving = app.state.ponder
-        home.on_draining = serving.drain.begin
+        primary.on_draining = serving.drain.begin
         config = server_config(settings, app, OwnOrOthers, is_own=staticmethod(is_own), hand_over=giver.give)
-        server = Server(config, ready=lambda: home.say(WorkerReady()))
+        server = Server(config, ready=lambda: primary.say(WorkerReady()))
         calm_collector()
         running = asyncio.create_task(server.serve(sockets=[listener]))
-        await asyncio.wait({running, home.ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, primary.ended}, return_when=asyncio.FIRST_COMPLETED)
         await models.stop()  # every open stream gets its last event
         server.end()
         await running

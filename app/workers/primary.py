@@ -1,7 +1,7 @@
-"""The home's side of its workers: starts them, hears them, and starts them again.
+"""The primary's side of its workers: starts them, reads their messages, and restarts them.
 
 A worker that dies takes with it the answers that it was writing, and nothing else: connections that it had not accepted
-wait for the others. Knows nothing of what is decided or counted.
+wait for the others. Knows nothing of decisions and counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from app.state import State
     from engine.errors import EngineError
 
-_STOP_S = 5.0  # from being told to end to being killed
+_STOP_S = 5.0  # from the request to end to the kill
 _START_S = 120.0
 
 log = logging.getLogger("ponder")
@@ -53,7 +53,7 @@ class _Place:
     def __init__(self) -> None:
         self.tried = asyncio.Event()  # whether the first accepts connections, or could not
         self.process: asyncio.subprocess.Process | None = None
-        self.life: WorkerSession | None = None  # of a worker that accepts connections
+        self.session: WorkerSession | None = None  # of a worker that accepts connections
         self.deaths = RestartBackoff()
 
     def kill(self) -> None:
@@ -74,7 +74,7 @@ class WorkerPool(Collector):
         self._places = [_Place() for _ in range(count)]
         self._by_client: dict[int, _Place] = {}
         self._clients = itertools.count(1)
-        self._lives: set[WorkerSession] = set()
+        self._sessions: set[WorkerSession] = set()
         self._adopt = adopt
         self._where: dict[str, EngineMoved | EngineEnded] = {}  # the engines, by model
         self._keeping: list[asyncio.Task[None]] = []
@@ -89,7 +89,7 @@ class WorkerPool(Collector):
         self._taker = ConnectionReceiver(f"{self._directory}/connections.sock", self._adopt)
         for served in self._state.models:
             self._share(served.name)
-        self._server = await asyncio.start_unix_server(self._hear, f"{self._directory}/home.sock")
+        self._server = await asyncio.start_unix_server(self._hear, f"{self._directory}/primary.sock")
         self._keeping = [asyncio.create_task(self._keep(place), name="API worker") for place in self._places]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START_S):
@@ -104,11 +104,11 @@ class WorkerPool(Collector):
     @property
     def ready(self) -> int:
         """Workers that accept connections."""
-        return sum(place.life is not None for place in self._places)
+        return sum(place.session is not None for place in self._places)
 
     def __len__(self) -> int:
         """Requests that they answer."""
-        return sum(len(life) for life in self._lives)
+        return sum(len(session) for session in self._sessions)
 
     def collect(self) -> Iterator[Metric]:
         """As a collector of `prometheus_client`."""
@@ -119,14 +119,14 @@ class WorkerPool(Collector):
 
     def drain(self) -> None:
         """They are to take on nothing new."""
-        self._tell(Draining())
+        self._send_all(Draining())
 
     async def stop(self) -> None:
-        """End them, and what they answer. Idempotent."""
+        """End them, and their answers. Idempotent."""
         if self._ending or not self._keeping:
             return
         self._ending = True
-        self._tell(End())
+        self._send_all(End())
         _, left = await asyncio.wait(self._keeping, timeout=_STOP_S)
         for place in self._places:
             place.kill()
@@ -167,7 +167,7 @@ class WorkerPool(Collector):
             return -1
         self._by_client[client] = place
         assert process.stdin is not None
-        process.stdin.write(framed(start))  # and it stays open: a worker ends with its home
+        process.stdin.write(framed(start))  # and it stays open: a worker ends with its primary
         try:
             return await process.wait()
         finally:
@@ -175,51 +175,51 @@ class WorkerPool(Collector):
             place.process = None
             del self._by_client[client]
 
-    # -- what is said
+    # -- messages
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One worker, from its first word to its last."""
+        """One worker's session, from its first message to its last."""
         first = await heard(reader, from_worker)
         place = self._by_client.get(first.client) if isinstance(first, WorkerHello) else None
         if not isinstance(first, WorkerHello) or place is None:
             writer.close()
             return
-        life = WorkerSession(self._state, lambda message: writer.write(framed(message)))
-        self._lives.add(life)
+        session = WorkerSession(self._state, lambda message: writer.write(framed(message)))
+        self._sessions.add(session)
         for where in self._where.values():
-            life.send(where)
+            session.send(where)
         try:
             while (message := await heard(reader, from_worker)) is not None:
                 if isinstance(message, WorkerReady):
-                    place.life = life
+                    place.session = session
                     place.tried.set()
                 else:
-                    life.hear(message)
+                    session.hear(message)
         except Exception:
             log.exception("an API worker said what cannot be understood")
             place.kill()
         finally:
-            self._lives.discard(life)
-            if place.life is life:
-                place.life = None
-            life.end()
+            self._sessions.discard(session)
+            if place.session is session:
+                place.session = None
+            session.end()
             for served in self._state.models:
                 served.engine.forget_client(first.client)
             writer.close()
 
-    def _tell(self, message: FromPrimary) -> None:
-        for life in self._lives:
-            life.send(message)
+    def _send_all(self, message: FromPrimary) -> None:
+        for session in self._sessions:
+            session.send(message)
 
     def _share(self, model: str) -> None:
-        """Tell where the model's engine is, now and later."""
+        """Send the place of the model's engine, now and later."""
 
-        def told(where: EngineMoved | EngineEnded) -> None:
+        def moved(where: EngineMoved | EngineEnded) -> None:
             self._where[model] = where
-            self._tell(where)
+            self._send_all(where)
 
         def ended(error: EngineError) -> None:
-            told(EngineEnded(model, str(error)))
+            moved(EngineEnded(model, str(error)))
 
         engine = self._state.models.get(model).engine
-        told(EngineMoved(model, engine.share(lambda directory: told(EngineMoved(model, directory)), ended)))
+        moved(EngineMoved(model, engine.share(lambda directory: moved(EngineMoved(model, directory)), ended)))

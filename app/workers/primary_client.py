@@ -1,8 +1,8 @@
-"""A worker's client of the primary: asks for admission, reports what was used, and follows where the engines are.
+"""A worker's client of the primary: asks for admission, reports usage, and follows the engines' places.
 
 A worker asks the primary once for each request, and goes by that answer. It does not see what other workers do for the
-same key meanwhile, so a key may pass its token limit by what one request of each other worker takes. Requests, requests
-at once and quotas are counted in the primary, and are exact.
+same key meanwhile, so a key may pass its token limit by one request of each other worker. Requests, requests at once
+and quotas are counted in the primary, and are exact.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from app.workers.worker_protocol import (
     FromPrimary,
     FromWorker,
     framed,
-    from_home,
+    from_primary,
     heard,
 )
 from engine.errors import EngineStopped
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class PrimaryLink:
-    """`ended` is done when the home says so, or is gone."""
+    """Link to the primary. `ended` is done when the primary says so, or is gone."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -52,7 +52,7 @@ class PrimaryLink:
         self._asked: dict[int, asyncio.Future[Admitted | AdmissionDenied]] = {}
         self._places: defaultdict[str, asyncio.Queue[EngineMoved | EngineEnded]] = defaultdict(asyncio.Queue)
         self.on_draining: Callable[[], None] = lambda: None
-        self.ended = asyncio.create_task(self._listen(), name="home")
+        self.ended = asyncio.create_task(self._listen(), name="primary")
 
     @classmethod
     async def open(cls, path: str) -> PrimaryLink:
@@ -76,13 +76,13 @@ class PrimaryLink:
             EngineStopped: it is gone for good.
         """
         while True:
-            told = await self._places[model].get()
-            if isinstance(told, EngineEnded):
-                raise EngineStopped(told.message)
-            yield told.directory
+            where = await self._places[model].get()
+            if isinstance(where, EngineEnded):
+                raise EngineStopped(where.message)
+            yield where.directory
 
     async def _listen(self) -> None:
-        while (message := await heard(self._reader, from_home)) is not None and not isinstance(message, End):
+        while (message := await heard(self._reader, from_primary)) is not None and not isinstance(message, End):
             self._hear(message)
 
     def _hear(self, message: FromPrimary) -> None:
@@ -96,18 +96,18 @@ class PrimaryLink:
                 self.on_draining()
 
 
-_ASKED = frozenset({b"authorization", b"cookie", b"prefer"})  # headers that the home decides by
+_ASKED = frozenset({b"authorization", b"cookie", b"prefer"})  # headers that the primary decides by
 
 Question = Callable[[AdmissionRequest], Awaitable[Admitted | AdmissionDenied]]
 
 
 class PrimaryClient:
-    """ASGI middleware: what the home denies is denied here; the rest is answered with the ticket it gave."""
+    """ASGI middleware: denies requests that the primary denies; answers the rest within the budget it gave."""
 
-    def __init__(self, app: ASGIApp, *, settings: Settings, telling: RemoteMetrics, ask: Question) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Settings, remote_metrics: RemoteMetrics, ask: Question) -> None:
         self.app = app
         self._settings = settings
-        self._telling = telling
+        self._remote_metrics = remote_metrics
         self._ask = ask
         self._numbers = itertools.count()
 
@@ -120,54 +120,55 @@ class PrimaryClient:
             [(name, value) for name, value in scope["headers"] if name in _ASKED], address_of(scope),
         )  # fmt: skip
         try:
-            told = await self._ask(wanted)
+            admitted = await self._ask(wanted)
         except asyncio.CancelledError:  # it may have been let in by now
-            self._telling.at_once().left.append((wanted.number, 0))
+            self._remote_metrics.at_once().left.append((wanted.number, 0))
             raise
-        if isinstance(told, AdmissionDenied):
-            await note(scope, told.error()).response()(scope, receive, send)
+        if isinstance(admitted, AdmissionDenied):
+            await note(scope, admitted.error()).response()(scope, receive, send)
             return
-        scope = {**scope, WHO: Principal(told.id, told.name, told.role, told.key_id)}  # type: ignore[arg-type]  # of a Who
-        if not told.metered:
+        scope = {**scope, WHO: Principal(admitted.id, admitted.name, admitted.role, admitted.key_id)}  # type: ignore[arg-type]  # of a Who
+        if not admitted.metered:
             await self.app(scope, receive, send)
             return
-        admission = RemoteAdmission(self._settings, told, self._telling)
+        admission = RemoteAdmission(self._settings, admitted, self._remote_metrics)
         request_budget = RequestBudget(
             admission,
-            told.key,
-            KeyLimits(*told.limits),
-            RequestTerms(*told.terms),
+            admitted.key,
+            KeyLimits(*admitted.limits),
+            RequestTerms(*admitted.terms),
             strict=is_strict(Headers(scope=scope)),
         )
         await answered(self.app, request_budget, admission.windows, scope, receive, send)
 
 
 class RemoteAdmission(AdmissionDecisions):
-    """Of one request that the home let in."""
+    """Admission of one request that the primary admitted."""
 
-    def __init__(self, settings: Settings, told: Admitted, telling: RemoteMetrics) -> None:
-        queue_estimates = {model: RemoteWait(*wait) for model, wait in told.waits.items()}
-        self._told_rates = RemoteRates(told.counts or (0, 0.0, 0, 0.0), lambda tokens: self._spent(tokens))
+    def __init__(self, settings: Settings, admitted: Admitted, remote_metrics: RemoteMetrics) -> None:
+        queue_estimates = {model: RemoteWait(*wait) for model, wait in admitted.waits.items()}
+        self._remote_rates = RemoteRates(admitted.counts or (0, 0.0, 0, 0.0), lambda tokens: self._spent(tokens))
         super().__init__(
-            settings, queue_estimates, self._told_rates, lambda reason: telling.at_once().refused.append(reason)
-        )
-        self._windows = [Window(what, *rest) for what, *rest in told.windows]  # type: ignore[arg-type]  # of a Window
-        self._number = told.number
-        self._telling = telling
+            settings, queue_estimates, self._remote_rates,
+            lambda reason: remote_metrics.at_once().refused.append(reason),
+        )  # fmt: skip
+        self._windows = [Window(what, *rest) for what, *rest in admitted.windows]  # type: ignore[arg-type]  # of a Window
+        self._number = admitted.number
+        self._remote_metrics = remote_metrics
 
     def left(self, request_budget: RequestBudget) -> None:
-        self._telling.at_once().left.append((self._number, request_budget.tokens))
+        self._remote_metrics.at_once().left.append((self._number, request_budget.tokens))
 
     def windows(self) -> list[Window]:
         """Returns the state of the key's limits, as far as is known here."""
-        spent = self._told_rates.spent
+        spent = self._remote_rates.spent
         return [
             replace(each, remaining=max(0, each.remaining - spent)) if each.what == "tokens" else each
             for each in self._windows
         ]
 
     def _spent(self, tokens: int) -> None:
-        self._telling.at_once().spent.append((self._number, tokens))
+        self._remote_metrics.at_once().spent.append((self._number, tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,17 +186,17 @@ class RemoteWait:
 
 
 class RemoteRates(RateWindows):
-    """The tokens of one key as they stood, and what was spent since."""
+    """The tokens of one key at admission, and those spent since."""
 
-    def __init__(self, counts: Counts, tell: Callable[[int], None]) -> None:
-        self._told = counts
-        self._tell = tell
+    def __init__(self, counts: Counts, on_spent: Callable[[int], None]) -> None:
+        self._counts = counts
+        self._on_spent = on_spent
         self.spent = 0
 
     def counts(self, key: str) -> Counts:
-        before, before_s, now, now_s = self._told
+        before, before_s, now, now_s = self._counts
         return before, before_s, now + self.spent, now_s
 
     def spend(self, key: str, tokens: int) -> None:
         self.spent += tokens
-        self._tell(tokens)
+        self._on_spent(tokens)

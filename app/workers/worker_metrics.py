@@ -1,7 +1,7 @@
-"""Counts of a worker, told to the home in few and small messages.
+"""Counts of a worker, sent to the primary in few and small messages.
 
-Counts that decide about others (who came, who left, what waits) go at once, with all that was gathered; the times
-between tokens wait for a moment. Knows nothing of sockets.
+Counts that decide about others (arrivals, ends, the queue) go at once, with all that was gathered; the times between
+tokens wait for a moment. Knows nothing of sockets.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ GATHER_S = 0.05
 
 
 class RemoteMetrics:
-    """`app.observability.Counting`, and the rest of what the home hears of requests. `send` gets what is to be told."""
+    """`app.observability.Counting`, and the other events of requests for the primary. `send` gets each batch."""
 
     def __init__(self, goals: Goals, send: Callable[[WorkerEvents], None]) -> None:
         self.goals = goals
         self._send = send
         self._works = itertools.count()
-        self._told = WorkerEvents()
+        self._batch = WorkerEvents()
         self._due: asyncio.Handle | None = None
         self._soon = False
 
@@ -48,31 +48,31 @@ class RemoteMetrics:
         self.at_once().ended.append((endpoint, outcome, seconds, met))
 
     def gathered(self) -> WorkerEvents:
-        """To be filled with what can wait."""
+        """The batch for events that can wait."""
         if self._due is None:
-            self._due = asyncio.get_running_loop().call_later(GATHER_S, self._tell)
-        return self._told
+            self._due = asyncio.get_running_loop().call_later(GATHER_S, self._flush)
+        return self._batch
 
     def at_once(self) -> WorkerEvents:
-        """To be filled with what should be known now."""
+        """The batch for events that go at once."""
         if not self._soon:
             self._soon = True
             if self._due is not None:
                 self._due.cancel()
-            self._due = asyncio.get_running_loop().call_soon(self._tell)
-        return self._told
+            self._due = asyncio.get_running_loop().call_soon(self._flush)
+        return self._batch
 
-    def _tell(self) -> None:
-        told, self._told = self._told, WorkerEvents()
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, WorkerEvents()
         self._due, self._soon = None, False
-        self._send(told)
+        self._send(batch)
 
 
 class RemoteWork:
-    """Waiting and done work of one request, as the home is told: its first tokens, and at the end how many more."""
+    """Waiting and done work of one request, as sent to the primary: its first tokens, and at the end how many more."""
 
-    def __init__(self, telling: RemoteMetrics, number: int) -> None:
-        self._telling = telling
+    def __init__(self, remote_metrics: RemoteMetrics, number: int) -> None:
+        self._remote_metrics = remote_metrics
         self._number = number
         self._first = True
         self._more = 0
@@ -80,12 +80,12 @@ class RemoteWork:
     def got(self, tokens: int, cached: int) -> None:
         if self._first and tokens:
             self._first = False
-            self._telling.at_once().got.append((self._number, tokens, cached))
+            self._remote_metrics.at_once().got.append((self._number, tokens, cached))
         else:
             self._more += tokens
 
     def end(self, *, whole: bool) -> None:
-        told = self._telling.at_once()
+        batch = self._remote_metrics.at_once()
         if self._more:
-            told.got.append((self._number, self._more, 0))
-        told.done.append((self._number, whole))
+            batch.got.append((self._number, self._more, 0))
+        batch.done.append((self._number, whole))

@@ -1,6 +1,6 @@
-"""Messages between the home and a worker, over a socket of this machine.
+"""Messages between the primary and a worker, over a socket of this machine.
 
-MessagePack with the length in front, each message checked against its type. Knows nothing of what follows from one.
+MessagePack with the length in front, each message checked against its type. Knows nothing of their effects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ M = TypeVar("M")
 
 class Start(msgspec.Struct):
     """The first message to a worker's process, on its stdin. `client` is its number at the engines, `listener` a
-    socket's file; the home's own sockets lie in `directory`."""
+    socket's file; the primary's own sockets lie in `directory`."""
 
     settings: str  # as JSON
     client: int
@@ -32,7 +32,7 @@ class Start(msgspec.Struct):
 
 
 class WorkerHello(msgspec.Struct, tag=True):
-    """Of the worker with this number. The home says where the engines are."""
+    """Of the worker with this number. The primary sends the engines' places."""
 
     client: int
 
@@ -42,7 +42,9 @@ class WorkerReady(msgspec.Struct, tag=True):
 
 
 class AdmissionRequest(msgspec.Struct, tag=True):
-    """May whoever sends these headers have this? An `Admitted` or a `AdmissionDenied` of the same number follows."""
+    """Asks for admission of the sender of these headers. An `Admitted` or an `AdmissionDenied` of the same number
+    follows.
+    """
 
     number: int
     method: str
@@ -55,7 +57,7 @@ class WorkerEvents(msgspec.Struct, tag=True, omit_defaults=True):
     """Events since the last such message, in order within each list."""
 
     came: list[str] = []  # endpoints
-    worked: list[tuple[int, str, str, int, int, int]] = []  # its number; what `Counting.admit` is told
+    worked: list[tuple[int, str, str, int, int, int]] = []  # its number; the arguments of `Counting.admit`
     first: list[tuple[str, float]] = []
     gaps: list[tuple[str, float]] = []
     got: list[tuple[int, int, int]] = []  # of a work: tokens, and cached ones
@@ -68,11 +70,11 @@ class WorkerEvents(msgspec.Struct, tag=True, omit_defaults=True):
     routed: list[tuple[str, bool]] = []  # answers for `auto`, by model, and whether each was given
 
 
-# -- from the home
+# -- from the primary
 
 
 class Admitted(msgspec.Struct, tag=True, omit_defaults=True):
-    """`waits` is what each model has to do: seconds of waiting, and answers."""
+    """`waits` is each model's load: seconds of waiting, and answers."""
 
     number: int
     id: str
@@ -126,7 +128,7 @@ class Draining(msgspec.Struct, tag=True):
 
 
 class End(msgspec.Struct, tag=True):
-    """End what is open and go."""
+    """End open requests and exit."""
 
 
 FromWorker = WorkerHello | WorkerReady | AdmissionRequest | WorkerEvents
@@ -134,7 +136,7 @@ FromPrimary = Admitted | AdmissionDenied | EngineMoved | EngineEnded | Draining 
 
 _encoder = msgspec.msgpack.Encoder()
 from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-from_home: msgspec.msgpack.Decoder[FromPrimary] = msgspec.msgpack.Decoder(FromPrimary)
+from_primary: msgspec.msgpack.Decoder[FromPrimary] = msgspec.msgpack.Decoder(FromPrimary)
 
 
 def framed(message: FromWorker | FromPrimary | Start) -> bytes:

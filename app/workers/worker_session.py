@@ -1,4 +1,4 @@
-"""One worker's requests as the home sees them: who is let in, what they take, and what is left of them when it dies.
+"""One worker's requests as the primary sees them: admission, usage, and clean-up when it dies.
 
 Knows nothing of processes or sockets.
 """
@@ -38,13 +38,13 @@ class WorkerSession:
         self.send = send
         self._state = state
         self._asking: dict[int, asyncio.Task[None]] = {}
-        self._tickets: dict[int, RequestBudget] = {}
+        self._budgets: dict[int, RequestBudget] = {}
         self._works: dict[int, AdmittedWork] = {}
         self._open = defaultdict[str, deque[float]](deque)  # answers under way, by endpoint: since when, about
 
     def __len__(self) -> int:
         """Requests that it answers."""
-        return len(self._asking) + len(self._tickets)
+        return len(self._asking) + len(self._budgets)
 
     def hear(self, message: WorkerHello | WorkerReady | AdmissionRequest | WorkerEvents) -> None:
         match message:
@@ -56,7 +56,7 @@ class WorkerSession:
                 self._count(message)
 
     def end(self) -> None:
-        """The worker is gone: what it answered has failed."""
+        """The worker is gone: its open answers have failed."""
         for task in list(self._asking.values()):
             task.cancel()
         for work in self._works.values():
@@ -64,16 +64,16 @@ class WorkerSession:
         for endpoint, since in self._open.items():
             for began in since:
                 self._state.meter.left(endpoint, "failed", time.monotonic() - began, False)
-        for request_budget in self._tickets.values():
+        for request_budget in self._budgets.values():
             request_budget.leave()
         self._works.clear()
         self._open.clear()
-        self._tickets.clear()
+        self._budgets.clear()
 
     async def _answer(self, asked: AdmissionRequest) -> None:
         try:
             self.send(await self._decided(asked))
-        except Exception as error:  # whatever it is, somebody waits
+        except Exception as error:  # of any kind: somebody waits
             self.send(AdmissionDenied.of(asked.number, from_exception(error)))
 
     async def _decided(self, asked: AdmissionRequest) -> Admitted:
@@ -88,7 +88,7 @@ class WorkerSession:
         if not is_metered(asked.method, asked.path):
             return told
         request_budget = state.admission.begin(who, strict=is_strict(headers))
-        self._tickets[asked.number] = request_budget
+        self._budgets[asked.number] = request_budget
         told.metered, told.key = True, request_budget.key
         limits = state.admission.limits_of(who)
         told.limits = limits.requests, limits.tokens, limits.concurrent
@@ -119,7 +119,7 @@ class WorkerSession:
             self._open[endpoint].popleft()
             meter.left(endpoint, outcome, seconds, met)
         for number, tokens in told.spent:
-            self._tickets[number].spend(tokens)
+            self._budgets[number].spend(tokens)
         for number, tokens in told.left:
             self._left(number, tokens)
         for reason in told.refused:
@@ -133,6 +133,6 @@ class WorkerSession:
     def _left(self, number: int, tokens: int) -> None:
         if (asking := self._asking.get(number)) is not None:  # its client left before it was let in
             asking.cancel()
-        if (request_budget := self._tickets.pop(number, None)) is not None:
+        if (request_budget := self._budgets.pop(number, None)) is not None:
             request_budget.spend(max(0, tokens - request_budget.tokens))
             request_budget.leave()

@@ -59,7 +59,7 @@ QUICK = Scale(
 
 
 async def constraints(tokenizer: Tokenizer, vocab_size: int, model: Path, scale: Scale, tell: Tell) -> Json:
-    """All of it. `model` has that tokenizer and as many logits; `tell` hears what comes next."""
+    """All of it. `model` has that tokenizer and as many logits; `tell` gets the name of the next part."""
     vocabulary = Vocabulary.of(tokenizer, vocab_size)
     known = material.samples(tokenizer, scale.tool_schemas)
     tell("compiling")
@@ -155,7 +155,7 @@ def _peers(vocabulary: Vocabulary, samples: Sequence[material.SchemaSample], dea
 
 
 def _suite(groups: int) -> list[Json]:
-    """Returns what every installed contestant takes for valid among the instances of the official suite."""
+    """Returns the verdicts of every installed contestant on the instances of the official suite."""
     contestants = {each.name: each for each in _installed(material.bytes_vocabulary(), 20)}
     rows = []
     for name, library in CONTESTANTS.items():

@@ -1,8 +1,8 @@
 """Constrained and free rows side by side in one batch of a running engine, and streams beside a bomb that compiles.
 
-The model is random, small, and as wide at its end as the vocabulary: what constraints cost per row is the same for a
+The model is random, small, and as wide at its end as the vocabulary: the cost of constraints per row is the same for a
 large model, so here it weighs most. Its output layer prefers the characters that close JSON, or it would never leave
-its first string. All is greedy: drawing would take time of its own on both sides.
+its first string. All is greedy: sampling would take time of its own on both sides.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Stream:
     pieces: tuple[tuple[float, int], ...]
 
     def tpot(self, begin: float, end: float) -> float:
-        """Seconds a token, of what came after `begin` and not after `end`."""
+        """Seconds a token, of tokens after `begin` and not after `end`."""
         return (end - begin) / max(1, sum(count for at, count in self.pieces if begin < at <= end))
 
     def gaps(self) -> list[float]:
@@ -193,7 +193,7 @@ async def beside_bombs(engine: Engine, *, streams: int, tokens: int, turns: int)
     ratios, medians, noise = [], [], []
     asked: dict[str, list[float]] = {}
     outcomes: dict[str, str] = {}
-    made = bombs()  # whoever sends one has the work of writing it
+    made = bombs()  # made outside of the measurement, as a client would
     constraints = engine._core._constraints
     assert constraints is not None
     compiler = constraints.compiler
@@ -204,7 +204,7 @@ async def beside_bombs(engine: Engine, *, streams: int, tokens: int, turns: int)
         with_bombs = await _gaps(engine, streams, tokens)
         over.set()
         await bomber
-        while compiler.stats.running:  # one beyond its deadline runs on, and must not run into what is quiet
+        while compiler.stats.running:  # one beyond its deadline runs on, and must not run into the quiet phase
             await asyncio.sleep(0.05)
         after = await _gaps(engine, streams, tokens)
         if not turn:  # the first one warms up

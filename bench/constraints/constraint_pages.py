@@ -1,5 +1,4 @@
-"""Writes the figures of constraints: figures beside their goals, as JSON, as a section of docs/performance.md,
-drawn."""
+"""Writes the figures of constraints: beside their goals, as JSON, as a section of docs/performance.md, plotted."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ PICTURE = ROOT / "docs" / "img" / "constraints.png"
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:  # Any: plain JSON
-    """Of a sample: its size, the usual percentiles, its largest, and all percentiles from 0 to 100 to draw."""
+    """Of a sample: its size, the usual percentiles, its largest, and all percentiles from 0 to 100 to plot."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("nothing was measured")

@@ -1,4 +1,4 @@
-"""Schemas by family: how many each library takes, how soon, and what it lets through.
+"""Schemas by family: how many each library takes, how soon, and the instances it lets through.
 
 `python -m bench.constraints.families`: Ponder beside llguidance alone and xgrammar, in turn on each schema, at Qwen's
 151,936 tokens. Families are the tool schemas of the leaderboard with their known answers, the schemas that installed
@@ -77,7 +77,7 @@ def installed() -> Iterator[str]:
 
 
 def measure(step: int, deadline_s: float, folder: Path | None = None) -> list[Json]:
-    """A row for each family and library. What Ponder refuses is asked as `"strict": false` has it, too."""
+    """A row for each family and library. Schemas that Ponder refuses are tried with `"strict": false`, too."""
     tokenizer = sources.qwen()
     known = Vocabulary.of(tokenizer, material.SIZE)
     vocabulary = material.portable(known)

@@ -1,5 +1,5 @@
-"""Measures what constraints cost beside the model: compiling as a request waits for it, filling rows, forbidding in the
-logits.
+"""Measures the cost of constraints beside the model: compiling as a request waits for it, filling bitmasks, applying
+them to the logits.
 
 Everything runs in this process and on the paths that the engine takes: its compiler, its threads, its kernel.
 """
@@ -33,7 +33,7 @@ Json = dict[str, Any]  # Any: plain JSON
 
 
 def outcome(compiler: Compiler, constraint: Constraint) -> Outcome:
-    """Returns what a constraint compiles to, waited for."""
+    """Compiles a constraint and waits for the outcome."""
     ready = threading.Event()
     outcomes: list[Outcome] = []
 
@@ -54,7 +54,7 @@ def compiling(
     tool_parser: ToolParser,
     tool_sets: Sequence[tuple[ToolSpec, ...]],
 ) -> tuple[Json, list[tuple[SchemaSample, Compiled]]]:
-    """Seconds to compile what was never seen: schemas, and sets of tools; and to find what was. Also what was made."""
+    """Seconds to compile new schemas and sets of tools, and to find compiled ones. Also the outcomes."""
     outcome(compiler, JsonSchema.of({"type": "object"}))  # the first one reads the vocabulary
     clock = time.perf_counter
     seconds, admitted, refused = [], [], 0

@@ -25,7 +25,7 @@ from tests.engine.structured_output import bfcl, sources
 
 SIZE = sources.SIZES["qwen"]
 _PACKED = "data/vocab/qwen2-tokenizer.json.gz"
-# Qwen3's tags, in the place of what only fills Qwen2's vocabulary up.
+# Qwen3's tags, in the place of padding in Qwen2's vocabulary.
 _TAGS = {151657: "<tool_call>", 151658: "</tool_call>", 151667: "<think>", 151668: "</think>"}
 
 
@@ -84,7 +84,7 @@ def tool_sets(size: int, count: int) -> list[tuple[ToolSpec, ...]]:
 
 
 def walk(matcher: Matcher, vocabulary: Vocabulary, random: Random, length: int) -> tuple[int, ...]:
-    """Tokens that a matcher takes one after another: at random, and now and then such that close what is open."""
+    """Tokens that a matcher takes one after another: at random, and now and then such that close open brackets."""
     row = np.zeros(words(vocabulary.size), dtype=np.int32)
     closing = [id for text in (b'"', b"}", b"]", b",", b'",', b"1") for id in vocabulary.ids.get(text, ())]
     ids: list[int] = []
@@ -103,7 +103,7 @@ def walk(matcher: Matcher, vocabulary: Vocabulary, random: Random, length: int) 
 
 
 def bytes_vocabulary() -> Vocabulary:
-    """Every byte is a token: what a contestant takes for valid does not depend on the tokens, and this is quick."""
+    """Every byte is a token: validity does not depend on the tokens, and this is quick."""
     return Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,), _no_ids)
 
 

@@ -32,7 +32,7 @@ class SchemaText(Protocol):
 
 
 Start = Callable[[], SchemaText]
-Compile = Callable[[str], Start]  # raises whatever it likes for a schema that it refuses
+Compile = Callable[[str], Start]  # raises any exception for a schema that it refuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class _OutlinesText:
 
 
 def _outlines(vocabulary: Vocabulary) -> Compile:
-    """Outlines' own steps from a schema to a logits processor. It wants tokens as text: what is not UTF-8 is lost."""
+    """Outlines' own steps from a schema to a logits processor. It wants tokens as text: others than UTF-8 are lost."""
     from outlines.backends.outlines_core import OutlinesCoreBackend
     from outlines_core import Guide
     from outlines_core.kernels.torch import allocate_token_bitmask, fill_next_token_bitmask

@@ -1,4 +1,4 @@
-"""Measures whether requests get the same bits alone and in random mixes, and what that costs."""
+"""Measures whether requests get the same bits alone and in random mixes, and the cost of that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Asked = tuple[list[int], Span]
 
 
 def requests(count: int, vocabulary: int) -> list[Asked]:
-    """Prompts of 1 to 200 tokens, half of which begin like others, each with its own seed and way of drawing."""
+    """Prompts of 1 to 200 tokens, half of which begin like others, each with its own seed and sampling parameters."""
     draw = random.Random(11)
     beginnings = [[draw.randrange(300, vocabulary) for _ in range(160)] for _ in range(8)]
     made = []

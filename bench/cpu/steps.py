@@ -1,7 +1,7 @@
 """Steps of one model on our own CPU kernels, on torch, and on torch a tile at a time, as ratios of one run.
 
-The three take turns, each step a few times a turn, so that a noisy neighbour troubles all of them; what is told is the
-least of each (what the machine can do), and the ratios of the least and of the medians.
+The three take turns, each step a few times a turn, so that a noisy neighbour troubles all of them; the results are the
+minimum of each (the machine's best), and the ratios of the minima and of the medians.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from bench.gpu.timing import timer_for
 from bench.gpu.whole import overhead, whole
 
 RESULTS = Path(__file__).parents[1] / "results"
-# In the order of what is wanted most, should the time run out; some need figures of those before them.
+# The most important first, should the time run out; some need figures of those before them.
 PARTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "ceilings": ceilings, "decode": decode, "attention": attention, "prefill": prefill, "forks": forks,
     "sampling": sampling, "overhead": overhead, "quantized": quantized, "whole": whole, "peers": peers,

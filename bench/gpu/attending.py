@@ -118,7 +118,7 @@ def _peers(
         try:
             graph = setting.timer.recorded(run)
             seconds = [each / caches for each in setting.timer.times(graph, setting.sizes.repeats)]
-        except Exception as error:  # a peer that does not run here is told, and measured no further
+        except Exception as error:  # a peer that does not run here is reported, and measured no further
             yield Figure(f"{what}, against {name}", 0.0, "ms", 0.0, 0.0, more={"error": repr(error)[:400]})
             continue
         yield times_faster(f"{what}, against {name}", seconds, ours)

@@ -1,4 +1,4 @@
-"""Decode and prefill on a GPU, and what determinism costs.
+"""Decode and prefill on a GPU, and the cost of determinism.
 
 Decode steps run as the runner's graphs, and are compared with the time that reading their bytes takes. Prefill is a
 long prompt in one step, compared with the rate of the largest matrix product. Only the device's work is timed: the step
@@ -63,7 +63,7 @@ def decoded(
 
 
 def label(name: str, rows: int) -> str:
-    """By which other parts find a figure, whose name goes on where its context is not the one asked for."""
+    """The key by which other parts find a figure; its name goes on where its context is not the one asked for."""
     return f"{name}, {rows} rows"
 
 

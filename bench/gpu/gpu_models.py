@@ -1,4 +1,4 @@
-"""Decoders of published shapes with random weights made on the device, and what a step must read and compute."""
+"""Decoders of published shapes with random weights made on the device, and the bytes and operations of a step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def spec_of(name: str, layers: int | None = None) -> ModelSpec:
 
 
 class RandomWeights(Weights):
-    """Random weights for any request: matrices that keep the size of what they multiply, norms around 1."""
+    """Random weights for any request: matrices that keep the size of their input, norms around 1."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
@@ -127,8 +127,8 @@ def kv_bytes(spec: ModelSpec, tokens: int, itemsize: int = 2) -> int:
 
 
 def prefill_flops(spec: ModelSpec, tokens: int) -> int:
-    """Of reading a prompt whose last token's logits are wanted: two for each weight and token, and four for each pair
-    of a query and a key that it sees, component and head."""
+    """Of reading a prompt, with the logits of its last token: two for each weight and token, and four for each pair of
+    a query and a key that it sees, component and head."""
     layers = sum(count * out * width for kind, (count, out, width) in matrices(spec).items() if kind != "logits")
     pairs = tokens * (tokens + 1) // 2
     attention = 4 * spec.layers * spec.heads * spec.head_dim * pairs

@@ -1,7 +1,7 @@
 """`transformers` on the same shapes: a long prompt, its static cache, and its continuous batching.
 
 `python -m bench.gpu.gpu_peers FILE JOB` measures and keeps each figure in FILE at once; the part runs it as a process
-that is ended when the time is over, since what it compiles may take longer than all else. A step of theirs is all that
+that is ended when the time is over, since its compiling may take longer than all else. A step of theirs is all that
 lies between two tokens, and stands beside a whole step of ours. Their continuous batching compiles nothing and records
 no graph unless flash attention is installed.
 """
@@ -39,7 +39,7 @@ Model = Any  # transformers' classes are untyped
 
 
 def peers(setting: Setting) -> Iterator[Figure]:
-    """Beside what the parts `whole` and `prefill` found for the same; each figure as soon as it is there."""
+    """Beside the figures of the parts `whole` and `prefill` for the same; each figure as soon as it is there."""
     if importlib.util.find_spec("transformers") is None:
         raise Missing("the package transformers")
     sizes = setting.sizes
@@ -58,8 +58,8 @@ def peers(setting: Setting) -> Iterator[Figure]:
                     process.wait(0.5)
                 status = process.poll()  # asked before the file is read, which is whole if it has ended
                 found = json.loads(file.read_text()) if file.exists() else []
-                for told in found[seen:]:
-                    yield beside(setting, told)
+                for measured in found[seen:]:
+                    yield beside(setting, measured)
                 seen = len(found)
                 if status is None and (setting.left_s <= 0 or setting.timer.now() > until):
                     raise Missing("time, transformers was not done")
@@ -71,34 +71,34 @@ def peers(setting: Setting) -> Iterator[Figure]:
         raise RuntimeError(f"the process of transformers ended with {status}")
 
 
-def beside(setting: Setting, told: Json) -> Figure:
+def beside(setting: Setting, measured: Json) -> Figure:
     """A peer's seconds beside ours of the same, where there are both: the share is how many times as fast ours is."""
-    what = told["what"]
-    name = f"{what}, transformers {told['way']}"
-    if "error" in told:
-        return Figure(name, 0.0, "ms", 0.0, 0.0, more=told)
-    if told["way"] == PROMPT:
+    what = measured["what"]
+    name = f"{what}, transformers {measured['way']}"
+    if "error" in measured:
+        return Figure(name, 0.0, "ms", 0.0, 0.0, more=measured)
+    if measured["way"] == PROMPT:
         ours = setting.value("prefill", what)
-        flops = gpu_models.prefill_flops(gpu_models.spec_of(told["model"]), told["tokens"]) / 1e12
-        theirs = rate_of(name, flops, told["seconds"], "TFLOP/s", limit=ours)
+        flops = gpu_models.prefill_flops(gpu_models.spec_of(measured["model"]), measured["tokens"]) / 1e12
+        theirs = rate_of(name, flops, measured["seconds"], "TFLOP/s", limit=ours)
         share = None if ours is None else ours / theirs.value
         return Figure(name, theirs.value, theirs.unit, theirs.least, theirs.largest, ours, share)
     ours = setting.value("whole", what)
     if ours is None:
-        return time_of(name, told["seconds"])
-    found = times_faster(name, told["seconds"], [ours / 1e3])
-    theirs_ms = [1e3 * each for each in told["seconds"]]
+        return time_of(name, measured["seconds"])
+    found = times_faster(name, measured["seconds"], [ours / 1e3])
+    theirs_ms = [1e3 * each for each in measured["seconds"]]
     return Figure(name, found.floor or 0.0, "ms", min(theirs_ms), max(theirs_ms), ours, found.share)
 
 
 def measure(file: Path, job: Json) -> None:
-    """Returns what the process does: in the order of what is wanted most."""
+    """The process's work: the most important figures first."""
     import transformers
 
     kept: list[Json] = []
 
-    def keep(told: Json) -> None:
-        kept.append(told | {"version": transformers.__version__})
+    def keep(measured: Json) -> None:
+        kept.append(measured | {"version": transformers.__version__})
         write(file, kept)
 
     for way in (STATIC, CONTINUOUS):
@@ -115,8 +115,8 @@ def _of_model(name: str, way: str, job: Json, keep: Callable[[Json], None]) -> N
         keep({"what": name, "way": way, "error": repr(error)[:400]})
         return
     if way == STATIC:
-        told = {"what": f"{name}, {tokens} tokens", "way": PROMPT, "model": name, "tokens": tokens}
-        keep(told | _outcome(partial(_prompt, model, tokens)))
+        measured = {"what": f"{name}, {tokens} tokens", "way": PROMPT, "model": name, "tokens": tokens}
+        keep(measured | _outcome(partial(_prompt, model, tokens)))
     run = _static if way == STATIC else _continuous
     for rows in job["batches"]:
         keep({"what": label(name, rows), "way": way} | _outcome(partial(run, model, rows, context)))
@@ -128,12 +128,12 @@ def _of_model(name: str, way: str, job: Json, keep: Callable[[Json], None]) -> N
 def _outcome(run: Callable[[], list[float]]) -> Json:
     try:
         return {"seconds": run()}
-    except Exception as error:  # whatever its API has become
+    except Exception as error:  # its API may have changed
         return {"error": repr(error)[:400]}
 
 
 def _forget() -> None:
-    """Give back the memory of what is gone, which compiled calls refer to in circles."""
+    """Free the memory of dropped objects, which compiled calls refer to in circles."""
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -192,21 +192,21 @@ def _static(model: Model, rows: int, context: int) -> list[float]:
     return [one.until(two) for one, two in pairwise(moments[NEW // 2 : NEW])]
 
 
-@torch.no_grad()  # its own thread writes to what it made: those must be no tensors of inference
+@torch.no_grad()  # its own thread writes to its tensors: those must be no tensors of inference
 def _continuous(model: Model, rows: int, context: int) -> list[float]:
     """Between the tokens of one row, while all rows decode. About one prompt is read in a step, so that by the end of
     the last one the first row has `rows` tokens."""
     import transformers
 
     new = NEW + rows
-    room = transformers.ContinuousBatchingConfig(
+    config = transformers.ContinuousBatchingConfig(
         num_blocks=rows * (-(-context // PAGE) + 1), max_batch_tokens=context + rows, safety_margin=0.0,
         allow_block_sharing=False,
     )  # fmt: skip
     greedy = transformers.GenerationConfig(do_sample=False, max_new_tokens=new, eos_token_id=-1, pad_token_id=0)
     made = model.generate_batch(
-        inputs=_random(model, rows, context - new).tolist(), generation_config=greedy, continuous_batching_config=room,
-        record_timestamps=True,
+        inputs=_random(model, rows, context - new).tolist(), generation_config=greedy,
+        continuous_batching_config=config, record_timestamps=True,
     )  # fmt: skip
     times = [each.timestamps for each in made.values()]
     if [len(each) for each in times] != [new] * rows:

@@ -1,4 +1,4 @@
-"""Masks and draws as a share of the step that they belong to."""
+"""Masks and sampling as a share of the step that they belong to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOAL = 0.02  # of a step, at most
 
 
 def sampling(setting: Setting) -> Iterator[Figure]:
-    """Rows that all have a mask, and draw with top-k, top-p and min-p at once."""
+    """Rows that all have a mask, and sample with top-k, top-p and min-p at once."""
     try:
         from engine.kernels import sampling as kernels
         from engine.kernels import token_bitmask

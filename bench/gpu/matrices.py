@@ -1,8 +1,8 @@
 """Matrix products on a GPU, beside the device's ceilings.
 
 The products are those of a decode of one row: bfloat16 by cuBLAS and by our own kernels, int8, int4, and the whole
-step. Each kind of matrix is multiplied by so many weights in turn that the second-level cache does not hold them. The
-ceilings (copy, read, matmul) are what all other parts are compared with.
+step. Each kind of matrix is multiplied by so many weights in turn that they exceed the second-level cache. All other
+parts are compared with the ceilings (copy, read, matmul).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One measured figure beside what it is held to. Plain data, and how it is written as JSON."""
+"""One measured figure beside its floor and goal. Plain data, and how it is written as JSON."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 Json = dict[str, Any]  # Any: plain JSON
 
 
-def write(file: Path, told: Json | list[Json]) -> None:
+def write(file: Path, figures: Json | list[Json]) -> None:
     """At once or not at all, whenever this process is ended."""
     beside = file.with_name(file.name + ".new")
-    beside.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    beside.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     os.replace(beside, file)
 
 
@@ -29,7 +29,7 @@ class Figure:
     """`value` (the median) and the least and largest of its repeats, in `unit`.
 
     `floor` is the limit or the peer that it stands beside, in the same unit, and `share` the one over the other, so
-    that 1 is as good as the floor. `goal` is what the share is to be: at least, or at most where `most` is set.
+    that 1 is as good as the floor. `goal` is the target of the share: at least, or at most where `most` is set.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""The setting of all parts: a device, a timer, sizes, what was measured before, and how long they have."""
+"""The setting of all parts: a device, a timer, sizes, earlier figures, and the time they have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sizes:
     copied_bytes: int = 4 << 30
     square: int = 8192  # of the matmul that is a device's best
     attention: tuple[tuple[int, int], ...] = ((1, 2048), (1, 32_768), (8, 2048), (64, 2048), (256, 2048), (16, 16_384))
-    # what one repeat reads at least: more than the second-level cache holds, and so much that starting does not count
+    # bytes that one repeat reads at least: more than the second-level cache, and so many that starting does not count
     exceed_bytes: int = 2 << 30
     sampled: tuple[int, ...] = (1, 64, 256)
     branches: int = 16
@@ -72,7 +72,7 @@ class Setting:
         raise Missing("the part ceilings, which others are held to")
 
     def value(self, part: str, what: str) -> float | None:
-        """A figure of another part, whatever the context it was cut to; None if it was not measured."""
+        """A figure of another part, at any context it was cut to; None if it was not measured."""
         for figure in self.results.get(part, {}).get("figures", ()):
             if figure["what"] == what or figure["what"].startswith(f"{what} of "):
                 return float(figure["value"])
@@ -86,7 +86,7 @@ class Setting:
         return free - total // 10
 
     def tidy(self) -> None:
-        """Give back the memory of what is gone."""
+        """Free the memory of dropped objects."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -22,15 +22,15 @@ from bench.gpu.rows import Figure, Missing, time_of
 from bench.gpu.setting import Setting
 
 GOAL_S = 30.0
-ROWS = 64  # what an engine's graphs are for, unless told otherwise
+ROWS = 64  # rows of an engine's graphs by default
 
 
 def startup(setting: Setting) -> Iterator[Figure]:
     """Of the first model, its weights made and not read."""
     name, context = setting.sizes.models[0], setting.sizes.context
     if setting.device.type != "cuda":
-        told = started(name, 2, context, setting.device)
-        yield _figure(f"{name}, in this process", told)
+        phases = started(name, 2, context, setting.device)
+        yield _figure(f"{name}, in this process", phases)
         return
     setting.tidy()
     with tempfile.TemporaryDirectory() as folder:
@@ -48,9 +48,9 @@ def startup(setting: Setting) -> Iterator[Figure]:
             yield _figure(f"{name}, {what}", json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def _figure(what: str, told: dict[str, float]) -> Figure:
-    whole = told["graphs"] + told["prompt"]
-    found = time_of(what, [whole], floor_s=GOAL_S, parts_s=told)
+def _figure(what: str, phases: dict[str, float]) -> Figure:
+    whole = phases["graphs"] + phases["prompt"]
+    found = time_of(what, [whole], floor_s=GOAL_S, parts_s=phases)
     return replace(found, share=whole / GOAL_S, goal=1.0, most=True)
 
 

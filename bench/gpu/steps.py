@@ -21,8 +21,8 @@ BLOCK = 16  # tokens of K/V
 def sequences(count: int, context: int, vocabulary: int, *, shared: int = 0, seed: int = 1) -> list[SequenceState]:
     """Sequences of `context` tokens, the first `shared` of them in the same blocks.
 
-    What one runner runs one after the other wants different seeds: to a runner the same id is the same sequence, whose
-    table has only grown.
+    Steps that one runner runs one after the other want different seeds: to a runner the same id is the same sequence
+    with a grown block table.
     """
     draw = random.Random(seed)
     each, common = -(-context // BLOCK), shared // BLOCK
@@ -74,10 +74,10 @@ def runner_for(
 
 
 def graph_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
-    """Returns what replays a decode's graph alone, its step lying where the graph reads it.
+    """Returns a function that replays a decode's graph alone, its step lying where the graph reads it.
 
     Raises:
-        Missing: no graph holds it.
+        Missing: no graph fits it.
     """
     with torch.inference_mode():
         runner.run(step)
@@ -85,14 +85,16 @@ def graph_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
     for row, table in zip(step.rows, laid.tables, strict=True):
         blocks = -(-row.end // BLOCK)
         assert table[:blocks].tolist() == row.seq.table[:blocks], "the runner reads blocks of another sequence"
-    rung = runner._graph_for(laid, runner._cutter._works)
-    if rung is None:
+    graph = runner._graph_for(laid, runner._cutter._works)
+    if graph is None:
         raise Missing(f"a graph for {len(step.rows)} such rows")
-    return rung.recorded.replay
+    return graph.recorded.replay
 
 
 def forward_of(runner: GpuRunner, step: Step) -> Callable[[], object]:
-    """Returns what runs a step that has been packed and sent already: its launches, and no more of the host's work."""
+    """Returns a function that runs a step that has been packed and sent already: its launches, and no more of the
+    host's work.
+    """
     laid = runner._batching.lay(step)
     sent = runner._sent(laid, runner._cutter.works(laid))
     return lambda: runner._decoder.forward_step(sent, runner._kv)

@@ -8,7 +8,7 @@ from typing import Any
 
 Json = Mapping[str, Any]  # Any: plain JSON
 
-# part -> its title, what stands beside the figure, and whether a share is a ratio of times
+# part -> its title, the comparison beside the figure, and whether a share is a ratio of times
 PARTS: dict[str, tuple[str, str, str]] = {
     "ceilings": ("What the device can do", "", ""),
     "decode": ("Decode steps, the model alone", "floor", "of the floor"),

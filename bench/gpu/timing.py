@@ -1,8 +1,8 @@
 """Seconds that the device takes for a call: by CUDA events there, by a clock elsewhere.
 
 The second-level cache is filled with other things before each repeat, which are read last, so that it has nothing to
-write back during the call. That also keeps the device busy while the call is queued, so that the time to launch what
-was recorded does not count.
+write back during the call. That also keeps the device busy while the call is queued, so that the time to launch a
+recorded graph does not count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Timer(Protocol):
         ...
 
     def now(self) -> float:
-        """Seconds by a clock, for what is not the device's."""
+        """Seconds by a clock, for work that is not the device's."""
         ...
 
 

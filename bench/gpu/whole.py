@@ -34,7 +34,7 @@ from engine.model.model_spec import ModelSpec
 from engine.model.tokenizer import Tokenizer
 
 PEBBLE = Path("models/pebble")
-LAST = 9  # steps that count: their rows are as long as those of the last, whose graph is timed
+LAST = 9  # steps that count: their rows are as long as those of the last, with the timed graph
 
 
 def whole(setting: Setting) -> Iterator[Figure]:
@@ -62,7 +62,7 @@ class ReadyEngine:
     rows: int
     context: int
     blocks: int
-    ids: Iterator[int] = field(default_factory=lambda: count(1))  # what one runner runs never has the same twice
+    ids: Iterator[int] = field(default_factory=lambda: count(1))  # one runner never runs the same id twice
 
     @classmethod
     def made(cls, setting: Setting, name: str, rows: int, context: int) -> ReadyEngine:
@@ -75,7 +75,7 @@ class ReadyEngine:
         decoder = gpu_models.random_decoder(name, device, layers=sizes.layers)
         longest = context + 4 * (sizes.engine_steps + sizes.engine_warm)
         fitting = setting.free_bytes() // gpu_models.kv_bytes(decoder.spec, steps.BLOCK) - 1
-        blocks = -(-longest // steps.BLOCK) + 2  # some to spare, so that the scheduler holds nobody back
+        blocks = -(-longest // steps.BLOCK) + 2  # some to spare, so that the scheduler delays nobody
         rows = min(rows, fitting // blocks)
         if rows < 1:
             raise Missing(f"memory for one row of {name}")
@@ -124,7 +124,7 @@ def stepped(setting: Setting, ready: ReadyEngine, rows: int, loop: LoopName) -> 
 
 @contextlib.contextmanager
 def _calm() -> Iterator[None]:
-    """As the engine serves; afterwards the collector finds what is gone again, gigabytes of K/V among it."""
+    """As the engine serves; afterwards the collector finds dropped objects again, gigabytes of K/V among them."""
     thresholds = gc.get_threshold()
     calm_collector()
     try:
@@ -175,10 +175,10 @@ def overhead(setting: Setting) -> Iterator[Figure]:
     for loop in loops:
         walls, graphs = stepped(setting, ready, ready.rows, loop)
         what = f"{name}, {ready.rows} rows, {loop}"
-        yield told(what, walls, graphs, context=ready.context, layers=ready.spec.layers)
+        yield step_figure(what, walls, graphs, context=ready.context, layers=ready.spec.layers)
 
 
-def told(what: str, walls: list[float], graphs: list[float], **more: object) -> Figure:
+def step_figure(what: str, walls: list[float], graphs: list[float], **more: object) -> Figure:
     """Seconds of steps and of their graph, as one figure: the milliseconds beside it, and their share of the step."""
     graph, wall = statistics.median(graphs), statistics.median(walls)
     beside = [1e3 * (each - graph) for each in walls]

@@ -1,2 +1,1 @@
-"""Measures what is worth keeping, and where: hit rates against the clairvoyant order, and agents that wait for
-tools."""
+"""Measures KV cache eviction and offload: hit rates against the clairvoyant order, and agents that wait for tools."""

@@ -1,7 +1,7 @@
-"""Measures what a cache in 8 bits costs in quality: a model reads texts over both caches, each token given.
+"""Measures the quality cost of a cache in 8 bits: a model reads texts over both caches, each token given.
 
-The texts are the model's own, written at temperature 1 after the beginnings of our pages: whatever it was trained on,
-these are what it knows to write.
+The texts are the model's own, written at temperature 1 after the beginnings of our pages, so they fit any training
+data.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Agents that wait for tools while others' prompts fill the cache: how much they have to read again when they go on.
 
-Every agent reads a long beginning, then writes, calls a tool, gets a result, and so on; the tools' waits are drawn, so
-that all contestants have the same. Prompts that nobody repeats come as fast as they are answered.
+Every agent reads a long beginning, then writes, calls a tool, gets a result, and so on; the tools' waits come from one
+seed, so that all contestants have the same. Prompts that nobody repeats come as fast as they are answered.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Hit rates of the prefix cache on a recorded trace, by its size, against the order that knows the future.
 
-The engine's own core runs, one request after the other, on a device that computes nothing; so what is measured is what
-is kept. A block of the trace is a block of 16 tokens here. The ideal is the clairvoyant order (Belady 1966): after each
-request, of all blocks seen, those are kept that are wanted again soonest. No order that does not know the future can
-reach it at every size. A hit is a block whose whole prefix is there too.
+The engine's own core runs, one request after the other, on a device that computes nothing; so only eviction is
+measured. A block of the trace is a block of 16 tokens here. The ideal is the clairvoyant order (Belady 1966): after
+each request, of all blocks seen, those are kept that are wanted again soonest. No order that does not know the future
+can reach it at every size. A hit is a block with its whole prefix cached too.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def engine_hits(prompts: Prompts, pool_blocks: int, host: int = 0, disk: int = 0
 
 
 def recent_hits(prompts: Prompts, blocks: int) -> float:
-    """The same if what was used least lately goes first."""
+    """The same with LRU eviction."""
     kept: dict[int, None] = {}
     hits = 0
     for prompt in prompts:
@@ -153,7 +153,7 @@ def measure(trace: Path, sizes: Sequence[int]) -> dict[str, Any]:  # Any: plain 
             "ideal": ideal_hits(prompts, size),
             "least_recent_first": recent_hits(prompts, size),
             "engine": engine_hits(prompts, size),
-            # what is above is below too, once it has been there: the disk's size is the whole cache's
+            # tiers are inclusive: the disk's size is the whole cache's
             "engine_with_tiers": engine_hits(prompts, eighth, eighth, size) if eighth >= 512 else None,
         }
         rows.append(row)

@@ -1,2 +1,1 @@
-"""Measures what happens under load: policies on recorded traces, the field's claims switch by switch, overload and
-faults."""
+"""Measures a server under load: policies on recorded traces, the field's claims switch by switch, overload, faults."""

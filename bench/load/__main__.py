@@ -27,6 +27,6 @@ PARTS: dict[str, Callable[[], Json]] = {
 
 if __name__ == "__main__":
     measure_parts("load", "What happens under load.", PARTS)
-    if kept := newest(f"load-{hardware.slug()}"):  # the page tells what is kept, not what a trial put elsewhere
+    if kept := newest(f"load-{hardware.slug()}"):  # the page shows kept results, not a trial's written elsewhere
         draw(kept)
         load_report.write(kept)

@@ -27,7 +27,7 @@ BLOCK = 16
 def static_batching(*, padded: bool) -> Json:
     """Answers of very different lengths: a static batch waits for its longest, a continuous one takes in the next.
 
-    `padded`: what is done goes on being computed until its batch is, as where a batch is one tensor.
+    `padded`: a finished row goes on being computed until its batch is finished, as where a batch is one tensor.
     """
     rng = Random(4)
     requests = [
@@ -42,24 +42,24 @@ def static_batching(*, padded: bool) -> Json:
     ]
 
     async def measure(engine: Engine, way: str) -> Json:
-        told = await _rate(engine, filled if padded and way == "off" else requests)
-        return {**told, "tokens_per_s": wanted / told["seconds"]}
+        figures = await _rate(engine, filled if padded and way == "off" else requests)
+        return {**figures, "tokens_per_s": wanted / figures["seconds"]}
 
     base: Json = {"max_running": places, "fixed_chunks": True, "prefix_cache": False}
     return _pair({"on": base, "off": {**base, "policy": "static"}}, measure)
 
 
 def paged_kv() -> Json:
-    """Room for four sequences of 2,048 tokens, and requests that need a quarter of that."""
+    """Capacity for four sequences of 2,048 tokens, and requests that need a quarter of that."""
     rng = Random(5)
     requests = [TraceRequest(0.0, _prompt(rng, rng.randint(100, 700)), rng.randint(30, 300)) for _ in range(64)]
-    room: Json = {"kv_blocks": 4 * MAX_LENGTH // BLOCK, "prefix_cache": False}
+    pool: Json = {"kv_blocks": 4 * MAX_LENGTH // BLOCK, "prefix_cache": False}
 
     async def measure(engine: Engine, way: str) -> Json:
         driven = await drive(engine, requests, at_once=True)
-        return {**_told(driven), "wasted": _wasted(driven, MAX_LENGTH if way == "off" else None)}
+        return {**_figures(driven), "wasted": _wasted(driven, MAX_LENGTH if way == "off" else None)}
 
-    return _pair({"on": room, "off": {**room, "reserve_tokens": MAX_LENGTH}}, measure)
+    return _pair({"on": pool, "off": {**pool, "reserve_tokens": MAX_LENGTH}}, measure)
 
 
 def prefix_cache() -> Json:
@@ -86,18 +86,18 @@ def mixed_steps() -> Json:
 
 
 def _pair(switch: dict[str, Json], measure: Callable[[Engine, str], Awaitable[Json]]) -> Json:
-    """Both ways in turns. What is told of a time or a rate is on over off, of each turn."""
+    """Both ways in turns. A ratio of times or rates is on over off, of each turn."""
 
     async def turns() -> Json:
-        told: dict[str, list[Json]] = {"on": [], "off": []}
+        figures: dict[str, list[Json]] = {"on": [], "off": []}
         for turn in range(TURNS):
             for way in ("on", "off") if turn % 2 else ("off", "on"):
                 async with running(**switch[way]) as engine:
-                    told[way].append(await measure(engine, way))
+                    figures[way].append(await measure(engine, way))
         ratios = {
-            key: [on[key] / off[key] for on, off in zip(told["on"], told["off"], strict=True)]
-            for key, value in told["on"][0].items()
-            if isinstance(value, float) and all(each[key] for each in told["off"])
+            key: [on[key] / off[key] for on, off in zip(figures["on"], figures["off"], strict=True)]
+            for key, value in figures["on"][0].items()
+            if isinstance(value, float) and all(each[key] for each in figures["off"])
         }
         return {
             "switch": switch,
@@ -105,17 +105,17 @@ def _pair(switch: dict[str, Json], measure: Callable[[Engine, str], Awaitable[Js
                 key: {"median": statistics.median(each), "min": min(each), "max": max(each)}
                 for key, each in ratios.items()
             },
-            **told,
+            **figures,
         }
 
     return asyncio.run(turns())
 
 
 async def _rate(engine: Engine, requests: list[TraceRequest]) -> Json:
-    return _told(await drive(engine, requests, at_once=True))
+    return _figures(await drive(engine, requests, at_once=True))
 
 
-def _told(driven: Driven) -> Json:
+def _figures(driven: Driven) -> Json:
     """All at once: tokens a second, first tokens, and how many ran beside each other."""
     tokens = sum(outcome.completion_tokens for outcome in driven.outcomes)
     ttft = percentiles([outcome.ttft for outcome in driven.outcomes])

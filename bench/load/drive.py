@@ -22,7 +22,7 @@ PEBBLE = Path(__file__).parents[2] / "models" / "pebble"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The pool at one moment: sequences that run, blocks that they hold, and tokens of those that write."""
+    """The pool at one moment: running sequences, their blocks, and tokens of decoding ones."""
 
     running: int
     blocks: int

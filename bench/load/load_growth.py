@@ -1,5 +1,4 @@
-"""Measures what grows with what: requests at once, tokens of context, and streams that are written beside each
-other."""
+"""Measures growth with requests at once, with tokens of context, and with streams written beside each other."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ VOCAB = 6144
 
 
 def requests() -> Json:
-    """Conversations that come all at once, up to the queue's limit: what one costs, and what the last waits."""
+    """Conversations that come all at once, up to the queue's limit: the cost of one, and the wait of the last."""
 
     async def measure() -> Json:
         rows = []

@@ -9,7 +9,7 @@ from bench.report import ROOT, between
 
 PAGE = ROOT / "docs" / "load.md"
 
-# What others published for the same idea, on GPUs and larger models: what a reader may compare with.
+# Published figures for the same idea, on GPUs and larger models, for comparison.
 PUBLISHED = {
     "continuous batching": "2–10×, up to 23× with paging (Orca, Yu et al. 2022; Anyscale 2023)",
     "continuous batching, what is done costs nothing": "–",

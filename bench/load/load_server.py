@@ -1,4 +1,4 @@
-"""A server in a process of its own, with what it holds: memory, descriptors, threads."""
+"""A server in a process of its own, with its memory, descriptors and threads."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class BenchServer:
         return found
 
     def held(self) -> Json:
-        """Returns what all of its processes together hold now."""
+        """Returns the present resources of all of its processes together."""
         family = self.family()
         pss = [re.search(r"^Pss:\s+(\d+) kB", _read(f"/proc/{pid}/smaps_rollup"), re.MULTILINE) for pid in family]
         return {
-            "pss_mib": sum(int(each[1]) for each in pss if each) / 1024,  # what is shared counts once
+            "pss_mib": sum(int(each[1]) for each in pss if each) / 1024,  # shared pages count once
             "descriptors": sum(len(_listed(f"/proc/{pid}/fd")) for pid in family),
             "threads": sum(len(_listed(f"/proc/{pid}/task")) for pid in family),
             "processes": len(family),

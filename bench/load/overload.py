@@ -1,4 +1,4 @@
-"""Three times as much as a server can do, for five minutes: what it still does, what it refuses, and how it comes back.
+"""Three times as much as a server can do, for five minutes: its goodput, its refusals, and its recovery.
 
 The load is one process of the same machine, so "capacity" is that of both together, and the same for all rates.
 """
@@ -26,7 +26,7 @@ EXTRA = {"ignore_eos": True}
 SCALE = 0.4  # of `chat`: about 48 words, 40 tokens
 PATIENCE_S = 20.0
 OBJECTIVE_S = 1.0  # of a first token
-OPTIONS = ("--engine", "process", "--max-wait-s", "0.5")  # whoever would miss it is refused
+OPTIONS = ("--engine", "process", "--max-wait-s", "0.5")  # a request that would miss it is refused
 
 
 def overload(options: tuple[str, ...] = OPTIONS, seconds: float = SECONDS) -> Json:
@@ -39,8 +39,8 @@ def overload(options: tuple[str, ...] = OPTIONS, seconds: float = SECONDS) -> Js
         rate = sum(outcome.answered for outcome in full.outcomes) / max(each.ended for each in full.outcomes)
         ramp = []
         for times in RAMP:
-            told = _told(_load(server, times * rate, RAMP_SECONDS), objective, RAMP_SECONDS)
-            ramp.append({"times": times, "rate_per_s": times * rate, **told})
+            figures = _figures(_load(server, times * rate, RAMP_SECONDS), objective, RAMP_SECONDS)
+            ramp.append({"times": times, "rate_per_s": times * rate, **figures})
         peak = max(ramp, key=lambda each: each["goodput_per_s"])
         before = server.held()
         with Watched(server) as watched:
@@ -49,7 +49,7 @@ def overload(options: tuple[str, ...] = OPTIONS, seconds: float = SECONDS) -> Js
         while _probe(server, 1) > 2 * idle and time.monotonic() - began < 60:
             time.sleep(0.1)
         recovery = time.monotonic() - began
-        told = _told(driven, objective, seconds)
+        figures = _figures(driven, objective, seconds)
         return {
             "idle_ttft_s": idle,
             "options": options,
@@ -57,8 +57,8 @@ def overload(options: tuple[str, ...] = OPTIONS, seconds: float = SECONDS) -> Js
             "all_at_once_per_s": rate,
             "ramp": ramp,
             "peak_goodput_per_s": peak["goodput_per_s"],
-            "overload": told,
-            "goodput_over_peak": told["goodput_per_s"] / peak["goodput_per_s"],
+            "overload": figures,
+            "goodput_over_peak": figures["goodput_per_s"] / peak["goodput_per_s"],
             "recovery_s_after_the_last_answer": recovery,
             "held_before": before,
             "held_after": server.held(),
@@ -99,7 +99,7 @@ def _load(server: BenchServer, rate: float, seconds: float) -> Load:
     return asyncio.run(load(server.target, asks, patience_s=PATIENCE_S, extra=EXTRA))
 
 
-def _told(driven: Load, objective: Objective, seconds: float) -> Json:
+def _figures(driven: Load, objective: Objective, seconds: float) -> Json:
     made = summary(driven, objective)
     del made["kinds"]
     good = sum(map(objective.kept, driven.outcomes))

@@ -1,4 +1,4 @@
-"""The load's figures drawn: percentiles by policy, and what grows with what."""
+"""Plots of the load's figures: percentiles by policy, and growth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IMG = Path(__file__).parents[2] / "docs" / "img"
 
 
 def draw(made: Json) -> None:
-    """Every picture whose parts are there."""
+    """Every picture with its parts measured."""
     for name in ("azure", "mooncake"):
         if part := made.get(f"policies on {name}"):
             _policies(name, part["policies"])

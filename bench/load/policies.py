@@ -1,4 +1,4 @@
-"""Every policy on the same recorded traces, and what a burst of prompts does to those who are being answered."""
+"""Every policy on the same recorded traces, and the effect of a burst of prompts on running streams."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from engine import GREEDY, Engine, Span
 
 POLICIES = ("decode-first", "prefill-first", "fcfs", "shortest-first", "priority", "fair")
 SECONDS = 45.0  # of each run, about
-LOAD = 0.65  # of what the engine can do with everything at once: recorded arrivals come in bursts
-TTFT_TIMES, ITL_TIMES = 20.0, 4.0  # the objective: so many times what an idle engine takes, at most
+LOAD = 0.65  # of the engine's throughput with everything at once: recorded arrivals come in bursts
+TTFT_TIMES, ITL_TIMES = 20.0, 4.0  # the objective: so many times an idle engine's, at most
 KV_BLOCKS = 2048  # 32,768 tokens: less than all of a trace's prompts
 
 
 def on_trace(name: str) -> Json:
-    """Each policy at the same share of the machine's own rate on a trace: percentiles, goodput, who waited longest."""
+    """Each policy at the same share of the machine's own rate on a trace: percentiles, goodput, the longest waits."""
 
     async def measure() -> Json:
         async with running(kv_blocks=KV_BLOCKS) as engine:
@@ -38,13 +38,13 @@ def on_trace(name: str) -> Json:
         }  # fmt: skip
         for policy in POLICIES:
             async with running(policy=policy, kv_blocks=KV_BLOCKS) as engine:
-                made["policies"][policy] = told(await drive(engine, requests), requests, objective)
+                made["policies"][policy] = summarised(await drive(engine, requests), requests, objective)
         return made
 
     return asyncio.run(measure())
 
 
-def told(driven: Driven, requests: Sequence[TraceRequest], objective: Objective) -> Json:
+def summarised(driven: Driven, requests: Sequence[TraceRequest], objective: Objective) -> Json:
     """One run: over all, by class and by tenant."""
     outcomes = driven.outcomes
     tenants = sorted({request.tenant for request in requests})
@@ -106,19 +106,19 @@ async def steady(engine: Engine, rate: float, seconds: float, *, length: int = 8
         writer.cancel()
     await asyncio.gather(*writers, return_exceptions=True)
     within = [gap for at, gap in gaps if began < at <= ended]
-    told = percentiles(within)
+    spread = percentiles(within)
     ttft = percentiles([o.ttft for o in read.outcomes])
     return {
         "prompt_tokens_per_s": len(read.outcomes) * length / (ended - began),
         "tokens_per_s": len(within) / (ended - began),
-        **{f"gap_{name}_s": told[name] for name in ("p50", "p95", "p99", "max")},
+        **{f"gap_{name}_s": spread[name] for name in ("p50", "p95", "p99", "max")},
         "ttft_p50_s": ttft.get("p50", 0.0),
         "ttft_p99_s": ttft.get("p99", 0.0),
     }
 
 
 async def one_by_one(engine: Engine, requests: Sequence[TraceRequest]) -> Driven:
-    """Returns what an idle engine takes."""
+    """Returns the outcomes of an idle engine."""
     runs = [await drive(engine, [each], at_once=True) for each in requests]
     return Driven([run.outcomes[0] for run in runs], sum(run.seconds for run in runs), runs[-1].stats, [])
 

@@ -1,7 +1,7 @@
-"""Half an hour of everything at once, and whether what the server holds stays what it was.
+"""Half an hour of everything at once, and whether the server's resources stay constant.
 
-Chats, long prompts, agents that pause, answers that nobody waits for, runs with a chat that is deleted after, documents
-that come and go. The load is steady, under the server's capacity.
+Chats, long prompts, agents that pause, abandoned answers, runs with a chat that is deleted after, documents that come
+and go. The load is steady, under the server's capacity.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Work = Callable[[httpx.AsyncClient, Random], Coroutine[None, None, int]]  # give
 
 
 def soak(*options: str) -> Json:
-    """Returns what each minute held, and how fast it grew after the first third."""
+    """Returns the resources of each minute, and how fast they grew after the first third."""
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch), *options) as server:
         before = server.held()
         with Watched(server) as watched:
-            told = asyncio.run(_everything(server))
+            counts = asyncio.run(_everything(server))
         minutes = watched.by_minute()
         settled = minutes[len(minutes) // 3 :]
         return {
             "seconds": SECONDS,
-            **told,
+            **counts,
             "held_before": before,
             "by_minute": minutes,
             "growth_per_hour": {key: _slope([each[key] for each in settled]) for key in settled[0]},
@@ -104,7 +104,7 @@ async def _document(http: httpx.AsyncClient, rng: Random) -> int:
 
 
 async def _drop(http: httpx.AsyncClient, rng: Random) -> int:
-    """An answer whose client goes away in its middle."""
+    """An answer with a client that goes away in its middle."""
     body = {"model": "default", "messages": [{"role": "user", "content": text(30, rng)}], "stream": True,
             "max_tokens": 200, "ignore_eos": True}  # fmt: skip
     async with http.stream("POST", "/v1/chat/completions", json=body) as reply:

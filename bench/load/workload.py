@@ -1,4 +1,4 @@
-"""Recorded traces as requests of token ids, scaled to a small model: who asks, when, and what prompts share."""
+"""Recorded traces as requests of token ids, scaled to a small model: users, arrival times, and shared prefixes."""
 
 from __future__ import annotations
 

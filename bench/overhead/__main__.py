@@ -1,4 +1,4 @@
-"""`python -m bench.overhead`: what serving costs beside the model. About two minutes on two cores.
+"""`python -m bench.overhead`: the cost of serving beside the model. About two minutes on two cores.
 
 Prints tables and keeps the JSON. The core stepped directly, handles against the core, and streams over
 HTTP; goals stand beside what was measured.

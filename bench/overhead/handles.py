@@ -1,5 +1,5 @@
-"""Measures what a program on handles pays against the core stepped directly, on a real model: the same tokens, turn by
-turn."""
+"""Measures the overhead of a program on handles over the core stepped directly, on a real model: the same tokens, turn
+by turn."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MAX_LENGTH = 4096
 
 
 class NullRunner:
-    """Makes the step's batch, as any runner must, and answers with rows that were drawn once."""
+    """Makes the step's batch, as any runner must, and answers with rows that were sampled once."""
 
     vocab_size = VOCAB
     queues = False

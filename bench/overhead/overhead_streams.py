@@ -13,16 +13,16 @@ import psutil
 
 
 def streams(where: str, *, count: int = 64, rate: float = 200.0, tokens: int = 1200) -> dict[str, Any]:
-    """`count` chat streams whose model writes `rate` tokens a second each: the gaps as their reader sees them."""
+    """`count` chat streams of a model that writes `rate` tokens a second each: the gaps as their reader sees them."""
     with _server(where, 1 / rate, count) as (process, port):
         reader = [sys.executable, "-m", "bench.overhead.reader", str(port), str(count)]
         subprocess.run([*reader, "100"], check=True, capture_output=True)  # the first requests pay for first calls
         before = _cpu(process)
         read = subprocess.run([*reader, str(tokens)], check=True, capture_output=True, text=True)
         used = _cpu(process)
-    told: dict[str, Any] = json.loads(read.stdout)
-    shares = {name: (used[name] - before[name]) / told["seconds"] for name in used}
-    return {"engine": where, "rate": rate, **told, "cpu": shares}
+    figures: dict[str, Any] = json.loads(read.stdout)
+    shares = {name: (used[name] - before[name]) / figures["seconds"] for name in used}
+    return {"engine": where, "rate": rate, **figures, "cpu": shares}
 
 
 def _cpu(process: psutil.Process) -> dict[str, float]:

@@ -17,7 +17,7 @@ WARM = 20  # tokens of each stream that are not counted
 
 
 class _Stream(asyncio.Protocol):
-    """One HTTP/1.1 request and the events of its reply, told by where they begin."""
+    """One HTTP/1.1 request and the events of its reply, with their start times."""
 
     def __init__(self, request: bytes) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

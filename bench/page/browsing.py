@@ -1,4 +1,4 @@
-"""Chromium for the parts of the benchmark, servers for it to look at, and the spread of what is measured."""
+"""Chromium for the parts of the benchmark, servers for it to look at, and the spread of the measurements."""
 
 from __future__ import annotations
 

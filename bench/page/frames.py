@@ -1,6 +1,6 @@
-"""Frames while much comes: 3,000 tokens of mixed markdown at 200 a second, and a search of 500 states.
+"""Frames under load: 3,000 tokens of mixed markdown at 200 a second, and a search of 500 states.
 
-On the tests' scripted server, which tells citations and searches as the real one does, in pieces of 25 ms.
+On the tests' scripted server, which sends citations and searches as the real one does, in pieces of 25 ms.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def document() -> str:
     return parts[: TOKENS * LETTERS]
 
 
-def told() -> Iterator[Any]:  # Any: what a script takes
+def told() -> Iterator[Any]:  # Any: steps of a script
     """The events of the document at the rate, its citations as soon as their sentences are there."""
     sources, passage = dam()
     text = document()

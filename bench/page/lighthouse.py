@@ -1,5 +1,4 @@
-"""Measures what Lighthouse says of the first screen and of a chat. npm fetches it into a folder of its own when it is
-asked."""
+"""Measures Lighthouse's scores of the first screen and a chat. npm fetches it into a folder of its own on request."""
 
 from __future__ import annotations
 
@@ -19,7 +18,9 @@ FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic"
 
 
 def lighthouse() -> Json:
-    """Scores of 100 for a phone (Lighthouse's own slow network and processor) and for a desk, and what costs them."""
+    """Scores of 100 for a phone (Lighthouse's own slow network and processor) and for a desk, and the audits that lower
+    them.
+    """
     program = _program()
     made: Json = {}
     with scripted({"mixed": "".join(section(i) for i in range(1, 4))}) as server, browser() as chromium:
@@ -51,14 +52,14 @@ def _node(script: Path, *args: str) -> str:
 
 def _scores(program: Path, url: str, form: str) -> Json:
     preset = ["--preset=desktop"] if form == "desktop" else []
-    told = json.loads(
+    report = json.loads(
         _node(
             program, url, "--output=json", "--quiet", f"--only-categories={','.join(CATEGORIES)}",
             f"--chrome-flags={FLAGS}", *preset,
         )
     )  # fmt: skip
-    scores = {name: round(100 * told["categories"][name]["score"]) for name in CATEGORIES}
-    audits = told["audits"]
+    scores = {name: round(100 * report["categories"][name]["score"]) for name in CATEGORIES}
+    audits = report["audits"]
     times = {
         key: round(audits[key]["numericValue"], 1)
         for key in ("first-contentful-paint", "largest-contentful-paint", "total-blocking-time", "speed-index")
@@ -66,7 +67,7 @@ def _scores(program: Path, url: str, form: str) -> Json:
     wanting = {
         ref["id"]: audits[ref["id"]].get("displayValue", "")
         for name in CATEGORIES
-        for ref in told["categories"][name]["auditRefs"]
+        for ref in report["categories"][name]["auditRefs"]
         if ref["weight"] and (audits[ref["id"]]["score"] or 0) < 1
     }
     return {

@@ -1,4 +1,4 @@
-"""Measures what the first screen loads, and how soon it is painted."""
+"""Measures the bytes the first screen loads, and how soon it is painted."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _loaded(page: Page, url: str) -> list[Response]:
 
 
 def size() -> Json:
-    """Bytes of scripts and styles, as they are and gzipped: what the page's own HTML asks for, which is what the first
-    screen is made by, and what that then fetches for what may come next.
+    """Bytes of scripts and styles, as they are and gzipped: those that the page's own HTML asks for, which make the
+    first screen, and those fetched afterwards in advance.
     """
     made: Json = {}
     with scripted(TEXTS) as server, browser() as chromium:

@@ -1,4 +1,4 @@
-"""`python -m bench.reasoning`: measure what is not there yet, show tables, draw pictures.
+"""`python -m bench.reasoning`: measure missing parts, show tables, plot pictures.
 
 Every part is written to the results as soon as it is done, and a part that is there is not measured again, unless the
 models are others.

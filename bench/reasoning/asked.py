@@ -1,4 +1,4 @@
-"""The questions: puzzles of the evaluation, and sums of a seed that training never has. And rows of what came of them.
+"""The questions: puzzles of the evaluation, and sums of a seed that training never has. And rows of their results.
 
 Knows nothing of how they are answered.
 """
@@ -51,7 +51,7 @@ class BenchQuestion:
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """`tokens` and `thinking` are means an answer; `low` to `high` holds the true share with 95% confidence."""
+    """`tokens` and `thinking` are means an answer; `low` to `high` contains the true share with 95% confidence."""
 
     name: str
     n: int
@@ -76,7 +76,7 @@ def row(
 
 
 def expected(name: str, n: int, share: float, tokens: float, more: dict[str, float] | None = None) -> BenchRow:
-    """Of something drawn at random, whose expected share is known: the interval of as many questions."""
+    """Of a random choice with a known expected share: the interval of as many questions."""
     return BenchRow(name, n, share, *wilson(share * n, n), tokens, 0.0, more)
 
 

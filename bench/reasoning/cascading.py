@@ -1,4 +1,4 @@
-"""A cascade from the draft model to the large one: for every bar of a gate, how many are right and what that costs."""
+"""A cascade from the draft model to the large one: for every bar of a gate, how many are right and their cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAFT_TOKENS = 384  # of the small model's answer at most: one that comes to no 
 
 @dataclass(frozen=True, slots=True)
 class CascadeAnswer:
-    """`checked`: what a program says of a puzzle's answer, which needs no solution; None for a sum. One that is not
+    """`checked`: a program's score of a puzzle's answer, which needs no solution; None for a sum. One that is not
     `whole` did not end by itself, and passes no gate.
     """
 
@@ -97,13 +97,13 @@ def frontier(small: Sequence[CascadeAnswer], large: Sequence[CascadeAnswer], rat
 def summary(rows: Sequence[BenchRow]) -> list[str]:
     """For each gate the cheapest point that keeps enough of the large model's accuracy."""
     (alone,) = (each for each in rows if each.name == "cascade/large alone")
-    told = []
+    bars = []
     for gate in GATES:
         good = [r for r in rows if r.name.startswith(f"cascade/{gate}/") and r.share >= MIN_COUNT * alone.share]
         best = min(good, key=lambda r: (r.more or {})["cost"])
         cost = (best.more or {})["cost"]
-        told.append(
+        bars.append(
             f"{gate}: {best.share / alone.share:.1%} of the large model's accuracy at {cost:.0%} of its cost "
             f"({'within' if cost <= MAX_COUNT else 'beyond'} {MAX_COUNT:.0%})"
         )
-    return told
+    return bars

@@ -50,10 +50,11 @@ async def cut(engine: Engine, kind: Kind, asked: Sequence[BenchQuestion]) -> lis
 
 
 async def turned(engine: Engine, kind: Kind, asked: Sequence[BenchQuestion]) -> list[BenchRow]:
-    """Returns what one Wait does to answers that were right, to those that were wrong, and where a checker asks for it.
+    """Returns the effect of one Wait on answers that were right, on those that were wrong, and where a checker asks for
+    it.
 
-    Tells the mechanism from the model: if thinking on finds solutions, and loses others, it is the model that does not
-    know which it has.
+    Separates the mechanism from the model: if thinking on finds solutions, and loses others, it is the model that does
+    not know which it has.
     """
     before = await answered(engine, asked, ThinkingBudget())
     after = await answered(engine, asked, ThinkingBudget(waits=1, wait_text=WAIT_TEXTS[kind]))

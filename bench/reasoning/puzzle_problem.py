@@ -16,7 +16,7 @@ from training.puzzle import Numbers, PuzzleStep
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The numbers that are left, in the order of the last step; equal ones are one state, whatever the way there."""
+    """The numbers that are left, in the order of the last step; equal ones are one state, by any path."""
 
     key: Numbers
     numbers: Numbers = field(compare=False)
@@ -83,7 +83,7 @@ class PuzzleProblem:
 
 
 def _alike(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Returns what they all begin with."""
+    """Returns their common prefix."""
     same = [tokens[0] for tokens in zip(*prompts, strict=False) if len(set(tokens)) == 1]
     first = next((at for at, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1), len(same))
     return same[:first]

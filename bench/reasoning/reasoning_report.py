@@ -21,8 +21,8 @@ def rows_of(parts: Parts, name: str) -> list[BenchRow]:
 
 
 def derived(parts: Parts) -> list[BenchRow]:
-    """Returns what sampling and minima do at the tokens of each Wait, and best of n at those of trees, by measured
-    curves."""
+    """Returns the shares of sampling and minima at the tokens of each Wait, and of best of n at those of trees, by
+    measured curves."""
     rows: list[BenchRow] = []
     for kind in ("game24", "arithmetic"):
         thought, samples = rows_of(parts, f"{kind} waits"), rows_of(parts, f"{kind} samples")
@@ -37,7 +37,7 @@ def derived(parts: Parts) -> list[BenchRow]:
 
 
 def table(parts: Parts) -> str:
-    """Markdown of everything that was measured, and of what follows from it."""
+    """Markdown of all measured rows, and of those derived from them."""
     names = [name for name, made in parts.items() if isinstance(made, list)]
     rows = [each for name in names if name != "cascade" for each in rows_of(parts, name)]
     lines = ["| way | questions | right | 95% interval | tokens | of thinking | |", "|---|---|---|---|---|---|---|"]
@@ -50,18 +50,18 @@ def table(parts: Parts) -> str:
     if "cascade" in parts:
         lines += ["", *(f"Cascade by {each}." for each in cascading.summary(rows_of(parts, "cascade")))]
     if over := parts.get("tree over http"):
-        told = over["summary"]
+        trees = over["summary"]
         lines += [
             "",
-            f"Tree of 5 beams on forks, {told['same_trees']} of {told['puzzles']} trees the same in every way:",
+            f"Tree of 5 beams on forks, {trees['same_trees']} of {trees['puzzles']} trees the same in every way:",
         ]
-        lines += [f"{value:.2f} times as fast as {way}." for way, value in told["times_as_fast_as"].items()]
-        lines += [f"{way}: {v:.3f} of the least tokens computed." for way, v in told["computed_over_least"].items()]
+        lines += [f"{value:.2f} times as fast as {way}." for way, value in trees["times_as_fast_as"].items()]
+        lines += [f"{way}: {v:.3f} of the least tokens computed." for way, v in trees["computed_over_least"].items()]
     return "\n".join(lines)
 
 
 def pictures(parts: Parts, folder: Path = PICTURES) -> list[Path]:
-    """Draw what there is; the files that were written."""
+    """Plots the parts that there are; returns the files written."""
     drawn: dict[str, tuple[list[Curve], str, str, bool]] = {}
     extra = derived(parts)
     for kind in ("game24", "arithmetic"):

@@ -1,4 +1,4 @@
-"""Several answers to each question: best of n, self-consistency, and what they do at another way's tokens."""
+"""Several answers to each question: best of n, self-consistency, and their shares at another way's tokens."""
 
 from __future__ import annotations
 
@@ -79,8 +79,7 @@ def _winner(answers: Sequence[Sample]) -> Sample:
 
 
 def at_tokens(curve: Sequence[BenchRow], tokens: float, name: str) -> BenchRow | None:
-    """Returns what a curve does at a mean of so many tokens: one of the two ways around it, drawn so that the mean is
-    right.
+    """Returns a curve's row at a mean of so many tokens: a random mix of the two ways around it with that mean.
 
     None beyond the curve's ends; up to a tenth below its first point that one is taken.
     """
@@ -95,6 +94,6 @@ def at_tokens(curve: Sequence[BenchRow], tokens: float, name: str) -> BenchRow |
 
 
 def beside(others: Sequence[BenchRow], curve: Sequence[BenchRow], name: str) -> list[BenchRow]:
-    """Returns what a curve does at the tokens of each of the other rows, where it was measured that far."""
+    """Returns a curve's rows at the tokens of each of the other rows, where it was measured that far."""
     made = (at_tokens(curve, other.tokens, f"{name} at the tokens of {other.name}") for other in others)
     return [each for each in made if each is not None]

@@ -129,8 +129,8 @@ async def over_http(
         checked = task.check(state)
         if checked is not None:
             return checked
-        told = await complete(task.wholes(state)[1], max_tokens=1, logprobs=LOGPROBS)
-        top: dict[str, float] = told["logprobs"]["top_logprobs"][0]
+        completed = await complete(task.wholes(state)[1], max_tokens=1, logprobs=LOGPROBS)
+        top: dict[str, float] = completed["logprobs"]["top_logprobs"][0]
         weights = {label: math.exp(top.get(label, -math.inf)) for label in labels}
         return sum(weights[label] * labels[label] for label in labels) / (sum(weights.values()) or 1.0)
 
@@ -138,9 +138,11 @@ async def over_http(
     for _ in range(OPTIONS.depth):
         children: list[Left] = []
         steps = await _all(at_once, [propose(state) for state in level])
-        for state, told in zip(level, steps, strict=True):
-            count = len(told["logprobs"]["tokens"])
-            for thought in task.read(state, Reply(told["text"], (0,) * count, told["finish_reason"] == "stop")):
+        for state, completed in zip(level, steps, strict=True):
+            count = len(completed["logprobs"]["tokens"])
+            for thought in task.read(
+                state, Reply(completed["text"], (0,) * count, completed["finish_reason"] == "stop")
+            ):
                 if thought.state not in known:
                     known.add(thought.state)
                     children.append(thought.state)
@@ -187,7 +189,8 @@ async def served(*, prefix_cache: bool) -> AsyncIterator[tuple[Engine, httpx.Asy
 
 
 async def compared(n: int) -> list[Json]:
-    """For each of `n` puzzles what every way took. The ways take turns, and a first puzzle that warms them is left out.
+    """For each of `n` puzzles the figures of every way. The ways take turns, and a first puzzle that warms them is left
+    out.
 
     Every way has an engine of its own, and every puzzle is new to it.
     """

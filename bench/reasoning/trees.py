@@ -62,7 +62,7 @@ async def searched(engine: Engine, asked: Sequence[BenchQuestion], name: str, op
 
 
 async def chosen(engine: Engine, asked: Sequence[BenchQuestion]) -> tuple[str, list[BenchRow]]:
-    """The way that solves most of the puzzles for choosing, the cheapest among equals, and what all of them did."""
+    """The way that solves most of the puzzles for choosing, the cheapest among equals, and the rows of all of them."""
     rows: dict[str, BenchRow] = {}
     for way in WAYS:
         (made, _) = await searched(engine, asked, f"{way} (choosing)", options(way))

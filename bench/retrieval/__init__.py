@@ -1,6 +1,6 @@
 """Retrieval measured: quality stage by stage, evidence, answers end to end, ingesting, and search as it grows.
 
-`RetrievalScale` says how much of each. Sets are those of `PONDER_SHARED`; what they are is told there.
+`RetrievalScale` says how much of each. Sets are those of `PONDER_SHARED`, described there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Answers from documents, end to end: search, gate, the model, and every sentence checked; and what a fixed order buys.
+"""Answers from documents, end to end: search, gate, the model, and every sentence checked; and the gain of a fixed
+order.
 
-Questions are XQuAD's, whose paragraphs are the documents; each is asked twice, with its paragraph there and without.
+Questions are XQuAD's, with its paragraphs as the documents; each is asked twice, with its paragraph there and without.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _precision(answered: Answered, gold: tuple[str, int, int]) -> float:
 
 
 def _recall(answered: Answered, gold: tuple[str, int, int]) -> float:
-    """The share of the answer's characters that a cited span holds."""
+    """The share of the answer's characters that a cited span contains."""
     return max((_overlap(span, gold) for span in answered.cited), default=0) / max(1, gold[2] - gold[1])
 
 
@@ -130,7 +131,7 @@ def _mean(values: Sequence[float] | Sequence[bool]) -> float:
 
 
 async def fixed_order(engine: Engine, library: Library, asked: Sequence[JudgedQuestion], whole: int) -> Json:
-    """The share of prompt tokens whose K/V was there: sources in document order against the order of their scores.
+    """The share of prompt tokens with cached K/V: sources in document order against the order of their scores.
 
     Questions are asked paragraph by paragraph, as a person does who reads; only the prompts are computed.
     """

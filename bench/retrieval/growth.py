@@ -1,8 +1,7 @@
 """Measures how searching grows: whole searches through a library of 10,000, 100,000 and 1,000,000 chunks.
 
-Its vectors are synthesised from real ones: sums of two that were drawn, with noise, of length 1. Its texts are
-sentences drawn from real ones, so that words keep their frequencies. Everything else is what a user's search goes
-through.
+Its vectors are synthesised from real ones: sums of two random ones, with noise, of length 1. Its texts are sentences
+sampled from real ones, so that words keep their frequencies. Everything else is the path of a user's search.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class GrowthRow:
-    """An embedder whose queries are real, and whose documents are put together from real vectors."""
+    """An embedder with real queries, and with documents put together from real vectors."""
 
     name = "grown"
     leading = 1
@@ -56,7 +55,7 @@ class GrowthRow:
         return self._embedder.tokens(texts)
 
     def like(self, count: int) -> Vectors:
-        """(count, size): two drawn vectors each, mixed, with noise."""
+        """(count, size): two random vectors each, mixed, with noise."""
         rng, real = self._rng, self._real
         a, b = rng.integers(0, len(real), count), rng.integers(0, len(real), count)
         share = np.asarray(rng.random((count, 1)), np.float32)
@@ -68,7 +67,7 @@ class GrowthRow:
 def searching(
     sizes: Sequence[int], real: Vectors, texts: Sequence[str], embedder: Embedder, folder: Path, tell: Tell
 ) -> list[Json]:
-    """At each size what a search without reranking takes, part by part, and what the vectors do."""
+    """At each size the times of a search without reranking, part by part, and the bytes of the vectors."""
     drawn = [text[start:end] for text in texts for start, end in sentences(text)]
     asked = [drawn[n] for n in np.random.default_rng(1).integers(0, len(drawn), QUERIES)]
     made = []
@@ -105,7 +104,7 @@ def _fill(library: Library, drawn: Sequence[str], size: int, tell: Tell) -> None
 def _measured(library: Library, asked: Sequence[str], grown: GrowthRow) -> Json:
     laps = []
     for query in asked[:20]:
-        library.search(Query(READER, query, collections="all"))  # what is read for the first time comes from disk
+        library.search(Query(READER, query, collections="all"))  # the first read comes from disk
     for query in asked:
         found = library.search(Query(READER, query, collections="all"))
         laps.append({**found.seconds, "all": sum(found.seconds.values())})
@@ -129,7 +128,7 @@ def _recall(index: DenseIndex, asked: Vectors, k: int = 10) -> float:
 
 
 def _bytes(index: DenseIndex) -> int:
-    """Returns what the vectors take in memory, with their numbers."""
+    """Returns the bytes of the vectors in memory, with their numbers."""
     import faiss
 
     return len(faiss.serialize_index(index._index))

@@ -1,5 +1,5 @@
-"""Measures how good retrieval is: each stage on a judged set, what of an answer's text is found, and what evidence is
-worth.
+"""Measures how good retrieval is: each stage on a judged set, the share of an answer's text that is found, and how well
+evidence separates.
 
 Sets are read from `PONDER_SHARED` (README of that folder: where they come from). Nothing here chooses a parameter,
 except `thresholds`, which reads paragraphs of our own alone.
@@ -30,7 +30,7 @@ USER = "bench"
 
 @dataclass(frozen=True, slots=True)
 class JudgedQuestion:
-    """A question with the source that answers it and the answer's text, or the ranges of its source that hold it."""
+    """A question with the source that answers it and the answer's text, or the ranges of its source that contain it."""
 
     text: str
     source: str
@@ -57,7 +57,7 @@ def stages(folder: Path, embedder: Embedder, work: Path, tell: Tell) -> list[Jso
 
 
 def chunk_recall(folder: Path, embedder: Embedder, work: Path, k: int = 5) -> Json:
-    """The share of the answering characters that the best `k` passages hold, over questions; by corpus and over all."""
+    """The share of the answering characters in the best `k` passages, over questions; by corpus and over all."""
     corpora = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.md"))}
     asked = [
         JudgedQuestion(
@@ -101,7 +101,7 @@ def xquad(path: Path) -> tuple[list[Text], list[JudgedQuestion]]:
 def weighed(
     texts: Sequence[Text], asked: Sequence[JudgedQuestion], embedder: Embedder, folder: Path
 ) -> Iterator[tuple[float, float, bool]]:
-    """For each question the score with what answers it, the score without, and whether that was the first hit."""
+    """For each question the score with its answering text, the score without, and whether that was the first hit."""
     with Library.open(folder, embedder) as library:
         mine = library.collection(USER)
         if not mine.documents:
@@ -118,7 +118,7 @@ def weighed(
 def evidence(
     path: Path, embedder: Embedder, work: Path, thresholds: tuple[float, float], asked: Sequence[JudgedQuestion]
 ) -> Json:
-    """Gold paragraph present against removed: the area under the curve, its points, and what the thresholds do."""
+    """Gold paragraph present against removed: the area under the curve, its points, and the rates at the thresholds."""
     texts, _ = xquad(path)
     scores = np.array([pair for *pair, _ in weighed(texts, asked, embedder, work / "xquad")])
     present, removed = scores[:, 0], scores[:, 1]
@@ -138,7 +138,7 @@ def evidence(
 
 
 def thresholds(embedder: Embedder, work: Path, most: int = 250) -> Json:
-    """Returns how questions on paragraphs of our own score: what `PARTIAL` and `ANSWER` were set by."""
+    """Returns how questions on paragraphs of our own score: `PARTIAL` and `ANSWER` were set by it."""
     rng = Random("thresholds")
     pages = essays.paragraphs(rng, "train")
     texts = [Text(str(n), " ".join(sentence for sentence, *_ in page), "") for n, page in enumerate(pages)]

@@ -1,1 +1,1 @@
-"""Open-loop load on any OpenAI-compatible server: requests come when they would, done or not what came before."""
+"""Open-loop load on any OpenAI-compatible server: requests come at their time, even if earlier ones are not done."""

@@ -1,7 +1,7 @@
 """The requests of a load: prompts made of words, with prefixes that some share, in turns with a tool's time between
 them.
 
-A prompt's size is told in words, of which a tokenizer makes about one token each; how many there really were, the
+A prompt's size is given in words, of which a tokenizer makes about one token each; how many there really were, the
 server's `usage` says.
 """
 
@@ -96,7 +96,7 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadKind:
-    """A class of requests: sizes in words and tokens, drawn between half and one and a half times of these."""
+    """A class of requests: sizes in words and tokens, sampled between half and one and a half times of these."""
 
     name: str
     words: int
@@ -177,7 +177,7 @@ def mooncake(
     path: Path, *, seconds: float, speed: float, block_words: int, scale: float, longest: int
 ) -> list[LoadRequest]:
     """A trace of JSON lines with `timestamp` (ms), `output_length` and `hash_ids`, the chain of blocks of its prompt:
-    a block becomes `block_words` words, so that what prompts share stays shared. `longest` words of a prompt are kept.
+    a block becomes `block_words` words, so that shared prefixes stay shared. `longest` words of a prompt are kept.
 
     Raises:
         ValueError: the file is no such trace.
@@ -218,7 +218,7 @@ def bursty(rate: float, seconds: float, variation: float, rng: Random) -> list[f
 
 
 def ramp(first: float, last: float, seconds: float, rng: Random) -> list[float]:
-    """Poisson arrivals whose rate goes evenly from `first` to `last`."""
+    """Poisson arrivals with a rate that goes evenly from `first` to `last`."""
     most = max(first, last)
     candidates = _until(seconds, lambda: rng.expovariate(most))
     return [at for at in candidates if rng.random() * most < first + (last - first) * at / seconds]

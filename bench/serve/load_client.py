@@ -1,7 +1,7 @@
 """Sends conversations when they are due and notes when each piece of an answer came. Judges nothing.
 
-Open loop: what a slow server has not answered yet delays nobody. How late the client itself was is noted too, as a
-client that is short of time measures itself.
+Open loop: requests that a slow server has not answered yet delay nobody. How late the client itself was is noted too,
+as a client that is short of time measures itself.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def load(
     done: Callable[[], None] = lambda: None,
 ) -> Load:
     """Send every conversation at its time. A turn that takes longer than `timeout_s` counts as failed; `patience_s`
-    after the last arrival what is still under way is given up.
+    after the last arrival the unfinished turns are given up.
     """
     outcomes: list[TurnOutcome] = []
     headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}

@@ -1,5 +1,4 @@
-"""Measures what a load says of a server: percentiles, goodput under an objective, and whether the client was in the
-way."""
+"""Computes a load's figures: percentiles, goodput under an objective, and whether the client was in the way."""
 
 from __future__ import annotations
 
@@ -38,19 +37,19 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     """`{"n", "mean", "p50", …, "max"}`; nothing but n where there are none."""
     if not values:
         return {"n": 0}
-    told = {"n": len(values), "mean": float(np.mean(values))}
-    told |= {f"p{percent}": float(np.percentile(values, percent)) for percent in PERCENTS}
-    return {**told, "max": float(max(values))}
+    figures = {"n": len(values), "mean": float(np.mean(values))}
+    figures |= {f"p{percent}": float(np.percentile(values, percent)) for percent in PERCENTS}
+    return {**figures, "max": float(max(values))}
 
 
 def summary(load: Load, objective: Objective) -> dict[str, Any]:  # Any: JSON
     """Everything of one server, with a part for each class of requests."""
     kinds = sorted({outcome.kind for outcome in load.outcomes})
-    told = part(load.outcomes, load.seconds, objective)
+    figures = part(load.outcomes, load.seconds, objective)
     return {
         "target": load.target.name,
         "seconds": load.seconds,
-        **told,
+        **figures,
         "kinds": {kind: part([o for o in load.outcomes if o.kind == kind], load.seconds, objective) for kind in kinds},
         "client": {"late_s": percentiles(load.late), "busy": load.busy, "in_the_way": in_the_way(load)},
     }

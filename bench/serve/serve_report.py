@@ -1,4 +1,4 @@
-"""A load as tables and a picture: the distributions side by side, and what came and went over time."""
+"""A load as tables and a picture: the distributions side by side, and arrivals and completions over time."""
 
 from __future__ import annotations
 

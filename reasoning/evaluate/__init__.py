@@ -1,4 +1,4 @@
-"""Measures accuracy against cost: ways of answering, measured on tasks; `judging` says what is right."""
+"""Measures accuracy against cost: ways of answering, measured on tasks; `judging` has the comparisons."""
 
 from reasoning.evaluate.judging import BadAnswer, Choices, Judge, Puzzle, judge_of
 from reasoning.evaluate.measure import BadWay, MeasuredWay, Task, Way, measure, wilson

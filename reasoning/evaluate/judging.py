@@ -20,7 +20,7 @@ _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-",
 
 
 class BadAnswer(ValueError):
-    """The expected answer does not go with the comparison; the message says what would be accepted."""
+    """The expected answer does not go with the comparison; the message names the accepted values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Puzzle:
 
 def judge_of(compare: str, wanted: str | float | Sequence[str] | Choices | Puzzle) -> Judge:
     """
-    `exact`: the same text, whatever the case, white space and full stop at its end. `number`: the last number of the
-    answer. `contains`: all of these texts are in it, whatever the case. `choice`: the last choice that it names.
-    `regex`: it has a match of this expression (Python's `re`). `puzzle`: see `Puzzle`.
+    `exact`: the same text, ignoring case, white space and a full stop at its end. `number`: the last number of the
+    answer. `contains`: all of these texts are in it, ignoring case. `choice`: the last choice that it names. `regex`:
+    it has a match of this expression (Python's `re`). `puzzle`: see `Puzzle`.
 
     Raises:
         BadAnswer: there is no such comparison, or `wanted` does not go with it.
@@ -98,7 +98,7 @@ def _plain(text: str) -> str:
 
 
 def _last_number(said: str | float) -> list[Decimal]:
-    """The last number of an answer, or the only one of what is wanted; else none."""
+    """The last number of an answer, or the only one of the expected answer; else none."""
     if not isinstance(said, str):
         return [Decimal(str(said))]
     found = _NUMBER.findall(said)

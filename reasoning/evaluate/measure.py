@@ -1,7 +1,7 @@
 """Ways of answering, measured on tasks: how many answers are right, and how many tokens they took.
 
-A way is a strategy with options, or plain answering; a row is what one way did on all tasks. Tokens are all that the
-model wrote, those of candidates and branches that were given up included. Knows nothing of files or terminals.
+A way is a strategy with options, or plain answering; a row is the result of one way on all tasks. Tokens are all that
+the model wrote, those of candidates and branches that were given up included. Knows nothing of files or terminals.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PLAIN = "plain"
 
 
 class BadWay(ValueError):
-    """A way that cannot be measured; the message says what would be accepted."""
+    """A way that cannot be measured; the message names the accepted values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question and how its answer is judged. `checker` can tell without knowing the answer, where that is possible.
+    """A question and how its answer is judged. `checker` scores without knowing the answer, where that is possible.
 
     `messages` are a chat's, up to the question.
     """
@@ -46,9 +46,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`name` tells it from others, `curve` is what it belongs to. `strategy` may be `plain`: the model as it answers.
+    """`name` is unique, `curve` is its group. `strategy` may be `plain`: the model as it answers.
 
-    Without `thinking` the chat template is told that none is wanted.
+    Without `thinking` the chat template gets `enable_thinking=False`.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWay:
-    """The result of one way: `right` of `n`; the interval `low` to `high` holds the true share with 95% confidence.
+    """The result of one way: `right` of `n`; the interval `low` to `high` contains the true share with 95% confidence.
 
     `tokens` that the model wrote and `thinking` tokens of the answers that were given are means. `cut` answers ended at
     a limit of tokens and count as wrong, as do those that `failed`. `seconds` are of all tasks together.
@@ -125,10 +125,10 @@ async def measure(
     at_once: int = AT_ONCE,
     done: Callable[[int], None] = lambda answered: None,
 ) -> MeasuredWay:
-    """One way on all tasks, many at once. `done` is told after every answer how many there are.
+    """One way on all tasks, many at once. `done` is called after every answer with their count.
 
-    `span` has the sampling and the limit of tokens: greedy and 2,048 by default, less where the context has no more
-    room. Where it draws tokens, the task's place is added to its seed.
+    `span` has the sampling and the limit of tokens: greedy and 2,048 by default, less where the remaining context is
+    shorter. Where it samples, the task's place is added to its seed.
 
     Raises:
         BadWay: there are no tasks, no such strategy, or its options contradict the model or each other.
@@ -168,7 +168,7 @@ async def measure(
 
 
 def _branches(options: Options | None) -> int:
-    """Sequences that an answer writes side by side, as far as its options tell."""
+    """Sequences that an answer writes side by side, as far as its options say."""
     named = {} if options is None else dict(options)
     beam = named.get("n") or named.get("width") or named.get("beam") or 1
     return int(beam) * int(named.get("samples") or 1)
@@ -191,14 +191,14 @@ async def _answer(
     tokenizer = engine.tokenizer
     variables: dict[str, Any] = {} if way.thinking else {"enable_thinking": False}
     prompt = tokenizer.apply_chat_template(list(task.messages), **variables)
-    room = engine.max_model_len - len(prompt)
+    remaining = engine.max_model_len - len(prompt)
     made = _Answered()
-    if room < 1:
+    if remaining < 1:
         made.failed = True
         return made
     markers = Markers.of(tokenizer)
     context = Context(
-        tokenizer, replace(span, max_tokens=min(span.max_tokens or room, room)), markers,
+        tokenizer, replace(span, max_tokens=min(span.max_tokens or remaining, remaining)), markers,
         opened=markers is not None and markers.left_open(prompt, tokenizer),
         closed=markers is not None and markers.left_closed(prompt, tokenizer),
         checker=task.checker if _asks_checker(options) else None, variables=variables,

@@ -1,6 +1,6 @@
-"""Grows the tree: proposes thoughts, and values them.
+"""Grows a search's tree: proposes thoughts, and values them.
 
-Growing a search's tree: next steps of several states at once, each on a fork of its state's branch.
+Writes the next steps of several states at once, each on a fork of its state's branch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNKNOWN = 0.5  # the value of a state of which nobody knows anything
 
 
 class Valuer(Generic[S]):
-    """Gives values from 0 to 1. What the problem's checker can tell the model is not asked."""
+    """Gives values from 0 to 1. The model is asked only where the problem's checker has no score."""
 
     def __init__(self, problem: Problem[S], options: TreeOptions, tokenizer: Tokenizer, meter: Meter) -> None:
         self._problem, self._options, self._meter = problem, options, meter
@@ -51,7 +51,7 @@ class Valuer(Generic[S]):
                 graph.score(node, value)
 
     async def check(self, node: Node[S]) -> None:
-        """Ask the problem's checker about a state, once. Raises what it raises."""
+        """Ask the problem's checker about a state, once. Raises the checker's errors."""
         checked = self._problem.check(node.state)
         node.checked = await checked if inspect.isawaitable(checked) else checked
 
@@ -126,7 +126,7 @@ class Proposed(Generic[S]):
 
 
 class Grower(Generic[S]):
-    """One search's tree and means. `scope` holds every branch: closing it frees them all."""
+    """One search's tree and means. `scope` owns every branch: closing it frees them all."""
 
     def __init__(
         self, seq: EngineSequence, problem: Problem[S], options: TreeOptions, tokenizer: Tokenizer, meter: Meter
@@ -184,7 +184,7 @@ class Grower(Generic[S]):
         return child
 
     async def _propose(self, node: Node[S]) -> list[Proposed[S]]:
-        """Ask one node for steps. Raises what the engine raises."""
+        """Ask one node for steps. Raises the engine's errors."""
         problem = self._problem
         samples = self.options.times(problem.writes_on)
         assert node.seq is not None

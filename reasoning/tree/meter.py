@@ -1,7 +1,7 @@
 """The meter of a search, limits and spending: tokens, seconds, and jobs that run at once.
 
-Tokens are set aside before a job begins, so what runs side by side stays within the limit together; at the deadline
-what still runs is cancelled. Knows nothing of states.
+Tokens are set aside before a job begins, so jobs that run side by side stay within the limit together; at the deadline
+the rest is cancelled. Knows nothing of states.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Meter:
 
     @contextmanager
     def aside(self, read: int, written: int) -> Iterator[bool]:
-        """Set tokens aside for a job, whose prompt of `read` tokens is counted; False where there are too few left.
+        """Set tokens aside for a job, and count its prompt of `read` tokens; False where there are too few left.
 
-        The job itself counts what it writes.
+        The job itself counts its written tokens.
         """
         most = read + written
         if self._tokens is not None and self.written + self.read + self._aside + most > self._tokens:
@@ -63,9 +63,9 @@ class Meter:
             self._aside -= most
 
     async def together(self, jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T | ContextLengthExceeded | None]:
-        """Run jobs as one batch. Results in their order; None for what the deadline cut off.
+        """Run jobs as one batch. Results in their order; None for a job that the deadline cut off.
 
-        Raises what the first failing job raises, once none of them runs any more.
+        Raises the error of the first failing job, once none of them runs any more.
         """
         tasks = [asyncio.ensure_future(job) for job in jobs]
         if not tasks:

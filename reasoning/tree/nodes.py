@@ -1,6 +1,6 @@
-"""The graph of a search, and the events that tell of it.
+"""Graph of a search, and the events that report it.
 
-The nodes of a search: what is known of every state, and the way to it.
+A node has the scores of a state, and the path to it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Node(Generic[S]):
     children: list[Node[S]] = field(default_factory=list)
     pruned: bool = False
     visits: int = 0
-    total: float = 0.0  # of the values of what was visited below
+    total: float = 0.0  # of the values of nodes visited below
 
     def path(self) -> list[Node[S]]:
         """From the root to here."""
@@ -109,7 +109,7 @@ class Node(Generic[S]):
 
 
 class Graph(Generic[S]):
-    """All nodes, each state once. Changes become events, which wait to be told."""
+    """All nodes, each state once. Changes become events, queued until `take_events` takes them."""
 
     def __init__(self, problem: Problem[S], seq: EngineSequence, solved_value: float) -> None:
         self.problem = problem
@@ -151,7 +151,7 @@ class Graph(Generic[S]):
         node.drop()
         self._events.append(NodePruned(node.id, why))
 
-    def told(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
         """The events since the last time."""
         events, self._events = self._events, []
         return events

@@ -27,9 +27,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Thought(Generic[S]):
-    """A step to another state. `kept` are tokens that it leaves in the branch, for what comes after to read.
+    """A step to another state. `kept` are tokens that it leaves in the branch, for later steps to read.
 
-    With `afresh` they follow what all branches begin with, rather than what the step's own branch has kept so far.
+    With `afresh` they follow the prefix of all branches, rather than the tokens that the step's own branch has kept.
     """
 
     text: str
@@ -56,7 +56,7 @@ class Problem(Protocol[S]):
         ...
 
     def propose_prompt(self, state: S) -> Sequence[int]:
-        """Returns what asks for next steps, appended to the branch. May be empty where the problem `writes_on`."""
+        """Returns the prompt for next steps, appended to the branch. May be empty where the problem `writes_on`."""
         ...
 
     def read(self, state: S, reply: Reply) -> Sequence[Thought[S]]:
@@ -64,11 +64,11 @@ class Problem(Protocol[S]):
         ...
 
     def value_prompt(self, state: S) -> Sequence[int]:
-        """Returns what asks for one of the search's labels, appended to a throw-away fork of the branch."""
+        """Returns the prompt for one of the search's labels, appended to a throw-away fork of the branch."""
         ...
 
     def check(self, state: S) -> float | Awaitable[float | None] | None:
-        """Score a state from 0 (hopeless) to 1 (solved), where code can tell; None: the model is to judge."""
+        """Score a state from 0 (hopeless) to 1 (solved), where code can; None: the model is to judge."""
         ...
 
     def done(self, state: S) -> bool:
@@ -76,7 +76,7 @@ class Problem(Protocol[S]):
         ...
 
     def answer(self, state: S) -> str:
-        """Returns what is told of a state, finished or not."""
+        """Returns the answer's text for a state, finished or not."""
         ...
 
 
@@ -100,7 +100,7 @@ class Asking:
         return one[:same]
 
     def question(self, text: str) -> list[int]:
-        """Returns what follows the head to ask `text`."""
+        """Returns the tokens after the head that ask `text`."""
         return self._whole(text)[len(self.head()) :]
 
     def _whole(self, text: str) -> list[int]:

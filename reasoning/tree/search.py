@@ -2,7 +2,7 @@
 
 A round proposes steps, values the states they lead to, keeps the best and repeats. Each search is an async generator
 that lets its caller take the events after every batch; it ends where the tree does, at a solved state, or at a limit. A
-program calls `search`; `tree` is the strategy, which answers with what the search found. Closing the generator frees
+program calls `search`; `tree` is the strategy, which answers with the search's result. Closing the generator frees
 every branch.
 """
 
@@ -136,7 +136,7 @@ def _bound(node: Node[S], above: float, exploration: float) -> float:
 
 
 def _exhaust(node: Node[S] | None) -> None:
-    """A state without ways on is explored, and so is one whose children all are."""
+    """A state without ways on is explored, and so is one with all children explored."""
     while node is not None and all(child.pruned for child in node.children):
         node.pruned = True
         node = node.parent
@@ -171,13 +171,13 @@ async def search(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[Event, None]:
-    """Everything that happens, up to `SearchEnded` with the best answer so far, whatever ended it.
+    """Yields every event, up to `SearchEnded` with the best answer so far, also at a limit.
 
-    `seq` is what every branch begins with, one token at least; it is not changed.
+    `seq` is the prefix of every branch, one token at least; it is not changed.
 
     Raises:
         InvalidParameter: several samples are asked for at temperature 0.
-        What the engine raises; a branch that does not fit the context is pruned instead.
+        EngineError: as the engine raises it; a branch that does not fit the context is pruned instead.
     """
     if options.times(problem.writes_on) > 1 and options.temperature == 0:
         raise InvalidParameter("temperature", "temperature is 0, where all samples are the same; accepted: above 0.")
@@ -192,9 +192,9 @@ async def search(
         elif not meter.over:
             async with aclosing(_ORDERS[options.search](grower, how)) as growing:
                 async for _ in growing:
-                    for event in grower.graph.told():
+                    for event in grower.graph.take_events():
                         yield event
-        for event in grower.graph.told():
+        for event in grower.graph.take_events():
             yield event
         best = grower.graph.best()
         for node in best.path():

@@ -1,7 +1,6 @@
-"""The task of writing any answer, as a problem: a state is what was written so far, a step the next paragraph.
+"""The task of writing any answer, as a problem: a state is the text so far, a step the next paragraph.
 
-Which of several beginnings is promising the model says itself, asked as a user would ask it. Knows nothing of what the
-question is.
+The model itself judges which beginning is promising, asked as a user would ask it. Knows nothing of the question.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ QUESTION = "Is this right so far? Answer with one word: {labels}."
 
 
 class Writing:
-    """A problem whose states are the answer's tokens so far, none of them a control token, and whether it is finished.
+    """A problem with the answer's tokens so far as states, none of them a control token, and whether it is finished.
 
     `spent` tokens of the answer's limit are used up before it begins.
 
     Raises:
         InvalidParameter: no token is left.
-        NoWayOn: the chat template takes no question after an answer.
+        CannotContinue: the chat template takes no question after an answer.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Writing:
         return [Piece("answer", self._text(self.chosen), len(tokens), tokens, finish_reason=finish)]
 
     async def rest(self, seq: EngineSequence) -> AsyncGenerator[Piece, None]:
-        """Write the chosen answer on to its end, on `seq`, which ends with what there is of it."""
+        """Write the chosen answer on to its end, on `seq`, which ends with its tokens so far."""
         tokens, _ = self.chosen
         left, least = self._limit - len(tokens), self._context.span.min_tokens - len(tokens)
         span = self._context.span

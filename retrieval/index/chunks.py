@@ -51,7 +51,7 @@ class Chunks:
         return int(row[0])
 
     def changes(self, since: int) -> Change:
-        """Returns what came and went after generation `since`; -1 asks for everything."""
+        """Returns the chunks added and deleted after generation `since`; -1 asks for all."""
         with self._database.reading() as db:
             (now,) = db.execute("SELECT value FROM state WHERE key = 'generation'").fetchone()
             gone = _ids(db.execute("SELECT chunk FROM gone WHERE generation > ? ORDER BY chunk", (since,)))
@@ -59,7 +59,7 @@ class Chunks:
         return Change(int(now), gone, added)
 
     def forget_gone(self, up_to: int) -> None:
-        """Once every index has generation `up_to`, nobody asks for what went before it."""
+        """Forget deletions up to generation `up_to`, once every index has it."""
         with self._database.writing() as db:
             db.execute("DELETE FROM gone WHERE generation <= ?", (up_to,))
 
@@ -85,7 +85,7 @@ class Chunks:
     # Vectors
 
     def known(self, embedder: str, hashes: Sequence[bytes]) -> set[bytes]:
-        """Those of the hashes whose vectors are stored."""
+        """Those of the hashes with stored vectors."""
         sql = "SELECT hash FROM vectors WHERE embedder = ? AND hash IN ({})"
         return {
             row[0]

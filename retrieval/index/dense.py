@@ -1,7 +1,7 @@
 """The dense index: FAISS over the chunks' vectors, flat while that is fast and in cells when there are many.
 
-A view of the truth that can be made again from it. A search is told which chunks it may find, as bits over their
-numbers, and looks at no others. Not safe in threads: `views` guards it.
+A view of the truth that can be made again from it. A search gets the chunks it may find as a bitmap over their numbers,
+and looks at no others. Not safe in threads: `views` guards it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DenseIndex:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._index: Any = _flat(size)  # faiss declares what SWIG generates, not what its Python face accepts
+        self._index: Any = _flat(size)  # faiss's stubs declare the SWIG functions, not its Python wrappers
         self._cells = 0
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class DenseIndex:
 
     @property
     def crowded(self) -> bool:
-        """Returns whether `in_cells` would make it faster: flat and large, or four times what its cells were made
+        """Returns whether `in_cells` would make it faster: flat and large, or four times the size its cells were made
         for."""
         return len(self) > max(FLAT_UP_TO, 4 * (self._cells // CELLS) ** 2)
 
@@ -110,10 +110,10 @@ class DenseIndex:
 
     @classmethod
     def load(cls, path: Path, size: int, digest: str) -> DenseIndex:
-        """Read what `save` wrote. FAISS trusts its files: it is given none whose digest is another.
+        """Read a file that `save` wrote. FAISS trusts its files: it is given none with another digest.
 
         Raises:
-            Damaged: it is not what was written, or of another size.
+            Damaged: it is not as it was written, or of another size.
         """
         made = cls(size)
         try:

@@ -3,8 +3,8 @@
 Rights and filters are applied inside the indexes and once more by the document store. Overlapping pieces of one
 passage, and copies of it in other documents, are shown once. Reranking is late interaction: every word of the query
 finds its nearest word in the passage (MaxSim, Khattab & Zaharia, 2020). The token vectors are those of the embedder
-itself, which was not trained for it; it still tells passages apart that say the query's words of the same thing from
-those that say them of many.
+itself, which was not trained for it; it still ranks passages that say the query's words of one thing above those that
+say them of many.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def min_max(scores: Mapping[int, float]) -> dict[int, float]:
 
 
 def weighted(dense: Mapping[int, float], lexical: Mapping[int, float], share: float = DENSE_SHARE) -> dict[int, float]:
-    """The weighted sum of both, each stretched to 0…1; who is in one list only has nothing from the other."""
+    """The weighted sum of both, each stretched to 0…1; a hit in one list only scores 0 in the other."""
     a, b = min_max(dense), min_max(lexical)
     return {key: share * a.get(key, 0.0) + (1 - share) * b.get(key, 0.0) for key in a.keys() | b.keys()}
 
@@ -99,7 +99,7 @@ MAX_QUERY_LENGTH = 4000  # characters; the embedder reads some 1,200
 
 
 class BadQuery(Exception):
-    """A query that cannot be searched for; the message says what would be."""
+    """A query that cannot be searched for; the message names the accepted values."""
 
 
 class Scorer(Protocol):
@@ -118,7 +118,7 @@ class Query:
     collections: Among = "own"
     filters: Filters | None = None
     rerank: bool = False
-    repeats: bool = False  # also show what says the same as a better hit
+    repeats: bool = False  # also show near-duplicates of a better hit
     dense_share: float = DENSE_SHARE  # 0: BM25 alone; 1: vectors alone
 
 

@@ -1,9 +1,9 @@
 """The lexical index: BM25 by tantivy over the chunks' words, identifiers also in their parts.
 
 `parseHttpHeader`, `parse_http_header` and `parse-http-header` all match "http header". Collections and documents are
-terms too, so a search never looks at what its user may not read. Scores come from counts within the collections that
-are searched: tantivy's own count over the whole index, and would tell of other users' texts. Not safe in threads for
-writing: `views` guards it.
+terms too, so a search never looks at texts its user may not read. Scores come from counts within the collections that
+are searched: tantivy's own are of the whole index, and would leak other users' texts. Not safe in threads for writing:
+`views` guards it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from retrieval.index.dense import Ids
 
 log = logging.getLogger("ponder.retrieval")
 
-FORMAT = 2  # goes up when what is indexed changes: the index is then made anew
+FORMAT = 2  # goes up when the indexed fields change: the index is then made anew
 MEMORY = 64 << 20  # bytes that the writer buffers
 MARGIN = 100  # passages scored beyond those asked for: tantivy chooses them, by a mean length over the whole index
 K1, B = 1.2, 0.75  # of BM25, as tantivy has them
@@ -106,10 +106,10 @@ def content(text: str) -> list[str]:
 
 
 class LexicalIndex:
-    """A folder of tantivy's, beside a record of what was in it at the last commit."""
+    """A folder of tantivy's, beside a record of its files at the last commit."""
 
     def __init__(self, folder: Path) -> None:
-        """Open it as of its last commit. What is not as it was written is deleted: `generation` is -1 then."""
+        """Open it as of its last commit. A damaged folder is deleted: `generation` is -1 then."""
         self._folder = folder
         self._record = folder / "generation.json"
         builder = tantivy.SchemaBuilder()
@@ -150,10 +150,10 @@ class LexicalIndex:
         self._open()
 
     def _checked(self) -> int:
-        """The generation of the folder, whose every file is as tantivy wrote it.
+        """The generation of the folder, with every file as tantivy wrote it.
 
-        Tantivy keeps a CRC in each file but does not ask for it, and panics or finds wrong passages on what is
-        damaged. Files of merges that ended after the commit are not in the record; they hold as many documents.
+        Tantivy keeps a CRC in each file but does not ask for it, and panics or finds wrong passages in a damaged one.
+        Files of merges that ended after the commit are not in the record; they have as many documents.
 
         Raises:
             FileNotFoundError: there is no index yet.
@@ -193,7 +193,7 @@ class LexicalIndex:
         return self._generation
 
     def clear(self) -> None:
-        """Forget every chunk; the next commit has what is added from here on."""
+        """Forget every chunk; the next commit has the chunks added from here on."""
         self._writer.delete_all_documents()
         self._generation = -1
 
@@ -212,14 +212,14 @@ class LexicalIndex:
         self._writer.add_document(made)
 
     def remove(self, chunks: Iterable[int]) -> None:
-        """Delete what was added under these numbers so far."""
+        """Delete the chunks added under these numbers so far."""
         waiting = iter(chunks)
         while some := [int(chunk) for chunk in islice(waiting, REMOVED_AT_ONCE)]:
-            # By query: `delete_documents_by_term` makes a signed term of a number, which no unsigned field holds.
+            # By query: `delete_documents_by_term` makes a signed term of a number, which no unsigned field contains.
             self._writer.delete_documents_by_query(tantivy.Query.term_set_query(self._schema, "chunk", some))
 
     def commit(self, generation: int) -> None:
-        """Make what was added and removed visible, as of that generation."""
+        """Make additions and deletions visible, as of that generation."""
         self._writer.commit()
         self._index.reload()
         self._totals = {}
@@ -291,11 +291,11 @@ class LexicalIndex:
         return tantivy.Query.const_score_query(among, 0.0)
 
     def rarity(self, collections: Collection[int]) -> Callable[[str], float]:
-        """Returns how much a stem tells: its inverse document frequency in these collections."""
+        """Returns a stem's inverse document frequency in these collections."""
         return self._counted(collections).rarity
 
     def _counted(self, collections: Collection[int]) -> _Counted:
-        totals = self._totals  # before the searcher, so that none is kept for longer than it holds
+        totals = self._totals  # before the searcher, so that none is kept for longer than it is valid
         return _Counted(self._index.searcher(), collections, totals)
 
     def close(self) -> None:

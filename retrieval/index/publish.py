@@ -58,7 +58,7 @@ class Publisher:
         return Prepared(New(source, version, parsed, made, hashes, size, metadata, file, owned), texts)
 
     def embed(self, documents: Sequence[Prepared], done: Callable[[set[bytes]], None] = lambda known: None) -> None:
-        """Embed what no document had before. After each batch `done` hears of which texts there are vectors."""
+        """Embed texts that no document had before. After each batch `done` gets the hashes that have vectors."""
         texts = dict(pair for each in documents for pair in each.by_hash)
         known = self._store.chunks.known(self._embedder.name, list(texts))
         missing = sorted(texts.keys() - known, key=lambda digest: (len(texts[digest]), digest))  # little padding

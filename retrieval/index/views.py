@@ -1,6 +1,6 @@
 """Dense and lexical index as a search sees them: a read-write lock, filter bitmaps.
 
-Both are kept at the generation of the document store: they catch up on what changed, and are rebuilt where they can't.
+Both are kept at the generation of the document store: they catch up on changes, and are rebuilt where they can't.
 Searches and changes take turns: a search sees the documents of one generation, all of each or nothing. A writer that
 waits goes before new readers, so it never starves. `FilterBitmaps` has two numbers a chunk, so a million chunks take 8
 MB and a millisecond; it is not thread-safe, `Views` guards it.
@@ -55,7 +55,7 @@ class FilterBitmaps:
 
 
 def _table(numbers: Collection[int], held: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Returns whether a number is among `numbers`, for all that are held."""
+    """Returns whether a number is among `numbers`, for all in `held`."""
     size = int(held.max(initial=0)) + 1
     table = np.zeros(size, bool)
     table[[number for number in numbers if 0 < number < size]] = True
@@ -165,7 +165,7 @@ class Views:
     def save(self, at_least: float = 0.0) -> None:
         """Keep the dense index on disk for the next start, if more than that share of it changed since the last time.
 
-        What is not kept is read from the truth again at the next start. The lexical index is on disk already.
+        An index that is not saved is read from the truth again at the next start. The lexical index is on disk already.
         """
         with self._saving, self._turns.reading():
             if self._saved == self._dense_generation or self._unsaved < at_least * len(self.dense):
@@ -254,7 +254,7 @@ class Views:
         self._unsaved += len(change.gone) + len(change.added)
 
     def vectors(self, rows: Sequence[ChunkRow]) -> Vectors:
-        """Of stored chunks, in order; what is not stored is embedded and stored."""
+        """Of stored chunks, in order; missing vectors are embedded and stored."""
         known = self._chunks.vectors(self._embedder.name, [row.hash for row in rows])
         texts = {row.hash: embedded_text(row.title, row.context, row.text) for row in rows if row.hash not in known}
         if texts:
@@ -269,7 +269,7 @@ class Views:
 
 
 def embedded_text(title: str, context: str, text: str) -> str:
-    """Returns what is embedded for a chunk: where it stands, then its text."""
+    """Returns the text to embed for a chunk: its title and headings, then its text."""
     head = context if context.startswith(title) else f"{title} › {context}" if context else title
     return f"{head[:200]}\n{unbroken(text)}" if head else unbroken(text)
 

@@ -1,7 +1,7 @@
 """Parses HTML as Markdown, and checks the markup of pages and office files before a tree is made of it.
 
 The main text is found by trafilatura; the whole page is taken where that would lose much of it. Scripts, styles, menus
-and what is not shown stay behind either way, and links are their text. The check is against markup made to harm its
+and hidden elements are dropped either way, and links are their text. The check is against markup made to harm its
 parser. It is one pass that keeps nothing: how deep elements are nested, how many attributes one has, and in a sheet how
 many cells are in a row.
 """
@@ -60,7 +60,7 @@ class _Looked:
         parser.EntityDeclHandler = self._entity
 
     def read(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-        # What is damaged is said by whoever reads it for good.
+        # The parser proper reports damage.
         with contextlib.suppress(expat.ExpatError, zipfile.BadZipFile, zlib.error, ValueError, EOFError):
             with archive.open(member) as file:
                 while piece := file.read(_PIECE):
@@ -138,7 +138,7 @@ PLAIN: dict[str, Any] = {
     "escape_underscores": False,
     "escape_asterisks": False,
     "strip": ["a"],
-}  # what markdownify takes
+}  # elements that markdownify converts
 
 
 def parse(data: bytes) -> Parsed:
@@ -182,7 +182,7 @@ def without_images(text: str) -> str:
 
 
 def _names(headings: Iterable[str]) -> set[str]:
-    """Headings without what marks their letters."""
+    """Headings without markup, by their words."""
     return {" ".join(re.findall(r"\w+", heading)) for heading in headings}
 
 

@@ -83,7 +83,7 @@ def _heading(text: str, found: re.Match[str]) -> Heading | None:
 
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig", "UTF-8"),
-    (codecs.BOM_UTF32_LE, "utf-32", "UTF-32"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_LE, "utf-32", "UTF-32"),  # before UTF-16: its mark begins with that of UTF-16
     (codecs.BOM_UTF32_BE, "utf-32", "UTF-32"),
     (codecs.BOM_UTF16_LE, "utf-16", "UTF-16"),
     (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
@@ -96,7 +96,9 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def decode(data: bytes, declared: str | None = None) -> tuple[str, tuple[ParseFault, ...]]:
-    """The text of a file as `clean` leaves it, and what had to be guessed. `declared` is what it says it is in."""
+    """The text of a file as `clean` leaves it, and the faults of a guessed encoding. `declared` is the file's own
+    claim.
+    """
     text, fault = _decode(data, declared)
     return clean(text), (fault,) if fault else ()
 

@@ -23,7 +23,7 @@ from retrieval.parsing.markdown import clean
 from retrieval.parsing.parsed import MAX_LENGTH, Parsed, ParsedPage, Unreadable
 from retrieval.parsing.sniff import DOCX, PPTX, XLSX
 
-Value = object  # what openpyxl gives for a cell: a number, a text, a date, a truth value, or None
+Value = object  # a cell of openpyxl's: a number, a text, a date, a truth value, or None
 
 
 class TooMuchText(Exception):
@@ -31,7 +31,7 @@ class TooMuchText(Exception):
 
 
 def text(path: Path) -> str:
-    """The sheets that hold anything, as Markdown.
+    """The sheets with content, as Markdown.
 
     Raises:
         TooMuchText: see there.
@@ -40,7 +40,7 @@ def text(path: Path) -> str:
     try:
         made, left, cells = list[str](), MAX_LENGTH, 0
         for sheet in book.worksheets:
-            sheet.reset_dimensions()  # what the file says of them may be wrong
+            sheet.reset_dimensions()  # the file's own dimensions may be wrong
             lines = list[str]()
             for line in _lines(sheet.iter_rows(values_only=True)):
                 lines.append(line)
@@ -112,7 +112,7 @@ def parse(path: Path, media_type: str) -> Parsed:
             f"The sheets have more than {markup.MAX_CELLS:,} cells, empty ones between others included, or more than "
             f"{MAX_LENGTH:,} characters. Split them."
         ) from None
-    except Exception as error:  # the converters raise what their libraries raise, of many kinds
+    except Exception as error:  # the converters let errors of their libraries through, of many kinds
         raise Unreadable(
             f"The file is damaged: it could not be read as {_NAMES[media_type]} ({_brief(error)}). "
             "Open it elsewhere, save it anew and send that."

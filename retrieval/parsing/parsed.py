@@ -1,4 +1,4 @@
-"""A parsed file: its text, where its pages begin, and what went wrong on the way. Plain data."""
+"""A parsed file: its text, where its pages begin, and faults found on the way. Plain data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind = Literal["prose", "markdown", "table", "code"]  # how the text wants to be
 
 
 class Unreadable(Exception):
-    """A file that gives no text; the message says why, and what would be accepted."""
+    """A file that gives no text; the message says why, and names the accepted kinds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from retrieval.parsing import markdown, sniff
 from retrieval.parsing import markdown as text
 from retrieval.parsing.parsed import MAX_LENGTH, Box, Kind, Parsed, ParsedPage, Unreadable
 
-TITLE = 300  # characters of its title: what is longer is cut
+TITLE = 300  # characters of its title: longer ones are cut
 _KINDS: dict[str, Kind] = {
     sniff.MARKDOWN: "markdown",
     sniff.CSV: "table",
@@ -68,12 +68,12 @@ def _parsed(path: Path, media_type: str) -> Parsed:
     return Parsed(decoded, title, _KINDS[media_type], media_type, (), faults)
 
 
-MEMORY = 448 << 20  # bytes that reading a small file may take, with what its libraries take before
+MEMORY = 448 << 20  # bytes that reading a small file may take, its libraries included
 MEMORY_PER_BYTE = 6  # of the file, beyond that
 MAX_MEMORY = 4 << 30
 DEADLINE_S = 15.0  # for a small file
 DEADLINE_S_PER_BYTE = 4.0 / (1 << 20)  # beyond that
-FILES_EACH = 200  # that one process parses before it is replaced, for what its libraries do not give back
+FILES_EACH = 200  # that one process parses before it is replaced, as its libraries leak memory
 T = TypeVar("T")
 Parse = Callable[[Path, str], Parsed]  # as `files.parse`; a function that another process can import
 
@@ -98,7 +98,7 @@ class Parser:
         return min(self._max_deadline_s, self._deadline_s + DEADLINE_S_PER_BYTE * _size(path))
 
     def submit(self, path: Path, name: str) -> ProcessFuture[Parsed]:
-        """A future of what `files.parse` gives; `result` takes it."""
+        """A future of the parsed file; `result` takes it."""
         return self._begin(self._parse, path, name)
 
     def boxes(self, path: Path, pages: Sequence[ParsedPage], start: int, end: int) -> ProcessFuture[list[Box]]:
@@ -110,7 +110,7 @@ class Parser:
         return self._begin(_sizes, path)
 
     def draw(self, path: Path, page: int, width: int) -> ProcessFuture[bytes]:
-        """A future of a page of a PDF as a PNG, as `pdf.draw` gives it."""
+        """A future of a page of a PDF as a PNG, rendered by `pdf.draw`."""
         return self._begin(_draw, path, page, width)
 
     def _begin(self, work: Callable[..., T], path: Path, *arguments: object) -> ProcessFuture[T]:
@@ -148,7 +148,7 @@ class Parser:
         return self.result(self.submit(path, name))
 
     def close(self) -> None:
-        """Ends the processes; what they are reading is given up."""
+        """Ends the processes and gives up the files they are reading."""
         self._pool.stop()
         self._pool.join()
 
@@ -172,7 +172,7 @@ def _draw(path: Path, page: int, width: int) -> bytes:
 
 
 def _within(work: Callable[..., T], path: Path, *arguments: object) -> T:
-    """`work` on the file, in the memory that a file of its size is given. What the libraries take is not the file's."""
+    """`work` on the file, within the memory limit for a file of its size. The libraries' memory does not count."""
     _import_parser(path)
     memory = min(MAX_MEMORY, MEMORY + MEMORY_PER_BYTE * _size(path))
     mapped, used = _pages()
@@ -184,7 +184,7 @@ def _within(work: Callable[..., T], path: Path, *arguments: object) -> T:
 def _import_parser(path: Path) -> None:
     try:
         found = sniff.media_type(path, "")
-    except (Unreadable, OSError):  # said by whoever reads it
+    except (Unreadable, OSError):  # the reader reports it
         return
     if found == sniff.PDF:
         from retrieval.parsing import pdf  # noqa: F401
@@ -207,5 +207,5 @@ def _pages() -> tuple[int, int]:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # whoever reads it will say so
+    except OSError:  # the reader will report it
         return 0

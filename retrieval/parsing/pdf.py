@@ -25,7 +25,7 @@ from retrieval.parsing.sniff import PDF
 SHORT = 0.75  # of a page's full line: a line that is shorter and ends a sentence ends its paragraph
 MAX_PAGES = 5000
 MAX_PIXELS = 16_000_000  # of the picture of a page
-MAX_SIDE = 14_400.0  # points, of a page that is drawn: more than that no PDF may have (ISO 32000, Annex C)
+MAX_SIDE = 14_400.0  # points, of a rendered page: more than that no PDF may have (ISO 32000, Annex C)
 _ONE = threading.Lock()
 _ENCRYPTED = (4, 5)  # PDFium's errors for a password and for a kind of encryption it does not know
 _HYPHEN = "\ufffe"  # where PDFium joined a word that was broken at the end of a line
@@ -188,17 +188,19 @@ def _paired(codes: list[int]) -> str:
             made[at], made[at + 1] = chr(0x10000 + ((code - 0xD800) << 10) + codes[at + 1] - 0xDC00), _GONE
         elif 0xD800 <= ord(made[at]) < 0xE000:
             made[at] = "\ufffd"
-        elif code == 2:  # how it counts what its text has as a hyphen
+        elif code == 2:  # PDFium's code for a hyphen of its text
             made[at] = _HYPHEN
     return "".join(made)
 
 
 def _flowed(raw: str) -> str:
-    """As long as `raw`: line ends are two newlines after a paragraph and a space within; what goes is `_GONE`."""
+    """As long as `raw`: line ends are two newlines after a paragraph and a space within; a removed character is
+    `_GONE`.
+    """
     parts = _LINE_END.split(raw)
     lines, ends = parts[::2], parts[1::2]
     widths = sorted(len(row) for line in lines for row in line.split(_HYPHEN) if row and not row.isspace())
-    short = SHORT * widths[len(widths) * 3 // 4] if widths else 0.0  # most of what is shorter is headings and tables
+    short = SHORT * widths[len(widths) * 3 // 4] if widths else 0.0  # most shorter lines are headings and tables
     made = []
     for at, end in enumerate(ends):
         made.append(lines[at])

@@ -1,6 +1,6 @@
-"""Tells a file's media type by its first bytes; its name is only asked where bytes cannot tell, among kinds of text.
+"""Detects a file's media type by its first bytes; its name only decides among kinds of text.
 
-A name that contradicts the bytes is refused rather than obeyed: whoever named it may not know what it holds.
+A name that contradicts the bytes is refused rather than obeyed: the name may be wrong.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def media_type(path: Path, name: str) -> str:
     """The media type of a file that was called `name`.
 
     Raises:
-        Unreadable: it is empty, of a kind that is not read, or not what its name says.
+        Unreadable: it is empty, of a kind that is not read, or of another kind than its name says.
     """
     with path.open("rb") as file:
         head = file.read(4096)

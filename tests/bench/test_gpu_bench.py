@@ -232,9 +232,9 @@ def test_a_figure_is_held_to_its_goal() -> None:
     assert rows.time_of("a", [2.0]).met is None
     faster = rows.times_faster("a", [3.0], [1.0, 1.0, 9.0], goal=2.8)
     assert (faster.share, faster.met, faster.floor, faster.value) == (3.0, True, 3000.0, 1000.0)
-    beside = whole.told("a", [0.022, 0.020, 0.021], [0.020])
+    beside = whole.step_figure("a", [0.022, 0.020, 0.021], [0.020])
     assert beside.value == pytest.approx(1.0) and beside.share == pytest.approx(1 / 21) and beside.met is True
-    assert whole.told("a", [0.022], [0.020]).met is False
+    assert whole.step_figure("a", [0.022], [0.020]).met is False
     assert rows.rate_of("a", 10.0, [2.0], "x/s", limit=10.0).share == 0.5
     assert GOAL_S > 0
 

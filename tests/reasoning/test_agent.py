@@ -71,13 +71,13 @@ class World:
         return [each async for each in self.asking(tools, limits, **options)]
 
     async def asking(
-        self, tools: Answers, limits: Limits | None = None, room: int | None = None, **options: Any
+        self, tools: Answers, limits: Limits | None = None, remaining: int | None = None, **options: Any
     ) -> AsyncIterator[Happened]:
         prompt = await self.served.chat_tokens([{"role": "user", "content": QUESTION}], {}, [CALCULATOR])
         agent = Agent(self.style, tools, Span(sampling=GREEDY), limits or Limits(), **options)
         async with await self.engine.open(prompt) as seq:
             self.sequence = seq
-            async with aclosing(agent.run(seq, room or self.engine.max_model_len - len(prompt))) as happening:
+            async with aclosing(agent.run(seq, remaining or self.engine.max_model_len - len(prompt))) as happening:
                 async for each in happening:
                     yield each
 
@@ -161,7 +161,7 @@ async def test_tokens_that_are_spent_end_in_an_answer(world: World) -> None:
 
 
 async def test_a_result_that_would_fill_the_context_is_cut(world: World) -> None:
-    log = await world.ask(Answers("word " * 20_000), room=1200)
+    log = await world.ask(Answers("word " * 20_000), remaining=1200)
     assert [each.limit for each in log if isinstance(each, Limited)] == ["context"]
     assert " […] " in world.engine.tokenizer.decode(world.sequence.tokens)
     assert log[-1].piece.finish_reason is not None  # type: ignore[union-attr]  # the last is a piece

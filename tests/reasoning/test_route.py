@@ -27,7 +27,7 @@ def answer(text: str, probability: float = 1.0, tokens: int = 4, finish: Any = "
     return Candidate(0, (Piece("answer", text, tokens, finish_reason=finish),), (0,) * tokens, (each,) * tokens)
 
 
-def rung(name: str, given: Candidate, cost: float = 1.0, asked: list[str] | None = None) -> CascadeStep:
+def step(name: str, given: Candidate, cost: float = 1.0, asked: list[str] | None = None) -> CascadeStep:
     async def write(measured: bool) -> Candidate:
         if asked is not None:
             asked.append(name)
@@ -36,8 +36,8 @@ def rung(name: str, given: Candidate, cost: float = 1.0, asked: list[str] | None
     return CascadeStep(name, write, cost)
 
 
-async def routed(rungs: Sequence[CascadeStep], gates: Sequence[Gate]) -> tuple[list[Tried], Routed, Candidate]:
-    items = [item async for item in cascade(rungs, gates, clock=lambda: 0.0)]
+async def routed(steps: Sequence[CascadeStep], gates: Sequence[Gate]) -> tuple[list[Tried], Routed, Candidate]:
+    items = [item async for item in cascade(steps, gates, clock=lambda: 0.0)]
     report, given = items[-2], items[-1]
     assert isinstance(report, Routed) and isinstance(given, Candidate)
     tried = [item for item in items if isinstance(item, Tried)]
@@ -61,7 +61,7 @@ async def test_what_does_not_pass_is_escalated_and_says_why(
 ) -> None:
     asked: list[str] = []
     large = answer("large", 0.6, tokens=8)
-    tried, report, given = await routed([rung("s", small, 1.0, asked), rung("l", large, 5.0, asked)], [gate])
+    tried, report, given = await routed([step("s", small, 1.0, asked), step("l", large, 5.0, asked)], [gate])
     assert report.escalated is escalates and given.text == ("large" if escalates else small.text)
     assert asked == ["s", "l"][: 1 + escalates] == [each.model for each in tried]
     assert why in tried[0].why and tried[0].passed is not escalates
@@ -70,7 +70,7 @@ async def test_what_does_not_pass_is_escalated_and_says_why(
 
 
 async def test_the_last_answer_is_taken_and_told_for_what_it_is() -> None:
-    tried, report, given = await routed([rung("s", answer("x", 0.2)), rung("l", answer("y", 0.3))], [Confident(0.9)])
+    tried, report, given = await routed([step("s", answer("x", 0.2)), step("l", answer("y", 0.3))], [Confident(0.9)])
     assert given.text == "y" and tried[-1].passed and "confidence is 0.3" in tried[-1].why and report.model == "l"
 
 
@@ -81,7 +81,7 @@ async def test_gates_are_asked_up_to_the_first_that_fails() -> None:
         asked.append(text)
         return True
 
-    await routed([rung("s", answer("x", 0.2)), rung("l", answer("y"))], [Confident(0.9), Checked(check)])
+    await routed([step("s", answer("x", 0.2)), step("l", answer("y"))], [Confident(0.9), Checked(check)])
     assert asked == ["y"]
 
 
@@ -90,10 +90,10 @@ async def test_gates_are_asked_up_to_the_first_that_fails() -> None:
     least=st.floats(0, 1),
 )
 async def test_the_first_that_passes_is_given(probabilities: list[float], least: float) -> None:
-    rungs = [rung(str(at), answer(str(at), each)) for at, each in enumerate(probabilities)]
-    tried, report, given = await routed(rungs, [Confident(least)])
+    steps = [step(str(at), answer(str(at), each)) for at, each in enumerate(probabilities)]
+    tried, report, given = await routed(steps, [Confident(least)])
     passing = [at for at, each in enumerate(probabilities) if answer("", each).confidence >= least]
-    assert int(given.text) == (passing[0] if passing else len(rungs) - 1) == len(tried) - 1
+    assert int(given.text) == (passing[0] if passing else len(steps) - 1) == len(tried) - 1
     assert report.cost == 4 * len(tried)
 
 
@@ -112,8 +112,8 @@ async def test_a_cascade_without_models_or_without_gates_is_refused() -> None:
     with pytest.raises(ValueError, match="no models"):
         await routed([], [Whole()])
     with pytest.raises(ValueError, match="no gate"):
-        await routed([rung("s", answer("x")), rung("l", answer("y"))], [])
-    _, report, _ = await routed([rung("only", answer("x"))], [])
+        await routed([step("s", answer("x")), step("l", answer("y"))], [])
+    _, report, _ = await routed([step("only", answer("x"))], [])
     assert report.model == "only"
 
 
@@ -135,10 +135,10 @@ async def test_two_bundled_models_share_a_question() -> None:
 
             return CascadeStep(name, write, cost)
 
-        rungs = [of("pebble-draft", draft, 1.0), of("pebble", pebble, 8.0)]
-        _, all_tried, _ = await routed(rungs, [Confident(1.0)])
+        steps = [of("pebble-draft", draft, 1.0), of("pebble", pebble, 8.0)]
+        _, all_tried, _ = await routed(steps, [Confident(1.0)])
         low, high = (each.verdicts[0].measured for each in all_tried.tried)
         assert 0 < low < 1 and 0 < high < 1
-        _, report, given = await routed(rungs, [Confident(low / 2)])
+        _, report, given = await routed(steps, [Confident(low / 2)])
         assert report.model == "pebble-draft" and given.spent == report.tried[0].tokens
         assert (await draft.stats()).blocks_used == (await pebble.stats()).blocks_used == 0

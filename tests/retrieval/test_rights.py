@@ -180,9 +180,7 @@ def test_members_of_before_there_were_invitations_stay_members(tmp_path: Path) -
         old.execute(  # as sqlite-utils 3 and 4 wrote it
             "CREATE TABLE _sqlite_migrations (id INTEGER PRIMARY KEY, migration_set TEXT, name TEXT, applied_at TEXT)"
         )
-        old.execute(
-            "INSERT INTO _sqlite_migrations VALUES (1, 'retrieval', '1-documents', '2026-11-20 10:00:00')"
-        )
+        old.execute("INSERT INTO _sqlite_migrations VALUES (1, 'retrieval', '1-documents', '2026-11-20 10:00:00')")
         for statement in document_database.STEPS["1-documents"]:
             old.execute(statement)
         old.execute("INSERT INTO collections VALUES (1, 'Dams', 'ana', 0.0)")

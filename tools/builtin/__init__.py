@@ -1,1 +1,1 @@
-"""Tools that come with Ponder, made with what `ponder` exports to everyone."""
+"""Tools that come with Ponder, built on the public exports of `ponder` alone."""

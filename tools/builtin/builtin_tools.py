@@ -105,7 +105,7 @@ class BuiltinConfig:
 
 @dataclass(frozen=True, slots=True)
 class BuiltinTools:
-    """`off`: the names of tools that are not there, and what would bring them."""
+    """`off`: the names of disabled tools, and the remedy for each."""
 
     tools: list[Tool | Toolset]
     off: dict[str, str]

@@ -1,7 +1,7 @@
-"""A person's documents for a model: search them, open what stands around a place, find a string, list them.
+"""A person's documents for a model: search them, read around a place, find a string, list them.
 
-Each is the user's own way through the library, so nobody reads what they may not. Every excerpt is cited. Knows nothing
-of how documents are found: retrieval does.
+Each is the user's own way through the library, so nobody reads documents they may not. Every excerpt is cited. Knows
+nothing of how documents are found: retrieval does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def search_documents(ctx: Context, query: str, limit: Annotated[int, Field(ge=1,
         query: the question, or words.
         limit: the most passages to give.
     """
-    return _told(ctx, _tried(lambda: ctx.get(Browser).search(query, limit)), "No document says anything of it.")
+    return _rendered(ctx, _tried(lambda: ctx.get(Browser).search(query, limit)), "No document says anything of it.")
 
 
 @tool(permission="read", timeout=20)
@@ -37,7 +37,7 @@ def open_document(ctx: Context, document: int, start: Annotated[int, Field(ge=0)
         document: its number, as search_documents gives it.
         start: the character to read around.
     """
-    return _told(ctx, [_tried(lambda: ctx.get(Browser).open(document, start))], "")
+    return _rendered(ctx, [_tried(lambda: ctx.get(Browser).open(document, start))], "")
 
 
 @tool(permission="read", timeout=20)
@@ -48,7 +48,7 @@ def find_in_documents(ctx: Context, text: str, document: int | None = None) -> s
         text: the words, as they are written there.
         document: the number of the only document to look in.
     """
-    return _told(ctx, _tried(lambda: ctx.get(Browser).find(text, document)), "These words stand nowhere.")
+    return _rendered(ctx, _tried(lambda: ctx.get(Browser).find(text, document)), "These words stand nowhere.")
 
 
 @tool(permission="read", timeout=20)
@@ -69,7 +69,7 @@ def _tried(look: Callable[[], T]) -> T:
         raise Retry(str(error)) from None
 
 
-def _told(ctx: Context, found: Sequence[Excerpt], nothing: str) -> str:
+def _rendered(ctx: Context, found: Sequence[Excerpt], nothing: str) -> str:
     """Excerpts by the numbers they are cited with."""
     lines = []
     for each in found:

@@ -117,11 +117,11 @@ class Notebook:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose open transaction is kept at the end, or undone where something was raised."""
+        """Opens a connection; its transaction is committed at the end, or rolled back after an exception."""
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=10.0)
         try:
             connection.execute("PRAGMA synchronous = FULL")  # a note that was kept survives the loss of power
-            connection.execute("PRAGMA secure_delete = ON")  # what is forgotten does not stay in the file
+            connection.execute("PRAGMA secure_delete = ON")  # forgotten notes do not stay in the file
             yield connection
             if connection.in_transaction:
                 connection.execute("COMMIT")

@@ -54,7 +54,7 @@ class Pages(Toolset):
 
 
 class Web(Toolset):
-    """Searching, with whatever engine the operator has."""
+    """Web search by the operator's engine."""
 
     def __init__(self, backend: SearchBackend) -> None:
         self._backend = backend

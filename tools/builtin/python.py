@@ -1,7 +1,7 @@
-"""Python for a model: in a jail of its own, or, where it is small and pure, in an interpreter that knows part of it.
+"""Python for a model: in a sandbox of its own, or, where it is small and pure, in an interpreter that knows part of it.
 
-The jail is the sandbox that the host provides, which it can only where the system gives every layer: elsewhere the
-first tool is not offered, and the second is. Knows nothing of how code is held.
+The host provides the sandbox where the system has every layer of it: elsewhere only the second tool is offered. Knows
+nothing of how code is isolated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def python(ctx: Context, code: Code) -> str:
     Args:
         code: the program; print what you need, or end with an expression.
     """
-    return told(await ctx.get(Sandbox).run(code))
+    return rendered(await ctx.get(Sandbox).run(code))
 
 
 @tool(permission="none", timeout=30)
@@ -41,10 +41,10 @@ async def small_python(ctx: Context, code: Code) -> str:
     Args:
         code: the program; print what you need, or end with an expression.
     """
-    return told(await ctx.get(Pure).run(code))
+    return rendered(await ctx.get(Pure).run(code))
 
 
-def told(finished: Finished) -> str:
+def rendered(finished: Finished) -> str:
     """Returns how a run ended, as a model reads it: the failure first, for the text may be cut behind it."""
     parts = list[str]()
     if finished.exit != "ok":

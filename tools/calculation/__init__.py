@@ -1,4 +1,4 @@
-"""Arithmetic with exact numbers and units, and with dates: what can be worked out and need not be guessed."""
+"""Arithmetic with exact numbers and units, and with dates."""
 
 from tools.calculation.expression import calculate
 from tools.calculation.number import CalculationError

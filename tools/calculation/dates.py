@@ -1,4 +1,4 @@
-"""Dates and times as calendars and clocks have them: added to, taken apart, and told in a zone.
+"""Dates and times as calendars and clocks have them: added to, taken apart, and shown in a zone.
 
 Years, months, weeks and days move the calendar and keep the clock's time; hours, minutes and seconds pass as they do. A
 local time that a change of clocks skips or repeats is taken as the zone's rules say, and the result says so.
@@ -54,7 +54,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A date, or a time in a zone; `notes` say what was decided where the clock was not clear."""
+    """A date, or a time in a zone; `notes` say how an ambiguous clock time was read."""
 
     day: date
     at: datetime | None  # None for a date alone
@@ -63,11 +63,11 @@ class Moment:
     def __str__(self) -> str:
         year, week, _ = self.day.isocalendar()
         number = self.day.timetuple().tm_yday
-        told = f"{self.day.strftime('%A')}, ISO week {year:04d}-W{week:02d}, day {number} of the year"
+        calendar_day = f"{self.day.strftime('%A')}, ISO week {year:04d}-W{week:02d}, day {number} of the year"
         if self.at is None:
-            return " ".join((f"{self.day.isoformat()} ({told})", *self.notes))
+            return " ".join((f"{self.day.isoformat()} ({calendar_day})", *self.notes))
         zone = getattr(self.at.tzinfo, "key", None) or self.at.tzname() or ""
-        return " ".join((f"{self.at.isoformat(sep=' ', timespec='seconds')} {zone} ({told})", *self.notes))
+        return " ".join((f"{self.at.isoformat(sep=' ', timespec='seconds')} {zone} ({calendar_day})", *self.notes))
 
 
 def zone(name: str) -> tzinfo:
@@ -229,7 +229,7 @@ def difference(start: Moment, end: Moment) -> str:
             work = sum((first.day + timedelta(days=n)).weekday() < 5 for n in range(1, days + 1))
             parts.append(f"{work:,} workdays (Monday to Friday, without the first day)")
         return "; ".join(dict.fromkeys(parts))
-    # Times of one zone would be subtracted as clocks show them; in UTC it is what has passed.
+    # Times of one zone would be subtracted as clocks show them; in UTC the difference is the time passed.
     seconds = round((last.at.astimezone(UTC) - first.at.astimezone(UTC)).total_seconds())
     whole, rest = divmod(seconds, 86400)
     clock = f"{whole:,} days {rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"

@@ -80,7 +80,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Reader:
-    """Precedence, from loose to tight: conversion; + -; * / % of per; signs; what stands side by side; ^; ! and %."""
+    """Precedence, from loose to tight: conversion; + -; * / % of per; signs; juxtaposition; ^; ! and %."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
@@ -180,7 +180,7 @@ class _Reader:
         return value, joined or bool(parts)
 
     def _is_factor(self) -> bool:
-        """Returns whether a name goes on with what stands before it: a unit, a function, a constant; not a word
+        """Returns whether a name continues the expression before it: a unit, a function, a constant; not a word
         between."""
         if self._next.text != "in":
             return self._next.text.lower() not in _WORDS

@@ -1,6 +1,6 @@
 """The functions of the calculator, each bounded before it begins.
 
-What has an exact result has it exactly; sines and the like are those of the floating-point library, to 15 digits.
+Results are exact where they can be; sines and the like are those of the floating-point library, to 15 digits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tools.calculation.units import UNITS, Quantity
 
 __all__ = ["FUNCTIONS", "Function"]
 
-MAX_FACTORIAL = 1400  # whose result has 3,799 digits
+MAX_FACTORIAL = 1400  # its result has 3,799 digits
 _RADIAN = ((UNITS["rad"], 1),)
 
 

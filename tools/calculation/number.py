@@ -172,7 +172,7 @@ def _ended(number: Fraction) -> str | None:
 
 
 def rounded(number: Number) -> str:
-    """Ten significant digits, and four decimals at least of what is not very large."""
+    """Ten significant digits, and four decimals at least of numbers that are not very large."""
     value = approximate(number)
     if not value:
         return "0"

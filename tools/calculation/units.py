@@ -28,7 +28,7 @@ class Unit:
     symbol: str
     factor: Number  # in base units
     dimension: Dimension
-    zero: Fraction = Fraction(0)  # what 0 of it is in base units: only temperatures have it
+    zero: Fraction = Fraction(0)  # offset of its 0 in base units: only temperatures have one
 
 
 _KINDS: dict[str, Dimension] = {
@@ -156,7 +156,7 @@ def _made() -> dict[str, Unit]:
         if not first.startswith("~"):
             continue
         for prefix, exponent in _PREFIXES.items():
-            # Prefixes that make a name of something else give way to it (min, cd, ft, …): the first meaning stays.
+            # A prefixed name that is already a unit (min, cd, ft, …) is skipped: the first meaning stays.
             units.setdefault(prefix + symbol, Unit(prefix + symbol, size * Fraction(10) ** exponent, dimension))
         for word, exponent in _WORDS.items():
             short = next(prefix for prefix, power in _PREFIXES.items() if power == exponent)
@@ -210,7 +210,7 @@ def near(name: str, others: tuple[str, ...] = ()) -> list[str]:
 
 
 def kind(dimension: Dimension) -> str:
-    """Returns what a dimension is called: "a length", or its powers of base units."""
+    """Returns the name of a dimension: "a length", or its powers of base units."""
     if dimension == NONE:
         return "a plain number"
     for name, known in _KINDS.items():

@@ -1,8 +1,9 @@
-"""Client of an MCP server, whose tools it keeps in the registry.
+"""Client of an MCP server that keeps the server's tools in the registry.
 
-One task holds the connection. Whenever the server's list of tools may have changed, or a call went wrong, the list is
-asked for: a server that does not answer that in time is disconnected. What ends a connection is a fault of the tools'
-origin; its tools stay, say so when they are called, and the server is tried again, after longer and longer pauses.
+One task owns the connection. Whenever the server's list of tools may have changed, or a call went wrong, the list is
+asked for: a server that does not answer that in time is disconnected. The reason for a lost connection is a fault of
+the tools' origin; its tools stay, say so when they are called, and the server is tried again, after longer and longer
+pauses.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tools.context import Context
 from tools.errors import ToolError
 from tools.mcp.mcp_settings import McpSettings, check_name
 from tools.mcp.offers import MAX_COUNT, content_of, tools_of
-from tools.mcp.transports import ServerFault, StdioTransport, http_transport, told
+from tools.mcp.transports import ServerFault, StdioTransport, described, http_transport
 from tools.registry import Registry
 from tools.result import shorten
 from tools.tool import Tool
@@ -35,8 +36,8 @@ from tools.tool import Tool
 log = logging.getLogger("ponder")
 
 CONNECT_S = 30.0  # to start and introduce itself: some programs are fetched first
-LIST_S = 10.0  # to answer what it offers
-LOOK_S = 0.2  # between two questions what it offers
+LIST_S = 10.0  # to answer a listing of its tools
+LOOK_S = 0.2  # between two listings
 SLACK_S = 5.0  # beyond a call's own time, which the executor keeps
 STEP_S = 0.1  # between two reports of progress that are passed on
 _US = Implementation(name="ponder", version="1")
@@ -98,7 +99,7 @@ class McpServer:
             await self._changed.wait_for(lambda: self.status in wanted)
 
     async def call(self, tool: str, ctx: Context, arguments: dict[str, Any]) -> Any:
-        """Returns what the server's tool answers: a text, or any JSON value.
+        """Returns the answer of the server's tool: a text, or any JSON value.
 
         Raises:
             ToolError: it is not connected, answered with an error, or did not answer as the protocol has it.
@@ -117,7 +118,7 @@ class McpServer:
             raise
         except Exception as error:
             self._look.set()
-            raise ToolError(f"The MCP server {self.name} did not give a result: {told(error)}") from None
+            raise ToolError(f"The MCP server {self.name} did not give a result: {described(error)}") from None
         if result.is_error:
             raise ToolError(_error_text(result))
         return content_of(result)
@@ -129,8 +130,8 @@ class McpServer:
             try:
                 why = await self._live()
             except Exception as error:
-                why = told(error)
-                with contextlib.suppress(asyncio.QueueEmpty):  # what the transport saw says more
+                why = described(error)
+                with contextlib.suppress(asyncio.QueueEmpty):  # the transport's reason says more
                     why = self._ended.get_nowait()
             if time.monotonic() - began > self._pauses_s[1]:
                 pauses = growing(*self._pauses_s)  # it was well for a while
@@ -185,7 +186,7 @@ class McpServer:
         while True:
             with contextlib.suppress(SubscriptionLost, MCPError, TimeoutError):
                 async with client.listen(tools_list_changed=True) as events:
-                    self._look.set()  # what changed before it listened
+                    self._look.set()  # for changes before it listened
                     async for _ in events:
                         self._look.set()
             self._look.set()
@@ -214,7 +215,7 @@ class McpServer:
         return offered
 
     async def _take(self, offered: list[Offered]) -> None:
-        """Puts what it offers into the registry; a tool that is as it was stays the same, and so do its approvals."""
+        """Puts its tools into the registry; an unchanged tool stays the same, and so do its approvals."""
         if offered == self._offered and self.status == "connected":
             return
         if offered != self._offered:

@@ -1,8 +1,8 @@
 """Our tools as an MCP server, for other programs that call tools: over standard input and output, or HTTP.
 
-Every call goes through the executor, so that what holds for our own models holds for theirs. What needs a person's
-approval is asked of the client's person, where the client can ask (elicitation), and refused where it can't. The client
-speaks for its person: what it says they answered is believed. Knows nothing of accounts: its user is given.
+Every call goes through the executor, so the rules for our own models apply to theirs. A call that needs a person's
+approval is put to the client's person, where the client can ask (elicitation), and refused where it can't. The client
+speaks for its person: the answer it reports is believed. Knows nothing of accounts: its user is given.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tools.tool import Tool
 
 PATH = "/mcp"
 WAIT_S = 900.0  # for a person
-SESSIONS = 1000  # of HTTP clients: open at once, and whose taint is known
+SESSIONS = 1000  # of HTTP clients: open at once, and with a known taint
 IDLE_S = 1800.0
 _QUESTION = {
     "type": "object",
@@ -59,7 +59,7 @@ Request = ServerRequestContext[Any, Any]
 
 
 class ToolServer:
-    """Serves the executor's tools to clients of one user, each with a taint of its own where it can be told apart."""
+    """Serves the executor's tools to clients of one user, each with a taint of its own where it can be identified."""
 
     def __init__(self, executor: Executor, *, user: str, name: str = "ponder", version: str = "") -> None:
         self._executor = executor
@@ -79,7 +79,7 @@ class ToolServer:
         """An ASGI app that answers at `/mcp` while the context lasts. A session without a request for `idle_s` ends.
 
         `hosts` are the Host headers it answers to, as in "chat.example.org" or "127.0.0.1:*"; None is this machine's
-        own names, and an empty list leaves that check to whoever mounts the app.
+        own names, and an empty list leaves that check to the app that mounts it.
         """
         security = None if hosts is None else TransportSecuritySettings(
             enable_dns_rebinding_protection=bool(hosts),
@@ -118,7 +118,7 @@ class ToolServer:
         return approval.left_open or _answer(outcome)
 
     def _taint(self, ctx: Request) -> set[str]:
-        """The tools whose output the client has read; a client without a session shares its with others like it."""
+        """Names of the tools with output that the client has read; clients without a session share one set."""
         headers = {} if ctx.request is None else ctx.request.headers
         key = headers.get("mcp-session-id", "")
         tainted = self._tainted.setdefault(key, set())

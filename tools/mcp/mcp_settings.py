@@ -1,7 +1,7 @@
-"""An operator's settings of an MCP server: how it is reached, and what its tools are allowed.
+"""An operator's settings of an MCP server: its address, and the permissions of its tools.
 
 One `[mcp.NAME]` table of ponder.toml is one `McpSettings`. Nothing is taken from the server here: a name, a class or a
-limit is the operator's word, and what the server says of itself can only make it stricter.
+limit is the operator's word, and the server's own claims can only make it stricter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ McpPermission = Literal["read", "write", "network", "execute"]
 
 
 class McpSettings(BaseModel):
-    """One server: a program that is started here, or an address. A field's description is what is accepted.
+    """One server: a program that is started here, or an address. A field's description names the accepted values.
 
     Left out, `permission` is "execute" for a program and "network" for an address. `inherit` names variables of our
     own environment that the program gets; it gets no other but those in `env`.

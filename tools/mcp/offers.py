@@ -1,9 +1,9 @@
 """Converts the tools that an MCP server offers, and the content of their results.
 
-All of it is untrusted. Descriptions are cut and cleaned of what does not show. Annotations are hints: that a tool
+All of it is untrusted. Descriptions are cut and cleaned of invisible characters. Annotations are hints: that a tool
 destroys makes it ask first; that it only reads takes it out of the class "execute", where every call asks, yet not out
-of what asks once a run has read untrusted text, unless the operator trusts the server's annotations. A result becomes
-its text, its JSON value, or a note of what could not be shown.
+of the calls that ask once a run has read untrusted text, unless the operator trusts the server's annotations. A result
+becomes its text, its JSON value, or a note of content that could not be shown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tools.result import shorten
 from tools.schema import JSONSchema
 from tools.tool import Tool
 
-MAX_COUNT = 128  # tools of one server: more than that no model tells apart
+MAX_COUNT = 128  # tools of one server: a model confuses more
 DESCRIPTION = 1000  # characters
 SCHEMA = 16_000  # characters of a tool's parameters as JSON
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
@@ -54,7 +54,7 @@ class Offers:
 def tools_of(
     offered: Iterable[Offered], settings: McpSettings, server: str, origin: str, taken: Collection[str], call: Call
 ) -> Offers:
-    """The tools of the server named `server`; what is `taken` is a name that others have."""
+    """The tools of the server named `server`; `taken` are names that others have."""
     tools, refused = dict[str, Tool](), list[str]()
     for each in offered:
         if len(tools) == MAX_COUNT:
@@ -110,7 +110,7 @@ def _tool(each: Offered, name: str, settings: McpSettings, origin: str, call: Ca
 
 
 def _allowed(each: Offered, settings: McpSettings) -> tuple[Permission, Approval | None, bool | None]:
-    """Its class, approval and idempotence; None is what the class implies."""
+    """Its class, approval and idempotence; None is the default of the class."""
     hints = each.annotations
     reads = hints is not None and hints.read_only_hint is True
     permission: Permission = settings.allowed
@@ -125,8 +125,7 @@ def _allowed(each: Offered, settings: McpSettings) -> tuple[Permission, Approval
 
 
 def _description(each: Offered) -> str:
-    """Returns what shows of it: characters that don't could hide instructions from the person and not from the
-    model."""
+    """Returns its printable characters: others could hide instructions from the person and not from the model."""
     text = each.description or each.title or ""
     return shorten("".join(c for c in text if c.isprintable() or c == "\n").strip(), DESCRIPTION)[0]
 

@@ -1,11 +1,11 @@
 """Transports to MCP servers: a process's stdio, or streamable HTTP.
 
 A process gets the environment it is given and nothing else, and a process group of its own, which dies with the
-connection. A message (one JSON-RPC line) that is too long, a flood of messages, and what is no message end the
+connection. A message (one JSON-RPC line) that is too long, a flood of messages, and a line that is no message end the
 connection. The official SDK's transport bounds none of these and hands on more of our environment; this one takes its
-place. Over HTTP there is a limit on what one answer may bring. Compressed answers are not asked for and not read: what
-is counted is what there is to hold. Nothing is taken from the environment, neither proxies nor credentials; redirects
-are followed within the address's own origin only.
+place. Over HTTP the bytes of one answer are limited. Compressed answers are not asked for and not read, so the bytes
+counted are the memory used. Nothing is taken from the environment, neither proxies nor credentials; redirects are
+followed within the address's own origin only.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tools.errors import ToolError
 
 
 class ServerFault(ToolError):
-    """The server can't be used as it is: it is not there, died, hangs, floods, or sends what is no MCP."""
+    """The server can't be used as it is: it is not there, died, hangs, floods, or sends something other than MCP."""
 
 
-def told(error: BaseException) -> str:
-    """An error in words, out of the groups in which task groups wrap what went wrong."""
+def described(error: BaseException) -> str:
+    """An error in words, out of the exception groups of task groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
@@ -49,7 +49,7 @@ MAX_LENGTH = 4 << 20  # bytes of one message
 RATE = 100  # messages a second, however slowly we read them
 BURST = 1000  # messages at once
 RUBBISH = 10  # lines that are no message: some servers greet
-LAST_WORDS = 1000  # bytes kept of what it says on its error output
+LAST_WORDS = 1000  # bytes kept of its error output
 GRACE_S = 1.0  # to end by itself, and again after SIGTERM
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -57,7 +57,7 @@ Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObj
 
 
 class StdioTransport:
-    """Connects once. `on_end` is told why, when the server ends the connection or has to be stopped."""
+    """Connects once. `on_end` gets the reason when the server ends the connection or has to be stopped."""
 
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None, on_end: Callable[[str], None]
@@ -99,7 +99,7 @@ class StdioTransport:
         try:
             await self._stop()
         finally:
-            # Whatever interrupted the stopping: nothing of the server's group stays.
+            # Nothing of the server's group stays, even if the stopping was interrupted.
             self._signal(signal.SIGKILL)
             for task in self._tasks:
                 task.cancel()
@@ -112,7 +112,7 @@ class StdioTransport:
     async def _stop(self) -> None:
         """As the protocol has it: its input is closed, then it is asked to end, and then it is killed."""
         assert self._process.stdin is not None
-        self._on_end = lambda _: None  # from here on it is we who end it
+        self._on_end = lambda _: None  # from here on we end it
         self._process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(TimeoutError):

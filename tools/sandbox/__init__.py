@@ -1,4 +1,4 @@
-"""Running Python that nobody vouches for: a warm pool of single-use jails, and an interpreter for small pure code.
+"""Runs untrusted Python: a warm pool of single-use sandboxes, and an interpreter for small pure code.
 
 Knows nothing of tools or models.
 """

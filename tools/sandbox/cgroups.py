@@ -1,7 +1,7 @@
-"""Cgroups, version 1 and 2: a group for each jail that limits the memory and processes of all of it together.
+"""Cgroups, version 1 and 2: a group for each sandbox that limits the memory and processes of all of it together.
 
-Every sandbox has one folder in each hierarchy and holds a lock on it, so that a later one can tell what a killed
-server left behind and remove it. Knows nothing of what runs in a group.
+Every pool has one folder in each hierarchy and locks it, so that a later one can recognise the leftovers of a killed
+server and remove them. Knows nothing of the processes in a group.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PREFIX = "ponder-"
-_REMOVAL_S = 2.0  # how long the kernel may take to let go of a group whose processes are gone
+_REMOVAL_S = 2.0  # for the kernel to release a group without processes
 
 
 class NoCgroups(RuntimeError):
-    """No cgroup can be made here; the text says what lacks and how to get it."""
+    """No cgroup can be made here; the text names the missing part and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Groups:
         self._count = 0
         try:
             for base in bases:
-                with _held(base):  # or another's sweep could take our folder before we hold its lock
+                with _held(base):  # or another's sweep could take our folder before we lock it
                     _sweep(base)
                     home = base / name
                     home.mkdir()
@@ -79,7 +79,7 @@ class Groups:
         return group
 
     def close(self) -> None:
-        """Removes what is left, killing whatever is in it."""
+        """Removes the remaining groups, killing all processes in them."""
         for home in self._homes:
             _clear(home)
         for lock in self._locks:
@@ -90,7 +90,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Group:
-    """One jail's cgroup: a folder in each hierarchy."""
+    """One sandbox's cgroup: a folder in each hierarchy."""
 
     version: int
     folders: tuple[Path, ...]
@@ -147,7 +147,7 @@ def _bases() -> tuple[int, list[Path]]:
     if two is None:
         raise NoCgroups(_reason("no hierarchy of cgroups with memory and pids is mounted"))
     own = _below(two, paths.get("", "/"))
-    # A group with processes of its own can't divide what it has, except for the root: then beside it, not below.
+    # A group with processes of its own can't be divided, except for the root: then beside it, not below.
     for base in (own, own.parent):
         if base.is_relative_to(two.at) and _divides(base):
             return 2, [base]
@@ -217,7 +217,7 @@ def _held(base: Path) -> Iterator[None]:
 
 
 def _sweep(base: Path) -> None:
-    """Removes what servers left that were killed: folders of ours that nobody holds a lock on."""
+    """Removes the leftovers of killed servers: folders of ours without a lock."""
     for home in base.glob(f"{_PREFIX}*"):
         try:
             lock = _lock(home)
@@ -262,7 +262,7 @@ def _remove(folder: Path) -> None:
 
 def _reason(what: str) -> str:
     return (
-        f"The memory and processes of a jail can't be limited together, because {what}: start the server as root, or "
-        "in a delegated cgroup (systemd-run --user --scope -p Delegate=yes …), or allow jails of one process "
+        f"The memory and processes of a sandbox can't be limited together, because {what}: start the server as root, "
+        "or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes …), or allow sandboxes of one process "
         "(cgroups=False)."
     )

@@ -1,7 +1,7 @@
-"""Finds the Python that a jail runs: this one where the jail's user can read it, else the system's.
+"""Finds the Python that a sandbox runs: this one where the sandbox's user can read it, else the system's.
 
-A jail's user is nobody else's, so an interpreter in somebody's private home is out of its reach. Knows nothing of
-jails.
+A sandbox's user is nobody else's, so an interpreter in somebody's private home folder is out of its reach. Knows
+nothing of sandboxes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ASK = "import json, sys; print(json.dumps([sys.base_prefix, sys.base_exec_prefi
 
 
 class NoInterpreter(RuntimeError):
-    """No Python can be used in a jail; the text says why."""
+    """No Python can be used in a sandbox; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Interpreter:
 
 
 def find(asked: Path | None, *, as_root: bool) -> Interpreter:
-    """The interpreter asked for, else the first that serves. `as_root`: the jail's user will be another than ours.
+    """The interpreter asked for, else the first usable one. `as_root`: the sandbox's user will be another than ours.
 
     Raises:
-        NoInterpreter: none serves.
+        NoInterpreter: none is usable.
     """
     own = Path(getattr(sys, "_base_executable", sys.executable))
     refused = list[str]()
@@ -54,7 +54,7 @@ def find(asked: Path | None, *, as_root: bool) -> Interpreter:
                 reason = found
         refused.append(reason)
     raise NoInterpreter(
-        "No Python can be used in a jail: "
+        "No Python can be used in a sandbox: "
         + "; ".join(dict.fromkeys(refused))
         + f". Accepted: Python {OLDEST[0]}.{OLDEST[1]} or newer where every user can read it (python=…), "
         "as the system's is (apt install python3)."
@@ -62,7 +62,7 @@ def find(asked: Path | None, *, as_root: bool) -> Interpreter:
 
 
 def unreadable(path: Path, *, as_root: bool) -> str | None:
-    """Returns why the jail's user can't read the path, or None."""
+    """Returns why the sandbox's user can't read the path, or None."""
     try:
         real = path.resolve(strict=True)
     except OSError:
@@ -79,8 +79,8 @@ def unreadable(path: Path, *, as_root: bool) -> str | None:
 
 def _ask(path: Path) -> Interpreter | str:
     try:
-        told = subprocess.run([path, "-I", "-S", "-c", _ASK], env={}, capture_output=True, timeout=30, check=True)
-        base, exec_base, major, minor = json.loads(told.stdout)
+        asked = subprocess.run([path, "-I", "-S", "-c", _ASK], env={}, capture_output=True, timeout=30, check=True)
+        base, exec_base, major, minor = json.loads(asked.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return f"{path} does not run ({error})"
     if (major, minor) < OLDEST:

@@ -1,4 +1,4 @@
-"""Sends a job to a jailed process and reads its report, over pipes that do not block the event loop.
+"""Sends a job to a sandboxed process and reads its report, over pipes that do not block the event loop.
 
 The report comes from code that may say anything, so it is untrusted input: so many bytes and no more, checked in every
 field, its names for files judged as names.
@@ -86,7 +86,7 @@ _HEADER_BYTES = 1 << 20
 
 
 class UnreadableReport(ValueError):
-    """The jail sent something that is no report."""
+    """The sandbox sent something that is no report."""
 
 
 class Report(BaseModel):
@@ -102,7 +102,7 @@ class Report(BaseModel):
 
 
 def job(code: str, files: Mapping[str, bytes], config: SandboxConfig) -> bytes:
-    """The bytes that tell a jail what to run.
+    """The bytes of a job for a sandbox.
 
     Raises:
         ValueError: there are too many files, they are too large, or a name is none.

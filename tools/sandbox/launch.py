@@ -1,7 +1,8 @@
-"""The program between the server and bubblewrap: it enters the jail's cgroups, gives up root and becomes bwrap.
+"""The program between the server and bubblewrap: it enters the sandbox's cgroups, gives up root and becomes bwrap.
 
-A small process of its own, because a server that holds a model is slow to fork, and because only the process that will
-become the jail can enter its cgroups before anything runs. Standard library only. Knows nothing of Python in the jail.
+A small process of its own, because a server with a model in memory is slow to fork, and because only the process that
+will become the sandbox can enter its cgroups before anything runs. Standard library only. Knows nothing of Python in
+the sandbox.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def main(settings: dict[str, Any]) -> None:
     for folder in settings["cgroups"]:
         with open(os.path.join(folder, "cgroup.procs"), "w") as file:
             file.write("0")  # the writer itself
-    # The first to go when the machine's memory runs out, and the last to be served when it is busy.
+    # The first to go when the machine's memory runs out, and the last to be scheduled when it is busy.
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     os.nice(settings["nice"])

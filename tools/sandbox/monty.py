@@ -1,7 +1,7 @@
 """The work of small pure code, in a worker's process: runs it in monty's interpreter and says how it ended, as JSON.
 
 Monty has a process of its own, so this one only turns the value into text. That is where a few bytes of code can become
-gigabytes (a list of lists of one list): it ends this process, and nothing else. Knows nothing of who asks.
+gigabytes (a list of lists of one list): it ends this process, and nothing else. Knows nothing of its callers.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class _Printed:
     def __init__(self, most: int) -> None:
         self.text = {"stdout": "", "stderr": ""}
         self.full = False
-        self._room = most
+        self._left = most
 
     def __call__(self, stream: Literal["stdout", "stderr"], text: str) -> None:
         content = text.encode("utf-8", "replace")
-        self.full |= len(content) > self._room
-        self.text[stream] += content[: self._room].decode("utf-8", "ignore")
-        self._room = max(0, self._room - len(content))
+        self.full |= len(content) > self._left
+        self.text[stream] += content[: self._left].decode("utf-8", "ignore")
+        self._left = max(0, self._left - len(content))
 
 
 def _judged(error: pydantic_monty.MontyRuntimeError, request: dict[str, Any]) -> tuple[Exit, str]:

@@ -1,6 +1,6 @@
-"""The sandbox: jails kept warm, each used for one run and thrown away, and how a run ended, in words.
+"""Sandbox pool: sandboxes kept warm, each used for one run and thrown away, and how a run ended, in words.
 
-A run takes a jail that is waiting, and another is started in its place as soon as the job has been handed over.
+A run takes a sandbox that is waiting, and another is started in its place as soon as the job has been handed over.
 Knows nothing of tools or models.
 """
 
@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
-from tools.sandbox.jail import Blueprint, Ended, Jail
 from tools.sandbox.job_report import job
 from tools.sandbox.sandbox_config import Exit, Finished, SandboxConfig, SandboxFailed, SandboxUnavailable
+from tools.sandbox.sandbox_process import Blueprint, Ended, SandboxProcess
 from tools.sandbox.support import check, plan_for
 
-# The kernel ends a process by a coarser count of its time than it tells afterwards. Little else can have sent SIGKILL:
-# a namespace's first process can't be killed from inside, and want of memory is known.
+# The kernel ends a process by a coarser count of its time than it reports afterwards. Little else can have sent
+# SIGKILL: a namespace's first process can't be killed from inside, and want of memory is known.
 _NEARLY = 0.5
 
 
@@ -32,17 +32,17 @@ class Sandbox:
         self._plan = plan
         # One thread for as long as the sandbox lives: bubblewrap ends with the thread that started it.
         self._thread = ThreadPoolExecutor(1, "ponder-sandbox")
-        self._warm = deque[asyncio.Task[Jail]]()
+        self._warm = deque[asyncio.Task[SandboxProcess]]()
         self._turns = asyncio.Semaphore(plan.config.running)
         self._runs = set[asyncio.Task[Ended]]()
         self._closed = False
 
     @classmethod
     async def open(cls, config: SandboxConfig | None = None) -> Self:
-        """A sandbox whose jails are being warmed.
+        """Opens a pool and starts warming its sandboxes.
 
         Raises:
-            SandboxUnavailable: this system can't give a jail with all its layers.
+            SandboxUnavailable: this system can't give a sandbox with all its layers.
         """
         support = await check(config)
         if not support.ok:
@@ -61,23 +61,24 @@ class Sandbox:
     async def run(
         self, code: str, *, files: Mapping[str, bytes] | None = None, timeout_s: float | None = None
     ) -> Finished:
-        """Runs the code in a jail of its own, with the files in its work directory; returns when the jail is gone.
+        """Runs the code in a sandbox of its own, with the files in its work directory; returns when the sandbox is
+        gone.
 
         Raises:
             ValueError: the timeout or the files are not acceptable.
-            SandboxFailed: no jail could be started, or the sandbox is closed.
+            SandboxFailed: no sandbox could be started, or the pool is closed.
         """
         limit = self.config.timeout_s if timeout_s is None else timeout_s
         if not 0 < limit <= 3600:
             raise ValueError(f"timeout_s is {limit}; accepted: more than 0, up to 3600.")
         work = job(code, files or {}, self.config)
         async with self._turns:
-            jail = await self._take()
+            process = await self._take()
             started = time.monotonic()
-            run = asyncio.create_task(jail.run(work, limit))
+            run = asyncio.create_task(process.run(work, limit))
             self._runs.add(run)
             try:
-                # The job goes out first; only then does the next jail compete for the processor.
+                # The job goes out first; only then does the next sandbox compete for the processor.
                 await asyncio.sleep(0)
                 self._refill()
                 ended = await run
@@ -92,7 +93,7 @@ class Sandbox:
         return _finished(ended, self.config, limit, time.monotonic() - started)
 
     async def close(self) -> None:
-        """Ends what runs and waits, and removes all that the sandbox made."""
+        """Ends running and waiting sandboxes, and removes all that the pool made."""
         if self._closed:
             return
         self._closed = True
@@ -101,9 +102,9 @@ class Sandbox:
         await asyncio.gather(*self._runs, return_exceptions=True)
         for waiting in self._warm:
             waiting.cancel()
-        for jail in await asyncio.gather(*self._warm, return_exceptions=True):
-            if isinstance(jail, Jail):
-                await jail.discard()
+        for process in await asyncio.gather(*self._warm, return_exceptions=True):
+            if isinstance(process, SandboxProcess):
+                await process.discard()
         self._warm.clear()
         await asyncio.to_thread(self._thread.shutdown)
         if self._plan.groups is not None:
@@ -111,21 +112,21 @@ class Sandbox:
 
     def _refill(self) -> None:
         while not self._closed and len(self._warm) < self.config.warm:
-            self._warm.append(asyncio.create_task(Jail.start(self._plan, self._thread)))
+            self._warm.append(asyncio.create_task(SandboxProcess.start(self._plan, self._thread)))
 
-    async def _take(self) -> Jail:
-        """A jail that waits for its job."""
+    async def _take(self) -> SandboxProcess:
+        """A sandbox that waits for its job."""
         while not self._closed:
             self._refill()
             starting = self._warm.popleft()
             try:
-                jail = await asyncio.shield(starting)
+                process = await asyncio.shield(starting)
             except asyncio.CancelledError:
                 self._warm.appendleft(starting)  # the next run's
                 raise
-            if jail.alive:
-                return jail
-            await jail.discard()  # it died while it waited, as under the machine's lack of memory
+            if process.alive:
+                return process
+            await process.discard()  # it died while it waited, as under the machine's lack of memory
         raise SandboxFailed("The sandbox is closed.")
 
 

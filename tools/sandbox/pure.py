@@ -1,8 +1,8 @@
 """Small pure code, run by an interpreter of its own (pydantic-monty) that has no files, no network and few modules.
 
-It needs nothing of the system, so it is there where jails are not; but it knows only a part of Python, and says so
-when code needs more. The interpreter, and whatever touches its values, is in processes that can be ended. Knows nothing
-of jails.
+It needs nothing of the system, so it works where no sandbox does; but it knows only a part of Python, and says so when
+code needs more. The interpreter, and all code that touches its values, is in processes that can be ended. Knows nothing
+of sandboxes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Pure:
 
     @classmethod
     async def open(cls, config: PureConfig | None = None) -> Self:
-        """An interpreter whose process is up.
+        """Starts an interpreter and its process.
 
         Raises:
             SandboxFailed: it could not be started.

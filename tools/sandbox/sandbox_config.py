@@ -20,17 +20,17 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class SandboxConfig:
-    """The limits of every jail of one sandbox, and how many of them wait and run.
+    """The limits of every sandbox of one pool, and how many of them wait and run.
 
     Raises:
         ValueError: a limit is not in its range.
     """
 
-    warm: int = 2  # jails kept waiting
-    running: int = 4  # jails with code in them at one time; further runs wait
+    warm: int = 2  # sandboxes kept waiting
+    running: int = 4  # sandboxes with code in them at one time; further runs wait
     timeout_s: float = 10.0  # of the wall's clock, for a run that names none
     cpu_s: int = 30  # of each process
-    memory_bytes: int = 512 << 20  # of all processes of a jail together, files in /tmp included
+    memory_bytes: int = 512 << 20  # of all processes of a sandbox together, files in /tmp included
     processes: int = 32  # and threads, the code's own among them
     scratch_bytes: int = 64 << 20  # /tmp, the work directory in it
     output_bytes: int = 1 << 20  # stdout and stderr together
@@ -40,9 +40,9 @@ class SandboxConfig:
     descriptors: int = 64  # open at one time in each process
     preload: tuple[str, ...] = ("math", "statistics", "json", "re", "datetime", "decimal", "fractions", "random", "csv")
     bubblewrap: Path | None = None  # else the system's
-    python: Path | None = None  # the interpreter; else this one, where the jail's user can read it, else the system's
+    python: Path | None = None  # the interpreter; else this one, if the sandbox's user can read it, else the system's
     packages: tuple[Path, ...] = ()  # folders that code may import from, mounted read-only
-    cgroups: bool = True  # False: a jail has one process, whose address space is limited instead
+    cgroups: bool = True  # False: a sandbox has one process, with its address space limited instead
     cgroup: Path | None = None  # a cgroup v2 folder delegated to this process, else where it runs
 
     def __post_init__(self) -> None:
@@ -82,20 +82,20 @@ class Finished:
     seconds: float  # on the wall's clock, from the code's handing over to its report
     reason: str = ""  # why `exit` is not "ok", with the limit where one was met
     files: Mapping[str, bytes] = field(default_factory=dict)  # new and changed ones, by path below the work directory
-    left_out: Mapping[str, str] = field(default_factory=dict)  # what was not collected, and why
+    left_out: Mapping[str, str] = field(default_factory=dict)  # files not collected, and why
 
 
 @dataclass(frozen=True)
 class Support:
-    """This system's support of a jail's layers: what lacks, and how to get it."""
+    """This system's support of a sandbox: missing layers, and how to get them."""
 
     ok: bool
     reasons: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what is different here, though no layer lacks
+    notes: tuple[str, ...] = ()  # differences here, though no layer lacks
 
 
 class SandboxUnavailable(RuntimeError):
-    """This system can't give a jail with all its layers; `reasons` says what lacks."""
+    """This system can't give a sandbox with all its layers; `reasons` names the missing ones."""
 
     def __init__(self, reasons: Iterable[str]) -> None:
         self.reasons = tuple(reasons)
@@ -103,14 +103,14 @@ class SandboxUnavailable(RuntimeError):
 
 
 class SandboxFailed(RuntimeError):
-    """A jail could not be started, or the sandbox is closed."""
+    """A sandbox could not be started, or the pool is closed."""
 
 
 def check_name(name: str) -> str:
     """The name of a file below the work directory, as it came.
 
     Raises:
-        ValueError: it leads elsewhere, or is no path that every system could hold.
+        ValueError: it leads elsewhere, or is no path that every system supports.
     """
     parts = name.split("/")
     if (

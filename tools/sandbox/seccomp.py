@@ -1,8 +1,8 @@
-"""The filter of system calls in a jail, as a classic BPF program for `seccomp(2)`.
+"""The filter of system calls in a sandbox, as a classic BPF program for `seccomp(2)`.
 
-What a jail must not do is denied by number, with EPERM so that programs can say so; a call that is newer than this
-table gets ENOSYS, so that the kernel's next mount API is not a hole; a foreign architecture's calls, whose numbers
-mean other things, end the process. Knows nothing of bubblewrap, which loads the program.
+Forbidden calls are denied by number, with EPERM so that programs can say so; a call that is newer than this table gets
+ENOSYS, so that the kernel's next mount API is not a hole; a foreign architecture's calls, with numbers of other
+meanings, end the process. Knows nothing of bubblewrap, which loads the program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; arguments are 8 bytes each, low word first
 
 X32 = 0x4000_0000  # set in the numbers of x86-64's second ABI
-LAST = 466  # removexattrat; what comes later did not exist when this table was written
+LAST = 466  # removexattrat; later calls did not exist when this table was written
 
 # x86_64, aarch64; None where the architecture has no such call.
 DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -129,7 +129,7 @@ SOCKETPAIR = (53, 199)
 NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 THREAD = 0x0001_0000  # CLONE_THREAD
 SET_PARENT_DEATH_SIGNAL = 1
-TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX type into the terminal of whoever started the server
+TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX type into the terminal that started the server
 _AF_UNIX = _SOCK_STREAM = 1
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
@@ -168,13 +168,13 @@ def instructions(machine: str, *, one_process: bool = False) -> list[Instruction
     if machine == "x86_64":
         steps += [Instruction(_JGE, X32, 0, 1), _ret(KILL)]
     steps += [Instruction(_JGE, LAST + 1, 0, 1), _ret(denied(errno.ENOSYS))]
-    # glibc tries clone3 first, whose flags lie in memory where a filter can't look, and falls back to clone.
+    # glibc tries clone3 first, with flags in memory where a filter can't look, and falls back to clone.
     steps += _on(CLONE3[column], [_ret(denied(errno.ENOSYS))])
     flags = [Instruction(_LOAD, _argument(0)), Instruction(_JSET, NEW_NAMESPACES, 0, 1), _ret(denied())]
     if one_process:
         flags += [Instruction(_JSET, THREAD, 1), _ret(denied())]
     steps += _on(CLONE[column], [*flags, _ret(ALLOW)])
-    # The jail dies with its server by this signal, and the code may not take it back.
+    # The sandbox dies with its server by this signal, and the code may not take it back.
     steps += _on(PRCTL[column], _unless(0, (SET_PARENT_DEATH_SIGNAL,)))
     steps += _on(IOCTL[column], _unless(1, TERMINAL_INPUT))
     pair = [

@@ -1,4 +1,4 @@
-"""Probes this system for every layer of a jail, by starting one and looking around in it.
+"""Probes this system for every layer of a sandbox, by starting one and looking around in it.
 
 A layer that lacks turns the sandbox off with a reason; nothing is tried without it. Knows nothing of pools.
 """
@@ -16,12 +16,12 @@ from pathlib import Path
 from tools.sandbox import seccomp
 from tools.sandbox.cgroups import Groups, NoCgroups
 from tools.sandbox.interpreter import NoInterpreter, find, unreadable
-from tools.sandbox.jail import Blueprint, Jail
 from tools.sandbox.job_report import job
 from tools.sandbox.sandbox_config import SandboxConfig, SandboxFailed, SandboxUnavailable, Support
+from tools.sandbox.sandbox_process import Blueprint, SandboxProcess
 
 _PROBE_S = 20.0
-# Each line is a layer: what has to be true inside, said as what lacks where it is not.
+# Each line is a layer: a condition inside, worded as the missing layer where it is false.
 _PROBE = """
 import errno, os, socket, json
 def fails(call, number):
@@ -50,7 +50,7 @@ print(json.dumps({
 
 
 async def check(config: SandboxConfig | None = None) -> Support:
-    """Starts one jail with these limits and looks at each of its layers from inside."""
+    """Starts one sandbox with these limits and looks at each of its layers from inside."""
     try:
         plan, notes = await asyncio.to_thread(plan_for, config or SandboxConfig())
     except SandboxUnavailable as missing:
@@ -64,16 +64,17 @@ async def check(config: SandboxConfig | None = None) -> Support:
 
 
 def plan_for(config: SandboxConfig) -> tuple[Blueprint, tuple[str, ...]]:
-    """Returns what all jails of a sandbox share, and notes on it. Makes its cgroups, which the caller closes. Blocks.
+    """Returns the blueprint that all sandboxes of a pool share, and notes on it. Makes its cgroups, which the caller
+    closes. Blocks.
 
     Raises:
-        SandboxUnavailable: something lacks that can be told without starting a jail.
+        SandboxUnavailable: a layer lacks, as far as is known without starting a sandbox.
     """
     lacking, notes = list[str](), list[str]()
     root = os.geteuid() == 0
     bubblewrap = shutil.which(config.bubblewrap or "bwrap", path="/usr/local/bin:/usr/bin:/bin")
     if platform.system() != "Linux":
-        raise SandboxUnavailable([f"Jails need Linux; this is {platform.system()}."])
+        raise SandboxUnavailable([f"Sandboxes need Linux; this is {platform.system()}."])
     if bubblewrap is None:
         where = f"not at {config.bubblewrap}" if config.bubblewrap else "not installed: apt install bubblewrap"
         lacking.append(f"bubblewrap is {where}.")
@@ -83,7 +84,7 @@ def plan_for(config: SandboxConfig) -> tuple[Blueprint, tuple[str, ...]]:
         lacking.append(str(error))
     try:
         interpreter = find(config.python, as_root=root)
-        notes.append(f"Python in jails is {interpreter.path}.")
+        notes.append(f"Python in sandboxes is {interpreter.path}.")
     except NoInterpreter as error:
         lacking.append(str(error))
     lacking += [f"{reason} (packages)." for each in config.packages if (reason := unreadable(each, as_root=root))]
@@ -96,27 +97,29 @@ def plan_for(config: SandboxConfig) -> tuple[Blueprint, tuple[str, ...]]:
         except NoCgroups as error:
             raise SandboxUnavailable([str(error)]) from error
     else:
-        notes.append("There are no cgroups: a jail has one process, and what the kernel holds for it is not limited.")
+        notes.append(
+            "There are no cgroups: a sandbox has one process, and what the kernel holds for it is not limited."
+        )
     assert bubblewrap is not None
     uids = _uids() if root else None
     return Blueprint(config, Path(bubblewrap), interpreter, rules, groups, uids), tuple(notes)
 
 
 async def _probe(plan: Blueprint) -> tuple[str, ...]:
-    """Returns what lacks in a jail made like this."""
+    """Returns the missing layers of a sandbox made like this."""
     with ThreadPoolExecutor(1, "ponder-sandbox") as thread:
         try:
-            jail = await Jail.start(plan, thread)
+            process = await SandboxProcess.start(plan, thread)
         except SandboxFailed as error:
             return (f"{error} {_hint(str(error))}".strip(),)
         code = _PROBE.replace("SCRATCH", str(plan.config.scratch_bytes))
-        ended = await jail.run(job(code, {}, plan.config), _PROBE_S)
+        ended = await process.run(job(code, {}, plan.config), _PROBE_S)
     try:
         seen = json.loads(ended.stdout)
     except ValueError:
         said = ended.stderr.decode("utf-8", "replace").strip()
-        return (f"A jail could not be looked at: {said or ended.how}.",)
-    return tuple(f"In a jail {what}; it is not used." for what, held in seen.items() if held is not True)
+        return (f"A sandbox could not be looked at: {said or ended.how}.",)
+    return tuple(f"In a sandbox {what}; it is not used." for what, held in seen.items() if held is not True)
 
 
 def _hint(said: str) -> str:

@@ -1,8 +1,8 @@
-"""The program inside a jail: it says it is ready, waits for one job, runs it and reports. Standard library only.
+"""The program inside a sandbox: it says it is ready, waits for one job, runs it and reports. Standard library only.
 
-It is handed to the jail's interpreter as text, so nothing of ours has to be readable in there. The code runs in this
-very process and can do to it what it likes: nothing that is reported from here is to be believed, and every limit that
-matters is kept from outside. Knows nothing of who started it.
+It is handed to the sandbox's interpreter as text, so nothing of ours has to be readable in there. The code runs in this
+very process and can do anything to it: nothing that is reported from here is to be believed, and every limit that
+matters is kept from outside. Knows nothing of its parent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(settings: dict[str, Any], out: int) -> None:
     try:
         job = json.loads(_exactly(_LENGTH.unpack(_exactly(_LENGTH.size))[0]))
     except EOFError:
-        return  # the jail was not needed
+        return  # the sandbox was not needed
     given = {name: _exactly(size) for name, size in job["files"]}
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -101,7 +101,7 @@ def _run(code: str, value_chars: int) -> dict[str, Any]:
     except BaseException as error:
         kind = "memory" if isinstance(error, MemoryError) else "error"
         report["exit"] = kind
-        # The first frame is this file's; what the code did begins below it.
+        # The first frame is this file's; the code's own frames begin below it.
         below = error.__traceback__.tb_next if error.__traceback__ else None
         if below is not None and below.tb_frame.f_code is _evaluate.__code__:
             below = below.tb_next
@@ -135,22 +135,22 @@ def _flush() -> None:
 
 
 def _collect(
-    given: dict[str, bytes], most: int, most_bytes: int
+    given: dict[str, bytes], most: int, max_bytes: int
 ) -> tuple[list[list[Any]], list[list[str]], list[bytes]]:
-    """New and changed regular files below the work directory; links are not followed, and what is left out is said."""
+    """New and changed regular files below the work directory; links are not followed, and left-out ones are listed."""
     names, left_out, contents, total = list[list[Any]](), list[list[str]](), list[bytes](), 0
     top = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     for folder, folders, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
         folders.sort()
         for each in sorted([*files, *(each for each in folders if _is_link(each, at))]):
             name = os.path.normpath(os.path.join(folder, each))
-            why, content = _read(each, at, most_bytes)
+            why, content = _read(each, at, max_bytes)
             if not why and given.get(name) == content:
                 continue
             if not why and len(names) >= most:
                 why = f"more than {most} files"
-            elif not why and total + len(content) > most_bytes:
-                why = f"more than {most_bytes} bytes in all"
+            elif not why and total + len(content) > max_bytes:
+                why = f"more than {max_bytes} bytes in all"
             if why:
                 if len(left_out) < most:
                     left_out.append([_cut(_plain(name), 500), why])
@@ -165,8 +165,8 @@ def _is_link(name: str, at: int) -> bool:
     return stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
 
 
-def _read(name: str, at: int, most_bytes: int) -> tuple[str, bytes]:
-    """Returns why it is not collected, or else what is in it."""
+def _read(name: str, at: int, max_bytes: int) -> tuple[str, bytes]:
+    """Returns why it is not collected, or else its content."""
     if not stat.S_ISREG(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         return "not a regular file", b""
     try:
@@ -181,9 +181,9 @@ def _read(name: str, at: int, most_bytes: int) -> tuple[str, bytes]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return "not a regular file", b""
-        if status.st_size > most_bytes:
-            return f"more than {most_bytes} bytes in all", b""
-        return "", file.read(most_bytes)
+        if status.st_size > max_bytes:
+            return f"more than {max_bytes} bytes in all", b""
+        return "", file.read(max_bytes)
 
 
 def _plain(text: str) -> str:

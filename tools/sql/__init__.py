@@ -1,4 +1,4 @@
-"""Questions to SQLite files: read-only, within limits, without what the operator hides."""
+"""Queries of SQLite files: read-only, within limits, without tables and columns that the operator hides."""
 
 from tools.sql.reach import Column, SqlRelation, described
 from tools.sql.sql_database import QueryLimits, SqlDatabase, Table

@@ -1,7 +1,8 @@
 """The reach of a query in one database: the tables it reads, the columns that are NULL to it, the functions it calls.
 
-An allow-list, handed to SQLite as its authorizer: what is not named here is refused. Tables can hold what others hide
-(generated columns, full-text indexes and their shadow tables, statistics), so those go with what they copy.
+An allow-list, handed to SQLite as its authorizer: anything not named here is refused. Tables can contain hidden data of
+others (generated columns, full-text indexes and their shadow tables, statistics), so those are hidden with their
+source.
 """
 
 from __future__ import annotations
@@ -84,13 +85,13 @@ class Reach:
         return sqlite3.SQLITE_DENY
 
     def unknown(self, table: str) -> str:
-        """Returns what is said of a table that is not there, and of one that is hidden, alike."""
+        """Returns the one message for a missing table and for a hidden one."""
         names = ", ".join(relation.name for relation in self.relations[:50]) or "none"
         return f"There is no table {table!r} to read; there are: {names}."
 
 
 def survey(connection: sqlite3.Connection, hidden_tables: Collection[str], hidden_columns: Collection[str]) -> Reach:
-    """Limits `connection` to what a query may reach; names are in lower case, columns `table.column`.
+    """Limits `connection` to the reach of a query; names are in lower case, columns `table.column`.
 
     Opens its virtual tables first, which a query under an authorizer could not.
     """
@@ -111,7 +112,7 @@ def survey(connection: sqlite3.Connection, hidden_tables: Collection[str], hidde
             columns, generated = _columns(connection, name)
             if kind == "virtual":
                 connection.execute(f"SELECT * FROM {quoted(name)} LIMIT 0").fetchall()
-        except sqlite3.Error:  # a view of what is gone, or a module that this SQLite lacks
+        except sqlite3.Error:  # a view of a dropped table, or a module that this SQLite lacks
             continue
         if any(table == key for table, _ in hidden):
             hidden |= {(key, column.lower()) for column in generated}
@@ -126,7 +127,7 @@ def survey(connection: sqlite3.Connection, hidden_tables: Collection[str], hidde
 
 
 def _answers(connection: sqlite3.Connection, view: str) -> bool:
-    """Returns whether a view reads nothing but what may be read."""
+    """Returns whether a view reads only readable tables."""
     try:
         connection.execute(f"SELECT * FROM {quoted(view)} LIMIT 0").fetchall()
     except sqlite3.Error:
@@ -137,7 +138,7 @@ def _answers(connection: sqlite3.Connection, view: str) -> bool:
 def _copies(
     kinds: dict[str, str], sources: dict[str, str], hidden_tables: Collection[str], partly: Collection[str]
 ) -> set[str]:
-    """Tables that can hold what is hidden: virtual tables over it, those over these, and what they keep it in."""
+    """Tables that can contain hidden data: virtual tables over it, those over these, and their shadow tables."""
     virtual = {name.lower(): sources.get(name, "") for name, kind in kinds.items() if kind == "virtual"}
     names, over = frozenset(hidden_tables) | frozenset(partly), set[str]()
     while found := {name for name, source in virtual.items() if name not in over and mentions(source, names)}:

@@ -1,9 +1,9 @@
 """Runs read-only queries of a SQLite database within limits.
 
-Each query has a connection of its own, opened read-only, in a thread of its own. SQLite is limited in what may be
-reached (`reach`) and in how long values, statements and programs may be. Its progress handler stops a query at a
-deadline, when its caller is gone, or when its temporary files grow too large. `printf` is written anew: SQLite's own
-can be made to write a thousand million characters, and takes its time.
+Each query has a connection of its own, opened read-only, in a thread of its own. SQLite is limited in its reach
+(`reach`) and in how long values, statements and programs may be. Its progress handler stops a query at a deadline, when
+its caller is gone, or when its temporary files grow too large. `printf` is written anew: SQLite's own can be made to
+write a thousand million characters, and takes its time.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class QueryLimits:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of a query. `truncated`: there were more, or values were cut. A blob is told by its size."""
+    """Rows of a query. `truncated`: there were more, or values were cut. A blob is shown by its size."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
@@ -138,7 +138,7 @@ class SqlDatabase:
     async def query(self, sql: str, parameters: Sequence[Value] = ()) -> Table:
         """
         Raises:
-            Forbidden: the query is no single SELECT, or reaches what it may not.
+            Forbidden: the query is no single SELECT, or reads hidden data.
             Stopped: it went beyond a limit.
             Mistaken: SQLite does not understand it.
         """
@@ -148,7 +148,7 @@ class SqlDatabase:
         return await self._apart(lambda connection, reach: self._rows(connection, reach, sql, parameters))
 
     async def schema(self) -> list[SqlRelation]:
-        """The tables and views that a query may read, without what is hidden.
+        """The tables and views that a query may read, without hidden ones.
 
         Raises:
             QueryError: the file cannot be read.
@@ -156,7 +156,7 @@ class SqlDatabase:
         return await self._apart(lambda _, reach: reach.relations)
 
     async def _apart(self, work: Callable[[sqlite3.Connection, Reach], T]) -> T:
-        """`work` in a thread with a connection, which is told to stop when the waiting task is cancelled."""
+        """`work` in a thread with a connection, interrupted when the waiting task is cancelled."""
         gone = threading.Event()
         try:
             return await asyncio.to_thread(self._within, work, gone)

@@ -1,6 +1,6 @@
 """Checks of a SQL statement before it runs.
 
-SQLite's authorizer is what guards; this finds what the authorizer is not asked about.
+SQLite's authorizer is the guard; this finds statements that the authorizer is not asked about.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class QueryError(Exception):
 
 
 class Forbidden(QueryError):
-    """The query does, or reads, what is not allowed here."""
+    """The query does, or reads, something that is not allowed here."""
 
 
 class Stopped(QueryError):

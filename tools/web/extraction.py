@@ -1,6 +1,6 @@
 """The work of finding a page's main text, in a worker's process: trafilatura, on HTML that anybody may have written.
 
-Knows nothing of fetching, or of what is done where this fails.
+Knows nothing of fetching, or of the fallback.
 """
 
 from __future__ import annotations

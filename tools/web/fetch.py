@@ -3,9 +3,9 @@
 Nothing of this machine or its network can be reached this way. Each hop is checked anew: the URL is read strictly, its
 host resolved once, every address it has must be public, and the connection goes to one of those very addresses, as a
 second resolution may give another answer. The request's Host and the certificate's check keep the name. Bytes (before
-and after decompression), headers, redirects and time are limited; an answer whose headers never end does end. A body is
+and after decompression), headers, redirects and time are limited; an answer with endless headers does end. A body is
 decompressed as it arrives, so a bomb is cut, not opened. One layer of gzip or deflate is read; any other encoding is
-refused. No cookies, no credentials, no proxies: a site sees the same request, whoever the user is.
+refused. No cookies, no credentials, no proxies: a site sees the same request for every user.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's window bits
 
 
 class Inflate:
-    """`feed` gives a piece's decompressed bytes, until `most_bytes` were given; then `full` is true."""
+    """`feed` gives a piece's decompressed bytes, until `max_bytes` were given; then `full` is true."""
 
-    def __init__(self, encoding: str, most_bytes: int) -> None:
+    def __init__(self, encoding: str, max_bytes: int) -> None:
         """
         Raises:
             Refused: the encoding is none of identity, gzip and deflate.
@@ -41,7 +41,7 @@ class Inflate:
         if name not in ("", "identity", "gzip", "x-gzip", "deflate"):
             raise AddressRefused(f"The page is encoded as {encoding[:60]!r}; accepted: gzip, deflate or nothing.")
         self._kind = name.removeprefix("x-")
-        self._left = most_bytes
+        self._left = max_bytes
         self._stream = zlib.decompressobj(_GZIP) if self._kind == "gzip" else None
         self.full = False
 
@@ -57,7 +57,7 @@ class Inflate:
         given = list[bytes]()
         try:
             while data and not self.full:
-                # One byte more than wanted tells a full page from one that ends here.
+                # One byte more than wanted distinguishes a full page from one that ends here.
                 given.append(self._give(self._stream.decompress(data, self._left + 1)))
                 data = self._stream.unconsumed_tail
                 if self._stream.eof:
@@ -77,11 +77,11 @@ class Inflate:
 
 
 class Pinned(httpcore.AsyncNetworkBackend):
-    """Connects to the first of `addresses` that answers; reads at most `most_bytes` from it."""
+    """Connects to the first of `addresses` that answers; reads at most `max_bytes` from it."""
 
-    def __init__(self, addresses: Iterable[IPv4Address | IPv6Address], most_bytes: int) -> None:
+    def __init__(self, addresses: Iterable[IPv4Address | IPv6Address], max_bytes: int) -> None:
         self.addresses = list(addresses)
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self._network = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -99,7 +99,7 @@ class Pinned(httpcore.AsyncNetworkBackend):
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 last = error
             else:
-                return _Counted(stream, self.most_bytes)
+                return _Counted(stream, self.max_bytes)
         raise last
 
     async def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
@@ -154,10 +154,10 @@ class FetchConfig:
     ports: tuple[int, ...] = (80, 443)
     timeout_s: float = 20.0  # for all of it, redirects included
     connect_timeout_s: float = 5.0
-    most_bytes: int = 2_000_000  # of a page, decompressed
-    most_header_bytes: int = 32_000
-    most_chars: int = 100_000  # of the text given back
-    most_redirects: int = 5
+    max_bytes: int = 2_000_000  # of a page, decompressed
+    max_header_bytes: int = 32_000
+    max_chars: int = 100_000  # of the text given back
+    max_redirects: int = 5
     user_agent: str = "Ponder/0.1"
 
 
@@ -212,12 +212,12 @@ class Fetcher:
             raise FetchFailed(f"The site took longer than the limit of {self.config.timeout_s:g} s.") from None
 
     async def _follow(self, at: Target) -> FetchedPage:
-        for _ in range(self.config.most_redirects + 1):
+        for _ in range(self.config.max_redirects + 1):
             found = await self._request(at)
             if isinstance(found, FetchedPage):
                 return found
             at = at.join(found, self.config.ports)
-        raise AddressRefused(f"The page redirects more than {self.config.most_redirects} times.")
+        raise AddressRefused(f"The page redirects more than {self.config.max_redirects} times.")
 
     async def _checked(self, at: Target) -> list[IPv4Address | IPv6Address]:
         """All addresses of a host, where each of them may be connected to."""
@@ -232,7 +232,7 @@ class Fetcher:
             raise FetchFailed(f"The host {at.host!r} has no address.")
         for address in found:
             if kind := self._refusal(address):
-                # The address of an inner host stays unsaid: who asks may not know it.
+                # The address of an inner host stays unsaid: the model may not know it.
                 kind = kind.partition(", here ")[0]
                 raise AddressRefused(
                     f"The host {at.host!r} has an address that is {kind}; accepted: public addresses alone."
@@ -242,7 +242,7 @@ class Fetcher:
     async def _request(self, at: Target) -> FetchedPage | str:
         """A page, or where the site says that it is."""
         config = self.config
-        backend = Pinned(await self._checked(at), config.most_bytes + config.most_header_bytes + _SLACK)
+        backend = Pinned(await self._checked(at), config.max_bytes + config.max_header_bytes + _SLACK)
         headers = [
             ("User-Agent", config.user_agent),
             ("Accept", _ACCEPT),
@@ -268,10 +268,8 @@ class Fetcher:
 
     async def _read(self, at: Target, response: httpcore.Response) -> FetchedPage | str:
         size = sum(len(name) + len(value) + 4 for name, value in response.headers)
-        if size > self.config.most_header_bytes:
-            raise AddressRefused(
-                f"The page has {size:,} bytes of headers; accepted: {self.config.most_header_bytes:,}."
-            )
+        if size > self.config.max_header_bytes:
+            raise AddressRefused(f"The page has {size:,} bytes of headers; accepted: {self.config.max_header_bytes:,}.")
         headers = {name.lower(): value.decode("utf-8", "replace") for name, value in response.headers}
         if response.status in _REDIRECTS and b"location" in headers:
             return headers[b"location"]
@@ -283,15 +281,15 @@ class Fetcher:
         data, truncated = await self._body(response, headers.get(b"content-encoding", ""))
         _, _, charset = parameters.partition("charset=")
         reading = await self._reader.read(data, media_type, charset.split(";")[0].strip("\"' "))
-        truncated = truncated or reading.cut or len(reading.text) > self.config.most_chars
-        text = reading.text[: self.config.most_chars]
+        truncated = truncated or reading.cut or len(reading.text) > self.config.max_chars
+        text = reading.text[: self.config.max_chars]
         return FetchedPage(at.url, response.status, media_type, text, reading.title, truncated)
 
     async def _body(self, response: httpcore.Response, encoding: str) -> tuple[bytes, bool]:
-        inflate = Inflate(encoding, self.config.most_bytes)
+        inflate = Inflate(encoding, self.config.max_bytes)
         body = bytearray()
         async for piece in response.aiter_stream():
-            # A small piece can hold much: inflating it is left to a thread, not to the loop that serves others.
+            # A small piece can expand to much: a thread inflates it, not the loop that serves others.
             body += await asyncio.to_thread(inflate.feed, piece)
             if inflate.full:
                 return bytes(body), True

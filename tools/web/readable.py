@@ -1,7 +1,7 @@
 """Extracts a response's readable text: the main text of a page, or plain text as it is.
 
-A page's main text is found in a process beside the server, for a page may be made to be slow, to swell or to crash what
-reads it. Then all its words are given instead, by a few expressions that take no longer for one page than for another.
+A page's main text is found in a process beside the server, for a page may be made to be slow, to swell or to crash its
+parser. Then all its words are given instead, by a few expressions that take no longer for one page than for another.
 Knows nothing of where the bytes came from.
 """
 
@@ -46,8 +46,8 @@ _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _TAG = re.compile(r"<[^<>]*>")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-# No pattern here looks for its end more than once: a page of half tags costs no more than another.
-# Codecs of Python's that are no web page's, and whose decoding can be slow or run through a second alphabet.
+# No pattern here looks for its end more than once: a page of half tags costs no more than another. Codecs of Python's
+# that are no web page's, and that can be slow or run through a second alphabet.
 _STRANGE = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_escape", "utf-7", "undefined", "mbcs", "oem"})
 
 
@@ -70,14 +70,14 @@ class PageReader:
         self._workers = ProcessPool("tools.web.extraction", timeout_s=timeout_s, memory_bytes=memory_bytes, count=2)
 
     async def read(self, data: bytes, media_type: str, charset: str = "") -> ReadablePage:
-        """Title and text of what was fetched; `charset` is what the response said, if anything."""
+        """Title and text of the fetched bytes; `charset` is the response's, if it has one."""
         source = await in_thread(lambda: decode(data, charset))
         if media_type not in _HTML:
             return ReadablePage("", await in_thread(lambda: _CONTROL.sub("", source).strip()))
         page = source[:MAX_HTML_LENGTH]
         try:
             found: object = await self._workers.ask(page)
-        except (WorkerFailed, ValueError) as error:  # whatever a page makes of the extractor, its words remain
+        except (WorkerFailed, ValueError) as error:  # even if a page breaks the extractor, its words remain
             log.info("The main text of a page was not found: %s", error)
             found = None
         text = found if isinstance(found, str) and found else await in_thread(lambda: plain(page))

@@ -1,7 +1,7 @@
-"""A search engine, as a plugin: whoever has `search` is one. SearXNG, which an operator runs, is the one that is here.
+"""A search engine, as a plugin: any object with `search` is one. SearXNG, run by an operator, is the one that is here.
 
-The engine's own address is the operator's and may be private. What it finds is not trusted: addresses that a fetch
-would refuse are left out, and texts are cut. Knows nothing of models.
+The engine's own address is the operator's and may be private. Its hits are not trusted: addresses that a fetch would
+refuse are left out, and texts are cut. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SearchBackend(Protocol):
 class SearXNG:
     """A SearXNG server that answers in JSON (`search.formats` in its settings has to name it)."""
 
-    def __init__(self, url: str, *, timeout_s: float = 10.0, most_bytes: int = 2_000_000) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 10.0, max_bytes: int = 2_000_000) -> None:
         """`url`: where the server is, such as http://searxng.internal:8080.
 
         Raises:
@@ -53,7 +53,7 @@ class SearXNG:
         if read.scheme not in ("http", "https") or not read.host:
             raise ValueError(f"The search engine's address {url!r} is no URL; accepted: http://host:port.")
         self._url = f"{url.rstrip('/')}/search"
-        self._timeout_s, self._most_bytes = timeout_s, most_bytes
+        self._timeout_s, self._max_bytes = timeout_s, max_bytes
 
     async def search(self, query: str, count: int) -> list[WebHit]:
         """
@@ -85,12 +85,12 @@ class SearXNG:
             body = bytearray()
             async for piece in response.aiter_bytes(65536):
                 body += piece
-                if len(body) > self._most_bytes:
-                    raise FetchFailed(f"The search engine's answer is beyond the limit of {self._most_bytes:,} bytes.")
+                if len(body) > self._max_bytes:
+                    raise FetchFailed(f"The search engine's answer is beyond the limit of {self._max_bytes:,} bytes.")
             return bytes(body)
 
 
-def _found(result: Any) -> WebHit | None:  # whatever JSON the server sent
+def _found(result: Any) -> WebHit | None:  # any JSON from the server
     if not isinstance(result, dict) or not isinstance(result.get("url"), str):
         return None
     try:

@@ -4,7 +4,8 @@ A URL is read so strictly that no two programs could read it differently. A host
 be written as four plain decimals; anything else that looks like a number, hides characters or could be taken for
 another host is refused. The table of ranges is written out, from the IANA special-purpose registries, because
 `ipaddress.is_global` lets several of these through. An address that carries an IPv4 address inside it (NAT64, 6to4,
-Teredo, ISATAP, mapped, compatible) is refused whatever it carries, for where the packets come out is not ours to know.
+Teredo, ISATAP, mapped, compatible) is refused for every inner address, for where the packets come out is not ours to
+know.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})  # RFC 5214: the upper half of t
 
 
 def refusal(address: IPv4Address | IPv6Address) -> str | None:
-    """Returns what an address is that may not be connected to ("loopback"), or None for one of the public internet."""
+    """Returns the kind of an address that may not be connected to ("loopback"), or None for a public one."""
     if isinstance(address, IPv4Address):
         return next((kind for network, kind in _V4 if address in network), None)
     if address.scope_id is not None:
@@ -108,7 +109,7 @@ class FetchError(Exception):
 
 
 class AddressRefused(FetchError):
-    """The address, or what was found there, is not one that may be fetched."""
+    """The address, or its content, may not be fetched."""
 
 
 class FetchFailed(FetchError):
@@ -235,7 +236,7 @@ def _bracketed(written: str) -> tuple[str, IPv6Address]:
 
 
 def _number(written: str, name: str, labels: list[str]) -> tuple[str, IPv4Address]:
-    """A host whose last label is a number can only be an IPv4 address, in one of the spellings `inet_aton` reads."""
+    """A host with a number as its last label can only be an IPv4 address, in one of the spellings `inet_aton` reads."""
     address = _inet_aton(labels)
     if address is None:
         raise AddressRefused(f"The host {_shown(written)} is neither a name nor an IPv4 address.")

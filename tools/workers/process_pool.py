@@ -2,8 +2,8 @@
 
 A worker does one request at a time, within seconds, memory and bytes; one that is late, dead or talks too much is
 killed with its children, and the next request gets another. It starts with nothing of the server's: no variables, no
-descriptors. It is no jail: it is for libraries that are trusted, on data that is not. Knows nothing of the work, which
-is a module's function `answer`, from JSON to JSON.
+descriptors. It is no sandbox: it is for libraries that are trusted, on data that is not. Knows nothing of the work,
+which is a module's function `answer`, from JSON to JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from tools.calling import in_thread
 from tools.workers import worker
 
-START_S = 60.0  # to import what the work needs
+START_S = 60.0  # to import the modules of the work
 _SLACK_S = 5.0  # of the processor, past the limit on the wall's clock: only for a worker that nobody ends any more
 
 
@@ -41,7 +41,7 @@ class ProcessPool:
         self, module: str, *, timeout_s: float, memory_bytes: int, count: int = 1, reply_bytes: int = 16 << 20,
         requests: int = 500,
     ) -> None:  # fmt: skip
-        """`timeout_s` is of each request; `requests` is after how many a worker is replaced, for what leaks."""
+        """`timeout_s` is of each request; `requests` is after how many a worker is replaced, as libraries leak."""
         self._module = module
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
@@ -138,7 +138,7 @@ class _Worker:
         assert self._process.stdout is not None
         return self._process.stdout
 
-    def ask(self, request: Any, timeout_s: float, most_bytes: int) -> dict[str, Any]:
+    def ask(self, request: Any, timeout_s: float, max_bytes: int) -> dict[str, Any]:
         """
         Raises:
             WorkerFailed: there is no reply.
@@ -150,7 +150,7 @@ class _Worker:
             assert self._process.stdin is not None
             self._process.stdin.write(message)
             self._process.stdin.flush()
-            return worker.received(self._out, most_bytes)
+            return worker.received(self._out, max_bytes)
 
         try:
             reply = self._within(timeout_s, exchanged)
@@ -164,8 +164,7 @@ class _Worker:
         self._end()
 
     def _within(self, seconds: float, wait: Any) -> Any:
-        """Returns what `wait` returns, once the process has said it; killed when the seconds are over, it says nothing
-        more.
+        """Returns the result of `wait`, once the process has replied; it is killed when the seconds are over.
 
         Raises:
             WorkerFailed: the seconds were over.

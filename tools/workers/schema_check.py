@@ -1,6 +1,7 @@
-"""Checks of a text by what a stranger wrote, an expression or a JSON schema: the work of a worker's process.
+"""Checks of a text by a stranger's expression or JSON schema: the work of a worker's process.
 
-Either can take for ever on a text made for it, so neither runs in the server's own process. Knows nothing of who asks.
+Either can take for ever on a text made for it, so neither runs in the server's own process. Knows nothing of its
+callers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The program in a worker's process: it imports one module, then answers requests with that module's `answer`.
 
 Requests and replies are JSON, each with its length before it. Standard library only, and nothing of ours but the
-module. Knows nothing of who asks, or of what is asked.
+module. Knows nothing of its callers, or of the requests' meaning.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, BinaryIO
 
 LENGTH = struct.Struct(">I")
 READY = b"R"
-_ERROR = 1000  # characters of an error that are told
+_ERROR = 1000  # characters of an error that are sent
 
 
 def main(settings: dict[str, Any]) -> None:
     """Serves until there are no more requests.
 
-    `settings` has the `module`, `memory_bytes` beyond what it takes itself, and `cpu_s` of the processor for a request.
+    `settings` has the `module`, `memory_bytes` beyond its own at the start, and `cpu_s` of the processor for a request.
     """
     heard, said = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for each in (0, 1):  # what the module prints is not a reply
+    for each in (0, 1):  # output that the module prints is not a reply
         os.dup2(nowhere, each)
     os.close(nowhere)
     answer = importlib.import_module(settings["module"]).answer
@@ -49,7 +49,7 @@ def framed(message: Any) -> bytes:
     return LENGTH.pack(len(content)) + content
 
 
-def received(stream: BinaryIO, most_bytes: int = (1 << 32) - 1) -> Any:
+def received(stream: BinaryIO, max_bytes: int = (1 << 32) - 1) -> Any:
     """The next message, None at the end of them.
 
     Raises:
@@ -58,7 +58,7 @@ def received(stream: BinaryIO, most_bytes: int = (1 << 32) - 1) -> Any:
     head = stream.read(LENGTH.size)
     if not head:
         return None
-    if len(head) < LENGTH.size or (size := LENGTH.unpack(head)[0]) > most_bytes:
+    if len(head) < LENGTH.size or (size := LENGTH.unpack(head)[0]) > max_bytes:
         raise ValueError("a message is too long or broken off")
     content = stream.read(size)
     if len(content) < size:
@@ -67,7 +67,7 @@ def received(stream: BinaryIO, most_bytes: int = (1 << 32) - 1) -> Any:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Address space, from what is taken now; where the system tells it and has such a limit."""
+    """Address space, from the present use on; where the system reports it and has such a limit."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -80,7 +80,7 @@ def _limit_memory(more_bytes: int) -> None:
 
 
 def _limit_processor(seconds: float) -> None:
-    """Of one request: who asked may be gone, and nobody would end what runs for ever."""
+    """Of one request: the caller may be gone, and nobody would end an endless one."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

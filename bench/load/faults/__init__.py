@@ -1,4 +1,6 @@
-"""Faults at random moments under load, each kind fifty times: what was promised is kept, and how long it took."""
+"""Faults at random moments under load, each kind fifty times: whether the guarantees were kept, and how long recovery
+took.
+"""
 
 from collections.abc import Callable
 

@@ -25,7 +25,7 @@ DISK = 48 << 20  # bytes of the disk that gets full
 
 
 def disk_full() -> Json:
-    """The data's disk is full for a while: chats say so, streams do not care, and it works again when there is room."""
+    """The data's disk is full for a while: chats say so, streams do not care, and it works again with space."""
     with tempfile.TemporaryDirectory() as scratch:
         disk = Path(scratch) / "disk"
         disk.mkdir()
@@ -90,9 +90,9 @@ def pool_full() -> Json:
 
 
 def blocks_damaged() -> Json:
-    """Some of the files that K/V was written to lose a byte, their end, or all: what they held is read again.
+    """Some offloaded K/V files lose a byte, their end, or all: their tokens are prefilled again.
 
-    The pool holds a quarter of what the streams come back to.
+    The pool has blocks for a quarter of the tokens that the streams come back to.
     """
     with tempfile.TemporaryDirectory() as scratch:
         data, ways, bad = Path(scratch), Counter[str](), list[float]()

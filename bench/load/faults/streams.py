@@ -1,7 +1,7 @@
-"""Streams that are read while something goes wrong again and again, and what is left of them.
+"""Streams that are read under repeated faults, and how they end.
 
-What is promised: a stream that began either goes on, with just the tokens that it would have had, or ends with an error
-that says so; afterwards nothing is held that was not held before, and new requests are answered as ever.
+Guarantee: a stream that began either goes on, with just the tokens that it would have had, or ends with an error that
+says so; afterwards no more resources are held than before, and new requests are answered as ever.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def _faults(server: BenchServer, fault: Fault, words: int) -> Json:
     rng, streams, took = Random(13), Streams(server, words), list[float]()
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         await streams.learn(http)
-        await chat(http, rng)  # what is only loaded when it is needed is there, too
+        await chat(http, rng)  # loads lazily loaded parts, too
         await asyncio.sleep(4)
         before = server.held()
         clients = [asyncio.create_task(streams.run(number)) for number in range(STREAMS)]
@@ -146,7 +146,7 @@ def _idle(server: BenchServer) -> bool:
 
 
 def metrics(server: BenchServer) -> dict[str, float]:
-    """Returns what the server counts, by name and labels."""
+    """Returns the server's metrics, by name and labels."""
     lines = httpx.get(f"{server.url}/metrics", timeout=5).text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
@@ -156,8 +156,8 @@ async def chat(http: httpx.AsyncClient, rng: Random) -> str:
     """A chat with one answer: the status, or the first that is not as it should be."""
     made = await http.post("/api/chats")
     if made.status_code != 201:
-        return _told(made)
-    content = text(20_000, rng)  # about 100 kB, which a full disk has no room for
+        return _outcome(made)
+    content = text(20_000, rng)  # about 100 kB, more than a full disk takes
     chat = made.json()["id"]
     begun = await http.post(f"/api/chats/{chat}/runs", json={"content": text(20, rng), "max_tokens": 5})
     if begun.status_code == 202:
@@ -167,11 +167,11 @@ async def chat(http: httpx.AsyncClient, rng: Random) -> str:
         for each in (await http.get("/api/documents")).json()["documents"]:
             await http.delete(f"/api/documents/{each['id']}")
         if sent.status_code >= 300:
-            return _told(sent)
-    return _told(begun)
+            return _outcome(sent)
+    return _outcome(begun)
 
 
-def _told(reply: httpx.Response) -> str:
+def _outcome(reply: httpx.Response) -> str:
     if reply.status_code < 400:
         return str(reply.status_code)
     return f"{reply.status_code} {reply.json()['error']['code']}"

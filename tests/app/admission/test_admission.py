@@ -224,19 +224,19 @@ def test_tokens_are_there_when_it_was_said(clock: Clock, later_s: float, wanted:
     rates.spend("a", 700)
     clock.now += later_s
     rates.spend("a", 500)
-    wait_s = rates.room("a", 1000, wanted)
+    wait_s = rates.wait_s("a", 1000, wanted)
     if wait_s:
         clock.now += wait_s - 0.11
-        assert rates.room("a", 1000, wanted) > 0
+        assert rates.wait_s("a", 1000, wanted) > 0
         clock.now += 0.22
-    assert rates.room("a", 1000, wanted) == 0
+    assert rates.wait_s("a", 1000, wanted) == 0
 
 
 def test_tokens_that_nobody_foresaw_count_too(clock: Clock) -> None:
     rates = RateWindows()
     rates.spend("a", 450)
     assert rates.windows("a", KeyLimits(tokens=100)) == [Window("tokens", 100, 0, pytest.approx(100))]
-    assert rates.room("a", 100, 1) == pytest.approx(40 + 60 * (1 - 99 / 450), abs=0.01)
+    assert rates.wait_s("a", 100, 1) == pytest.approx(40 + 60 * (1 - 99 / 450), abs=0.01)
 
 
 def test_a_wait_for_a_key_ends_when_it_was_said(clock: Clock) -> None:

@@ -90,13 +90,13 @@ def test_a_bar_that_nothing_reaches_gives_the_last_ones_answer_as_it_is_written(
     assert 0 < small.verdicts[0].measured < 1
     spent: Spent = only(items, Spent)
     assert spent.written == small.tokens > 0
-    assert spent.read == len(both.on_loop(prompted(auto.rungs[0])).prompt)
+    assert spent.read == len(both.on_loop(prompted(auto.steps[0])).prompt)
     again: Spent = only(both.on_loop(all_of(auto, tenant="someone")), Spent)
     assert again.read < spent.read  # what the model still knows was not read again
     report: Routed = only(items, Routed)
     assert report.escalated and report.model == "pebble" and report.tried == (small, large)
-    assert only(items, ModelChosen).plan.served is auto.rungs[1]
-    assert text(pieces(items)) == text(both.on_loop(alone(auto.rungs[1])))
+    assert only(items, ModelChosen).plan.served is auto.steps[1]
+    assert text(pieces(items)) == text(both.on_loop(alone(auto.steps[1])))
     assert pieces(items)[-1].finish_reason is not None
     both.on_loop(free(both))
 
@@ -107,15 +107,15 @@ def test_a_bar_that_everything_reaches_gives_the_first_ones_answer_when_it_is_wh
     assert kinds(items) == ["Tried", "Routed", "ModelChosen", "Piece"]
     report: Routed = only(items, Routed)
     assert not report.escalated and report.model == "small" and report.tried[0].why == ""
-    assert only(items, ModelChosen).plan.served is auto.rungs[0]
-    assert text(pieces(items)) == text(both.on_loop(alone(auto.rungs[0])))
+    assert only(items, ModelChosen).plan.served is auto.steps[0]
+    assert text(pieces(items)) == text(both.on_loop(alone(auto.steps[0])))
     both.on_loop(free(both))
 
 
 def test_a_cost_is_in_tokens_of_the_largest_model(both: Server) -> None:
     auto = auto_of(both, Confident(1.0))
     small, large = [item for item in both.on_loop(all_of(auto)) if isinstance(item, Tried)]
-    ratio = auto.rungs[0].parameters / auto.rungs[1].parameters
+    ratio = auto.steps[0].parameters / auto.steps[1].parameters
     assert 0 < ratio < 1
     assert large.cost == large.tokens and small.cost == pytest.approx(small.tokens * ratio)
 
@@ -192,7 +192,7 @@ def test_closing_it_while_the_first_writes_frees_both_engines(both: Server) -> N
     async def closed() -> None:
         answering = auto.answer(await auto.plans(lambda served: prompted(served, LONG)))
         first = asyncio.ensure_future(anext(answering))
-        while not (await auto.rungs[0].engine.stats()).running:
+        while not (await auto.steps[0].engine.stats()).running:
             await asyncio.sleep(0)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -211,7 +211,7 @@ def test_closing_it_while_the_last_writes_frees_both_engines(both: Server) -> No
         async with aclosing(auto.answer(asked)) as items:
             async for item in items:
                 if isinstance(item, Piece):
-                    assert (await auto.rungs[1].engine.stats()).sequences == 1
+                    assert (await auto.steps[1].engine.stats()).sequences == 1
                     break
         await free(both)
 

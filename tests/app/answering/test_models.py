@@ -161,7 +161,7 @@ def test_the_router_asks_the_smallest_first_or_as_it_is_told(
     models: ModelRegistry = both.app.state.ponder.models
     wanted = settings(PEBBLE, tmp_path, models={"small": "x"}, **gate, **({"router": router} if router else {}))
     auto = ModelRegistry.of({each.name: each.engine for each in models}, wanted).auto
-    assert auto is not None and [each.name for each in auto.rungs] == order and isinstance(auto.gate, chosen)
+    assert auto is not None and [each.name for each in auto.steps] == order and isinstance(auto.gate, chosen)
 
 
 async def test_one_model_alone_has_no_auto(model: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_key_at_its_limit_waits_a_minute_at_most(jump: Jump, by_s: float) -> N
     assert not rates.request("key", 1) and rates.request("key", 1) > 0
     jump(by_s)
     assert 0 <= rates.request("key", 1) < 61
-    assert 0 <= rates.room("key", 100, 50) < 121
+    assert 0 <= rates.wait_s("key", 100, 50) < 121
     for window in rates.windows("key", KeyLimits(requests=1, tokens=100)):
         assert 0 <= window.reset_s < 121
     assert rates.request("key", 1) > 0  # and counts again

@@ -12,9 +12,9 @@ import pytest
 from tools.sandbox import Sandbox, SandboxConfig, Support, check
 
 SUPPORT: Support = asyncio.run(check())
-needs_jails = pytest.mark.skipif(not SUPPORT.ok, reason=" ".join(SUPPORT.reasons))
+needs_sandboxes = pytest.mark.skipif(not SUPPORT.ok, reason=" ".join(SUPPORT.reasons))
 
-# Nothing is imported ahead, because here more jails are started than waited for.
+# Nothing is imported ahead, because here more sandboxes are started than waited for.
 SMALL = SandboxConfig(warm=1, memory_bytes=128 << 20, processes=16, scratch_bytes=16 << 20, timeout_s=10, preload=())
 
 
@@ -38,7 +38,7 @@ def processes(home: Path) -> dict[int, str]:
 
 
 def groups_of_processes(home: Path) -> list[str]:
-    """The names of the jails that have processes."""
+    """The names of the sandboxes that have processes."""
     return list(processes(home).values())
 
 

@@ -1,4 +1,4 @@
-"""Code that tries to get out of its jail, to hurt the machine or to stay: each is contained, and nothing is left."""
+"""Code that tries to get out of its sandbox, to hurt the machine or to stay: each is contained, and nothing is left."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.tools.sandbox.sandbox_traces import SMALL, groups_of_processes, homes, needs_jails, processes, zombies
+from tests.tools.sandbox.sandbox_traces import SMALL, groups_of_processes, homes, needs_sandboxes, processes, zombies
 from tools.sandbox import Finished, Sandbox
 
-pytestmark = [needs_jails, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = [needs_sandboxes, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 @dataclass
 class Watched:
-    """A sandbox with one warm jail, of which every run must have left nothing when it returns."""
+    """A pool with one warm sandbox, of which every run must have left nothing when it returns."""
 
     sandbox: Sandbox
     runs: int = 0
@@ -31,7 +31,7 @@ class Watched:
     async def run(self, code: str, timeout_s: float = 10) -> Finished:
         finished = await self.sandbox.run(code, timeout_s=timeout_s)
         self.runs += 1
-        # Jails are numbered as they are started, and used in that order.
+        # Sandboxes are numbered as they are started, and used in that order.
         used = {f"jail-{number}" for number in range(1, self.runs + 1)}
         for home in homes(self.sandbox):
             assert {folder.name for folder in home.glob("jail-*")} & used == set()
@@ -326,7 +326,7 @@ async def test_processes_are_counted(sandbox: Watched) -> None:
     assert finished.stdout == f"{SMALL.processes}\n"
 
 
-async def test_the_processes_of_a_jail_share_one_limit_of_memory(sandbox: Watched) -> None:
+async def test_the_processes_of_a_sandbox_share_one_limit_of_memory(sandbox: Watched) -> None:
     finished = await sandbox.run(
         "import os, time\n"
         "children = []\n"
@@ -532,7 +532,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_server_that_is_killed_takes_its_jails_with_it_and_the_next_one_cleans_up() -> None:
+async def test_a_server_that_is_killed_takes_its_sandboxes_with_it_and_the_next_one_cleans_up() -> None:
     code = SYSCALL + f"call({(157, 167)[COLUMN]}, 1, 0)\nimport os\nos.fork()\nwhile True: pass"
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVER.format(code=code)],
@@ -543,12 +543,12 @@ async def test_a_server_that_is_killed_takes_its_jails_with_it_and_the_next_one_
     assert server.stdout is not None
     name = server.stdout.readline().strip()
     inside = [os.pidfd_open(pid) for pid in processes(Path(name))]
-    assert len(inside) >= 6  # two jails that wait and one with code: bubblewrap and Python in each
+    assert len(inside) >= 6  # two sandboxes that wait and one with code: bubblewrap and Python in each
     server.kill()
     server.wait()
     server.stdout.close()
     for each in inside:
-        assert _ends(each), "a process of a jail outlived the server"
+        assert _ends(each), "a process of a sandbox outlived the server"
         os.close(each)
     left = [Path(path) for path in _folders(name)]
     assert left
@@ -567,8 +567,8 @@ def _folders(name: str) -> list[str]:
     return found
 
 
-async def test_the_users_of_jails_are_nobodys(sandbox: Watched) -> None:
+async def test_the_users_of_sandboxes_are_nobodys(sandbox: Watched) -> None:
     uids = sandbox.sandbox._plan.uids
     if uids is None:
-        pytest.skip("the server is not root, so its jails run as its own user")
+        pytest.skip("the server is not root, so its sandboxes run as its own user")
     assert not [each for each in pwd.getpwall() if each.pw_uid in uids]

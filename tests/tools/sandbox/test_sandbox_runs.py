@@ -1,5 +1,5 @@
-"""Tests what a jail is for: code runs, is given files and gives some back, and says how it ended; and the pool around
-it."""
+"""Tests what a sandbox is for: code runs, is given files and gives some back, and says how it ended; and the pool
+around it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest_asyncio
 import typing_extensions
 
 import tools
-from tests.tools.sandbox.sandbox_traces import SMALL, homes, needs_jails, processes
+from tests.tools.sandbox.sandbox_traces import SMALL, homes, needs_sandboxes, processes
 from tools.sandbox import Sandbox, SandboxConfig, SandboxFailed, SandboxUnavailable, check
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         yield made
 
 
-@needs_jails
+@needs_sandboxes
 @together
 @pytest.mark.parametrize(
     ("code", "value"),
@@ -55,14 +55,14 @@ async def test_the_last_expression_is_the_value(sandbox: Sandbox, code: str, val
     assert (finished.exit, finished.value, finished.reason) == ("ok", value, "")
 
 
-@needs_jails
+@needs_sandboxes
 @together
 async def test_output_and_errors_come_back_apart(sandbox: Sandbox) -> None:
     finished = await sandbox.run("import sys\nprint('é')\nprint('w', file=sys.stderr)\nprint('\\udcff', end='')")
     assert (finished.stdout, finished.stderr) == ("é\n\\udcff", "w\n")
 
 
-@needs_jails
+@needs_sandboxes
 @together
 async def test_an_exception_is_told_with_the_codes_own_lines(sandbox: Sandbox) -> None:
     finished = await sandbox.run("def f():\n    return 1 / 0\nprint('before')\nf()")
@@ -72,7 +72,7 @@ async def test_an_exception_is_told_with_the_codes_own_lines(sandbox: Sandbox) -
     assert "worker" not in finished.stderr and "_evaluate" not in finished.stderr
 
 
-@needs_jails
+@needs_sandboxes
 @together
 @pytest.mark.parametrize(
     ("code", "reason"),
@@ -91,14 +91,14 @@ async def test_code_that_fails_says_why(sandbox: Sandbox, code: str, reason: str
     assert finished.exit == "error" and reason in finished.reason, finished
 
 
-@needs_jails
+@needs_sandboxes
 @together
 async def test_a_long_value_is_cut_and_says_so(sandbox: Sandbox) -> None:
     finished = await sandbox.run("'a' * 1000")
     assert finished.value is not None and finished.value.endswith("… (cut from 1002 characters)")
 
 
-@needs_jails
+@needs_sandboxes
 @together
 async def test_what_was_printed_before_a_limit_was_met_is_kept(sandbox: Sandbox) -> None:
     finished = await sandbox.run("print('kept')\nwhile True: pass", timeout_s=0.3)
@@ -106,7 +106,7 @@ async def test_what_was_printed_before_a_limit_was_met_is_kept(sandbox: Sandbox)
     assert "0.3 s" in finished.reason
 
 
-@needs_jails
+@needs_sandboxes
 @together
 async def test_given_files_are_there_and_new_and_changed_ones_come_back(sandbox: Sandbox) -> None:
     given = {"same.txt": b"same", "data/change.bin": bytes(range(256))}
@@ -122,14 +122,14 @@ async def test_given_files_are_there_and_new_and_changed_ones_come_back(sandbox:
     assert finished.files == {"data/change.bin": bytes(range(256))[::-1], "made.txt": b"made"}
 
 
-@needs_jails
+@needs_sandboxes
 @together
 async def test_files_come_back_after_an_error_too(sandbox: Sandbox) -> None:
     finished = await sandbox.run("open('half.txt', 'w').write('half')\n1 / 0")
     assert (finished.exit, finished.files) == ("error", {"half.txt": b"half"})
 
 
-@needs_jails
+@needs_sandboxes
 @together
 async def test_files_beyond_the_limits_are_named(sandbox: Sandbox) -> None:
     many = await sandbox.run("for n in range(6): open(f'{n}.txt', 'w').write('x')")
@@ -140,7 +140,7 @@ async def test_files_beyond_the_limits_are_named(sandbox: Sandbox) -> None:
     assert large.left_out == {"b": "more than 1048576 bytes in all"}
 
 
-@needs_jails
+@needs_sandboxes
 @together
 @pytest.mark.parametrize(
     "files",
@@ -163,7 +163,7 @@ async def test_files_that_are_not_acceptable_are_refused(sandbox: Sandbox, files
         await sandbox.run("1", files=files)
 
 
-@needs_jails
+@needs_sandboxes
 @together
 @pytest.mark.parametrize("timeout_s", [0, -1, 3601, float("nan")])
 async def test_a_timeout_out_of_its_range_is_refused(sandbox: Sandbox, timeout_s: float) -> None:
@@ -171,7 +171,7 @@ async def test_a_timeout_out_of_its_range_is_refused(sandbox: Sandbox, timeout_s
         await sandbox.run("1", timeout_s=timeout_s)
 
 
-@needs_jails
+@needs_sandboxes
 @together
 @pytest.mark.parametrize(
     ("code", "value"),
@@ -195,14 +195,14 @@ async def test_ordinary_python_works(sandbox: Sandbox, code: str, value: str) ->
     assert (finished.exit, finished.value) == ("ok", value), finished
 
 
-@needs_jails
+@needs_sandboxes
 @together
 async def test_runs_at_once_do_not_meet(sandbox: Sandbox) -> None:
     runs = [sandbox.run(f"open('x', 'w').write('{n}')\nimport os\n(os.listdir('.'), {n})") for n in range(8)]
     assert [each.value for each in await asyncio.gather(*runs)] == [f"(['x'], {n})" for n in range(8)]
 
 
-@needs_jails
+@needs_sandboxes
 async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
     sandbox = await Sandbox.open(SMALL)
     (home, *_) = homes(sandbox)
@@ -218,7 +218,7 @@ async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
     assert processes(home) == {}
 
 
-@needs_jails
+@needs_sandboxes
 async def test_closing_ends_what_runs_and_what_waits_for_its_turn() -> None:
     sandbox = await Sandbox.open(replace(SMALL, running=1))
     (home, *_) = homes(sandbox)
@@ -235,26 +235,26 @@ async def test_closing_ends_what_runs_and_what_waits_for_its_turn() -> None:
         await sandbox.run("1")
 
 
-@needs_jails
-async def test_closing_while_jails_are_being_started_leaves_nothing() -> None:
+@needs_sandboxes
+async def test_closing_while_sandboxes_are_being_started_leaves_nothing() -> None:
     sandbox = await Sandbox.open(replace(SMALL, warm=3))
     (home, *_) = homes(sandbox)
     await sandbox.close()
     assert processes(home) == {} and not home.exists()
 
 
-@needs_jails
-async def test_a_jail_that_died_while_it_waited_is_replaced() -> None:
+@needs_sandboxes
+async def test_a_sandbox_that_died_while_it_waited_is_replaced() -> None:
     async with await Sandbox.open(SMALL) as sandbox:
         (waiting,) = sandbox._warm
-        jail = await waiting
-        signal.pidfd_send_signal(jail._first, signal.SIGKILL)
-        await asyncio.to_thread(os.waitid, os.P_PIDFD, jail._outer, os.WEXITED | os.WNOWAIT)
+        process = await waiting
+        signal.pidfd_send_signal(process._first, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PIDFD, process._outer, os.WEXITED | os.WNOWAIT)
         assert (await sandbox.run("1 + 1")).value == "2"
 
 
-@needs_jails
-async def test_without_cgroups_a_jail_has_one_process_and_its_address_space_is_limited() -> None:
+@needs_sandboxes
+async def test_without_cgroups_a_sandbox_has_one_process_and_its_address_space_is_limited() -> None:
     config = replace(SMALL, cgroups=False)
     assert any("one process" in note for note in (await check(config)).notes)
     async with await Sandbox.open(config) as sandbox:
@@ -271,7 +271,7 @@ async def test_without_cgroups_a_jail_has_one_process_and_its_address_space_is_l
             assert finished.exit == "memory" or "Cannot allocate memory" in finished.reason, finished
 
 
-@needs_jails
+@needs_sandboxes
 async def test_code_imports_from_the_packages_it_was_given_and_cannot_change_them(public: Path) -> None:
     (public / "greeting.py").write_text("WORDS = 'hello'")
     async with await Sandbox.open(replace(SMALL, packages=(public,))) as sandbox:
@@ -288,7 +288,7 @@ def public() -> Iterator[Path]:
         yield Path(name)
 
 
-@needs_jails
+@needs_sandboxes
 @pytest.mark.parametrize(
     ("without", "instead", "reason"),
     [
@@ -300,7 +300,7 @@ def public() -> Iterator[Path]:
         ("--size", "--setenv SIZE", "the private folder is not limited"),
     ],
 )
-async def test_a_jail_that_lacks_a_layer_is_not_used(public: Path, without: str, instead: str, reason: str) -> None:
+async def test_a_sandbox_that_lacks_a_layer_is_not_used(public: Path, without: str, instead: str, reason: str) -> None:
     weaker = public / "bwrap"
     weaker.write_text(
         '#!/bin/bash\nargs=()\nfor each in "$@"; do\n'
@@ -331,10 +331,10 @@ async def test_what_lacks_is_said(config: SandboxConfig, reason: str) -> None:
         await Sandbox.open(config)
 
 
-@needs_jails
-async def test_a_folder_that_the_jails_user_cannot_read_is_named(tmp_path: Path) -> None:
+@needs_sandboxes
+async def test_a_folder_that_the_sandboxes_user_cannot_read_is_named(tmp_path: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root's jails have another user than the server")
+        pytest.skip("only root's sandboxes have another user than the server")
     tmp_path.chmod(0o700)
     support = await check(replace(SMALL, packages=(tmp_path,)))
     assert not support.ok and "closed to other users" in support.reasons[0]
@@ -356,8 +356,8 @@ asyncio.run(main())
 """
 
 
-@needs_jails
-async def test_a_server_that_is_not_root_has_jails_too(public: Path) -> None:
+@needs_sandboxes
+async def test_a_server_that_is_not_root_has_sandboxes_too(public: Path) -> None:
     system = Path("/usr/bin/python3")
     asked = [system, "-c", "import sys; print(sys.version_info[:2])"]
     if os.geteuid() != 0 or not system.exists():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ponder import BadArguments, FakeContext, call_tool
-from tests.tools.sandbox.sandbox_traces import SMALL, needs_jails
+from tests.tools.sandbox.sandbox_traces import SMALL, needs_sandboxes
 from tools.builtin.python import MAX_CODE, python, small_python
 from tools.sandbox import Pure, Sandbox
 
 
-@needs_jails
+@needs_sandboxes
 async def test_python_tells_value_output_errors_and_files() -> None:
     async with await Sandbox.open(SMALL) as sandbox:
         ctx = FakeContext(provided={Sandbox: sandbox})
@@ -23,7 +23,7 @@ async def test_python_tells_value_output_errors_and_files() -> None:
         assert good.untrusted  # it may print what a document that it was given says
 
 
-async def test_small_python_computes_without_a_jail() -> None:
+async def test_small_python_computes_without_a_sandbox() -> None:
     async with await Pure.open() as pure:
         result = await call_tool(small_python, FakeContext(provided={Pure: pure}), code="sum(range(10))")
         assert "Value: 45" in result.text

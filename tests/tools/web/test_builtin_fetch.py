@@ -138,7 +138,7 @@ async def test_a_bomb_is_cut_at_the_limit(kind: str) -> None:
     encoding = "gzip" if kind == "gzip" else "deflate"
     async with served() as site:
         site.pages["/"] = response(_packed(b"0" * 50_000_000, kind), f"Content-Encoding: {encoding}")
-        config = FetchConfig(ports=(site.port,), most_bytes=5000)
+        config = FetchConfig(ports=(site.port,), max_bytes=5000)
         found = await fetcher(config=config).fetch(f"http://site.com:{site.port}/")
     assert found.text == "0" * 5000 and found.truncated
 
@@ -146,7 +146,7 @@ async def test_a_bomb_is_cut_at_the_limit(kind: str) -> None:
 async def test_many_gzip_members_are_one_page_under_one_limit() -> None:
     async with served() as site:
         site.pages["/"] = response(gzip.compress(b"ab") * 1000, "Content-Encoding: gzip")
-        short, whole = (FetchConfig(ports=(site.port,), most_bytes=most) for most in (100, 5000))
+        short, whole = (FetchConfig(ports=(site.port,), max_bytes=most) for most in (100, 5000))
         cut = await fetcher(config=short).fetch(f"http://site.com:{site.port}/")
         found = await fetcher(config=whole).fetch(f"http://site.com:{site.port}/")
     assert cut.text == "ab" * 50 and cut.truncated
@@ -177,7 +177,7 @@ async def test_a_page_without_an_end_is_cut() -> None:
 
     async with served() as site:
         site.pages["/"] = endless
-        config = FetchConfig(ports=(site.port,), most_bytes=100_000, most_chars=70_000)
+        config = FetchConfig(ports=(site.port,), max_bytes=100_000, max_chars=70_000)
         found = await fetcher(config=config).fetch(f"http://site.com:{site.port}/")
     assert len(found.text) == 70_000 and found.truncated
 
@@ -191,7 +191,7 @@ async def test_data_that_holds_nothing_is_refused_after_so_many_bytes() -> None:
 
     async with served() as site:
         site.pages["/"] = endless
-        config = FetchConfig(ports=(site.port,), most_bytes=100_000)
+        config = FetchConfig(ports=(site.port,), max_bytes=100_000)
         with pytest.raises(AddressRefused, match="sent more than"):
             await fetcher(config=config).fetch(f"http://site.com:{site.port}/")
 

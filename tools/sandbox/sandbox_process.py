@@ -1,8 +1,8 @@
-"""Jail for one job: a process under bubblewrap, started ahead, used once, and gone with all that was in it.
+"""Sandbox of one job: a process under bubblewrap, started ahead, used once, and gone with all that was in it.
 
 Every process in it is below the first of a PID namespace, whose end the kernel announces only when all of them have
-ended: so that end is what is waited for. The command line says which parts of the system the jail sees, read-only, and
-what it is cut off from; bubblewrap applies the arguments in their order.
+ended: so that end is waited for. The command line says which parts of the system the sandbox sees, read-only, and which
+it is cut off from; bubblewrap applies the arguments in their order.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tools.sandbox.sandbox_config import SandboxConfig, SandboxFailed
 
 WORK = "/tmp/work"
 PACKAGES = "/packages"
-UID = 1000  # as the jail sees itself
-BESIDE = 1  # processes in a jail's cgroup that are not the code's: bubblewrap, outside the jail's namespaces
+UID = 1000  # as the sandbox sees itself
+BESIDE = 1  # processes in a sandbox's cgroup that are not the code's: bubblewrap, outside the sandbox's namespaces
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
-def jail(
+def bubblewrap_command(
     bubblewrap: Path, interpreter: Interpreter, config: SandboxConfig, *, info: int, seccomp: int, report: int
 ) -> list[str]:
-    """The words that start one jail; the three numbers are descriptors it inherits."""
+    """Returns the command that starts one sandbox; the three numbers are descriptors it inherits."""
     words = [str(bubblewrap), "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"]
-    # As its first process the code's own can't outlive the jail, and bubblewrap reaps it: no zombie is left behind.
+    # As its first process the code's own can't outlive the sandbox, and bubblewrap reaps it: no zombie is left behind.
     words += ["--as-pid-1", "--die-with-parent", "--new-session"]
     words += ["--uid", str(UID), "--gid", str(UID), "--hostname", "jail"]
     words += ["--info-fd", str(info), "--seccomp", str(seccomp), "--ro-bind", "/usr", "/usr"]
@@ -59,7 +59,7 @@ def jail(
         *("--proc", "/proc", "--dev", "/dev"),
         *("--size", str(config.scratch_bytes), "--tmpfs", "/tmp", "--dir", WORK, "--chdir", WORK),
         *("--remount-ro", "/dev", "--remount-ro", "/"),
-        # What the launcher had is gone already: it began with an empty environment, for /proc/1/environ shows that.
+        # The launcher's environment is empty already, for /proc/1/environ shows that one.
         *("--clearenv", "--setenv", "HOME", WORK, "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "LANG", "C.UTF-8"),
         *("--setenv", "TMPDIR", "/tmp"),
     ]
@@ -69,7 +69,7 @@ def jail(
 
 
 def worker_settings(config: SandboxConfig, packages: list[str]) -> dict[str, object]:
-    """Returns what the program in the jail is told: its limits as `setrlimit` takes them, soft and hard, and its
+    """Returns the settings of the program in the sandbox: its limits as `setrlimit` takes them, soft and hard, and its
     caps."""
     limits = {
         "RLIMIT_CORE": (0, 0),
@@ -79,7 +79,7 @@ def worker_settings(config: SandboxConfig, packages: list[str]) -> dict[str, obj
         "RLIMIT_NPROC": (config.processes, config.processes),
         "RLIMIT_MSGQUEUE": (0, 0),
         # With a cgroup this makes one greedy allocation a MemoryError that the code can read about; without one it is
-        # the limit itself, so it must count what is shared and mapped too.
+        # the limit itself, so it must count shared and mapped memory too.
         "RLIMIT_DATA" if config.cgroups else "RLIMIT_AS": (config.memory_bytes, config.memory_bytes),
     }
     return {
@@ -102,7 +102,7 @@ Ending = Literal["reported", "unreadable", "timeout", "output", "died"]
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All that is the same for every jail of a sandbox."""
+    """All that is the same for every sandbox of a pool."""
 
     config: SandboxConfig
     bubblewrap: Path
@@ -114,7 +114,7 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a jail's one job, seen from outside."""
+    """The end of a sandbox's one job, seen from outside."""
 
     how: Ending
     report: Report | None
@@ -126,8 +126,8 @@ class Ended:
     ended_by_memory: bool
 
 
-class Jail:
-    """A running jail that waits for its job. Made by `start`; whoever has one must `discard` it or `run` it."""
+class SandboxProcess:
+    """A running sandbox that waits for its job. Made by `start`; its owner must `discard` it or `run` it."""
 
     def __init__(self, plan: Blueprint, started: _Started) -> None:
         self._plan = plan
@@ -143,41 +143,42 @@ class Jail:
         self._removal: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, plan: Blueprint, thread: Executor) -> Jail:
-        """A jail whose Python is up and waiting. `thread` starts it and must outlive it: they end together.
+    async def start(cls, plan: Blueprint, thread: Executor) -> SandboxProcess:
+        """Starts a sandbox and waits until its Python is ready. `thread` starts it and must outlive it: they end
+        together.
 
         Raises:
-            SandboxFailed: it could not be started; the text has what bubblewrap or Python said.
+            SandboxFailed: it could not be started; the text has the error output of bubblewrap or Python.
         """
         loop = asyncio.get_running_loop()
         starting = loop.run_in_executor(thread, _start, plan)
         try:
             started = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The thread can't be stopped, so what it makes is thrown away as soon as it is there.
+            # The thread can't be stopped, so its sandbox is thrown away as soon as it is there.
             with contextlib.suppress(SandboxFailed):
                 await cls(plan, await starting).discard()
             raise
-        jail = cls(plan, started)
+        process = cls(plan, started)
         try:
             async with asyncio.timeout(_START_S):
-                await jail._report.exactly(1)
+                await process._report.exactly(1)
         except (EOFError, TimeoutError) as error:
-            jail._kill()
-            said = (await jail._stderr.read()).decode("utf-8", "replace").strip()
-            await jail.discard()
-            raise SandboxFailed(f"A jail could not be started: {said or 'it did not get ready'}") from error
+            process._kill()
+            said = (await process._stderr.read()).decode("utf-8", "replace").strip()
+            await process.discard()
+            raise SandboxFailed(f"A sandbox could not be started: {said or 'it did not get ready'}") from error
         except BaseException:
-            await jail.discard()
+            await process.discard()
             raise
-        return jail
+        return process
 
     @property
     def alive(self) -> bool:
         return not select.select([self._outer], [], [], 0)[0]
 
     async def run(self, job: bytes, timeout_s: float) -> Ended:
-        """Runs the job, then ends everything in the jail."""
+        """Runs the job, then ends everything in the sandbox."""
         spent = asyncio.Event()
         out, err = bytearray(), bytearray()
         limit = self._plan.config.output_bytes
@@ -202,7 +203,7 @@ class Jail:
             self._kill()
             await _cancel(full, died)
             await self._wait()
-            # All writers are dead, so what is read now ends; a report that was on its way is in the pipe.
+            # All writers are dead, so reading now ends; a report that was on its way is in the pipe.
             await asyncio.gather(*reading)
             if spent.is_set():
                 how = "output"
@@ -221,7 +222,7 @@ class Jail:
             await self.discard()
 
     async def discard(self) -> None:
-        """Ends everything in the jail and removes what it stood on; again does nothing."""
+        """Ends everything in the sandbox, closes its pipes and removes its cgroup; again does nothing."""
         if self._removal is None:
             self._kill()
             self._removal = asyncio.create_task(self._remove())
@@ -235,7 +236,7 @@ class Jail:
         os.close(self._outer)
         if self._group is not None:
             self._group.kill()
-            with contextlib.suppress(OSError):  # one that the kernel still holds is removed when the sandbox closes
+            with contextlib.suppress(OSError):  # one that the kernel still keeps is removed when the pool closes
                 await asyncio.to_thread(self._group.remove)
 
     async def _talk(self, job: bytes) -> tuple[Report, dict[str, bytes]]:
@@ -249,7 +250,7 @@ class Jail:
             signal.pidfd_send_signal(self._first, signal.SIGKILL)
 
     async def _wait(self) -> None:
-        """Until no process of the jail is left."""
+        """Until no process of the sandbox is left."""
         await ready(self._first)
         try:
             async with asyncio.timeout(_STATUS_S):
@@ -258,7 +259,7 @@ class Jail:
             self._process.kill()
             await ready(self._outer)
         if self._process.returncode is None:
-            # Not Popen's own wait, which does not tell what was used.
+            # Not Popen's own wait, which does not return the usage.
             _, status, used = os.wait4(self._process.pid, 0)
             self._process.returncode = os.waitstatus_to_exitcode(status)
             self._cpu_s = used.ru_utime + used.ru_stime
@@ -267,7 +268,7 @@ class Jail:
 @dataclass(frozen=True)
 class _Started:
     process: subprocess.Popen[bytes]
-    first: int  # pidfd of the first process in the jail's PID namespace
+    first: int  # pidfd of the first process in the sandbox's PID namespace
     group: Group | None
     job: int
     report: int
@@ -281,7 +282,7 @@ def _start(plan: Blueprint) -> _Started:
     try:
         group = plan.groups.group(config.memory_bytes, config.processes + BESIDE) if plan.groups else None
     except OSError as error:
-        raise SandboxFailed(f"A jail's cgroup could not be made: {error}") from error
+        raise SandboxFailed(f"A sandbox's cgroup could not be made: {error}") from error
     ours, theirs = list[int](), list[int]()
     try:
         names = ("job", "report", "stdout", "stderr", "info", "filter")
@@ -291,7 +292,7 @@ def _start(plan: Blueprint) -> _Started:
             theirs.append(reading if inward else writing)
             ours.append(writing if inward else reading)
         job, report, stdout, stderr, info, rules = ours
-        os.write(rules, plan.seccomp)  # far less than a pipe holds
+        os.write(rules, plan.seccomp)  # far less than a pipe's capacity
         os.close(rules)
         ours.remove(rules)
         process = _launch(plan, group, dict(zip(names, theirs, strict=True)))
@@ -308,7 +309,7 @@ def _start(plan: Blueprint) -> _Started:
 
 
 def _launch(plan: Blueprint, group: Group | None, ends: dict[str, int]) -> subprocess.Popen[bytes]:
-    words = jail(
+    words = bubblewrap_command(
         plan.bubblewrap,
         plan.interpreter,
         plan.config,
@@ -330,20 +331,20 @@ def _launch(plan: Blueprint, group: Group | None, ends: dict[str, int]) -> subpr
         stdout=ends["stdout"],
         stderr=ends["stderr"],
         pass_fds=(ends["info"], ends["filter"], ends["report"]),
-        start_new_session=True,  # the terminal's Ctrl-C is for the server, which ends its jails itself
+        start_new_session=True,  # the terminal's Ctrl-C is for the server, which ends its sandboxes itself
     )
 
 
 def _first_process(process: subprocess.Popen[bytes], info: int, stderr: int) -> int:
-    """A pidfd of the process whose end is the end of all."""
+    """A pidfd of the process that ends last."""
     try:
-        told = json.loads(_read_all(info))
-        return os.pidfd_open(told["child-pid"])
+        info_fields = json.loads(_read_all(info))
+        return os.pidfd_open(info_fields["child-pid"])
     except (ValueError, KeyError, OSError, TimeoutError) as error:
         process.kill()
         process.wait()
         said = _read_all(stderr).decode("utf-8", "replace").strip()
-        raise SandboxFailed(f"A jail could not be started: {said or error}") from error
+        raise SandboxFailed(f"A sandbox could not be started: {said or error}") from error
 
 
 def _read_all(descriptor: int) -> bytes:
@@ -364,11 +365,11 @@ def _close(descriptors: list[int]) -> None:
 async def _collect(
     pipe: Pipe, into: bytearray, both: tuple[bytearray, bytearray], limit: int, spent: asyncio.Event
 ) -> None:
-    """Reads to the end and keeps what fits the limit of both together; says when it was met."""
+    """Reads to the end and keeps the bytes within the limit of both together; sets `spent` at the limit."""
     while piece := await pipe.read():
-        room = limit - sum(map(len, both))
-        into += piece[:room]
-        if len(piece) > room:
+        left = limit - sum(map(len, both))
+        into += piece[:left]
+        if len(piece) > left:
             spent.set()
 
 
