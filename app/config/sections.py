@@ -156,7 +156,7 @@ class AnswerSettings(BaseModel):
         True,
         "whether a tool may run Python in a [sandbox](sandbox.md)",
         more="off by itself, with its reason in `GET /api/tools`, where the system cannot give one",
-        accepts="true or false: whether a tool may run Python in a jail",
+        accepts="true or false: whether a tool may run Python in a sandbox",
     )
     tool_steps: int = setting(
         8,
