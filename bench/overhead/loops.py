@@ -35,7 +35,7 @@ def loops(rows: int, step_s: float, steps: int) -> dict[str, Any]:
 
 def _period(rows: int, step_s: float, steps: int, loop: LoopName, device: type[NullRunner]) -> float:
     core = filled(rows, GREEDY, step_s=step_s, loop=loop, device=device)
-    runner = core._flights.runner
+    runner = core._steps.runner
     assert isinstance(runner, NullRunner)
     with runner.fetched():
         while core.stats().last_batch < rows or core.stats().waiting:

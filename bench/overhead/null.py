@@ -74,8 +74,8 @@ class QueuedRunner(NullRunner):
 
     def run(self, step: Step) -> Tensor:
         batch = self._batching.make(step)
-        if step.drawn is not None:
-            fill_sampled(batch.token_ids, step.drawn)
+        if step.sampled is not None:
+            fill_sampled(batch.token_ids, step.sampled)
         self._next = max(time.monotonic(), self._next) + self._step_s
         return self._logits[: len(batch.logits_at)]
 

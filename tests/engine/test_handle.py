@@ -295,7 +295,7 @@ async def test_a_stopped_engine_says_so(random_model: Path) -> None:
 
 
 async def test_a_failing_core_fails_its_requests_and_says_why(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine._core._flights.runner, "run", lambda step: 1 / 0)
+    monkeypatch.setattr(engine._core._steps.runner, "run", lambda step: 1 / 0)
     async with await engine.open(PROMPT) as seq:
         with pytest.raises(EngineStopped, match="ZeroDivisionError"):
             await seq.generate_all(greedy(3))

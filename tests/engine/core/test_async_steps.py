@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig, PolicyName
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
-from engine.core.scheduler import MAX_FOLLOWED
+from engine.core.scheduler import MAX_STEPS_AHEAD
 from engine.core.step import Step
 from engine.kv_cache.block_pool import BlockPool
 from engine.outputs import SpanOutput
@@ -38,7 +38,7 @@ class Told(FakeRunner):
         self.ahead: list[bool] = []
 
     def run(self, step: Step) -> torch.Tensor:
-        self.ahead.append(step.drawn is not None)
+        self.ahead.append(step.sampled is not None)
         return super().run(step)
 
 
@@ -168,7 +168,7 @@ def test_a_file_that_was_written_holds_nothing_up() -> None:
     bench = Bench()
     bench.ask(1, 3, 12)
     bench.step(3)
-    bench.core.handle(m.CameUp())
+    bench.core.handle(m.TransferDone())
     bench.step(2)
     assert bench.told.ahead == [False, *[True] * 4]
 
@@ -242,7 +242,7 @@ def test_who_cannot_be_let_in_does_not_hold_the_device_up_and_is_looked_at_now_a
     batches = bench.finish()
     assert batches == [[(1, 2)], *[[(1, 1)]] * 49, [(2, 2)], [(2, 1)]]
     runs = [len(list(run)) for ahead, run in itertools.groupby(bench.told.ahead) if ahead]
-    assert runs == [MAX_FOLLOWED, MAX_FOLLOWED, 49 - 2 * (MAX_FOLLOWED + 1), 1]
+    assert runs == [MAX_STEPS_AHEAD, MAX_STEPS_AHEAD, 49 - 2 * (MAX_STEPS_AHEAD + 1), 1]
 
 
 @pytest.mark.parametrize("by", ["length", "id", "string"])

@@ -122,7 +122,7 @@ def run_the_rest() -> None:
 
 def prepare(logits: torch.Tensor, draws: Sequence[RowSampling | None]) -> None:
     """Returns what a GPU's sampler launches."""
-    sampling.draw, sampling.adjust = sampling.draw_triton, sampling.adjust_triton
+    sampling.sample, sampling.adjust = sampling.sample_triton, sampling.adjust_triton
     of_rows.logprobs = of_rows.logprobs_triton
     sample_on_device(logits, draws)
 
