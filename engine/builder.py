@@ -179,10 +179,10 @@ def _runner(
 ) -> Runner:
     if not decoder.on_gpu:
         return ModelRunner(decoder, kv, device, deterministic=config.deterministic)
-    longest = -(-max_model_len // config.block_size)
+    max_blocks = -(-max_model_len // config.block_size)
     if device.type == "cuda":
         warm_up(decoder.spec.vocab_size, device)
-    return GpuRunner(decoder, kv, device, max_rows=config.max_running, max_blocks=longest, graphs=config.graphs)
+    return GpuRunner(decoder, kv, device, max_rows=config.max_running, max_blocks=max_blocks, graphs=config.graphs)
 
 
 def _warm_up(decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.device) -> None:
@@ -216,21 +216,21 @@ def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max
     if device.type == "cuda":
         tokens = min(config.step_tokens, max_model_len)
         rows = config.max_running + MAX_LOGITS
-        kv_bytes = left_for_kv(decoder, device, batch_tokens=tokens, rows=rows, longest=max_model_len)
+        kv_bytes = left_for_kv(decoder, device, batch_tokens=tokens, rows=rows, max_len=max_model_len)
     else:
         kv_bytes = free_bytes(device) // 4
     return max(1, min(useful_blocks(config, max_model_len), kv_bytes // per_block))
 
 
-def left_for_kv(decoder: Decoder, device: torch.device, *, batch_tokens: int, rows: int, longest: int) -> int:
+def left_for_kv(decoder: Decoder, device: torch.device, *, batch_tokens: int, rows: int, max_len: int) -> int:
     """Returns the bytes left for K/V, after a prefill of `batch_tokens` and the logits of `rows` rows have measured a
     step's memory.
 
-    `longest` is the length of the longest context: attention that is split alike in every batch has parts for all of
+    `max_len` is the length of the longest context: attention that is split alike in every batch has parts for all of
     it.
     """
     spec, fixed = decoder.spec, decoder.packed_for.limits.fixed_keys
-    parts = 0 if fixed is None else 4 * batch_tokens * -(-longest // fixed) * spec.heads * (spec.head_dim + 1)
+    parts = 0 if fixed is None else 4 * batch_tokens * -(-max_len // fixed) * spec.heads * (spec.head_dim + 1)
     block_size = 16
     kv = KVCache(spec.layers, 1, block_size, spec.kv_heads, spec.head_dim, decoder.dtype, device)
     order = torch.arange(batch_tokens, device=device)

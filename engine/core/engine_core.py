@@ -182,7 +182,7 @@ class EngineCore:
             tenant=command.tenant, stream=command.stream, forks=command.forks, generated=bytearray(command.generated),
             tail=command.tail,
         )  # fmt: skip
-        seq.counts.update(token for token, drawn in zip(seq.tokens, seq.generated, strict=True) if drawn)
+        seq.counts.update(token for token, sampled in zip(seq.tokens, seq.generated, strict=True) if sampled)
         if command.deadline_s is not None:
             seq.deadline = self._clock() + command.deadline_s
         self._adopt(seq, scope)
@@ -190,11 +190,11 @@ class EngineCore:
     def _snapshot(self, seq: SequenceState) -> bytes:
         """Encodes the sequence, and puts its K/V where the next engine finds it."""
         self._scheduler.keep(seq)
-        told = Snapshot(
+        snapshot = Snapshot(
             seq.tenant, seq.priority, tuple(seq.tokens), bytes(seq.generated), seq.stream, seq.forks,
             max(seq.tail, seq.kv_len),
         )  # fmt: skip
-        return packed(told, self._model)
+        return packed(snapshot, self._model)
 
     def _close_all(self, reason: str, client: int | None = None) -> None:
         for seq in list(self._sequences.values()):

@@ -172,11 +172,11 @@ def _leaving(tokens: Tensor, found: of_rows.Logprobs, wanted: dict[int, int]) ->
 
 
 def _arrived(whole: Ints, rows: int, shape: torch.Size, wanted: dict[int, int]) -> SampledTokens:
-    count, most = shape
-    sampled, top_ids, rest = np.split(whole, [rows, rows + count * most])
+    count, max_k = shape
+    sampled, top_ids, rest = np.split(whole, [rows, rows + count * max_k])
     chosen, values = np.split(rest.view(np.float32), [count])
     ids: list[int] = sampled.tolist()
-    table = list(zip(top_ids.reshape(count, most).tolist(), values.reshape(count, most).tolist(), strict=True))
+    table = list(zip(top_ids.reshape(count, max_k).tolist(), values.reshape(count, max_k).tolist(), strict=True))
     return SampledTokens(
         ids,
         {

@@ -42,9 +42,19 @@ def logprobs_triton(logits: Tensor, rows: Tensor, tokens: Tensor, k: int) -> Log
     if count:
         stride = logits.stride(0)
         chunks_kernel[chunks, count](logits, rows, floats, vocabulary, stride, chunks, chunk=CHUNK, num_stages=1)
-        most = 1 << (chunks - 1).bit_length()
+        max_chunks = 1 << (chunks - 1).bit_length()
         chosen_kernel[count,](
-            logits, rows, tokens, floats, totals, chosen, stride, chunks, max_chunks=most, num_warps=1, num_stages=1
+            logits,
+            rows,
+            tokens,
+            floats,
+            totals,
+            chosen,
+            stride,
+            chunks,
+            max_chunks=max_chunks,
+            num_warps=1,
+            num_stages=1,
         )
     return Logprobs(chosen, *_likeliest(logits, rows, totals, k))
 

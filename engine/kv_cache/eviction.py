@@ -69,20 +69,20 @@ class EvictionOrder:
     def pop(self, first: Collection[bytes] = ()) -> bytes | None:
         """Evicts the key with the lowest score: of the groups `first` if they have any, else of those above their
         share, else of all. None: there is none."""
-        least: _Entry | None = None
+        lowest: _Entry | None = None
         groups = [each for each in first if each in self._heaps] or list(self._heaps)
         if len(groups) > 1 and (over := [each for each in groups if self._sizes[each] > self._share * self._capacity]):
             groups = over
         for group in groups:
             head = self._head(group)
-            if head is not None and (least is None or head < least):
-                least = head
-        if least is None:
+            if head is not None and (lowest is None or head < lowest):
+                lowest = head
+        if lowest is None:
             return None
-        key = least[2]
-        heapq.heappop(self._heaps[least[3]])
+        key = lowest[2]
+        heapq.heappop(self._heaps[lowest[3]])
         del self._kept[key]
-        self._shrink(least[3])
+        self._shrink(lowest[3])
         self._evicted += 1
         self._remembered[key] = None
         if len(self._remembered) > self._capacity:

@@ -375,8 +375,8 @@ class OffloadTiers:
         if content.digest not in self._files:
             self._files[content.digest] = content
         self._order.put(content.digest, group=content.root, reused=content.reused, priority=content.priority)
-        while len(self._files) > self._max_files and (least := self._order.pop()) is not None:
-            self._remove(least)
+        while len(self._files) > self._max_files and (victim := self._order.pop()) is not None:
+            self._remove(victim)
 
     def _drop_file(self, digest: bytes) -> None:
         if digest in self._files:
@@ -394,9 +394,9 @@ class OffloadTiers:
         """Pauses writing after a failed write, and evicts some files if the disk is full."""
         given = len(self._files) // GIVEN_BACK if is_full(error) else 0
         for _ in range(given):
-            least = self._order.pop()
-            if least is not None:
-                self._remove(least)
+            victim = self._order.pop()
+            if victim is not None:
+                self._remove(victim)
         what = f"is full, {given} blocks are given back" if is_full(error) else f"cannot be written ({error})"
         log.warning("the disk of the K/V cache %s; nothing is written to it for %.0f s", what, PAUSE_S)
 

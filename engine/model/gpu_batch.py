@@ -125,9 +125,9 @@ class Parts:
 
     @classmethod
     def like(cls, capacity: StepCapacity, model: PackedModel, device: torch.device) -> Parts:
-        most = max(each.parts for each in capacity.work)
-        values = torch.empty(most, model.heads, model.head_dim, device=device)
-        return cls(values, torch.empty(most, model.heads, device=device))
+        max_parts = max(each.parts for each in capacity.work)
+        values = torch.empty(max_parts, model.heads, model.head_dim, device=device)
+        return cls(values, torch.empty(max_parts, model.heads, device=device))
 
 
 class Packed:

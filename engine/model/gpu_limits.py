@@ -37,11 +37,11 @@ def limits_for_quantized(limits: WorkLimits) -> WorkLimits:
     return replace(limits, pieces=max(1, limits.pieces * RESIDENT_CODED // RESIDENT))
 
 
-def graph_sizes(most: int) -> tuple[int, ...]:
+def graph_sizes(max_rows: int) -> tuple[int, ...]:
     """Returns the numbers of rows that graphs are kept for, up to `max_rows`: padding wastes less than a third above 4
     rows, and few steps cost as much as recording a graph."""
-    steps = [1, 2, 4, 8, *range(16, 65, 16), *range(96, 257, 32), *range(320, max(321, most + 64), 64)]
-    return (*(step for step in steps if step < most), most)
+    steps = [1, 2, 4, 8, *range(16, 65, 16), *range(96, 257, 32), *range(320, max(321, max_rows + 64), 64)]
+    return (*(step for step in steps if step < max_rows), max_rows)
 
 
 def decode_shapes(rows: int, windows: Sequence[int | None], limits: WorkLimits, max_blocks: int) -> list[StepCapacity]:

@@ -153,18 +153,18 @@ def _check(name: str, value: int, least: int) -> None:
         raise InvalidParameter(name, message)
 
 
-def level(total: int, sizes: Sequence[int], most: Sequence[int]) -> list[int]:
+def level(total: int, sizes: Sequence[int], max_blocks: Sequence[int]) -> list[int]:
     """Divides `total` bytes into numbers of blocks of `sizes` bytes: the same number of each, but for those that need
-    at most `most`."""
+    at most `max_blocks`."""
     blocks, left, rest = [0] * len(sizes), total, sum(sizes)
-    order = sorted(range(len(sizes)), key=lambda each: most[each])
+    order = sorted(range(len(sizes)), key=lambda each: max_blocks[each])
     for done, at in enumerate(order):
         share = left // rest
-        if share < most[at]:
+        if share < max_blocks[at]:
             for each in order[done:]:
                 blocks[each] = share
             break
-        blocks[at] = most[at]
-        left -= most[at] * sizes[at]
+        blocks[at] = max_blocks[at]
+        left -= max_blocks[at] * sizes[at]
         rest -= sizes[at]
     return blocks

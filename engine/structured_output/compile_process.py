@@ -195,9 +195,9 @@ def strings(constraint: Any, backend: Any) -> list[float]:
     return taken
 
 
-def limit(what: int, most: int) -> None:
+def limit(what: int, max_value: int) -> None:
     with contextlib.suppress(ValueError):  # a lower limit may be set already
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(what, (max_value, max_value))
 
 
 if __name__ == "__main__":

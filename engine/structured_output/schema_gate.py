@@ -331,8 +331,8 @@ def _expressions(source: str) -> int | None:
 
 def _few(schema: dict[str, Any]) -> bool:
     """No large counts, no long lists of alternatives or items, no large step."""
-    most = MAX_COUNT_MATCHED if "pattern" in schema else MAX_COUNT
-    if any(isinstance(count := schema.get(name), (int, float)) and count > most for name in _COUNTS):
+    max_count = MAX_COUNT_MATCHED if "pattern" in schema else MAX_COUNT
+    if any(isinstance(count := schema.get(name), (int, float)) and count > max_count for name in _COUNTS):
         return False
     lists = [(len(some), MAX_BRANCHES) for name in _BRANCHING if isinstance(some := schema.get(name), list)]
     for name, limit in (("prefixItems", MAX_ITEMS), ("patternProperties", MAX_ITEMS)):

@@ -58,7 +58,9 @@ def variants() -> list[Variant]:
         )
         merged = {**types, "tokens": "*i64", "totals": "*fp32", "chosen": "*fp32"}
         found += [
-            Variant(f"logprobs chosen {dtype} {most}", chosen_kernel, merged, {"max_chunks": most}, warps=1, stages=1)
-            for most in (32, 64)
+            Variant(
+                f"logprobs chosen {dtype} {chunks}", chosen_kernel, merged, {"max_chunks": chunks}, warps=1, stages=1
+            )
+            for chunks in (32, 64)
         ]
     return found

@@ -117,14 +117,14 @@ def settle_kernel(
     largests = tl.load(note + at, mask=inside, other=float("-inf"))
     largest = tl.max(largests, 0)
     scores = largests
-    drawn = (scale > 0) & (largest > float("-inf")) & (largest < float("inf"))  # else the first of the largest wins
-    if drawn:
+    sampled = (scale > 0) & (largest > float("-inf")) & (largest < float("inf"))  # else the first of the largest wins
+    if sampled:
         scores = tl.load(note + 2 * chunks + at, mask=inside, other=float("-inf")) + (largests - largest) * scale
     best = tl.max(scores, 0)
     first = tl.min(tl.where(scores == best, at, chunks - 1), 0)
     token = tl.load(winners + row * chunks + first)
     filtered = (top_k > 0) | (top_p < 1) | (reach > float("-inf"))
-    if filtered & drawn:
+    if filtered & sampled:
         masses = tl.load(note + chunks + at, mask=inside, other=0.0)
         whole = tl.sum(masses * tl.exp2((largests - largest) * (scale * _LOG2E)), 0)
         line = logits + row.to(tl.int64) * stride
