@@ -22,7 +22,7 @@ VOCAB = 4
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """Returns what the fake model says after `tokens`. Token 0 is its end of sequence and is rare."""
+    """Returns the fake model's token after `tokens`. Token 0 is its end of sequence and is rare."""
     digest = hashlib.blake2b(bytes(tokens), digest_size=2).digest()
     return 0 if digest[0] < 8 else 1 + digest[1] % 3
 
@@ -46,7 +46,7 @@ class FakeRunner:
         ] = []  # blocks that were loaded while somebody used them: an error would only fail the load
 
     def run(self, step: Step) -> torch.Tensor:
-        self._given.fill_(torch.nan)  # what a step gave is good until the next one
+        self._given.fill_(torch.nan)  # a step's result is valid until the next one
         self.batches.append([(row.seq.id, row.count) for row in step.rows])
         copies = [(row.copy[0], self._block(row.copy[0])) for row in step.rows if row.copy]
         for (_, content), row in zip(copies, [r for r in step.rows if r.copy], strict=True):

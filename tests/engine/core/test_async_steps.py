@@ -45,7 +45,7 @@ class Told(FakeRunner):
 class Bench(test_scheduler.Bench):
     """A core on a device that is told of steps ahead."""
 
-    def __init__(self, *, queues: bool = True, **options: Any) -> None:  # Any: what a `Bench` takes
+    def __init__(self, *, queues: bool = True, **options: Any) -> None:  # Any: arguments of `Bench`
         self.queues = queues
         self.pieces: list[m.OutputPiece] = []
         super().__init__(**options)
@@ -105,7 +105,7 @@ def spans(draw: st.DrawFn) -> Span:
 def outputs(
     asked: Sequence[tuple[Span, int]], *, blocks: int, running: int, budget: int, queues: bool
 ) -> tuple[object, int]:
-    """Returns what each span on its prompt of so many tokens says, and how many steps were told ahead."""
+    """Returns the output of each span on its prompt of so many tokens, and the number of steps scheduled ahead."""
     pool = BlockPool(blocks)
     runner = FakeRunner(pool, 4, queues=queues)
     config = EngineConfig("fake", block_size=4, max_batch_tokens=budget, max_running=running)
@@ -155,7 +155,7 @@ def test_decodes_are_told_ahead_and_each_token_is_run_once() -> None:
     bench.ask(2, 4, 20)
     bench.step(6)
     assert bench.told.ahead == [False, *[True] * 5]
-    bench.ask(3, 2, 5)  # what is told already comes before it, and no more
+    bench.ask(3, 2, 5)  # steps launched already come before it, and no more
     assert bench.step(2) == [[(1, 1), (2, 1), (3, 2)], [(1, 1), (2, 1), (3, 1)]]
     assert bench.told.ahead[6:] == [False, True]
     bench.finish()

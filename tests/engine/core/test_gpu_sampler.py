@@ -1,4 +1,4 @@
-"""The device's side of the sampler, by twins and by interpreted kernels, against the sampler of the CPU."""
+"""The device's side of the sampler, by torch references and by interpreted kernels, against the sampler of the CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.fixture(params=["twin", "kernel"])
 def on_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SampledTokens]:
-    """`sample_on_device` of logits on the CPU, with twins or with kernels."""
+    """`sample_on_device` of logits on the CPU, with torch references or with kernels."""
     for module, name in ((sampling, "sample"), (sampling, "adjust"), (logprobs, "logprobs")):
         monkeypatch.setattr(module, name, getattr(module, f"{name}_{'torch' if request.param == 'twin' else 'triton'}"))
     device = DEVICE if request.param == "kernel" else "cpu"

@@ -1,4 +1,4 @@
-"""A step survives being packed: what comes out of the array is what went in, in its own room and in a larger one."""
+"""A step survives being packed: it comes out of the array as it went in, at its own capacity and at a larger one."""
 
 from __future__ import annotations
 

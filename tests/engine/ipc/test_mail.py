@@ -23,7 +23,7 @@ from engine.model.numerics import Numerics
 from engine.structured_output import JsonSchema
 from engine.structured_output.layout import Constrained
 
-SOON_S = 20.0  # for what is there already
+SOON_S = 20.0  # for commands that are there already
 LATE_READ_S, LATE_WRITE_S = 0.004, 0.04  # before the system calls of a child
 NUMERICS = Numerics("float32", "torch", "none", "auto", "cpu", "", 1, "", batch_invariant=False)
 LOADED = m.Loaded("", 1, 1, "cpu", "float32", 1, NUMERICS)

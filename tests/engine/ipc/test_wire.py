@@ -1,4 +1,4 @@
-"""Tests what is written on the wire is read as it was, and nothing else is accepted."""
+"""Tests that messages survive the wire, and nothing else is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing on the device: kernels against the twin, the twin against plain probabilities."""
+"""Sampling on the device: kernels against the torch reference, the reference against plain probabilities."""
 
 from __future__ import annotations
 

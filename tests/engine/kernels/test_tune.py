@@ -1,4 +1,4 @@
-"""Shapes are timed, the fastest kept, and what is kept is found again by the device's name."""
+"""Shapes are timed, the fastest kept, and found again by the device's name."""
 
 from __future__ import annotations
 

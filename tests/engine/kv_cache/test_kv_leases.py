@@ -1,4 +1,4 @@
-"""Sequences that wait for a tool: how long their K/V is kept, who loses it first, and that it comes back."""
+"""Sequences that wait for a tool: the TTL of their KV pins, the order of reclaiming, and the way back."""
 
 from __future__ import annotations
 

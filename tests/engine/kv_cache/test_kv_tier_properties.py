@@ -51,7 +51,7 @@ class TieredMachine(CoreMachine):
         return FakeRunner(self.pool, self.config.block_size)
 
     def make_core(self) -> None:
-        """A fresh core, over what an earlier one left on the disk."""
+        """A fresh core, over an earlier one's files."""
         if self.disk is not None:
             self.disk.close()
         self.pool = BlockPool(self.blocks, self.config.kv_tenant_share)
