@@ -65,8 +65,7 @@ class Engine:
         """Loads the model and starts the core.
 
         `assemble` makes the core's parts, if not `engine.builder.build`; for a core in a process of its own it is a
-        function of
-        a module, which that process imports.
+        function of a module, which that process imports.
 
         Raises:
             CheckpointError: the model cannot be found or read.
@@ -91,10 +90,8 @@ class Engine:
         """Joins a core that another process keeps running, and shares, as a further client.
 
         `client` is a number above 0 that no other one has or had. `places` gives the announcements of that process's
-        `share`:
-        the core's address, and None while it is gone; when it ends or raises an `EngineError`, so does this engine.
-        That
-        process has to `forget_client` when this one is gone.
+        `share`: the core's address, and None while it is gone; when it ends or raises an `EngineError`, so does this
+        engine. That process has to `forget_client` when this one is gone.
 
         Raises:
             CheckpointError: the model's tokenizer cannot be read.

@@ -185,8 +185,7 @@ class Sequence:
         reclaimed last, and first after that time.
 
         `waiting_for` names tools or the like that it waits for. The engine learns how long each takes: the pin then
-        lasts as
-        long as nearly all such waits, and no longer; there is none where that is more than `ttl_s`.
+        lasts as long as nearly all such waits, and no longer; there is none where that is more than `ttl_s`.
 
         Raises:
             InvalidParameter: `ttl_s` is negative.

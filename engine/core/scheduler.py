@@ -199,8 +199,7 @@ class Scheduler:
         known yet. `step` is completed, as the device runs steps in order.
 
         None, and nothing has changed, where that cannot be decided: the next step depends on the tokens, other
-        sequences may
-        run too, or blocks are short.
+        sequences may run too, or blocks are short.
         """
         if self.waiting and (self._soon or self._steps_ahead >= MAX_STEPS_AHEAD):
             return None
@@ -248,9 +247,9 @@ class Scheduler:
             if row.count == 1 and row.start >= seq.preempted_at:  # a decode, as most are
                 self.counters.prompt_tokens += not seq.generated[row.start]
             else:
-                resample = max(0, min(end, seq.preempted_at) - row.start)
-                self.counters.recomputed_tokens += resample
-                self.counters.prompt_tokens += seq.generated.count(0, row.start + resample, end)
+                recomputed = max(0, min(end, seq.preempted_at) - row.start)
+                self.counters.recomputed_tokens += recomputed
+                self.counters.prompt_tokens += seq.generated.count(0, row.start + recomputed, end)
             if publishes and end // size > old // size:
                 for index in range(old // size, end // size):
                     self._pool.publish(seq.table[index], seq.digest(index, size), seq.root, seq.priority)

@@ -42,9 +42,8 @@ class SpanState:
     """Advances spans; `eos` are the model's end-of-sequence ids, `make_decoder` gives a fresh detokeniser.
 
     A token is taken in two parts. `take` does the part that the next step depends on: the sequence grows, and the span
-    may
-    end by the token's id or its length. `outputs` does the rest, and may be called while the next step runs: text, stop
-    strings, outputs. In a constrained span the next token depends on all of it, so `take` does it at once.
+    may end by the token's id or its length. `outputs` does the rest, and may be called while the next step runs: text,
+    stop strings, outputs. In a constrained span the next token depends on all of it, so `take` does it at once.
     """
 
     def __init__(self, make_decoder: Callable[[], Utf8Decoder], eos: frozenset[int]) -> None:

@@ -21,8 +21,7 @@ class AttachedLink:
     """A `Link`. Commands that are sent while the core is away are replayed to the next one.
 
     `places` gives the directory with the sockets of each new core, and None when one is gone and another will come;
-    with
-    its end, or an `EngineError` that it raises, there will be none any more.
+    with its end, or an `EngineError` that it raises, there will be none any more.
     """
 
     def __init__(

@@ -40,10 +40,8 @@ class Mail:
     """A mailbox for several clients, which are told apart by the number that their ids begin with.
 
     Threads of this process post to a queue and then write a byte to a pipe, which wakes `take`. It empties the pipe
-    first
-    and the queue after it: a byte that it reads stands for a command that is in the queue already, and one that comes
-    later
-    wakes it again, at worst for nothing.
+    first and the queue after it: a byte that it reads stands for a command that is in the queue already, and one that
+    comes later wakes it again, at worst for nothing.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], loaded: m.Loaded) -> None:

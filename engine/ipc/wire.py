@@ -1,8 +1,7 @@
 """Encodes commands and replies as bytes and back: MessagePack, each value checked against its declared type.
 
 A frame is a list of (kind, fields). A constraint is a tree whose nodes have no kind of their own, so it travels as
-lists
-that begin with one. Knows nothing of sockets.
+lists that begin with one. Knows nothing of sockets.
 """
 
 from __future__ import annotations

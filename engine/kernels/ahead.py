@@ -1,8 +1,7 @@
 """Compiles every kernel for GPUs that are not here, and lists the resources that each takes of a multiprocessor.
 
 `python -m engine.kernels.ahead [--only decode] [--json FILE]` prints a table; it ends with status 1 if a kernel does
-not
-compile or fits no multiprocessor. Knows the kernels' variants, nothing of their results.
+not compile or fits no multiprocessor. Knows the kernels' variants, nothing of their results.
 """
 
 from __future__ import annotations

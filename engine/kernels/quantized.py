@@ -30,10 +30,8 @@ SMALL_GEMM_TOKENS, GEMM_TOKENS = 2, 128  # of a small gemm, of a gemm: see above
 GROUP = 64  # columns of a scale, as the engine packs 4 bits: 6% more bytes than 0.5 a weight
 _SHRINK = [1.1 - 0.05 * step for step in range(9)]  # of a group's largest weight, tried for the least error
 _WIDENED_AT_ONCE = 1 << 24  # elements: 32 MiB, which stay in the second-level cache until they are multiplied
-_SMALL_GEMM_PROGRAMS, _GEMM_PROGRAMS = (
-    512,
-    264,
-)  # 4 and 2 for each of 132 multiprocessors; constant, as sums depend on it
+_SMALL_GEMM_PROGRAMS = 512  # 4 for each of 132 multiprocessors; constant, as sums depend on it
+_GEMM_PROGRAMS = 264  # 2 for each
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ class DiskTier:
     """Files of one layout. `nbytes` is a payload's size."""
 
     def __init__(self, directory: Path, layout: bytes, nbytes: int) -> None:
-        """
+        """Locks the directory of the layout.
+
         Raises:
             InvalidParameter: the directory cannot be used, or another engine uses it.
         """

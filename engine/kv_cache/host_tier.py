@@ -1,9 +1,8 @@
 """Host tier: offloaded K/V blocks in page-locked memory outside of the pool.
 
 A row is *free*, *dirty* (no file holds its block), *clean* (a file does), or *busy* while something is copied to or
-from
-it. torch's own page-locked memory comes in powers of two, so a tier would take up to twice its limit: this is ordinary
-memory instead, registered with the driver.
+from it. torch's own page-locked memory comes in powers of two, so a tier would take up to twice its limit: this is
+ordinary memory instead, registered with the driver.
 """
 
 from __future__ import annotations

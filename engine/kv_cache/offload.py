@@ -68,10 +68,8 @@ class OffloadTiers:
     """Offload tiers below a pool: host memory and, where there is one, a disk of at most `files` files.
 
     `wake` is called from the worker's thread when there is something to collect. With `keep` host memory is a tier of
-    its
-    own; else it only stages blocks for the disk. `share`: fraction of the files that one root may have while others
-    want to
-    keep some.
+    its own; else it only stages blocks for the disk. `share`: fraction of the files that one root may have while others
+    want to keep some.
     """
 
     def __init__(

@@ -42,9 +42,7 @@ class Batching:
         self._size = block_size
         self._device = device
         self._tables: Ints = np.full((0, 0), NULL_BLOCK, dtype=np.int64)
-        self._written: list[
-            tuple[int, int, int]
-        ] = []  # of each row: its sequence, that sequence's moves, blocks written
+        self._written: list[tuple[int, int, int]] = []  # of each row: its sequence's id and moves, blocks written
         self._rows = 0  # of the last step
         self._follows = False
 

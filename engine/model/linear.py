@@ -23,8 +23,8 @@ Pack = Callable[[Tensor, Tensor | None], Linear]  # from weight (out, in) and bi
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The layout of a model's weights: `gated` packs gate and up, one below the other, `head` the
-    weights of the logits where they differ, `plain` all else."""
+    """The layout of a model's weights: `gated` packs gate and up, one below the other, `head` the weights of the logits
+    where they differ, `plain` all else."""
 
     plain: Pack
     gated: Pack

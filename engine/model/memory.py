@@ -65,7 +65,8 @@ def free_bytes(device: torch.device) -> int:
 
 
 def find_device(name: str) -> torch.device:
-    """
+    """Returns the device of a configuration.
+
     Raises:
         InvalidParameter: the device is not there.
     """

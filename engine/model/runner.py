@@ -140,8 +140,7 @@ class CacheStore:
     """The paged cache as the offload tiers see it (`engine.kv_cache.transfers.BlockStore`).
 
     On a GPU, saving is queued before the step (see `Saving`), and loading runs on a stream of the worker's own: it
-    waits for
-    the work before it (`queued`), and the work after it begins when it is done.
+    waits for the work before it (`queued`), and the work after it begins when it is done.
     """
 
     def __init__(self, kv: KVCache | QuantizedCache, device: torch.device) -> None:

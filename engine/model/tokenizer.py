@@ -162,9 +162,9 @@ class Tokenizer:
     ) -> list[int]:
         """Renders `messages` (OpenAI's format) with the model's chat template, and encodes the prompt.
 
-        Only the template's own text can become a control token. Where a message or a tool contains such a
-        string, it is set aside while the template runs and comes back as ordinary text. `variables` reach the template,
-        for example `enable_thinking=False`. Any: messages and tools are JSON.
+        Only the template's own text can become a control token. Where a message or a tool contains such a string, it is
+        set aside while the template runs and comes back as ordinary text. `variables` reach the template, for example
+        `enable_thinking=False`. Any: messages and tools are JSON.
 
         Raises:
             ChatTemplateError: the model has no template, or the template refuses the messages.

@@ -2,9 +2,8 @@
 
 Run as a script, never imported there. Every message on stdin hands over a connection: the first one carries the
 vocabulary and the limits, each other one a constraint. A constraint is answered by its fork, with its Lark source or
-the
-reasons against it; where the fork dies, by the process that watches it, with the number of the signal. So a constraint
-that ends its fork does not affect the next one.
+the reasons against it; where the fork dies, by the process that watches it, with the number of the signal. So a
+constraint that ends its fork does not affect the next one.
 """
 
 from __future__ import annotations

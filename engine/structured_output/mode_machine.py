@@ -2,8 +2,8 @@
 between two of them.
 
 Control tokens switch modes, and a backend sees only the body. So a trigger works with every backend, only a body's own
-text can stand in a body, and the end of a thought inside a draft is a token like any other. All of it
-rolls back and forks. Knows nothing of backends, logits or text.
+text can stand in a body, and the end of a thought inside a draft is a token like any other. All of it rolls back and
+forks. Knows nothing of backends, logits or text.
 """
 
 from __future__ import annotations

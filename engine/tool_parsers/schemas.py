@@ -4,8 +4,8 @@ JSON Schema lets an object have further properties unless `additionalProperties`
 invent parameters, and tool descriptions hardly ever mean that. So `closed` adds `additionalProperties: false` where an
 object lists `properties` and leaves the rest unsaid, at any depth. A text that is valid against the result is valid
 against the original: nothing is closed where that could fail (below `not`, `if`, `contains`, or a `oneOf` whose cases
-could overlap), nor where several schemas describe one object and closing one would forbid another's.
-Nothing here looks for keywords that a backend cannot enforce, nor for schemas that nothing is valid against.
+could overlap), nor where several schemas describe one object and closing one would forbid another's. Nothing here looks
+for keywords that a backend cannot enforce, nor for schemas that nothing is valid against.
 """
 
 from __future__ import annotations
