@@ -138,7 +138,7 @@ class CoreSocket:
                 self._loaded.set_result(replies[0])
 
     def close(self) -> None:
-        """Closes the socket, after hearing what has come. Idempotent."""
+        """Closes the socket, after receiving the last replies. Idempotent."""
         if self._socket.closed:
             return
         self.receive()

@@ -120,7 +120,7 @@ def _command(message: object) -> m.Command | Hello:
             return m.Generate(sequence, request, made, seed, max_tokens, delivered, begun)
         case _Constraint(request, tenant, constraint):
             return m.Compile(request, _constraint(constraint), tenant)
-    return message  # type: ignore[return-value]  # the rest are what they are
+    return message  # type: ignore[return-value]  # the rest need no decoding
 
 
 def _generate(command: m.Generate) -> _Generate:

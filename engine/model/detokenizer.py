@@ -1,7 +1,7 @@
 """Decodes tokens as they are generated, and matches stop strings.
 
 The idea: text is the UTF-8 reading of the tokens' bytes, so a stream needs to remember at most three bytes of an
-unfinished character, whatever its length; nothing is ever decoded twice. Text that may be the beginning of a stop
+unfinished character, at any length; nothing is ever decoded twice. Text that may be the beginning of a stop
 string is held back until the next tokens decide it. `Detokenizer` knows nothing of sequences or stop strings.
 """
 

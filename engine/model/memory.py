@@ -121,7 +121,7 @@ def divided(configs: Sequence[EngineConfig], needs: Sequence[Needs]) -> list[Eng
     """The configurations of engines that share a device, with one K/V pool's memory divided among them.
 
     The first one's device and K/V settings hold for all of them together: `kv_blocks` or `kv_bytes`, or else a quarter
-    of what will be free once all weights are loaded. Every pool gets the same number of blocks, and so the same number
+    of the memory left once all weights are loaded. Every pool gets the same number of blocks, and so the same number
     of tokens, as the models get the same prompts; memory that a pool cannot use is left to the others. The tiers below
     get the same number of bytes each. One configuration is given back as it is.
 
