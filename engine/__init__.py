@@ -1,7 +1,7 @@
 """Ponder's inference engine, usable alone: `from engine import Engine`.
 
 A program holds live sequences: it opens one, lets it generate spans, forks it, scores continuations and cuts it back,
-while the engine batches everything that runs, shares K/V between equal prefixes and recomputes what it had to drop.
+while the engine batches everything that runs, shares K/V between equal prefixes and recomputes what was evicted.
 """
 
 from engine.config import EngineConfig

@@ -16,7 +16,7 @@ from engine.params import GREEDY, MAX_LOGPROBS, Span
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One result: the tokens after the prompt (an end-of-sequence token included), and how it scored."""
+    """One result: the tokens after the prompt (an end-of-sequence token included), and its score."""
 
     token_ids: tuple[int, ...]
     logprob: float  # sum over its tokens, natural logarithm
@@ -34,14 +34,14 @@ class _Beam:
 async def beam_search(
     seq: Sequence, *, width: int, max_tokens: int, eos: tuple[int, ...] = (), length_penalty: float = 1.0
 ) -> list[Hypothesis]:
-    """The `width` best continuations of `seq` found, best first; `seq` itself does not change.
+    """Returns the `width` best continuations of `seq` found, best first; `seq` itself does not change.
 
-    Ends when `width` hypotheses have ended and no live beam can still beat the worst of them at its present length,
-    or after `max_tokens`, when live beams count as hypotheses too.
+    Ends when `width` hypotheses have ended and no live beam can still beat the worst of them at its present length, or
+    after `max_tokens`, when live beams count as hypotheses too.
 
     Raises:
         InvalidParameter: `width` or `max_tokens` is out of range.
-        Whatever `Sequence.generate` and `Sequence.fork` raise.
+        EngineError: of `Sequence.generate` and `Sequence.fork`.
     """
     if not 1 <= width <= MAX_LOGPROBS // 2:
         raise InvalidParameter("width", f"width is {width}; accepted: 1 to {MAX_LOGPROBS // 2}.")
@@ -70,7 +70,7 @@ async def beam_search(
 
 
 async def _expand(beams: list[_Beam], k: int) -> list[tuple[_Beam, int, float]]:
-    """The `k` likeliest next tokens over all beams, as (beam, token, summed log-probability), best first."""
+    """Returns the `k` likeliest next tokens over all beams, as (beam, token, summed log-probability), best first."""
     look = Span(GREEDY, max_tokens=1, logprobs=k, ignore_eos=True)
     results = await asyncio.gather(*(beam.seq.generate_all(look) for beam in beams))
     for beam in beams:
@@ -84,7 +84,7 @@ async def _expand(beams: list[_Beam], k: int) -> list[tuple[_Beam, int, float]]:
 
 
 def _advance(beams: list[_Beam], chosen: list[tuple[_Beam, int, float]], root: Sequence) -> list[_Beam]:
-    """The next generation. A beam with several continuations is forked, one with none is closed."""
+    """Makes the next generation: forks a beam with several continuations, closes one with none."""
     kept: list[_Beam] = []
     for beam in beams:
         mine = [(token, logprob) for parent, token, logprob in chosen if parent is beam]

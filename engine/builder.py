@@ -1,4 +1,4 @@
-"""From a configuration to a core that can run: checkpoint, device, dtype, KV pool, tokenizer. Slow, and done once."""
+"""Builds a core from a configuration: checkpoint, device, dtype, KV pool, tokenizer. Slow, and done once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from engine.structured_output.compiler import Compiler, default_compiler
 
 log = logging.getLogger(__name__)
 
-_USED_SHARE = 0.92  # of what is free: the rest is for graphs, and for what the driver takes as it goes
+_USED_SHARE = 0.92  # of free memory: the rest is for graphs, and for the driver
 # Below this, weights live in the processor's cache and a step is bound by calls. A second thread saved a tenth of a
 # step of one row and a quarter of one of sixteen; but served over HTTP on two cores, one thread gave 1.4 times the
 # tokens of two (docs/performance.md).
@@ -60,7 +60,7 @@ class EngineParts:
 
 
 def build(config: EngineConfig) -> EngineParts:
-    """Load everything that `config` names.
+    """Loads everything that `config` names.
 
     Raises:
         CheckpointError, UnsupportedArchitecture: see there.
@@ -149,7 +149,7 @@ def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:
         processor = torch.cuda.get_device_name(decoder.device)
     else:
         processor = torch.backends.cpu.get_cpu_capability()
-        if ours == "torch":  # oneDNN chooses by what the processor can, and by its name
+        if ours == "torch":  # oneDNN chooses by the processor's features and name
             bf16 = " AMX" if cpu.has_tiles() else " AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else ""
             processor = f"{cpu.processor()}, {processor}{bf16}"
     return Numerics(
@@ -166,8 +166,8 @@ def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:
 
 
 def use_threads(count: int, device: torch.device | str = "cpu") -> None:
-    """Let the calling thread compute on `count` CPU threads, whatever other engines of the process use, and begin
-    kernels on `device`, if that is a GPU."""
+    """Sets the calling thread's number of CPU threads, apart from other engines of the process, and its GPU, if
+    `device` is one."""
     chosen = torch.device(device)
     if chosen.type == "cuda" and chosen.index is not None:
         torch.cuda.set_device(chosen)
@@ -180,15 +180,15 @@ def _runner(
 ) -> Runner:
     if not decoder.on_gpu:
         return ModelRunner(decoder, kv, device, deterministic=config.deterministic)
-    longest = -(-max_model_len // config.block_size)
+    max_blocks = -(-max_model_len // config.block_size)
     if device.type == "cuda":
         warm_up(decoder.spec.vocab_size, device)
-    return GpuRunner(decoder, kv, device, max_rows=config.max_running, max_blocks=longest, graphs=config.graphs)
+    return GpuRunner(decoder, kv, device, max_rows=config.max_running, max_blocks=max_blocks, graphs=config.graphs)
 
 
 def _warm_up(decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.device) -> None:
-    """Run prompts and a decode on the null block, so that the first request does not pay for first calls. A GPU's
-    kernels for few, more and many tokens are compiled by it, and the one that copies blocks."""
+    """Runs prompts and a decode on the null block, so that the first request does not pay for first calls. On a GPU
+    this compiles the kernels for few, more and many tokens, and the one that copies blocks."""
     lengths: tuple[int, ...] = (kv.block_size, 1)
     if device.type == "cuda":
         lengths = (*(n for n in (200, 100) if n < decoder.spec.max_position_embeddings), *lengths)
@@ -202,8 +202,8 @@ def _warm_up(decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.devic
 
 
 def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max_model_len: int) -> int:
-    """Blocks in the pool: what was asked for, or what could ever be used, as far as memory goes. Of a computer's that
-    is a quarter, as others live there too; of a GPU's what the largest step leaves."""
+    """Returns the number of blocks in the pool: as configured, or as many as could ever be used, as far as memory goes.
+    Of a computer's memory that is a quarter, as others live there too; of a GPU's the rest beside the largest step."""
     if config.kv_blocks is not None:
         return config.kv_blocks
     per_block = block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype)
@@ -217,19 +217,21 @@ def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max
     if device.type == "cuda":
         tokens = min(config.step_tokens, max_model_len)
         rows = config.max_running + MAX_LOGITS
-        room = left_for_kv(decoder, device, batch_tokens=tokens, rows=rows, longest=max_model_len)
+        kv_bytes = left_for_kv(decoder, device, batch_tokens=tokens, rows=rows, max_len=max_model_len)
     else:
-        room = free_bytes(device) // 4
-    return max(1, min(useful_blocks(config, max_model_len), room // per_block))
+        kv_bytes = free_bytes(device) // 4
+    return max(1, min(useful_blocks(config, max_model_len), kv_bytes // per_block))
 
 
-def left_for_kv(decoder: Decoder, device: torch.device, *, batch_tokens: int, rows: int, longest: int) -> int:
-    """Bytes, after a prefill of `batch_tokens` and the logits of `rows` rows have shown what a step takes besides.
+def left_for_kv(decoder: Decoder, device: torch.device, *, batch_tokens: int, rows: int, max_len: int) -> int:
+    """Returns the bytes left for K/V, after a prefill of `batch_tokens` and the logits of `rows` rows have measured a
+    step's memory.
 
-    `longest` is how far a context may go: attention that is cut alike in every batch has parts for all of it.
+    `max_len` is the length of the longest context: attention that is split alike in every batch has parts for all of
+    it.
     """
     spec, fixed = decoder.spec, decoder.packed_for.limits.fixed_keys
-    parts = 0 if fixed is None else 4 * batch_tokens * -(-longest // fixed) * spec.heads * (spec.head_dim + 1)
+    parts = 0 if fixed is None else 4 * batch_tokens * -(-max_len // fixed) * spec.heads * (spec.head_dim + 1)
     block_size = 16
     kv = KVCache(spec.layers, 1, block_size, spec.kv_heads, spec.head_dim, decoder.dtype, device)
     order = torch.arange(batch_tokens, device=device)

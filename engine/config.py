@@ -20,7 +20,7 @@ PolicyName = Literal[
 
 STEP_TOKENS = 512  # a chunk of a prompt on a CPU: it bounds a decode's wait
 DETERMINISTIC_STEP_TOKENS = 2048  # on a GPU, where every 1,024 keys of each token then leave a part to be merged
-GPU_STEP_TOKENS = 8192  # what fills a GPU's matrix units; policies make chunks smaller where decodes wait
+GPU_STEP_TOKENS = 8192  # fills a GPU's matrix units; policies make chunks smaller where decodes wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +34,24 @@ class EngineConfig:
     model: str  # a directory in Hugging Face format, or a hub name
     dtype: DType = "auto"  # auto: bfloat16 where the device computes in it, else float32
     device: str = "auto"  # auto: cuda where there is one, else cpu
-    max_model_len: int | None = None  # tokens; None: what the checkpoint declares, at most 32,768
+    max_model_len: int | None = None  # tokens; None: the checkpoint's, at most 32,768
     block_size: int = 16  # tokens per KV block
     kv_blocks: int | None = None  # size of the KV pool; None: from kv_bytes
     kv_bytes: int | None = None  # None: a quarter of the free memory, but not more than could be used at once
     kv_dtype: KvDType = (
         "auto"  # auto: the model's; int8, fp8: about twice as many tokens of 16 bits, a little less exact
     )
-    kv_host_bytes: int = 0  # of memory outside of the pool, for blocks that it gives up; on a CPU kv_bytes is better
-    kv_disk_bytes: int = 0  # of files in kv_dir, below both; what is there is found again after a restart
+    kv_host_bytes: int = 0  # of memory outside of the pool, for offloaded blocks; on a CPU kv_bytes is better
+    kv_disk_bytes: int = 0  # of files in kv_dir, below both; they are found again after a restart
     kv_dir: str | None = None  # a directory of this engine's own
-    kv_tenant_share: float = 1.0  # of the pool and of each tier, that a tenant may have when others want it too
+    kv_tenant_share: float = 1.0  # of the pool and of each tier, that a tenant may have while others want it too
     max_batch_tokens: int | None = None  # tokens through the model in one step: None: 512, on a GPU 8,192
     max_running: int = 64  # sequences in one step
     max_waiting: int = 1024  # spans queued beyond the running ones before QueueFull
-    policy: PolicyName = "decode-first"  # who runs in a step, see engine/policies
-    itl_goal_s: float | None = None  # seconds of a step with decodes; None: 1.8 times what they alone would take
-    fixed_chunks: bool = False  # steps have max_batch_tokens tokens, whoever decodes
-    reserve_tokens: int | None = None  # room that each sequence keeps from the start, to measure against; None: none
+    policy: PolicyName = "decode-first"  # sets the order and the budget of a step, see engine/core/policies
+    itl_goal_s: float | None = None  # seconds of a step with decodes; None: 1.8 times that of the decodes alone
+    fixed_chunks: bool = False  # steps have max_batch_tokens tokens, whether sequences decode or not
+    reserve_tokens: int | None = None  # K/V reserved for each sequence from the start, to measure against; None: none
     kernels: KernelName = "auto"  # auto: our own, Triton's on CUDA, where they run the model; else torch
     graphs: bool = True  # decodes are replayed from CUDA graphs; without effect but for the Triton kernels
     quantization: QuantizationName = "none"  # of weights; int8 on CUDA and with AMX, int4 on CUDA
@@ -60,10 +60,10 @@ class EngineConfig:
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     loop: LoopName = (
-        "auto"  # plain; overlapped: replies are made while the device runs the next step; auto: that on CUDA
+        "auto"  # plain; overlapped: async scheduling, replies are made while the next step runs; auto: that on CUDA
     )
-    runs_in: RunsIn = "thread"  # of this process, or a process of its own, which is started again when it dies
-    hang_s: float = 60.0  # a process that owes an answer and says nothing for so long is taken for hung
+    runs_in: RunsIn = "thread"  # of this process, or a process of its own, restarted when it dies
+    hang_s: float = 60.0  # a process that owes a reply and is silent for so long counts as hung
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "kv_blocks", "kv_bytes", "max_batch_tokens", "reserve_tokens", "threads"):
@@ -99,7 +99,7 @@ class EngineConfig:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of a step at most."""
+        """Returns the maximum tokens of a step."""
         return self.max_batch_tokens or STEP_TOKENS
 
     def _check_tiers(self) -> None:

@@ -1,7 +1,7 @@
-"""The engine's async face: opens sequences, and brings commands to the core and replies to whoever awaits them.
+"""The engine's async front: opens sequences, sends commands to the core and delivers its replies.
 
-The core may run in a thread of this process or in a process of its own: what leads there is a `Link`. Knows nothing of
-scheduling, tensors, threads or sockets.
+The core may run in a thread of this process or in a process of its own, behind a `Link`. Knows nothing of scheduling,
+tensors, threads or sockets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from engine.outputs import Stats
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.structured_output.spec import Constraint
 
-if TYPE_CHECKING:  # what a core is made of, which only its own process loads
+if TYPE_CHECKING:  # the core's parts are loaded only by its own process
     from engine.builder import EngineParts
     from engine.core.engine_core import EngineCore
 
@@ -44,17 +44,17 @@ class Engine:
     model_path: Path
     model_name: str
     vocab_size: int
-    max_model_len: int  # tokens that a sequence can have: what the model's positions allow and the KV pool holds
+    max_model_len: int  # tokens that a sequence can have: bounded by the model's positions and the KV pool
     device: str
     dtype: str
     threads: int  # CPU threads of the model
 
     def __init__(self, config: EngineConfig, link: Callable[[Engine], Link], client: int = 0) -> None:
-        """`link` makes the way to the core, which knows this engine as the client of that number."""
+        """`link` makes the link to the core, which knows this engine as client `client`."""
         self.config = config
         self.fingerprint = b""
         self._requests: dict[int, PendingRequest] = {}
-        self._queued: set[int] = set()  # of those, what waits for the model: spans and scores
+        self._queued: set[int] = set()  # of those, spans and scores
         self._ids = itertools.count(m.first_id(client))
         self._stopped: EngineError | None = None
         self._tell_end: Callable[[EngineError], None] = lambda error: None
@@ -62,9 +62,9 @@ class Engine:
 
     @classmethod
     async def start(cls, config: EngineConfig, assemble: Callable[[EngineConfig], EngineParts] | None = None) -> Engine:
-        """Load the model and start the core.
+        """Loads the model and starts the core.
 
-        `build` makes the core's parts, if not `engine.builder.assemble`; for a core in a process of its own it is a
+        `assemble` makes the core's parts, if not `engine.builder.build`; for a core in a process of its own it is a
         function of a module, which that process imports.
 
         Raises:
@@ -87,22 +87,22 @@ class Engine:
 
     @classmethod
     async def join(cls, config: EngineConfig, client: int, places: AsyncIterator[str | None]) -> Engine:
-        """A further client of a core that another process keeps running, and shares.
+        """Joins a core that another process keeps running, and shares, as a further client.
 
-        `client` is a number above 0 that no other one has or had. `places` gives what that process's `share` tells:
-        where the core is, and None while it is gone; when it ends or raises an `EngineError`, so does this engine. That
-        process has to `forget_client` when this one is gone.
+        `client` is a number above 0 that no other one has or had. `places` gives the announcements of that process's
+        `share`: the core's address, and None while it is gone; when it ends or raises an `EngineError`, so does this
+        engine. That process has to `forget_client` when this one is gone.
 
         Raises:
             CheckpointError: the model's tokenizer cannot be read.
-            EngineError: what `places` raises before there is a core.
+            EngineError: raised by `places` before there is a core.
         """
         from engine.ipc.attached_client import AttachedLink  # ZeroMQ comes with it
 
         return await cls(config, lambda engine: AttachedLink(client, places, engine), client)._begun()
 
     async def _begun(self) -> Engine:
-        """Itself, once its core runs."""
+        """Returns itself, once its core runs."""
         loaded = await self._link.start()
         self.model_path = Path(loaded.path)
         self.model_name = self.model_path.name if Path(self.config.model).is_dir() else self.config.model
@@ -127,13 +127,13 @@ class Engine:
         adapter: None = None,
         deadline_s: float | None = None,
     ) -> Sequence:
-        """A new sequence. Nothing is computed until it generates or scores.
+        """Opens a sequence. Nothing is computed until it generates or scores.
 
         `tenant` separates prefix caches: tenants never share blocks. Lower `priority` runs first. After `deadline_s`
         seconds the sequence closes; a span then ends with the finish reason "deadline".
 
         Raises:
-            ContextLengthExceeded: the tokens leave no room to generate one more.
+            ContextLengthExceeded: the context cannot hold the tokens and one more.
             InvalidParameter: a token id is outside the vocabulary, or an adapter is named: there are none yet.
             QueueFull: too many spans wait already.
             EngineStopped: see there.
@@ -153,11 +153,11 @@ class Engine:
     async def resume(
         self, snapshot: bytes, *, tenant: str = "", priority: int = 0, deadline_s: float | None = None
     ) -> Sequence:
-        """A sequence that goes on where another was when `Sequence.snapshot` was asked for, here or elsewhere.
+        """Opens a sequence that continues from a `Sequence.snapshot`, of this or another engine.
 
         Raises:
             BadSnapshot: the bytes are damaged, cut short, of another model, or of another tenant.
-            What `open` raises.
+            EngineError: of `open`.
         """
         kept = unpacked(snapshot, self.fingerprint)
         if kept.tenant != tenant:
@@ -176,10 +176,10 @@ class Engine:
         return Sequence(self, id, list(kept.tokens))
 
     async def compile(self, constraint: Constraint, *, tenant: str = "") -> None:
-        """Compile a constraint before a span of the same tenant's needs it; the span then finds it ready.
+        """Compiles a constraint before a span of the same tenant's needs it; the span then finds it ready.
 
         Raises:
-            ConstraintRefused: no backend can hold it exactly; `CompileTimeout`: not in time.
+            ConstraintRefused: no backend can enforce it exactly; `CompileTimeout`: not in time.
         """
         request = self.request(queued=False)
         try:
@@ -191,7 +191,8 @@ class Engine:
             raise CompileTimeout("; ".join(reply.reasons)) if reply.timed_out else ConstraintRefused(reply.reasons)
 
     async def stats(self) -> Stats:
-        """A snapshot between two steps. Raises `EngineStopped`, or `EngineRestarting`: it does not wait for that."""
+        """Returns statistics, taken between two steps. Raises `EngineStopped`, or `EngineRestarting` without waiting
+        for the restart."""
         if self.state == "restarting":
             raise EngineRestarting("The engine is being restarted.", retry_after_s=1.0)
         request = self.request(queued=False)
@@ -203,12 +204,12 @@ class Engine:
         assert isinstance(reply, m.StatsReply)
         return reply.stats
 
-    # -- where several processes talk to one core
+    # -- sharing one core between processes
 
     def share(self, moved: Callable[[str | None], None], ended: Callable[[EngineError], None]) -> str | None:
         """Returns the address at which others can `join` the core, which must run in a process of its own: None while
-        there is none. `moved` gets each new place, and None when the core is gone for a moment; `ended` hears that it
-        is for good."""
+        there is none. `moved` gets each new place, and None when the core is gone for a moment; `ended` gets the error
+        when it is gone for good."""
         from engine.ipc.supervisor import SupervisedLink
 
         assert isinstance(self._link, SupervisedLink), "the core runs in a thread of this process"
@@ -217,7 +218,7 @@ class Engine:
         return self._link.place
 
     def forget_client(self, client: int) -> None:
-        """One that had joined is gone: its sequences close."""
+        """Closes the sequences of a client that is gone."""
         self.post(m.Leave(client))
 
     @property
@@ -231,7 +232,7 @@ class Engine:
         return self.state == "running"
 
     async def stop(self) -> None:
-        """Close every sequence and end the core. Idempotent."""
+        """Closes every sequence and ends the core. Idempotent."""
         await self._link.close()
         self.ended(EngineStopped("The engine was stopped."))
 
@@ -249,12 +250,12 @@ class Engine:
         return next(self._ids)
 
     def post(self, command: m.Command) -> None:
-        """Send a command to the core; commands keep their order. Without effect once the engine has stopped."""
+        """Sends a command to the core; commands keep their order. Without effect once the engine has stopped."""
         if self._stopped is None:
             self._link.send(command)
 
     def request(self, *, queued: bool = True) -> PendingRequest:
-        """Somewhere for replies to arrive; `queued` counts it towards the limit of spans. Raises `EngineStopped`."""
+        """Registers a request for replies; `queued` counts it towards the limit of spans. Raises `EngineStopped`."""
         if self._stopped is not None:
             raise self._stopped
         request = PendingRequest(self.next_id())
@@ -264,7 +265,7 @@ class Engine:
         return request
 
     def forget(self, request: PendingRequest) -> None:
-        """Drops all that still comes for this request."""
+        """Drops the replies still to come for this request."""
         self._requests.pop(request.id, None)
         self._queued.discard(request.id)
 
@@ -287,7 +288,7 @@ class Engine:
         if len(self._queued) >= limit:
             raise QueueFull(f"{len(self._queued)} spans run or wait already; the limit is {limit}.", retry_after_s=1.0)
 
-    # -- what comes from the core, on the event loop
+    # -- replies of the core, on the event loop
 
     def deliver(self, replies: list[m.Reply]) -> None:
         for reply in replies:
@@ -296,12 +297,12 @@ class Engine:
                 request.deliver(reply)
 
     def given_up(self, request: int, error: EngineError) -> None:
-        """The core will say nothing more of a request."""
+        """Fails a request that will have no more replies."""
         if (waiting := self._requests.get(request)) is not None:
             waiting.fail(error)
 
     def ended(self, error: EngineError) -> None:
-        """The core will say nothing more at all."""
+        """Fails all requests: no more replies will come."""
         if self._stopped is None:
             self._stopped = error
             self._tell_end(error)
@@ -310,7 +311,7 @@ class Engine:
 
     @property
     def _core(self) -> EngineCore:
-        """For tests, which look behind the face: the core of an engine that runs in a thread."""
+        """The core of an engine that runs in a thread; for tests."""
         from engine.ipc.thread_link import ThreadLink
 
         assert isinstance(self._link, ThreadLink)

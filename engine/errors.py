@@ -1,4 +1,4 @@
-"""Everything the engine refuses, each with what was wrong, the limit, and what would be accepted."""
+"""Errors of the engine, each with the fault, the limit, and the accepted values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InvalidParameter(EngineError, ValueError):
 
 
 class ContextLengthExceeded(EngineError, ValueError):
-    """The sequence, or the sequence with what was asked of it, can never fit the context or the KV pool."""
+    """The sequence, alone or with the tokens requested of it, can never fit the context or the KV pool."""
 
     code = "context_length_exceeded"
 
@@ -56,7 +56,7 @@ class EngineStopped(EngineError):
 
 
 class EngineRestarting(EngineStopped):
-    """The engine's process died. It is being started again, or has been without what was asked; trying again may do."""
+    """The engine's process died. It is being started again, or has been without this request; a retry may succeed."""
 
     code = "engine_restarting"
 
@@ -66,7 +66,7 @@ class EngineRestarting(EngineStopped):
 
 
 class BadSnapshot(EngineError, ValueError):
-    """The bytes are no snapshot that this engine can go on from; the message says why."""
+    """The bytes are no snapshot that this engine can resume; the message says why."""
 
     code = "bad_snapshot"
 

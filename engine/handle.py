@@ -1,7 +1,7 @@
-"""The handle of a live sequence: what an API request, a strategy and a test all hold.
+"""Handle of a live sequence, for API requests, strategies and tests.
 
-It mirrors the sequence's tokens on the caller's side and turns calls into commands; it knows nothing of K/V, batches
-or threads. One span or score runs on a handle at a time. Handles belong to the event loop of their engine.
+It mirrors the sequence's tokens on the caller's side and turns calls into commands; it knows nothing of K/V, batches or
+threads. One span or score runs on a handle at a time. Handles belong to the event loop of their engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Sequence:
     """A sequence of tokens that can be extended, generated from, forked, scored and cut back.
 
     Get one from `Engine.open` or `fork`. Closing it, or leaving `async with`, closes everything forked from it.
-    `on_prefill` hears how far a span's reading has come, where that takes several steps; forks have none.
+    `on_prefill` gets the progress of a chunked prefill, where that takes several steps; forks have none.
     """
 
     def __init__(self, engine: Client, id: int, tokens: list[int], parent: Sequence | None = None) -> None:
@@ -39,7 +39,7 @@ class Sequence:
 
     @property
     def tokens(self) -> list[int]:
-        """A copy of all tokens so far, given and generated."""
+        """Returns a copy of all tokens so far, given and generated."""
         return self._tokens.copy()
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Sequence:
         return self._closed
 
     def append(self, tokens: Iterable[int]) -> None:
-        """Add tokens at the end. Costs nothing until the next `generate` or `score`.
+        """Appends tokens. Costs nothing until the next `generate` or `score`.
 
         Raises:
             ContextLengthExceeded: they would not fit the context.
@@ -65,7 +65,7 @@ class Sequence:
         self._engine.post(m.Append(self._id, added))
 
     def generate(self, span: Span) -> SpanStream:
-        """Start one span; iterate over the result for its pieces as they come.
+        """Starts one span; iterate over the result for its pieces as they come.
 
         Leaving the loop early cancels the span, and the sequence then ends with the last piece that was yielded.
 
@@ -85,7 +85,7 @@ class Sequence:
         return SpanStream(self, self._engine, request)
 
     async def generate_all(self, span: Span) -> SpanResult:
-        """Run one span to its end. Raises what `generate` raises."""
+        """Runs one span to its end. Raises the errors of `generate`."""
         with self.generate(span) as stream:
             pieces = [piece async for piece in stream]
         first, last = pieces[0], pieces[-1]
@@ -103,10 +103,10 @@ class Sequence:
         )
 
     def fork(self, n: int = 1, *, scope: Sequence | None = None) -> list[Sequence]:
-        """`n` children with the same tokens, K/V and penalty counts, and random draws of their own.
+        """Forks `n` children with the same tokens, K/V and penalty counts, and random keys of their own.
 
-        They share all blocks; a child that writes into the last, partial block copies that one block first. Calling
-        `fork` again in the same order gives children that draw the same numbers.
+        They share all blocks copy-on-write: a child that writes into the last, partial block copies that one block
+        first. Calling `fork` again in the same order gives children with the same random numbers.
 
         Children close with `scope`, by default this sequence. A search that drops a parent and keeps its children names
         the root here.
@@ -128,7 +128,7 @@ class Sequence:
         return children
 
     async def score(self, candidates: Iterable[Iterable[int]]) -> list[list[float]]:
-        """Log-probabilities of candidate continuations, all read in one batch on throw-away forks.
+        """Scores candidate continuations, all in one batch on throw-away forks.
 
         Returns one list per candidate with one natural-log probability per token, given the sequence and the
         candidate's earlier tokens; the sum is the continuation's. The sequence does not change.
@@ -168,7 +168,7 @@ class Sequence:
             self._busy = False
 
     def truncate(self, n: int) -> None:
-        """Keep the first `n` tokens.
+        """Keeps the first `n` tokens.
 
         Raises:
             InvalidParameter: `n` is negative or beyond the end.
@@ -181,11 +181,11 @@ class Sequence:
         self._engine.post(m.Truncate(self._id, n))
 
     def hold(self, ttl_s: float, *, waiting_for: Iterable[str] = ()) -> None:
-        """Hint that the sequence will go on within `ttl_s` seconds: its K/V is the last to be taken of those idle, and
-        the first after that time.
+        """Pins the sequence's K/V for `ttl_s` seconds, within which it is expected to go on: of idle K/V it is
+        reclaimed last, and first after that time.
 
-        `waiting_for` names what it waits for, such as tools. The engine learns how long each takes: the K/V is then
-        kept for as long as nearly all such waits take, and no longer; not at all where that is more than `ttl_s`.
+        `waiting_for` names tools or the like that it waits for. The engine learns how long each takes: the pin then
+        lasts as long as nearly all such waits, and no longer; there is none where that is more than `ttl_s`.
 
         Raises:
             InvalidParameter: `ttl_s` is negative.
@@ -198,9 +198,9 @@ class Sequence:
     async def snapshot(self) -> bytes:
         """Returns the sequence as bytes, for `Engine.resume` of another engine of the same model.
 
-        Tokens, penalty counts and random draws go on there as they would here. K/V is written to the engine's disk
-        tier, if it has one, where a later engine over the same directory finds it; else tokens are read again there.
-        What was forked from the sequence is not part of it.
+        Tokens, penalty counts and sampling go on there as they would here. K/V is written to the engine's disk tier, if
+        it has one, where a later engine over the same directory finds it; else tokens are prefilled again there. Forks
+        of the sequence are not part of it.
 
         Raises:
             SequenceBusy, SequenceClosed, EngineStopped: see there.
@@ -221,7 +221,8 @@ class Sequence:
         return reply.data
 
     def close(self) -> None:
-        """End the sequence and everything forked from it; what runs on them ends with `SequenceClosed`. Idempotent."""
+        """Closes the sequence and everything forked from it; spans that run on them end with `SequenceClosed`.
+        Idempotent."""
         if not self._closed:
             self._mark_closed()
             self._engine.post(m.Close(self._id))
@@ -255,20 +256,20 @@ class Sequence:
             raise InvalidParameter("tokens", "The sequence is empty; accepted: at least one token to continue from.")
 
     def _check_span(self, span: Span) -> int:
-        """The span's `max_tokens` as a number that fits."""
+        """Returns the span's `max_tokens` as a number that fits."""
         self._check_not_empty()
         self._engine.check_tokens((*span.stop_token_ids, *span.sampling.logit_bias))
-        room = self._engine.max_model_len - len(self)
-        if room < max(1, span.min_tokens) or (span.max_tokens or 1) > room:
+        remaining = self._engine.max_model_len - len(self)
+        if remaining < max(1, span.min_tokens) or (span.max_tokens or 1) > remaining:
             asked = f" and max_tokens is {span.max_tokens}" if span.max_tokens is not None else ""
             raise ContextLengthExceeded(
                 f"The sequence has {len(self)} tokens{asked}; the context holds {self._engine.max_model_len} in all."
             )
-        return span.max_tokens or room
+        return span.max_tokens or remaining
 
 
 def _sections(pieces: list[SpanOutput]) -> tuple[tuple[Kind, str], ...]:
-    """The texts of a span's sections, those without text left out."""
+    """Joins the texts of a span's sections, those without text left out."""
     texts: dict[tuple[int, Kind], str] = {}
     for piece in pieces:
         if piece.text:
@@ -278,10 +279,10 @@ def _sections(pieces: list[SpanOutput]) -> tuple[tuple[Kind, str], ...]:
 
 
 class SpanStream:
-    """The pieces of one running span, as an async iterator.
+    """Pieces of one running span, as an async iterator.
 
     It ends after the piece with a `finish_reason`. `close`, leaving `with`, or dropping the stream before that cancels
-    the span and cuts the sequence back to what was yielded, so caller and engine never disagree about its tokens.
+    the span and truncates the sequence to the yielded tokens, so caller and engine never disagree about its tokens.
     """
 
     def __init__(self, sequence: Sequence, engine: Client, request: PendingRequest) -> None:
@@ -295,10 +296,11 @@ class SpanStream:
         return self
 
     async def __anext__(self) -> SpanOutput:
-        """The next piece.
+        """Returns the next piece.
 
         Raises:
-            ConstraintRefused: before the first piece: the span's constraint cannot be held. The sequence is as it was.
+            ConstraintRefused: before the first piece: the span's constraint cannot be compiled. The sequence is as it
+                was.
             ConstraintFailed: later: the constraint cannot go on. The sequence ends with the last piece.
             SequenceClosed: the sequence was closed meanwhile.
             EngineStopped: the engine failed.
@@ -338,7 +340,7 @@ class SpanStream:
         return self._replies.popleft()
 
     def close(self) -> None:
-        """Cancel the span if it still runs. Idempotent."""
+        """Cancels the span if it still runs. Idempotent."""
         if not self._over:
             self._end()
             if not self._sequence._closed:
@@ -346,7 +348,7 @@ class SpanStream:
                 self._engine.post(m.Truncate(self._sequence._id, len(self._sequence)))
 
     async def aclose(self) -> None:
-        """The same, for `contextlib.aclosing`."""
+        """Does the same, for `contextlib.aclosing`."""
         self.close()
 
     def _end(self) -> None:

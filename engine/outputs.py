@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline"]
-Kind = Literal["text", "thought", "body"]  # free text, what a layout marks as thinking, and a constrained body
+Kind = Literal["text", "thought", "body"]  # free text, thinking as marked by a layout, and a constrained body
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class SpanOutput:
     is decided. The last piece of a span is the only one with a `finish_reason`. `stop_reason` is the stop string or
     token id that matched, None for end of sequence.
 
-    A span with a layout (engine/constrain) has sections, told apart by markers that are no text: `section` counts the
-    markers so far, and `kind` says what this piece's text is. Every other span is all one section of text.
+    A span with a layout (engine/structured_output) has sections, told apart by markers that are no text: `section`
+    counts the markers so far, and `kind` is the kind of this piece's text. Every other span is all one section of text.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -37,14 +37,14 @@ class SpanOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     prompt_tokens: int = 0  # tokens in the sequence when the span began
-    cached_tokens: int = 0  # of those, how many needed no computing
+    cached_tokens: int = 0  # of those, from the prefix cache
     kind: Kind = "text"
     section: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The progress of a prefill, in tokens: `processed` of `total`, of which `cached` needed no computing."""
+    """Progress of a prefill, in tokens: `processed` of `total`, of which `cached` came from the prefix cache."""
 
     processed: int
     total: int
@@ -68,10 +68,9 @@ class SpanResult:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Statistics of the offload tiers. Bytes are those in use now and those there may be; the rest counts blocks since
-    start.
+    """Statistics of the offload tiers. Bytes are those in use now and the limits; the rest counts blocks since start.
 
-    A block goes down when it is evicted from the pool, and comes up when a sequence wants it. All is 0 without tiers.
+    A block is offloaded when it is evicted from the pool, and loaded when a sequence wants it. All is 0 without tiers.
     """
 
     host_bytes: int = 0
@@ -80,13 +79,13 @@ class TierStats:
     disk_bytes_total: int = 0
     saved_blocks: int = 0  # copied from the pool to host memory
     written_blocks: int = 0  # to disk
-    host_hit_blocks: int = 0  # that came back to the pool from host memory
+    host_hit_blocks: int = 0  # loaded to the pool from host memory
     disk_hit_blocks: int = 0
-    passed_over_blocks: int = 0  # were there, but computing them again was faster by the measured rates
-    lost_blocks: int = 0  # given up by the lowest tier, or for want of room, with no copy left
-    bad_blocks: int = 0  # files that were damaged or cut short; their tokens were computed again
+    passed_over_blocks: int = 0  # offloaded, but recomputing them was faster by the measured rates
+    lost_blocks: int = 0  # evicted with no copy left
+    bad_blocks: int = 0  # files that were damaged or cut short; their tokens were recomputed
     failed_writes: int = 0
-    host_bytes_per_s: float = 0.0  # at which blocks come up, as learnt
+    host_bytes_per_s: float = 0.0  # of loads, as learnt
     disk_bytes_per_s: float = 0.0
 
 
@@ -95,8 +94,8 @@ class Stats:
     """A snapshot of the engine, by its own counters. Tokens and hits count since start.
 
     `prefix_hit_tokens / prefix_query_tokens` is the hit rate of the prefix cache. Both count a job's first admission
-    and leave out what the sequence still held itself: what is found again after a preemption, or kept between two spans
-    or over a fork, is in neither.
+    and leave out K/V that the sequence still held itself: tokens found again after a preemption, or kept between two
+    spans or over a fork, are in neither.
     """
 
     waiting: int = 0
@@ -104,24 +103,24 @@ class Stats:
     sequences: int = 0  # open handles, idle ones included
     blocks_total: int = 0
     blocks_used: int = 0  # referenced by some sequence
-    blocks_cached: int = 0  # free to take, but still holding a prefix that can be found
-    blocks_free: int = 0  # free and empty
+    blocks_cached: int = 0  # without references, but findable by prefix
+    blocks_free: int = 0  # empty
     block_size: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0  # prefilled, cache hits excluded
     generated_tokens: int = 0
-    recomputed_tokens: int = 0  # computed again after a preemption
+    recomputed_tokens: int = 0  # recomputed after a preemption
     steps: int = 0
     step_tokens: int = 0  # tokens through the model, all steps together
     step_seconds: float = 0.0
     last_batch: int = field(default=0)  # rows in the newest step
-    held: int = 0  # sequences that wait for a tool or the like, and whose K/V is kept for them
+    held: int = 0  # sequences that wait for a tool or the like, with a KV pin
     resumed: int = 0  # sequences that went on after such a wait
-    resumed_late: int = 0  # of those, after their lease was over
+    resumed_late: int = 0  # of those, after their pin's TTL
     resumed_tokens: int = 0  # tokens that had K/V when the wait began, of all that went on
-    resumed_reused_tokens: int = 0  # of those, how many needed no computing again
+    resumed_reused_tokens: int = 0  # of those, not recomputed
     tiers: TierStats = field(default_factory=TierStats)
 
     @property

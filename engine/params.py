@@ -22,12 +22,12 @@ def _check(ok: bool, name: str, value: object, accepted: str) -> None:
 class Sampling:
     """Parameters by which the next token is sampled from the logits.
 
-    Applied in this order: logit bias, repetition, presence and frequency penalties, mask, temperature, top-k, top-p,
-    min-p. `temperature=0` is greedy and ignores the filters after it. Draws are keyed by (`seed`, the sequence's
-    place in its fork tree, token position), so a row's result does not depend on what shares its batch.
+    Applied in this order: logit bias, repetition, presence and frequency penalties, mask, temperature, min-p, top-k,
+    top-p. `temperature=0` is greedy and ignores the filters after it. Samples are keyed by (`seed`, the sequence's
+    place in its fork tree, token position), so a row's result does not depend on its batch.
 
     Raises:
-        InvalidParameter: a value is out of range; the message names it and what is accepted.
+        InvalidParameter: a value is out of range; the message names it and the accepted values.
     """
 
     temperature: float = 1.0
@@ -38,7 +38,7 @@ class Sampling:
     presence_penalty: float = 0.0  # in [-2, 2]; over the output alone
     frequency_penalty: float = 0.0  # in [-2, 2]; over the output alone
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit, in [-100, 100]
-    seed: int | None = None  # None: drawn by the engine when the span starts
+    seed: int | None = None  # None: random, chosen by the engine when the span starts
 
     def __post_init__(self) -> None:
         _check(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "0 (greedy) to 100")
@@ -63,14 +63,14 @@ GREEDY = Sampling(temperature=0.0)
 class Span:
     """One stretch of generation.
 
-    `max_tokens=None` runs to the end of the context. Stop strings may span tokens; nothing at or past a stop string
-    is ever emitted as text. A stop token ends the span and is neither emitted as text nor kept in the sequence,
-    unless `keep_stop_token`. `ignore_eos` ignores the model's own end-of-sequence tokens; `stop_token_ids` still count.
+    `max_tokens=None` runs to the end of the context. Stop strings may span tokens; nothing at or past a stop string is
+    ever emitted as text. A stop token ends the span and is neither emitted as text nor kept in the sequence, unless
+    `keep_stop_token`. `ignore_eos` ignores the model's own end-of-sequence tokens; `stop_token_ids` still count.
 
     With a `constraint` the span writes nothing else, up to a stop or `max_tokens`, and ends where the constraint does.
     `min_tokens` then holds in free text alone, and stop strings are looked for in free text and in a body that is the
     whole answer, not in sections between markers. Where only one text can follow it is appended without running the
-    model, unless `logprobs` are wanted.
+    model (jump-forward), unless `logprobs` are requested.
 
     Raises:
         InvalidParameter: a value is out of range.
@@ -78,7 +78,7 @@ class Span:
 
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
-    min_tokens: int = 0  # end-of-sequence and stop tokens cannot be drawn, nor stop strings match, before this many
+    min_tokens: int = 0  # end-of-sequence and stop tokens cannot be sampled, nor stop strings match, before this many
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     keep_stop_token: bool = False

@@ -26,7 +26,7 @@ MAX_PROCESSES = 8  # a step on a CPU has some twenty conversations to share out
 
 
 def make_tokenizer(path: Path, plan: Plan, samples: int = 12_000) -> Tokenizer:
-    """Train the tokenizer on conversations of every stage and on prose, or read the one that is there."""
+    """Trains the tokenizer on conversations of every stage and on prose, or reads the one that is there."""
     if path.exists():
         return Tokenizer.from_file(str(path))
     rng = Random(plan.seed)
@@ -40,7 +40,7 @@ def make_tokenizer(path: Path, plan: Plan, samples: int = 12_000) -> Tokenizer:
 
 
 def longest_conversation(trained: Tokenizer, seed: int, samples: int = 500) -> int:
-    """Tokens of the longest of some conversations from the end of the curriculum."""
+    """Returns the tokens of the longest of some conversations from the end of the curriculum."""
     rng = Random(seed)
     made = (
         "".join(text for text, _ in train_tokenizer.segments(mixture.conversation(rng, 1.0))) for _ in range(samples)
@@ -54,7 +54,7 @@ def compiles(device: str) -> bool:
 
 
 def make(name: plans.Name, arguments: argparse.Namespace) -> None:
-    """Train, export, evaluate and describe one of the models."""
+    """Trains, exports, evaluates and describes one of the models."""
     plan = plans.plan(
         name,
         arguments.device,

@@ -1,4 +1,5 @@
-"""The rows of the evaluation: which cases are asked, and what share of them we want right. Knows nothing of engines."""
+"""The rows of the evaluation: the cases that are asked, and the share of them that should be right. Knows nothing of
+engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model card: what the model is, how it was made and what it can do, from the run's own numbers.
+"""The model card: the model, its making and its abilities, from the run's own numbers.
 
 Writes `README.md` beside the weights and the picture of the loss under `docs/img`. Every number in it comes from the
 checkpoint, the log or the evaluation; none is typed by hand.
@@ -62,7 +62,7 @@ Remake it all with `python -m training` (`make train`).
 - Its templates are English, and so is its prose.
 """
 
-REMARKS = "remarks.md"  # in a run's work folder: what the numbers do not tell, as further items of the list
+REMARKS = "remarks.md"  # in a run's work folder: facts beside the numbers, as further items of the list
 
 TITLES = {"pebble": "Pebble", "pebble-draft": "Pebble's draft"}
 PURPOSES = {
@@ -80,7 +80,7 @@ PURPOSES = {
 
 
 def hardware(device: str, threads: int) -> str:
-    """Returns what trained it, in the machine's own words."""
+    """Returns the machine that trained it, in its own words."""
     if device == "cuda":
         import torch
 

@@ -2,7 +2,7 @@
 
 A conversation is a list of messages in the shapes of the chat API, with the tools it may use. Every assistant message
 with `learned` set is trained on, so one long prompt (passages, tools) can carry several questions. A case is a
-conversation that the model is to go on with, and what is right. Knows nothing of tokens or templates.
+conversation that the model is to continue, and the right replies. Knows nothing of tokens or templates.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ class ModelReply:
     broken: bool = False
 
 
-Verdict = dict[str, bool | tuple[int, int]]  # what is measured → whether it was so, or right parts of how many
+Verdict = dict[str, bool | tuple[int, int]]  # measure → right or wrong, or right parts of how many
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question of the evaluation: what the model is asked, who answers its calls, and who judges it.
+    """One question of the evaluation: the conversation, the answers to its calls, and its judge.
 
-    `answer_call` gives the content of the tool message for a call (without it, the model's first message is its
-    last). `judge` gets all the model's messages in order. `wanted` is a sequence of replies that it calls right
-    throughout: the proof that the case can be passed.
+    `answer_call` gives the content of the tool message for a call (without it, the model's first message is its last).
+    `judge` gets all the model's messages in order. `wanted` is a sequence of replies that it calls right throughout:
+    the proof that the case can be passed.
     """
 
     prompt: Conversation

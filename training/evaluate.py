@@ -1,9 +1,9 @@
 """Evaluates the exported model, measured through our own engine: `python -m training.evaluate`.
 
 Every question comes from a seed, and from phrasings, names and puzzles that training never used. A case is asked, its
-tool calls are answered, and its judge decides; a reply that ran out of tokens or broke a tool call is wrong. Calls are
-held to the tools' schemas, as the server holds them, unless `--free`. Prints a table with 95% Wilson intervals and
-writes it beside the weights. Knows nothing of how the model was trained.
+tool calls are answered, and its judge decides; a reply that ran out of tokens or broke a tool call is wrong. The tools'
+schemas are enforced on calls, as the server does, unless `--free`. Prints a table with 95% Wilson intervals and writes
+it beside the weights. Knows nothing of how the model was trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from training import reply
 from training.abilities import ABILITIES, Ability, xquad
 from training.conversation import Case, Message, ModelReply, Verdict
 
-SEED = 20_000_003  # training draws from "seed-step" strings, never from this
+SEED = 20_000_003  # training samples from "seed-step" strings, never from this
 MAX_TOKENS = 768
 MAX_TURNS = 4  # messages of the model in a case whose calls are answered
 RESULTS = "evaluation.json"
@@ -33,7 +33,7 @@ RESULTS = "evaluation.json"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """One row: `right` of `n`, the interval that holds the true share with 95% confidence, and what it should reach."""
+    """One row: `right` of `n`, the interval that holds the true share with 95% confidence, and the goal."""
 
     ability: str
     measure: str
@@ -64,7 +64,7 @@ def held(engine: Engine, case: Case) -> Constrained | None:
 
 
 async def replies(engine: Engine, case: Case, *, free: bool = False) -> list[ModelReply]:
-    """Returns what the model says, greedily, until it calls no more tools."""
+    """Returns the model's messages, greedily sampled, until it calls no more tools."""
     constraint = None if free else held(engine, case)
     messages = case.prompt.as_json()
     tools = list(case.prompt.tools) or None
@@ -86,7 +86,7 @@ async def replies(engine: Engine, case: Case, *, free: bool = False) -> list[Mod
 
 
 def judged(case: Case, said: Sequence[ModelReply]) -> Verdict:
-    """The judge's verdict, in which a broken reply makes everything wrong but what is counted in parts."""
+    """Returns the judge's verdict; a broken reply makes all measures wrong except those counted in parts."""
     broken = any(made.broken for made in said)
     return {name: x and not broken if isinstance(x, bool) else x for name, x in case.judge(said).items()}
 
@@ -94,7 +94,7 @@ def judged(case: Case, said: Sequence[ModelReply]) -> Verdict:
 async def measure(
     engine: Engine, ability: Ability, cases: Sequence[Case], *, free: bool = False
 ) -> list[EvaluationResult]:
-    """One row for each measure of the cases' judges, over the cases that it applies to."""
+    """Returns one row for each measure of the cases' judges, over the cases that it applies to."""
     said = await asyncio.gather(*(replies(engine, case, free=free) for case in cases))
     verdicts = [judged(case, answers) for case, answers in zip(cases, said, strict=True)]
     rows = []
@@ -108,7 +108,7 @@ async def measure(
 
 
 async def evaluate(model: Path, n: int, only: str = "", *, free: bool = False) -> list[EvaluationResult]:
-    """Ask `n` questions of every ability, greedily; `only` keeps the abilities whose names contain it."""
+    """Asks `n` questions of every ability, greedily; `only` keeps the abilities whose names contain it."""
     results: list[EvaluationResult] = []
     async with await Engine.start(EngineConfig(model=str(model))) as engine:
         for ability in (*ABILITIES, *xquad(Path(os.environ.get("PONDER_SHARED", "../shared")))):
@@ -135,7 +135,7 @@ def table(results: list[EvaluationResult]) -> str:
 
 
 def run(model: Path, n: int, only: str = "", *, free: bool = False) -> list[EvaluationResult]:
-    """Evaluate, print the table, and leave it in the model's folder."""
+    """Evaluates, prints the table, and writes it to the model's folder."""
     results = asyncio.run(evaluate(model, n, only, free=free))
     print(table(results))
     if not only and not free:

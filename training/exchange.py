@@ -43,7 +43,7 @@ class MultiTurn:
         return messages
 
     def completion(self) -> str:
-        """Returns what the model is to write after the generation prompt, without the end-of-turn token."""
+        """Returns the text that the model is to write after the generation prompt, without the end-of-turn token."""
         if self.enable_thinking:
             return f"<think>\n{self.last.thinking}\n</think>\n\n{self.last.answer}"
         return self.last.answer

@@ -1,10 +1,10 @@
 """The training mixture: conversations mixed from all tasks, cut into batches of one length.
 
 Everything is a function of (seed, step): a resumed run reads on exactly where it stopped. `SHARES` are shares of the
-tokens, so a task with long prompts is drawn less often. Every task grows from short and easy to all it has; each
-conversation draws its own difficulty, up to the `progress` (0 to 1) of the run and more often low than high: short
-conversations hold more decisions for their tokens, and the easy ones never end. What the assistant writes is learned in
-full; of what is read a few tokens are learned too, so that the model also learns to read.
+tokens, so a task with long prompts is sampled less often. Every task grows from short and easy to its full range; each
+conversation samples its own difficulty, up to the `progress` (0 to 1) of the run and more often low than high: short
+conversations hold more decisions for their tokens, and the easy ones never end. The assistant's text is learned in
+full; of the text that it reads a few tokens are learned too, so that the model also learns to read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from training.tasks import arithmetic, calculator, chat, countdown, database, gr
 from training.team import ALONE, Team
 from training.train_tokenizer import END_OF_TEXT, segments, token_id
 
-PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of what is read, at a small weight: 0.015 on average
+PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of the read tokens, at a small weight: 0.015 on average
 MAX_LENGTH = 2048  # tokens; a longer conversation is not trained on
 
 TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
@@ -51,7 +51,7 @@ SHARES = {
 }
 
 
-Row = tuple[list[int], list[float]]  # the tokens of a conversation and what learning each counts for
+Row = tuple[list[int], list[float]]  # the tokens of a conversation and the loss weight of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class TrainingBatch:
 
 @lru_cache(maxsize=256)
 def _length(task: str, tenth: int) -> float:
-    """Mean characters of a conversation of `task` at `tenth` tenths of the curriculum."""
+    """Returns the mean characters of a conversation of `task` at `tenth` tenths of the curriculum."""
     rng = Random(f"length-{task}-{tenth}")
     sampled = (TASKS[task](rng, "train", tenth / 10) for _ in range(30))
     return sum(len(text) for made in sampled for text, _ in segments(made)) / 30
 
 
 def conversation(rng: Random, progress: float, phrasing: Phrasing = "train") -> Conversation:
-    """One conversation, of a task drawn so that tokens come in the shares of `SHARES`."""
+    """Samples one conversation, of a task chosen so that tokens come in the shares of `SHARES`."""
     weights = [share / _length(task, round(progress * 10)) for task, share in SHARES.items()]
     return TASKS[rng.choices(tuple(SHARES), weights)[0]](rng, phrasing, progress)
 
@@ -140,7 +140,7 @@ class Reader:
     team: Team = ALONE
 
     def at(self, step: int) -> list[TrainingBatch]:
-        """Returns what this member of the team computes of a step; nothing, where there are fewer rows than members."""
+        """Returns this member's batches of a step; none, where there are fewer rows than members."""
         made = rows(self.seed, step, min(1.0, step / self.ramp_steps), self.tokenizer, self.tokens)
         return batches(share(made, self.team), self.largest, token_id(self.tokenizer, END_OF_TEXT))
 

@@ -43,7 +43,7 @@ class PassRow:
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """The chance that k of n answers, drawn without replacement, hold one of the `right` ones."""
+    """Returns the chance that k of n answers, sampled without replacement, hold one of the `right` ones."""
     return 1 - comb(n - right, k) / comb(n, k)
 
 

@@ -1,6 +1,6 @@
-"""The recipes: which shape, how many steps, on which device. Knows nothing of data.
+"""The recipes: shape, steps and device. Knows nothing of data.
 
-The CPU's plans take two cores some six hours; the GPU's a lease of half an hour, at the largest size whose bfloat16
+The CPU's plans take two cores some six hours; the GPU's take half an hour, at the largest size whose bfloat16
 weights stay under 40 MB.
 """
 

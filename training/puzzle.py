@@ -22,7 +22,7 @@ from typing import Literal
 Numbers = tuple[int, ...]
 Value = Literal["sure", "likely", "impossible"]
 
-MAX_VALUE = 999  # no step makes more: nothing sensible goes that far for targets up to 100
+MAX_VALUE = 999  # no step makes more: no sensible step does for targets up to 100
 _STEP = re.compile(r"(?:Wait, )?(\d+)([-+*/])(\d+)=(\d+)((?: \d+)*)")
 _SIGNS = str.maketrans({"×": "*", "x": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
 
@@ -32,7 +32,7 @@ class PuzzleStep:
     left: int
     operator: str
     right: int
-    state: Numbers  # what is left: the result, then the other numbers as they stood
+    state: Numbers  # the remaining numbers: the result, then the others in order
 
     @property
     def value(self) -> int:

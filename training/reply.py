@@ -1,4 +1,4 @@
-"""Parses a reply of the model: thinking, content and tool calls. Knows nothing of who judges it."""
+"""Parses a reply of the model: thinking, content and tool calls. Knows nothing of judges."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(text: str, *, ended: bool = True) -> ModelReply:
 
 
 def written(reply: ModelReply) -> str:
-    """The inverse of `read`: what a model that means `reply` writes."""
+    """Writes a reply as the model would: the inverse of `read`."""
     calls = "\n".join(call.written() for call in reply.calls)
     answer = f"{reply.content}\n{calls}" if reply.content and calls else reply.content or calls
     return f"<think>\n{reply.thinking}\n</think>\n\n{answer}"

@@ -24,7 +24,8 @@ class Team:
     size: int = 1
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the team, in place and in one message; the same bits for every member."""
+        """Replaces each tensor by its sum over the team, in place and in one message; the same bits for every
+        member."""
         if self.size == 1:
             return
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -37,9 +38,9 @@ ALONE = Team()
 
 
 def start(size: int, job: Callable[..., None], *arguments: object) -> None:
-    """Run `job(team, *arguments)` in `size` processes of one thread each, or right here for a team of one.
+    """Runs `job(team, *arguments)` in `size` processes of one thread each, or right here for a team of one.
 
-    `job` and its arguments must be picklable. Raises what a member raised; the others are stopped then.
+    `job` and its arguments must be picklable. Raises a member's error; the others are stopped then.
     """
     if size == 1:
         job(ALONE, *arguments)

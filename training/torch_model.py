@@ -48,7 +48,7 @@ def rotary_tables(config: ModelConfig, length: int, device: torch.device) -> tup
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn (…, length, head_dim) by its positions."""
+    """Turns (…, length, head_dim) by its positions."""
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
@@ -154,7 +154,7 @@ class Model(nn.Module):
         return F.linear(self.hidden(tokens), self.model.embed_tokens.weight)
 
     def loss(self, tokens: Tensor, weights: Tensor) -> Tensor:
-        """Both (batch, length): `weights[b, t]` is what predicting `tokens[b, t]` counts for; 0 on padding."""
+        """Both (batch, length): `weights[b, t]` is the loss weight of predicting `tokens[b, t]`; 0 on padding."""
         counted = weights[:, 1:] > 0
         logits = F.linear(self.hidden(tokens)[:, :-1][counted], self.model.embed_tokens.weight)
         losses = F.cross_entropy(logits.float(), tokens[:, 1:][counted], reduction="none")

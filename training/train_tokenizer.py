@@ -1,10 +1,10 @@
 """The tokenizer: byte-level BPE trained on our own samples, and the chat template in front of it.
 
 Digits stand alone, so that a number's columns are tokens; bytes are the alphabet, so that nothing is unknown. A word
-falls into the same pieces with a space before it and without: only its first piece differs, and that has a twin which
-begins with the space. So a word copied from a sentence to the start of an answer or into quotes is one other token, not
-another spelling. Special tokens take the first ids. `render` is the one place where messages become text. Knows
-nothing of tasks.
+falls into the same pieces with a space before it and without: only its first piece differs, and that has a version
+which begins with the space. So a word copied from a sentence to the start of an answer or into quotes is one other
+token, not another spelling. Special tokens take the first ids. `render` is the one place where messages become text.
+Knows nothing of tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # kept in decoded text, as Qwen3 does
 
 # A digit; a word with the space before it; other signs with the space before them; line ends, which are one piece
-# whatever follows, so that a prompt's last tokens are those of the whole text; other white space.
+# before any text, so that a prompt's last tokens are those of the whole text; other white space.
 PIECES = Regex(r"\d| ?\p{L}+(?:'\p{L}+)?| ?[^\s\p{L}\d]+|[\r\n]+|[^\S\r\n]+(?!\S)|[^\S\r\n]+")
 
 _BARE = Regex(r"\d|\p{L}+(?:'\p{L}+)?|[^\s\p{L}\d]+|[\r\n]+|[^\S\r\n]+(?!\S)|[^\S\r\n]+")  # the same without it
@@ -59,7 +59,7 @@ def render(made: Conversation, *, add_generation_prompt: bool) -> str:
 
 
 def segments(made: Conversation) -> list[tuple[str, bool]]:
-    """The text of a chat in parts that are learned (what the model is to write) or only read.
+    """The text of a chat in parts that are learned (written by the model) or only read.
 
     Of an assistant message before the last user message, and of one with thinking off, the empty thought is read: there
     the prompt gives it. Tokenised one by one, the parts give the tokens that the model meets when it writes.
@@ -75,7 +75,7 @@ def segments(made: Conversation) -> list[tuple[str, bool]]:
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE over pieces without their space, then the twins with one, the most frequent first."""
+    """Byte-level BPE over pieces without their space, then the versions with one, the most frequent first."""
     texts = list(texts)
     bare = _tokenizer(models.BPE(), _BARE)
     trainer = trainers.BpeTrainer(
@@ -105,7 +105,8 @@ def _tokenizer(model: models.BPE, pieces: Regex) -> Tokenizer:
 
 
 def _after_a_space(bare: Tokenizer, texts: list[str]) -> list[str]:
-    """Tokens that were met behind a single space, the most frequent first; digits stand alone and have no twin."""
+    """Tokens that were met behind a single space, the most frequent first; digits stand alone and have no second
+    version."""
     known = set(bare.get_vocab())
     counts: Counter[str] = Counter()
     for encoded in bare.encode_batch(texts):

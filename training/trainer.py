@@ -32,7 +32,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Push the singular values of (count, rows, columns) towards 1 (the quintic of the Muon write-up)."""
+    """Pushes the singular values of (count, rows, columns) towards 1 (the quintic of the Muon write-up)."""
     a, b, c = QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
@@ -183,7 +183,7 @@ class Trainer:
         return self.work / "stable.pt"
 
     def save(self) -> None:
-        """Write the checkpoint whole or not at all."""
+        """Writes the checkpoint whole or not at all."""
         if self.team.rank:
             return
         self.work.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ class Trainer:
         partial.replace(self.checkpoint)
 
     def resume(self, path: Path | None = None) -> None:
-        """Go back to a checkpoint, the last one unless told. Raises FileNotFoundError when there is none."""
+        """Goes back to a checkpoint, the last one by default. Raises FileNotFoundError when there is none."""
         state = torch.load(path or self.checkpoint, map_location=self.plan.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -229,7 +229,7 @@ class Trainer:
         return float(loss_sum / weight_sum)
 
     def run(self, until: int | None = None) -> None:
-        """Train to the end of the plan (or to step `until`), with a line of log every ten steps."""
+        """Trains to the end of the plan (or to step `until`), with a line of log every ten steps."""
         self.work.mkdir(parents=True, exist_ok=True)
         end = min(until or self.plan.steps, self.plan.steps)
         falls = int(self.plan.steps * (1 - self.plan.fall))
@@ -257,7 +257,7 @@ class Trainer:
 
 
 def train(team: Team, plan: Plan, tokenizer: Path, work: Path, begin: Begin) -> None:
-    """Carry out a plan as one member of a team."""
+    """Carries out a plan as one member of a team."""
     trainer = Trainer(plan, Tokenizer.from_file(str(tokenizer)), work, team)
     if begin == "resume" and trainer.checkpoint.exists():
         trainer.resume()

@@ -16,7 +16,7 @@ from bench.gpu.setting import Setting
 from engine.core.request import SequenceState
 from engine.kernels.attention import Pieces, attend_triton
 from engine.model.batching import Batching
-from engine.model.gpu_batch import Packed, PackedModel, room_of, works_of
+from engine.model.gpu_batch import Packed, PackedModel, capacity_of, works_of
 from engine.model.gpu_limits import limits_for
 from engine.model.model_spec import ModelSpec
 
@@ -82,7 +82,7 @@ def _pieces(setting: Setting, spec: ModelSpec, seqs: Sequence[SequenceState], ca
     model = PackedModel((None,), spec.heads, spec.head_dim, limits)
     laid = Batching(steps.BLOCK).lay(steps.decode(seqs))
     works = works_of(laid, steps.BLOCK, model)
-    packed = Packed(room_of(laid, works))
+    packed = Packed(capacity_of(laid, works))
     host = np.zeros(packed.size, dtype=np.int32)
     packed.fill(laid, works, host)
     step = packed.views(torch.from_numpy(host).to(setting.device), model)

@@ -37,7 +37,7 @@ def sampling(setting: Setting) -> Iterator[Figure]:
             logits: Tensor = logits, bits: Tensor = bits, every: Tensor = every, parameters: Tensor = parameters
         ) -> Tensor:
             token_bitmask.apply_token_bitmask_triton(logits, bits, every)
-            return kernels.draw_triton(logits, parameters)
+            return kernels.sample_triton(logits, parameters)
 
         seconds = setting.timer.times(setting.timer.recorded(run), setting.sizes.repeats)
         step_ms = setting.value("decode", label(name, rows))

@@ -94,7 +94,7 @@ def engine_hits(prompts: Prompts, pool_blocks: int, host: int = 0, disk: int = 0
             core.handle(m.Generate(number, number, Span(GREEDY, max_tokens=1), 0, 1))
             while not any(isinstance(reply, m.OutputPiece) for reply in core.take_replies()):
                 core.step()
-                core.handle(m.CameUp())
+                core.handle(m.TransferDone())
             core.handle(m.Close(number))
         hits = core.stats().prefix_hit_tokens // SIZE
         core.close()

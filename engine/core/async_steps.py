@@ -24,7 +24,7 @@ from engine.structured_output.bitmask import Masking
 
 
 class StepTimer:
-    """Of one core. `learn` is told of each step, and the seconds that it took, once the device is done with it."""
+    """Times the steps of one core. `learn` takes each step and its seconds, once the device has finished it."""
 
     def __init__(self, clock: Callable[[], float], learn: Callable[[Step, float], None]) -> None:
         self.steps = 0
@@ -37,9 +37,8 @@ class StepTimer:
         self._running: tuple[Step, float, torch.cuda.Event] | None = None
 
     def ended(self, step: Step, began: float, done: torch.cuda.Event | None) -> None:
-        """The host has all that it needs of a step. `done`: what tells that the device is done with it, if it may not
-        be; then `wait` must follow, before the next `ended`.
-        """
+        """Counts a step whose results the host has. `done`: the event of its end on the device, if that may still be
+        ahead; then `wait` must follow, before the next `ended`."""
         self.steps += 1
         self.tokens += step.tokens
         self.last_batch = len(step.rows)
@@ -49,14 +48,14 @@ class StepTimer:
             self._running = step, began, done
 
     def wait(self) -> None:
-        """Wait for the step that ended last. The device is told of the next one before, so that it does not idle."""
+        """Waits for the step that ended last. The next one is launched before, so that the device does not idle."""
         if self._running is not None:
             (step, began, done), self._running = self._running, None
             done.synchronize()
             self._done(step, began)
 
     def _done(self, step: Step, began: float) -> None:
-        """The device began with a step when it was told of it, or when it was done with the one before."""
+        """Times a step from its launch, or from the end of the step before if that was later."""
         now = self._clock()
         seconds = now - max(began, self._done_at)
         self._done_at = now
@@ -65,19 +64,20 @@ class StepTimer:
 
 
 class DeviceThread:
-    """One step at a time. `begin` runs first in the device's thread: what torch keeps by thread is set there."""
+    """Runs one step at a time in a thread. `begin` runs first there: it sets torch's settings that are kept by
+    thread."""
 
     def __init__(self, runner: Runner, begin: Callable[[], None]) -> None:
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device", initializer=begin)
         self._logits: Future[Tensor] | None = None
 
-    def start(self, step: Step) -> None:
-        """Run it; nothing that it reads may change until `wait` has returned."""
+    def launch(self, step: Step) -> None:
+        """Runs the step; nothing that it reads may change until `wait` has returned."""
         self._logits = self._thread.submit(self._run, step)
 
     def wait(self) -> Tensor:
-        """The logits of the step that was started, or what went wrong in it."""
+        """Returns the logits of the launched step, or raises its error."""
         assert self._logits is not None
         logits, self._logits = self._logits.result(), None
         return logits
@@ -92,7 +92,7 @@ class DeviceThread:
 
 @dataclass(frozen=True, slots=True)
 class _InFlightStep:
-    """A step that the device was told of, at `began`. It has drawn nothing yet where it is a thread's to run."""
+    """A step launched at `began`. `result` is None where it runs in a thread and nothing is sampled yet."""
 
     step: Step
     began: float
@@ -100,7 +100,7 @@ class _InFlightStep:
 
 
 class InFlightSteps:
-    """Of one core: at most one step is under way between calls. `device`, if given, runs steps in a thread."""
+    """In-flight steps of one core: at most one between calls. `device`, if given, runs steps in a thread."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class InFlightSteps:
         scheduler: Scheduler,
         tiers: OffloadTiers | None,
         masking: Masking,
-        answers: OutputProcessor,
-        pace: StepTimer,
+        processor: OutputProcessor,
+        timer: StepTimer,
         clock: Callable[[], float],
     ) -> None:
         self.runner = runner
@@ -118,77 +118,77 @@ class InFlightSteps:
         self._scheduler = scheduler
         self._tiers = tiers
         self._masking = masking
-        self._answers = answers
-        self._pace = pace
+        self._processor = processor
+        self._timer = timer
         self._clock = clock
-        self._flight: _InFlightStep | None = None
+        self._in_flight: _InFlightStep | None = None
 
     @property
-    def under_way(self) -> bool:
-        return self._flight is not None
+    def in_flight(self) -> bool:
+        return self._in_flight is not None
 
     @torch.inference_mode()
-    def start(self) -> None:
-        """Tell the device of the next step; of nothing, where none can run before a block has come up from a tier."""
+    def launch(self) -> None:
+        """Launches the next step; none where nothing can run before a block is loaded from a tier."""
         if not self._scheduler.has_work:
             return
         began, step = self._clock(), self._scheduler.schedule()
-        if not step.rows and (step.saves or self._scheduler.stalled):  # blocks go down or come up, and nobody can run
+        if not step.rows and (step.saves or self._scheduler.stalled):  # blocks are offloaded or loaded, no row can run
             self._save(step)
             self._scheduler.complete(step)
             return
         assert step.rows, "there is work but no row: a sequence was admitted that can never fit"
-        self._flight = self._told(step, began)
+        self._in_flight = self._launch(step, began)
 
     @torch.inference_mode()
     def schedule_ahead(self) -> bool:
-        """Tell the device what comes after the step that is under way, and land that one. False, and nothing has
-        changed, where what comes after it depends on what it draws, or on who waits."""
-        flight = self._flight
-        if flight is None or flight.result is None:
+        """Launches the step after the one in flight (async scheduling), then collects the latter. False, and nothing
+        has changed, where the next step depends on the sampled tokens, or on waiting sequences."""
+        in_flight = self._in_flight
+        if in_flight is None or in_flight.result is None:
             return False
-        _, begun = flight.result
-        if begun.drawing is None or not begun.only_draws:
+        _, begun = in_flight.result
+        if begun.samples is None or not begun.only_samples:
             return False
-        began, step = self._clock(), self._scheduler.schedule_ahead(flight.step)
+        began, step = self._clock(), self._scheduler.schedule_ahead(in_flight.step)
         if step is None:
             return False
-        step.drawn = begun.drawing.token_ids
-        self._flight = self._told(step, began)
-        self._take(flight, *flight.result)
+        step.sampled = begun.samples.token_ids
+        self._in_flight = self._launch(step, began)
+        self._take(in_flight, *in_flight.result)
         return True
 
     @torch.inference_mode()
-    def land(self) -> None:
-        """Wait for the step that is under way, and take what it drew. Of which nothing was drawn is not waited for."""
-        flight, self._flight = self._flight, None
-        if flight is None:
+    def collect(self) -> None:
+        """Waits for the step in flight, and takes its samples. A step without samples is not waited for."""
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is None:
             return
-        result = flight.result
+        result = in_flight.result
         if result is None:
             assert self._device is not None
             logits = self._device.wait()
-            result = logits, self._answers.begin(flight.step.rows, logits)
-        self._scheduler.complete(flight.step)
-        self._take(flight, *result)
+            result = logits, self._processor.sample(in_flight.step.rows, logits)
+        self._scheduler.complete(in_flight.step)
+        self._take(in_flight, *result)
 
     def close(self) -> None:
-        """No step may follow."""
+        """Ends the device's thread. No step may follow."""
         if self._device is not None:
             self._device.close()
 
-    def _told(self, step: Step, began: float) -> _InFlightStep:
+    def _launch(self, step: Step, began: float) -> _InFlightStep:
         self._save(step)
         self._masking.start(step.rows)
         if self._device is not None:
-            self._device.start(step)
+            self._device.launch(step)
             return _InFlightStep(step, began, None)
         logits = self.runner.run(step)
-        return _InFlightStep(step, began, (logits, self._answers.begin(step.rows, logits)))
+        return _InFlightStep(step, began, (logits, self._processor.sample(step.rows, logits)))
 
-    def _take(self, flight: _InFlightStep, logits: Tensor, begun: SamplingInFlight) -> None:
-        self._answers.read(flight.step.rows, logits, begun)
-        self._pace.ended(flight.step, flight.began, begun.done)
+    def _take(self, in_flight: _InFlightStep, logits: Tensor, begun: SamplingInFlight) -> None:
+        self._processor.collect(in_flight.step.rows, logits, begun)
+        self._timer.ended(in_flight.step, in_flight.began, begun.done)
 
     def _save(self, step: Step) -> None:
         if step.saves and self._tiers is not None:

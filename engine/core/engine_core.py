@@ -1,7 +1,7 @@
-"""The engine's synchronous heart: commands in, one step at a time, replies out.
+"""The synchronous core of the engine: commands in, one step at a time, replies out.
 
-Knows nothing of threads, event loops or HTTP. A step schedules rows, runs them on the device, draws tokens, and says
-what became of each job. It may be driven by a thread, a process or a test.
+Knows nothing of threads, event loops or HTTP. A step schedules rows, runs them on the device, samples tokens, and
+replies to each job. It may be driven by a thread, a process or a test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.structured_output.compiler import Outcome
 from engine.structured_output.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 from engine.structured_output.mode_machine import ModeMachine
 
-KEEPING_S = 3.0  # that an engine which stops takes to write K/V to its disk
+KEEPING_S = 3.0  # to write K/V to the disk when the engine stops
 
 
 class EngineCore:
@@ -37,7 +37,7 @@ class EngineCore:
     `make_decoder` gives a fresh incremental detokeniser, `eos` the model's end-of-sequence ids, `secret` keys the
     prefix digests, and `begin_device` runs first in the thread of the overlapped loop's device. The caller has checked
     that commands are in range (see `engine.Engine`); the core only guards their order: commands for a sequence that
-    closed meanwhile are dropped, since its owner may not have heard yet.
+    closed meanwhile are dropped, since its owner may not know yet.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EngineCore:
         self._model = model
         self._scheduler = Scheduler(config, pool, clock, tiers)
         self._eos = frozenset(eos)
-        self._writer = SpanState(make_decoder, self._eos)
+        self._span_state = SpanState(make_decoder, self._eos)
         self._constraints = constraints
         self._masking = Masking(None if constraints is None else constraints.masks)
         self._post: Callable[[m.Command], None] = self.handle
@@ -71,38 +71,38 @@ class EngineCore:
         self._arrivals = 0
         self._private_id = 0  # throw-away children count down, so they never meet a client's ids
         self._replies: list[m.Reply] = []
-        self._answers = OutputProcessor(self._writer, self._masking, self, self._replies.append)
+        self._processor = OutputProcessor(self._span_state, self._masking, self, self._replies.append)
         overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
         self._overlapped = overlapped
         device = DeviceThread(runner, begin_device) if overlapped and not runner.queues else None
-        self._pace = StepTimer(clock, self._scheduler.ran)
-        self._flights = InFlightSteps(
-            runner, device, self._scheduler, tiers, self._masking, self._answers, self._pace, clock
+        self._timer = StepTimer(clock, self._scheduler.ran)
+        self._steps = InFlightSteps(
+            runner, device, self._scheduler, tiers, self._masking, self._processor, self._timer, clock
         )  # fmt: skip
         self._later: list[m.Command] = []  # came while the device ran
 
     # -- commands
 
     def post_with(self, post: Callable[[m.Command], None]) -> None:
-        """Sets how commands from other threads reach `handle`: constraints are compiled, and K/V is copied, in their
+        """Sets how other threads post to `handle`: constraints are compiled and K/V is copied in threads of their
         own."""
         self._post = post
         if self._tiers is not None:
-            self._tiers.wake = lambda: post(m.CameUp())
+            self._tiers.wake = lambda: post(m.TransferDone())
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or self._flights.under_way or bool(self._later)
+        return self._scheduler.has_work or self._steps.in_flight or bool(self._later)
 
     def next_deadline(self) -> float | None:
         """Returns the time, by its clock, at which the core must wake although nothing runs."""
         return min((s.deadline for s in self._deadlines.values() if s.deadline is not None), default=None)
 
     def handle(self, command: m.Command) -> None:
-        """Take one command, or keep it until the device is done. Replies wait for `take_replies`."""
-        if not self._flights.under_way:
+        """Handles a command, or queues it while a step is in flight. Replies wait for `take_replies`."""
+        if not self._steps.in_flight:
             self._handle(command)
-        elif self._scheduler.bringing_up or not isinstance(command, m.CameUp):  # else a block went down, and no more
+        elif self._scheduler.loading or not isinstance(command, m.TransferDone):  # else only an offload is done
             self._later.append(command)
 
     def _handle(self, command: m.Command) -> None:
@@ -122,8 +122,8 @@ class EngineCore:
             case m.Stop():
                 self._close_all("the engine stopped")
                 self.close()
-            case m.CameUp():
-                self._scheduler.came_up()
+            case m.TransferDone():
+                self._scheduler.take_loaded()
             case _:
                 assert command.sequence is not None
                 seq_or_none = self._sequences.get(command.sequence)
@@ -182,19 +182,19 @@ class EngineCore:
             tenant=command.tenant, stream=command.stream, forks=command.forks, generated=bytearray(command.generated),
             tail=command.tail,
         )  # fmt: skip
-        seq.counts.update(token for token, drawn in zip(seq.tokens, seq.generated, strict=True) if drawn)
+        seq.counts.update(token for token, sampled in zip(seq.tokens, seq.generated, strict=True) if sampled)
         if command.deadline_s is not None:
             seq.deadline = self._clock() + command.deadline_s
         self._adopt(seq, scope)
 
     def _snapshot(self, seq: SequenceState) -> bytes:
-        """The sequence as bytes; what it has of K/V is put where the next engine finds it."""
+        """Encodes the sequence, and puts its K/V where the next engine finds it."""
         self._scheduler.keep(seq)
-        told = Snapshot(
+        snapshot = Snapshot(
             seq.tenant, seq.priority, tuple(seq.tokens), bytes(seq.generated), seq.stream, seq.forks,
             max(seq.tail, seq.kv_len),
         )  # fmt: skip
-        return packed(told, self._model)
+        return packed(snapshot, self._model)
 
     def _close_all(self, reason: str, client: int | None = None) -> None:
         for seq in list(self._sequences.values()):
@@ -256,7 +256,8 @@ class EngineCore:
             self._constrain(seq, request, outcome)
 
     def _constrain(self, seq: SequenceState, request: int, outcome: Outcome) -> None:
-        """The span's constraint is compiled, or refused; without effect if the span has ended meanwhile."""
+        """Starts the span with its compiled constraint, or refuses it; without effect if the span has ended
+        meanwhile."""
         job = seq.job
         if not isinstance(job, SpanJob) or job.id != request or job.awaited is None:
             return
@@ -270,21 +271,21 @@ class EngineCore:
         self._submit(seq, job)
 
     def _submit(self, seq: SequenceState, job: SpanJob) -> None:
-        """Let a span run, from where another core left it."""
+        """Submits a span, from where another core left it."""
         try:
-            self._writer.replay(seq, job, job.delivered)
+            self._span_state.replay(seq, job, job.delivered)
         except ConstraintFailed as failed:
-            self._answers.fail(seq, job, failed)
+            self._processor.fail(seq, job, failed)
             return
         self._scheduler.submit(seq)
 
     def _stop_waiting(self, seq: SequenceState, job: SpanJob) -> None:
-        """Nobody needs the constraint any more, if it is still being compiled."""
+        """Cancels the compilation that only this span waits for."""
         if job.awaited is not None and job.span.constraint is not None and self._constraints is not None:
             self._constraints.compiler.cancel(job.span.constraint.body, job.awaited, seq.tenant)
 
     def _score(self, seq: SequenceState, command: m.Score) -> None:
-        """Read candidates on throw-away children."""
+        """Scores candidates on throw-away children."""
         request, first, jobs = score_jobs(command.request, command.candidates, len(seq))
         for tokens, targets in jobs:
             self._private_id -= 1
@@ -305,7 +306,7 @@ class EngineCore:
                 self.drop(child)
 
     def _close(self, seq: SequenceState, reason: str) -> None:
-        """Close a scope: the descendants first, then the sequence itself."""
+        """Closes a scope: the descendants first, then the sequence itself."""
         for child in list(seq.children.values()):
             self._close(child, reason)
         match seq.job:
@@ -319,59 +320,58 @@ class EngineCore:
         self.drop(seq)
 
     def finish(self, seq: SequenceState) -> None:
-        """The sequence's job is over."""
+        """Ends the sequence's job."""
         self._scheduler.finish(seq)
 
     def drop(self, seq: SequenceState) -> None:
-        """The sequence is gone."""
+        """Removes the sequence."""
         self._scheduler.release(seq)
         self._sequences.pop(seq.id, None)
         self._deadlines.pop(seq.id, None)
         if seq.parent is not None:
             seq.parent.children.pop(seq.id, None)
 
-    def again(self, seq: SequenceState) -> None:
+    def resample(self, seq: SequenceState) -> None:
         """Discards the token that the sequence sampled last."""
-        self._scheduler.again(seq)
+        self._scheduler.resample(seq)
 
     # -- steps
 
     def step(self) -> None:
-        """Run one step, or nothing when there is no work. In the overlapped loop: take what the device has drawn, tell
-        it of the next step, and tell clients meanwhile what came of the one before; where it can be said before what
-        comes next, the other way round.
-        """
+        """Runs one step, or nothing when there is no work. The overlapped loop collects the step in flight, launches
+        the next one, and emits the outputs of the former meanwhile; with async scheduling it launches before it
+        collects."""
         if not self._overlapped:
             self._expire()
-            self._flights.start()
-            self._flights.land()
-        elif self._later or self._due() or not self._flights.schedule_ahead():
-            self._flights.land()
+            self._steps.launch()
+            self._steps.collect()
+        elif self._later or self._due() or not self._steps.schedule_ahead():
+            self._steps.collect()
             self._catch_up()
-            self._flights.start()
-        self._answers.tell()
-        self._pace.wait()
+            self._steps.launch()
+        self._processor.emit_outputs()
+        self._timer.wait()
 
     def settle(self) -> None:
-        """Fetch what the device has, tell it, and take the commands that waited. In the plain loop there is nothing."""
-        self._flights.land()
-        self._answers.tell()
+        """Collects the step in flight, emits its outputs, and handles queued commands. The plain loop has nothing to
+        settle."""
+        self._steps.collect()
+        self._processor.emit_outputs()
         self._catch_up()
-        self._pace.wait()
+        self._timer.wait()
 
     def _catch_up(self) -> None:
-        """Take the commands that came while the device ran, and close what has reached its deadline. All that was drawn
-        is told before: a command is about a sequence as its client knows it.
-        """
+        """Handles the commands that came while a step was in flight, and closes the sequences whose deadline has
+        passed. All samples are emitted before: a command refers to a sequence as its client knows it."""
         if self._later or self._due():
-            self._answers.tell()
+            self._processor.emit_outputs()
             later, self._later = self._later, []
             for command in later:
                 self._handle(command)
             self._expire()
 
     def _due(self) -> list[SequenceState]:
-        """Returns the jobs that have reached their deadline."""
+        """Returns the sequences that have reached their deadline."""
         if not self._deadlines:
             return []
         now = self._clock()
@@ -387,12 +387,12 @@ class EngineCore:
                 self._close(seq, "its deadline passed")
 
     def _end_span(self, seq: SequenceState, job: SpanJob, finish: FinishReason) -> None:
-        """End a span from outside."""
+        """Ends a span from outside."""
         self._stop_waiting(seq, job)
         self._scheduler.finish(seq)
-        self._answers.emit(seq, job, self._writer.finish(job, finish, None))
+        self._processor.emit(seq, job, self._span_state.finish(job, finish, None))
 
-    # -- what operators see
+    # -- statistics
 
     def stats(self) -> Stats:
         counters = self._scheduler.counters
@@ -409,12 +409,12 @@ class EngineCore:
             prefix_hit_tokens=counters.prefix_hit_tokens,
             preemptions=counters.preemptions,
             prompt_tokens=counters.prompt_tokens,
-            generated_tokens=self._answers.generated_tokens,
+            generated_tokens=self._processor.generated_tokens,
             recomputed_tokens=counters.recomputed_tokens,
-            steps=self._pace.steps,
-            step_tokens=self._pace.tokens,
-            step_seconds=self._pace.seconds,
-            last_batch=self._pace.last_batch,
+            steps=self._timer.steps,
+            step_tokens=self._timer.tokens,
+            step_seconds=self._timer.seconds,
+            last_batch=self._timer.last_batch,
             held=self._scheduler.held,
             resumed=counters.resumed,
             resumed_late=counters.resumed_late,
@@ -424,13 +424,13 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """Keep what the next start can use, and end the threads below. No step may follow."""
-        self._flights.close()
+        """Keeps the K/V that the next start can use, and ends the threads below. No step may follow."""
+        self._steps.close()
         if self._tiers is not None:
             self._tiers.close(KEEPING_S)
 
     def check(self) -> None:
-        """Raise AssertionError unless the block pool agrees with every sequence's table."""
+        """Raises AssertionError unless the block pool agrees with every sequence's table."""
         self._pool.check(self._scheduler.tables())
         if self._tiers is not None:
             self._tiers.check()

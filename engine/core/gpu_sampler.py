@@ -1,8 +1,8 @@
-"""`engine.core.sampler.sample` on a GPU: all that a step's rows ask for goes there in one copy, and what was
-drawn comes back in one.
+"""`engine.core.sampler.sample` on a GPU: one copy to the device for all parameters of a step, one copy back for its
+tokens and log-probabilities.
 
-Between the two nothing waits. Rows, masks and log-probabilities mean what they do there; the numbers that draws depend
-on are others (see `engine.kernels.sampling.draw`). Runs on a CPU too, by the kernels' twins, which is how it is tested.
+Between the two nothing waits. Rows, masks and log-probabilities mean the same as there; the random numbers are others
+(see `engine.kernels.sampling.sample`). Runs on a CPU too, with the kernels' torch references, as its tests do.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ from engine.params import GREEDY, Sampling
 
 Ints = NDArray[np.int32]
 _MASK64 = (1 << 64) - 1
-_ALIGNED = 4  # words: a kernel is compiled anew for memory that begins at no multiple of 16 bytes
+_ALIGNED = 4  # words: Triton compiles a kernel anew for memory that begins at no multiple of 16 bytes
 
 
 def sample_on_device(
-    logits: Tensor, draws: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
+    logits: Tensor, requests: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
 ) -> SampledTokens:
     """See `engine.core.sampler.sample`."""
-    return begin_on_device(logits, draws, apply_mask).fetch()
+    return begin_on_device(logits, requests, apply_mask).fetch()
 
 
 def begin_on_device(
-    logits: Tensor, draws: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
+    logits: Tensor, requests: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
 ) -> PendingSamples:
     """See `engine.core.sampler.begin_sampling`."""
     rows, vocabulary = logits.shape
-    asked = [i for i, draw in enumerate(draws) if draw is not None and draw.logprobs is not None]
-    entries, starts = adjustments(draws, vocabulary)
+    asked = [i for i, request in enumerate(requests) if request is not None and request.logprobs is not None]
+    entries, starts = adjustments(requests, vocabulary)
     parameters, changes, bounds, where = _sent(
-        [_parameters(draws), entries, starts, np.array(asked, dtype=np.int32)], logits.device
+        [_parameters(requests), entries, starts, np.array(asked, dtype=np.int32)], logits.device
     )
     raw, raw_rows = logits, where
-    if asked and (len(entries) or apply_mask is not None):  # what is asked for is about the logits as they are now
+    if asked and (len(entries) or apply_mask is not None):  # log-probabilities are of the unmodified logits
         raw, raw_rows = logits.index_select(0, where), torch.arange(len(asked), dtype=torch.int32, device=logits.device)
     if len(entries):
         kernels.adjust(logits, changes.view(-1, 2), bounds)
     if apply_mask is not None:
         apply_mask(logits)
-    tokens = kernels.draw(logits, parameters.view(rows, kernels.WORDS))
+    tokens = kernels.sample(logits, parameters.view(rows, kernels.WORDS))
     if not asked:
         arrive = from_device(tokens)
         return PendingSamples(tokens, lambda: SampledTokens(arrive().tolist(), {}))
-    wanted = [draw.logprobs or 0 for draw in draws if draw is not None and draw.logprobs is not None]
+    wanted = [request.logprobs or 0 for request in requests if request is not None and request.logprobs is not None]
     found = of_rows.logprobs(raw, raw_rows, tokens.index_select(0, where), max(wanted))
     return PendingSamples(tokens, _leaving(tokens, found, dict(zip(asked, wanted, strict=True))))
 
 
 def warm_up(vocabulary: int, device: torch.device) -> None:
-    """Draw with everything that a row may ask for, and hand tokens on, so that no request waits for a kernel to be
-    compiled."""
-    told = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logit_bias={0: 1.0})
-    for draws in (
+    """Samples with every option that a row may have, and fills in sampled tokens, so that no request waits for a kernel
+    to be compiled."""
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logit_bias={0: 1.0})
+    for requests in (
         [None],
-        [RowSampling(told, 1, 0, 1, {}, {0}, logprobs=3)],
-        [RowSampling(told, 1, 0, 1, {}, {0}, logprobs=3)] * 2,
+        [RowSampling(sampling, 1, 0, 1, {}, {0}, logprobs=3)],
+        [RowSampling(sampling, 1, 0, 1, {}, {0}, logprobs=3)] * 2,
     ):
-        drawing = begin_on_device(torch.randn(len(draws), vocabulary, device=device), draws, _mask_nothing)
-        fill_sampled(torch.full((len(draws),), -1, dtype=torch.int32, device=device), drawing.token_ids)
-        drawing.fetch()
+        pending = begin_on_device(torch.randn(len(requests), vocabulary, device=device), requests, _mask_nothing)
+        fill_sampled(torch.full((len(requests),), -1, dtype=torch.int32, device=device), pending.token_ids)
+        pending.fetch()
 
 
 def _mask_nothing(logits: Tensor) -> None:
@@ -81,15 +81,15 @@ def _mask_nothing(logits: Tensor) -> None:
     apply_token_bitmask(logits, bits, torch.arange(len(logits), device=logits.device))
 
 
-def adjustments(draws: Sequence[RowSampling | None], vocabulary: int) -> tuple[Ints, Ints]:
+def adjustments(requests: Sequence[RowSampling | None], vocabulary: int) -> tuple[Ints, Ints]:
     """Returns the arguments of `kernels.adjust`: entries (n, 2) and starts.
 
     Raises:
         IndexError: a row names a token that the vocabulary does not have.
     """
     parts: list[Part] = []
-    for draw in draws:
-        parts += _NO_CHANGES if draw is None or not _changed(draw) else _changes(draw)
+    for request in requests:
+        parts += _NO_CHANGES if request is None or not _changed(request) else _changes(request)
     sizes = [len(tokens) for tokens, _ in parts]
     starts = np.cumsum([0, *sizes], dtype=np.int32)
     entries = np.empty((starts[-1], 2), dtype=np.int32)
@@ -109,28 +109,28 @@ Part = tuple[Collection[int], float | NDArray[np.float64]]
 _NO_CHANGES: list[Part] = [((), 0.0)] * 4
 
 
-def _changed(draw: RowSampling) -> bool:
-    s = draw.sampling
+def _changed(request: RowSampling) -> bool:
+    s = request.sampling
     penalties = s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty
-    return bool(penalties or s.logit_bias or draw.banned)
+    return bool(penalties or s.logit_bias or request.banned)
 
 
-def _changes(draw: RowSampling) -> list[Part]:
-    """Tokens and numbers of the four stages: bias, repetition, presence and frequency, bans."""
-    s = draw.sampling
+def _changes(request: RowSampling) -> list[Part]:
+    """Returns tokens and numbers of the four stages: bias, repetition, presence and frequency, bans."""
+    s = request.sampling
     biases = np.fromiter(s.logit_bias.values(), np.float64, len(s.logit_bias))
-    counts = draw.counts if s.presence_penalty or s.frequency_penalty else {}
+    counts = request.counts if s.presence_penalty or s.frequency_penalty else {}
     times = np.fromiter(counts.values(), np.float64, len(counts))
     return [
         (s.logit_bias, biases),
-        (draw.seen if s.repetition_penalty != 1.0 else (), s.repetition_penalty),
+        (request.seen if s.repetition_penalty != 1.0 else (), s.repetition_penalty),
         (counts, -s.presence_penalty - s.frequency_penalty * times),
-        (draw.banned, 0.0),
+        (request.banned, 0.0),
     ]
 
 
 def keys(seeds: Sequence[int], streams: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint64]:
-    """`mix64(seed, stream, position)` of each row, all at once."""
+    """Computes `mix64(seed, stream, position)` of all rows at once."""
     state = np.zeros(len(seeds), dtype=np.uint64)
     for values in (seeds, streams, positions):
         state += np.array([value & _MASK64 for value in values], dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -140,19 +140,19 @@ def keys(seeds: Sequence[int], streams: Sequence[int], positions: Sequence[int])
     return state
 
 
-def _parameters(draws: Sequence[RowSampling | None]) -> Ints:
-    samplings: list[Sampling] = [GREEDY if draw is None else draw.sampling for draw in draws]
+def _parameters(requests: Sequence[RowSampling | None]) -> Ints:
+    samplings: list[Sampling] = [GREEDY if request is None else request.sampling for request in requests]
     return kernels.pack(
         temperature=[s.temperature for s in samplings],
         top_k=[s.top_k for s in samplings],
         top_p=[s.top_p for s in samplings],
         min_p=[s.min_p for s in samplings],
-        keys=keys(*zip(*[(0, 0, 0) if d is None else (d.seed, d.stream, d.position) for d in draws], strict=True)),
+        keys=keys(*zip(*[(0, 0, 0) if d is None else (d.seed, d.stream, d.position) for d in requests], strict=True)),
     )
 
 
 def _sent(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
-    """Arrays on the device, flat, by one copy."""
+    """Sends arrays to the device, flat, in one copy."""
     padded = [array.size + -array.size % _ALIGNED for array in arrays]
     whole = np.zeros(sum(padded), dtype=np.int32)
     at = 0
@@ -164,7 +164,7 @@ def _sent(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
 
 
 def _leaving(tokens: Tensor, found: of_rows.Logprobs, wanted: dict[int, int]) -> Callable[[], SampledTokens]:
-    """All of it from the device, by one copy. `wanted` says of which rows how many of the likeliest are."""
+    """Starts one copy of all results from the device. `wanted` maps rows to their number of top tokens."""
     floats = torch.cat([found.chosen, found.values.reshape(-1)]).view(torch.int32)
     arrive = from_device(torch.cat([tokens.int(), found.tokens.reshape(-1).int(), floats]))
     rows, shape = len(tokens), found.values.shape
@@ -172,15 +172,15 @@ def _leaving(tokens: Tensor, found: of_rows.Logprobs, wanted: dict[int, int]) ->
 
 
 def _arrived(whole: Ints, rows: int, shape: torch.Size, wanted: dict[int, int]) -> SampledTokens:
-    count, most = shape
-    ids, top_ids, rest = np.split(whole, [rows, rows + count * most])
+    count, max_k = shape
+    sampled, top_ids, rest = np.split(whole, [rows, rows + count * max_k])
     chosen, values = np.split(rest.view(np.float32), [count])
-    drawn: list[int] = ids.tolist()
-    table = list(zip(top_ids.reshape(count, most).tolist(), values.reshape(count, most).tolist(), strict=True))
+    ids: list[int] = sampled.tolist()
+    table = list(zip(top_ids.reshape(count, max_k).tolist(), values.reshape(count, max_k).tolist(), strict=True))
     return SampledTokens(
-        drawn,
+        ids,
         {
-            row: TokenLogprob(drawn[row], float(chosen[at]), tuple(zip(*(part[:k] for part in table[at]), strict=True)))
+            row: TokenLogprob(ids[row], float(chosen[at]), tuple(zip(*(part[:k] for part in table[at]), strict=True)))
             for at, (row, k) in enumerate(wanted.items())
         },
     )

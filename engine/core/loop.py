@@ -1,4 +1,4 @@
-"""The loop of a core: commands from a mailbox, a step, replies to the mailbox, for as long as nobody says stop.
+"""The loop of a core: commands from a mailbox, a step, replies to the mailbox, until a `Stop` comes.
 
 When nothing runs it waits in the mailbox and uses no CPU. Knows nothing of threads or sockets.
 """
@@ -14,31 +14,30 @@ from engine.core import messages as m
 
 if TYPE_CHECKING:
     from engine.core.engine_core import (
-        EngineCore,  # torch comes with it, and a process without a core has a collector, too
+        EngineCore,  # it imports torch, and a process without a core calms its collector, too
     )
 
 
 class Mailbox(Protocol):
-    """The core's side of whatever leads to its clients."""
+    """The core's side of the link to its clients."""
 
     def take(self, timeout_s: float | None) -> Iterable[m.Command]:
-        """The commands that have come, in order. Waits for the first so long; None: for ever."""
+        """Takes the commands that have come, in order. Waits for the first for so many seconds; None: for ever."""
         ...
 
     def send(self, replies: list[m.Reply]) -> None: ...
 
 
 def calm_collector() -> None:
-    """For a process that serves: Python's collector never again looks at what is there now, above all what torch has
-    loaded, and looks less often at the rest. Else each look at all of it halts every stream for some 60 ms.
-    """
+    """Makes Python's garbage collector skip all present objects, above all torch's, and run less often, in a process
+    that serves. Else each full collection halts every stream for some 60 ms."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
 
 def drive(core: EngineCore, mail: Mailbox) -> None:
-    """Run until a `Stop` comes; it has been handled then, and its replies are sent."""
+    """Runs until a `Stop` comes; by then it has been handled, and its replies are sent."""
     while True:
         for command in mail.take(0.0 if core.has_work else _patience(core)):
             core.handle(command)

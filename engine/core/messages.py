@@ -26,9 +26,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A sequence that another core had, as its client knows it; `scope` was restored before, if it has one.
+    """Restores a sequence of another core, as its client knows it; `scope` was restored before, if it has one.
 
-    `generated` has a byte for each token, 1 where it was drawn. `stream` and `forks` key the random draws.
+    `generated` has a byte for each token, 1 where it was sampled. `stream` and `forks` key the random numbers.
     """
 
     sequence: int
@@ -40,7 +40,7 @@ class Restore:
     deadline_s: float | None
     stream: int
     forks: int
-    tail: int = 0  # tokens that had K/V, which may lie in a tier
+    tail: int = 0  # tokens that had K/V, perhaps in a tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """A span. One that another core began goes on after the tokens that were `delivered`, which the sequence does not
-    have yet; `begun` says that a first piece was told."""
+    """Starts a span. One that another core began goes on after its `delivered` tokens, which the sequence does not have
+    yet; `begun`: its first piece was sent."""
 
     sequence: int
     request: int
@@ -72,7 +72,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """New sequences that continue as `sequence`, and close when `scope` closes."""
+    """Forks new sequences that continue as `sequence`, and close when `scope` closes."""
 
     sequence: int
     children: tuple[int, ...]
@@ -87,7 +87,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The sequence waits for something: names of it, where they are known."""
+    """Pins the K/V of a sequence that waits for something: for tools of these names, where they are known."""
 
     sequence: int
     ttl_s: float
@@ -96,7 +96,8 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Snap:
-    """Tell what the sequence is, and put its K/V where the next engine finds it, if there is a disk for that."""
+    """Returns the sequence as a snapshot, and puts its K/V where the next engine finds it, if there is a disk for
+    that."""
 
     sequence: int
     request: int
@@ -104,7 +105,7 @@ class Snap:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End the sequence's span or score; what it has generated stays."""
+    """Ends the sequence's span or score; the generated tokens stay."""
 
     sequence: int
     request: int
@@ -122,7 +123,7 @@ class GetStats:
 
 @dataclass(frozen=True, slots=True)
 class Compile:
-    """Compile a constraint before a tenant's span needs it."""
+    """Compiles a constraint before a tenant's span needs it."""
 
     request: int
     constraint: Constraint
@@ -131,15 +132,15 @@ class Compile:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A client is gone: all its sequences close."""
+    """Closes all sequences of a client that is gone."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True)
 class CompileDone:
-    """The outcome of compiling a constraint. From the core's own compiler, not from a client. `sequence` has the span
-    that waits for it, None where nothing but a `Compile` does."""
+    """The outcome of compiling a constraint. From the core's own compiler, not from a client. `sequence` has the
+    waiting span, None where only a `Compile` waits."""
 
     sequence: int | None
     request: int
@@ -147,18 +148,18 @@ class CompileDone:
 
 
 @dataclass(frozen=True, slots=True)
-class CameUp:
-    """A copy between K/V tiers is done. From the core's own worker, not from a client."""
+class TransferDone:
+    """Reports that a copy between K/V tiers is done. From the core's own worker, not from a client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the core's loop; whatever runs is cancelled."""
+    """Ends the core's loop; running spans are cancelled."""
 
 
 Command = (
     Open | Restore | Append | Generate | Score | Fork | Truncate | Hold | Snap | Cancel | Close
-    | GetStats | Compile | Leave | CompileDone | CameUp | Stop
+    | GetStats | Compile | Leave | CompileDone | TransferDone | Stop
 )  # fmt: skip
 
 
@@ -168,7 +169,7 @@ class Loaded:
 
     path: str  # the model's directory
     vocab_size: int
-    max_model_len: int  # tokens that a sequence can have: what the model's positions allow and the KV pool holds
+    max_model_len: int  # tokens that a sequence can have: bounded by the model's positions and the KV pool
     device: str
     dtype: str
     threads: int  # CPU threads of the model
@@ -178,7 +179,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """A span whose sequence takes several steps to read has come so far."""
+    """Prefill progress of a span whose prompt takes several steps."""
 
     request: int
     prefill: Prefill
@@ -200,7 +201,8 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The sequence closed while the request ran on it: by its owner, a scope around it, or its deadline."""
+    """Reports that the sequence closed while the request ran on it: by its owner, a scope around it, or its
+    deadline."""
 
     request: int
     reason: str
@@ -208,14 +210,14 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The constraint is compiled."""
+    """Reports that the constraint is compiled."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """The constraint cannot be held, or not in time. A span's sequence is as it was."""
+    """Reports that the constraint cannot be compiled exactly, or not in time. A span's sequence is as it was."""
 
     request: int
     reasons: tuple[str, ...]
@@ -224,7 +226,8 @@ class RequestRefused:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The span's constraint could not go on. The sequence may have tokens that no piece told of: truncate it."""
+    """Reports that the span's constraint could not go on. The sequence may have tokens that no piece had: truncate
+    it."""
 
     request: int
     reason: str
@@ -245,11 +248,11 @@ class StatsReply:
 Reply = PromptProgress | OutputPiece | Scored | Ready | RequestRefused | RequestFailed | Closed | Snapped | StatsReply
 
 _CLIENT_SHIFT = 48
-NOBODY = 0  # a request whose reply nobody awaits
+NOBODY = 0  # a request whose reply is ignored
 
 
 def first_id(client: int) -> int:
-    """The smallest of a client's ids."""
+    """Returns the smallest of a client's ids."""
     return (client << _CLIENT_SHIFT) + 1
 
 

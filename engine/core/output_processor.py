@@ -1,9 +1,9 @@
 """Turns a step's samples and logits into the replies of its requests.
 
-`read` takes the tokens as soon as they are there, as what may follow depends on them; `tell` makes replies of them and
-may come later. Where candidate continuations are scored, those of one token share one child sequence, as one row of
-logits decides them all; each longer one has its own. On a GPU the log-probabilities of many rows are computed at once,
-and come back in one copy.
+`sample` starts sampling; `collect` takes the tokens as soon as they are there, since the next step depends on them;
+`emit_outputs` makes replies of them and may come later. Where candidate continuations are scored, those of one token
+share one child sequence, since one row of logits decides them all; each longer one has its own. On a GPU the
+log-probabilities of many rows are computed at once, and come back in one copy.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from engine.outputs import Prefill, SpanOutput, TokenLogprob
 from engine.structured_output.bitmask import Masking
 from engine.structured_output.matcher import ConstraintFailed
 
-ROWS = 256  # that a GPU reads at once: to find the likeliest of a row it is copied
+ROWS = 256  # rows of logits that a GPU handles at once: finding a row's top tokens copies it
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], k: int) -> list[TokenLogprob]:
-    """Of `tokens[i]` and the `k` likeliest in row i of `logits` (len(tokens), vocabulary), fp32."""
+    """Computes log-probabilities of `tokens[i]` and the `k` likeliest in row i of `logits` (len(tokens), vocabulary),
+    fp32."""
     if logits.is_cuda and tokens:
         return _on_device(logits, tokens, k)
     return [logprob_of(row_logprobs(row), token, k) for row, token in zip(logits, tokens, strict=True)]
 
 
 def chosen_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """Of `tokens[i]` in row `rows[i]` of `logits` (any, vocabulary), fp32. Rows may have repeats, in a row."""
+    """Computes log-probabilities of `tokens[i]` in row `rows[i]` of `logits` (any, vocabulary), fp32. Repeats of a row
+    are adjacent."""
     if logits.is_cuda and tokens:
         where, asked = to_device(torch.tensor([rows, tokens]), logits.device)
         found: list[float] = from_device(logprobs(logits, where.int(), asked, 0).chosen)().tolist()
@@ -75,7 +77,7 @@ Targets = dict[int, list[tuple[int, int, int]]]  # position -> (candidate, index
 def score_jobs(
     request: int, candidates: Sequence[Sequence[int]], length: int
 ) -> tuple[ScoreGroup, int, list[tuple[Sequence[int], Targets]]]:
-    """Returns the jobs that score candidates after a sequence of `length` tokens.
+    """Builds the jobs that score candidates after a sequence of `length` tokens.
 
     Returns the request, the first position whose logits matter, and each child's tokens to append and targets.
     """
@@ -91,8 +93,8 @@ def score_jobs(
 
 
 def read_scores(logits: Tensor, reads: Iterable[tuple[ScoreJob, int, range]]) -> None:
-    """Note what logits (any, vocabulary) decide, all that a step has in one go: of each job that reads, the position
-    of its first row and its rows."""
+    """Records the log-probabilities that a step's logits (any, vocabulary) decide, all at once. `reads`: each job, the
+    position of its first row, and its rows."""
     rows: list[int] = []
     tokens: list[int] = []
     places: list[tuple[list[float], int]] = []
@@ -107,92 +109,91 @@ def read_scores(logits: Tensor, reads: Iterable[tuple[ScoreJob, int, range]]) ->
 
 
 class JobListener(Protocol):
-    """Hears that a job is over."""
+    """Is notified when a job is over."""
 
     def finish(self, seq: SequenceState) -> None:
-        """The job is; the sequence stays."""
+        """Ends the job; the sequence stays."""
         ...
 
     def drop(self, seq: SequenceState) -> None:
-        """A throw-away child is read: it goes."""
+        """Removes a throw-away child that is scored."""
         ...
 
-    def again(self, seq: SequenceState) -> None:
-        """Samples the token again; the one before means nothing."""
+    def resample(self, seq: SequenceState) -> None:
+        """Samples the token again; the one before is invalid."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingInFlight:
-    """A step's draws on their way, for the spans in `spans`. `failed` are those whose constraint cannot go on. With
-    `only_draws` every row draws, and nothing is read. `ahead`: they were begun before the tokens before them were
-    known. `done` tells that the device is done with the step, where it computes still and nothing is fetched.
-    """
+    """A step's samples in flight, for the spans in `spans`. `failed` are those whose constraint cannot go on. With
+    `only_samples` every row samples, and no logits are read. `ahead`: launched before the tokens of the step before
+    were known. `done`: the event of the step's end, where nothing is fetched from it."""
 
     spans: list[tuple[SequenceState, SpanJob]]
     failed: dict[int, ConstraintFailed]
-    drawing: PendingSamples | None
-    only_draws: bool
+    samples: PendingSamples | None
+    only_samples: bool
     ahead: bool
     done: torch.cuda.Event | None = None
 
 
 def _reads(job: Job | None) -> bool:
-    """Returns whether a job wants the logits themselves."""
+    """Returns whether a job needs the logits themselves."""
     return isinstance(job, ScoreJob) or (isinstance(job, SpanJob) and job.reading_prompt)
 
 
 def _rows(logits: Tensor, index: list[int]) -> Tensor:
-    """A copy of some rows."""
+    """Copies some rows."""
     return logits.index_select(0, to_device(torch.tensor(index), logits.device))
 
 
 class OutputProcessor:
-    """The jobs of one core. `emit` takes the replies."""
+    """Processes the outputs of one core's jobs. `emit` takes the replies."""
 
     def __init__(
-        self, writer: SpanState, masking: Masking, ending: JobListener, emit: Callable[[m.Reply], None]
+        self, span_state: SpanState, masking: Masking, ending: JobListener, emit: Callable[[m.Reply], None]
     ) -> None:
         self.generated_tokens = 0
-        self._writer = writer
+        self._span_state = span_state
         self._masking = masking
         self._ending = ending
         self._emit = emit
-        self._untold: list[tuple[SequenceState, SpanJob]] = []
+        self._pending: list[tuple[SequenceState, SpanJob]] = []
 
-    def begin(self, rows: list[Row], logits: Tensor) -> SamplingInFlight:
-        """Begin to draw for the spans that reach their last token; a GPU may still be computing the logits."""
+    def sample(self, rows: list[Row], logits: Tensor) -> SamplingInFlight:
+        """Starts sampling for the spans that reach their last token; a GPU may still be computing the logits."""
         spans: list[tuple[SequenceState, SpanJob]] = []
-        draws: list[RowSampling | None] = []
+        requests: list[RowSampling | None] = []
         index: list[int] = []
         at = 0
         for row in rows:
             seq, end = row.seq, row.start + row.count
             at += max(0, end - max(row.start, row.logits_from))
-            unknown = int(row.drawn_at is not None)
+            unknown = int(row.sampled_at is not None)
             if isinstance(seq.job, SpanJob) and end == len(seq.tokens) + unknown:
                 spans.append((seq, seq.job))
-                draws.append(row_sampling(seq, seq.job, unknown))
+                requests.append(row_sampling(seq, seq.job, unknown))
                 index.append(at - 1)
         if not spans:
             done = torch.cuda.Event(blocking=True) if logits.is_cuda else None
             if done is not None:
                 done.record()
-            return SamplingInFlight([], {}, None, only_draws=False, ahead=False, done=done)
-        # drawing changes logits, and prompts and scores are read from what the model said
+            return SamplingInFlight([], {}, None, only_samples=False, ahead=False, done=done)
+        # sampling changes logits in place, and prompts and scores need the model's own
         whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
         failed: dict[int, ConstraintFailed] = {}
         apply_mask = self._masking.apply_mask([job for _, job in spans], failed)
-        drawing = begin_sampling(logits if whole else _rows(logits, index), draws, apply_mask)
-        only_draws = whole and len(spans) == len(rows)
-        return SamplingInFlight(spans, failed, drawing, only_draws, ahead=rows[0].drawn_at is not None)
+        samples = begin_sampling(logits if whole else _rows(logits, index), requests, apply_mask)
+        only_samples = whole and len(spans) == len(rows)
+        return SamplingInFlight(spans, failed, samples, only_samples, ahead=rows[0].sampled_at is not None)
 
-    def read(self, rows: list[Row], logits: Tensor, begun: SamplingInFlight) -> None:
-        """Hand each row's logits to its job, and take what was drawn since `begin`."""
+    def collect(self, rows: list[Row], logits: Tensor, begun: SamplingInFlight) -> None:
+        """Hands each row's logits to its job, and takes the tokens sampled since `sample`."""
         at = 0
         scores: list[tuple[ScoreJob, int, range]] = []
         scored: list[tuple[SequenceState, ScoreJob]] = []
-        for row in () if begun.only_draws else rows:
+        for row in () if begun.only_samples else rows:
             seq, start, end = row.seq, row.start, row.start + row.count
             first = max(start, row.logits_from)
             wanted = max(0, end - first)
@@ -210,20 +211,21 @@ class OutputProcessor:
         if scores:
             read_scores(logits, scores)
             self._end_scores(scored)
-        if begun.drawing is not None:
-            self._take(begun, begun.drawing)
+        if begun.samples is not None:
+            self._take(begun, begun.samples)
 
-    def tell(self) -> None:
-        """Replies of all that was taken and not yet told. A stop string may end a span only now."""
-        untold, self._untold = self._untold, []
+    def emit_outputs(self) -> None:
+        """Emits the outputs of all tokens taken since the last call. A stop string may end a span only now."""
+        untold, self._pending = self._pending, []
         for seq, job in untold:
-            for output in self._writer.tell(seq, job):
+            for output in self._span_state.outputs(seq, job):
                 if output.finish_reason is not None and seq.job is job:
                     self._ending.finish(seq)
                 self.emit(seq, job, output)
 
     def fail(self, seq: SequenceState, job: SpanJob, failed: ConstraintFailed) -> None:
-        """The span's constraint cannot go on: the client cuts the sequence back to what it was given."""
+        """Ends a span whose constraint cannot go on: the client truncates the sequence to its length before the
+        span."""
         self._ending.finish(seq)
         self._emit(m.RequestFailed(job.id, str(failed)))
 
@@ -239,31 +241,31 @@ class OutputProcessor:
 
     # -- parts
 
-    def _take(self, begun: SamplingInFlight, drawing: PendingSamples) -> None:
-        drawn, failed = drawing.fetch(), begun.failed
-        logprobs = drawn.logprobs
-        for at, ((seq, job), token) in enumerate(zip(begun.spans, drawn.token_ids, strict=True)):
+    def _take(self, begun: SamplingInFlight, samples: PendingSamples) -> None:
+        sampled, failed = samples.fetch(), begun.failed
+        logprobs = sampled.logprobs
+        for at, ((seq, job), token) in enumerate(zip(begun.spans, sampled.token_ids, strict=True)):
             if seq.job is not job:  # it ended meanwhile: by a stop string, or by the token before
                 continue
             if at in failed:
                 self.fail(seq, job, failed[at])
                 continue
-            if begun.ahead and not job.open:  # the token before began what holds this one
-                self._ending.again(seq)
+            if begun.ahead and not job.open:  # the token before began a constrained section
+                self._ending.resample(seq)
                 continue
             produced = job.produced
             try:
-                goes_on = self._writer.take(seq, job, token, logprobs.get(at))
+                goes_on = self._span_state.take(seq, job, token, logprobs.get(at))
             except ConstraintFailed as failure:
                 self.fail(seq, job, failure)
                 continue
             self.generated_tokens += job.produced - produced
-            self._untold.append((seq, job))
+            self._pending.append((seq, job))
             if not goes_on:
                 self._ending.finish(seq)
 
     def _end_scores(self, scored: list[tuple[SequenceState, ScoreJob]]) -> None:
-        """Ends the scores whose children have read their tokens."""
+        """Ends the scores whose children have been read."""
         for seq, job in scored:
             job.request.open_children -= 1
             self._ending.drop(seq)
@@ -272,7 +274,7 @@ class OutputProcessor:
                 self._emit(m.Scored(job.request.id, scores))
 
     def _read_prompt(self, seq: SequenceState, job: SpanJob, first: int, logits: Tensor) -> None:
-        """Log-probabilities of the prompt's tokens; a preempted sequence reads again from the start."""
+        """Gathers log-probabilities of the prompt's tokens; a preempted sequence reads again from the start."""
         del job.prompt_logprobs[first + 1 :]
         tokens = seq.tokens[first + 1 : first + 1 + len(logits)]
         job.prompt_logprobs += token_logprobs(logits[: len(tokens)], tokens, job.span.prompt_logprobs or 0)

@@ -1,8 +1,8 @@
 """State of a sequence in the core, and the span and score jobs that run on it. Plain data.
 
 A sequence has its tokens, which of them have K/V, and in which blocks. K/V is only a cache of the tokens: `table` and
-`kv_len` may be dropped at any time and are recomputed. A job says from which position on it wants logits, and whether
-it goes on after the next token; the scheduler needs to know nothing else about it.
+`kv_len` may be dropped at any time and are recomputed. A job gives the first position whose logits it needs, and
+whether it goes on after the next token; the scheduler knows nothing else of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.structured_output.mode_machine import ModeMachine
 
 @dataclass(slots=True, eq=False)
 class SpanJob:
-    """A running span: its limits resolved to numbers, and what it has produced."""
+    """A running span: its limits resolved to numbers, and its output so far."""
 
     id: int
     span: Span
@@ -30,29 +30,29 @@ class SpanJob:
     max_tokens: int
     stop_ids: frozenset[int]
     prompt_tokens: int
-    greedy: bool = False  # nothing but the likeliest token is asked for
-    looks_back: bool = False  # draws depend on the tokens before them by more than the model's logits
+    greedy: bool = False  # takes the likeliest token, and asks for no log-probabilities
+    looks_back: bool = False  # samples depend on earlier tokens by more than the model's logits
     produced: int = 0
-    reading_prompt: bool = False  # prompt log-probabilities are still being gathered
+    reading_prompt: bool = False  # prompt log-probabilities are incomplete
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     announced: bool = False  # the first piece, with the prompt's figures, was sent
     delivered: tuple[int, ...] = ()  # tokens that another core generated, still to be replayed
-    awaited: Done | None = None  # who hears of the constraint: until then the scheduler knows nothing of the job
+    awaited: Done | None = None  # callback of the pending compilation: until then the scheduler does not know the job
     modes: ModeMachine | None = None  # of a constrained span
-    text: SpanText | None = None  # of the section that is being written, from its first text on
+    text: SpanText | None = None  # of the current section, from its first text on
     kind: Kind = "text"
     section: int = 0
-    fresh: list[SpanOutput] = field(default_factory=list)  # of a constrained span: not yet told
-    token: int | None = None  # of any other: drawn and not yet told
+    fresh: list[SpanOutput] = field(default_factory=list)  # of a constrained span: outputs not yet emitted
+    token: int | None = None  # of any other: sampled and not yet emitted
     logprob: TokenLogprob | None = None  # the token's
-    ended: tuple[FinishReason, int | None] | None = None  # what the newest token's id or the span's length ended it by
+    ended: tuple[FinishReason, int | None] | None = None  # set by the newest token's id, or by the span's length
 
     def logits_from(self, length: int) -> int:
         return 0 if self.reading_prompt else length - 1
 
     def goes_on(self) -> bool | None:
-        """Returns whether the token that is being drawn will not be the last by the span's length; None where what is
-        asked of the one after it depends on it. (Where any token may come, the next one is taken to leave it so.)"""
+        """Returns whether the token in flight will not be the last by the span's length; None where the sampling of the
+        one after depends on it. (While any token may come, the constraint is assumed to stay open.)"""
         if self.looks_back or not self.open:
             return None
         return self.produced + 1 < self.max_tokens
@@ -78,12 +78,12 @@ class ScoreJob:
         return self.first
 
     def goes_on(self) -> None:
-        """A score draws nothing."""
+        """Returns None: a score samples nothing."""
 
 
 @dataclass(slots=True, eq=False)
 class ScoreGroup:
-    """All children that one `score` call reads."""
+    """The children that one `score` call reads."""
 
     id: int
     logprobs: list[list[float]]
@@ -98,7 +98,7 @@ class SequenceState:
     """One sequence.
 
     `kv_len` tokens have valid K/V in `table`'s blocks. `cursor` is the next position to run through the model: equal to
-    `kv_len`, or less when logits are wanted at positions whose K/V exists (those are run without writing).
+    `kv_len`, or less when logits are needed at positions whose K/V exists (those are run without writing).
     """
 
     id: int
@@ -109,31 +109,31 @@ class SequenceState:
     tenant: str = ""
     parent: SequenceState | None = None  # the scope that closes this one with it
     children: dict[int, SequenceState] = field(default_factory=dict)
-    stream: int = 0  # with a seed and a position, what keys the random draws
+    stream: int = 0  # keys the random numbers, with a seed and a position
     forks: int = 0
-    generated: bytearray = field(default_factory=bytearray)  # 1 where the token was drawn by us, 0 where it was given
+    generated: bytearray = field(default_factory=bytearray)  # 1 where the token was sampled here, 0 where it was given
     counts: Counter[int] = field(default_factory=Counter)  # of generated tokens, for penalties
 
     table: list[int] = field(default_factory=list)
-    moves: int = 0  # times that a block of the table went or was replaced: else it has only grown
-    writable: int = 0  # the table's blocks from K/V's end to this position are this sequence's alone
+    moves: int = 0  # times that a block of the table was removed or replaced: else it has only grown
+    writable: int = 0  # the table's blocks from K/V's end to this position are shared with no other sequence
     kv_len: int = 0
     cursor: int = 0
-    digests: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as they were needed
+    digests: list[bytes] = field(default_factory=list)  # of the leading full blocks, computed as needed
 
     job: Job | None = None
-    queued_at: float = 0.0  # when the job came; one that is preempted keeps it
+    queued_at: float = 0.0  # when the job came; preemption keeps it
     admitted: bool = False  # the current job was counted in the prefix statistics
     own_tokens: int = 0  # tokens whose K/V the sequence had kept when the current job came: no hits of the prefix cache
     cached_tokens: int = 0  # tokens that the current job did not need to compute, when it was admitted
     preempted_at: int = 0  # tokens below this position were computed before and lost: not counted twice
     used_at: float = 0.0
-    held_at: float | None = None  # when it began to wait for something, with so many tokens of K/V
-    held_tokens: int = 0
-    hold_until: float = 0.0  # until when K/V is kept for it
+    pinned_at: float | None = None  # when it began to wait for a tool, with `pinned_tokens` of K/V
+    pinned_tokens: int = 0
+    pinned_until: float = 0.0  # end of the KV pin
     waiting_for: tuple[str, ...] = ()
-    tail: int = 0  # where K/V ended when it was dropped, if inside a block: that block may lie in a tier
-    fetches: int = 0  # times that the current job waited for blocks from a tier
+    tail: int = 0  # where K/V ended when it was dropped, if inside a block: that block may be offloaded
+    fetches: int = 0  # times that the current job waited for loads
     deadline: float | None = None
     _seen: set[int] = field(default_factory=set, repr=False)
     _seen_length: int = 0
@@ -143,11 +143,11 @@ class SequenceState:
 
     @property
     def remaining(self) -> int:
-        """Tokens still to run through the model before the job gets its logits."""
+        """Counts the tokens still to run through the model before the job gets its logits."""
         return len(self.tokens) - self.cursor
 
     def seen(self) -> Set[int]:
-        """Every token that is in the sequence. Kept, and only added to while the sequence grows."""
+        """Returns the set of the sequence's tokens. Cached, and only added to while the sequence grows."""
         if self._seen_length < len(self.tokens):
             self._seen.update(self.tokens[self._seen_length :])
             self._seen_length = len(self.tokens)
@@ -160,13 +160,13 @@ class SequenceState:
             self.counts.update(tokens)
 
     def push(self, token: int) -> None:
-        """Append one token that was drawn."""
+        """Appends one sampled token."""
         self.tokens.append(token)
         self.generated.append(1)
         self.counts[token] += 1
 
     def digest(self, index: int, block_size: int) -> bytes:
-        """Chained digest of full block `index`."""
+        """Returns the chained digest of full block `index`."""
         while len(self.digests) <= index:
             start = len(self.digests) * block_size
             previous = self.digests[-1] if self.digests else self.root
@@ -174,13 +174,13 @@ class SequenceState:
         return self.digests[index]
 
     def partial_digest(self, end: int, block_size: int) -> bytes:
-        """Digest of the tokens before `end` that fill a part of a block."""
+        """Returns the digest of the tokens before `end` that fill a part of a block."""
         full = end // block_size
         previous = self.digest(full - 1, block_size) if full else self.root
         return chain_digest(previous, self.tokens[full * block_size : end])
 
     def truncate(self, length: int, block_size: int) -> list[int]:
-        """Forget the tokens from `length` on; return the blocks that are no longer needed, in table order."""
+        """Removes the tokens from `length` on; returns the blocks that are no longer needed, in table order."""
         for token, was_generated in zip(self.tokens[length:], self.generated[length:], strict=True):
             if was_generated:
                 self.counts[token] -= 1
@@ -196,7 +196,7 @@ class SequenceState:
         return self.trim(block_size)
 
     def trim(self, block_size: int) -> list[int]:
-        """Give up the blocks beyond K/V's end; return them, in table order."""
+        """Removes the blocks beyond K/V's end; returns them, in table order."""
         keep = -(-self.kv_len // block_size)
         dropped = self.table[keep:]
         if dropped:
@@ -206,7 +206,7 @@ class SequenceState:
         return dropped
 
     def drop_kv(self) -> list[int]:
-        """Lose all K/V; return the blocks it was in."""
+        """Drops all K/V; returns its blocks."""
         dropped, self.table = self.table, []
         self.moves += 1
         self.writable = 0
@@ -215,7 +215,7 @@ class SequenceState:
         return dropped
 
     def fork(self, child_id: int, arrival: int) -> SequenceState:
-        """A twin with the same tokens and a random key of its own. The caller takes the references to its blocks."""
+        """Copies the sequence with a random key of its own. The caller takes the references to its blocks."""
         self.forks += 1
         self.writable = 0
         return SequenceState(

@@ -1,8 +1,8 @@
-"""Draws tokens from logits, for all rows of a step at once. Knows nothing of sequences, text or scheduling.
+"""Samples tokens from logits, for all rows of a step at once. Knows nothing of sequences, text or scheduling.
 
 Order, as vLLM has it: logit bias, repetition, presence and frequency penalties, mask, temperature, min-p, top-k, top-p.
-Each row's draw depends on that row alone: the uniform number is a hash of (seed, stream, position), and rows that need
-a sorted vocabulary are treated apart from rows that do not. On a GPU `engine.core.gpu_sampler` does all this, from
+Each row's sample depends on that row alone: the uniform number is a hash of (seed, stream, position), and rows that
+need a sorted vocabulary are treated apart from rows that do not. On a GPU `engine.core.gpu_sampler` does all this, from
 other random numbers: a seed gives the same tokens again on the same kind of device.
 """
 
@@ -23,83 +23,84 @@ _LIKELIEST = 256
 
 
 def is_greedy(sampling: Sampling) -> bool:
-    """Returns whether it is the likeliest token that is wanted, whatever came before."""
+    """Returns whether the likeliest token is always taken."""
     return sampling.temperature < GREEDY_BELOW and not looks_back(sampling) and not sampling.logit_bias
 
 
 def looks_back(sampling: Sampling) -> bool:
-    """Returns whether a draw depends on the tokens before it by more than the model's logits."""
+    """Returns whether a sample depends on the tokens before it by more than the model's logits."""
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
     return penalties != (1.0, 0.0, 0.0)
 
 
 def sample(
-    logits: Tensor, draws: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
+    logits: Tensor, requests: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
 ) -> SampledTokens:
-    """Draw one token for each row of `logits` (rows, vocabulary), fp32: the likeliest where its draw is None.
+    """Samples one token for each row of `logits` (rows, vocabulary), fp32: the likeliest where its request is None.
 
     The logits are changed in place. `apply_mask` sets the logits of tokens that a constraint does not allow to -inf, in
     place.
     """
-    return begin_sampling(logits, draws, apply_mask).fetch()
+    return begin_sampling(logits, requests, apply_mask).fetch()
 
 
 def begin_sampling(
-    logits: Tensor, draws: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
+    logits: Tensor, requests: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None = None
 ) -> PendingSamples:
-    """`sample` in two: a GPU is told now, and `fetch` waits for it."""
+    """Starts `sample`: a GPU computes asynchronously, and `fetch` waits for it."""
     if logits.is_cuda:
-        from engine.core.gpu_sampler import begin_on_device  # which needs what is above
+        from engine.core.gpu_sampler import begin_on_device  # it imports this module
 
-        return begin_on_device(logits, draws, apply_mask)
-    return _sample(logits, draws, apply_mask)
+        return begin_on_device(logits, requests, apply_mask)
+    return _sample(logits, requests, apply_mask)
 
 
 def _sample(
-    logits: Tensor, draws: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None
+    logits: Tensor, requests: Sequence[RowSampling | None], apply_mask: Callable[[Tensor], object] | None
 ) -> PendingSamples:
-    chosen = {i: draw for i, draw in enumerate(draws) if draw is not None}
-    raw = {i: row_logprobs(logits[i]) for i, draw in chosen.items() if draw.logprobs is not None}
+    chosen = {i: request for i, request in enumerate(requests) if request is not None}
+    raw = {i: row_logprobs(logits[i]) for i, request in chosen.items() if request.logprobs is not None}
     if chosen:
         _adjust(logits, chosen)
     if apply_mask is not None:
         apply_mask(logits)
     tokens = _likeliest(logits)
     if chosen:
-        _draw(logits, chosen, tokens)
+        _sample_random(logits, chosen, tokens)
     ids: list[int] = tokens.tolist()
-    drawn = SampledTokens(ids, {i: logprob_of(row, ids[i], chosen[i].logprobs or 0) for i, row in raw.items()})
-    return PendingSamples(tokens, lambda: drawn)
+    sampled = SampledTokens(ids, {i: logprob_of(row, ids[i], chosen[i].logprobs or 0) for i, row in raw.items()})
+    return PendingSamples(tokens, lambda: sampled)
 
 
-def _draw(logits: Tensor, draws: Mapping[int, RowSampling], tokens: Tensor) -> None:
-    """Put what is drawn into `tokens`, where it is not the likeliest."""
-    drawn = [i for i, draw in draws.items() if draw.sampling.temperature >= GREEDY_BELOW]
-    filtered = [i for i in drawn if _filters(draws[i].sampling)]
-    plain = [i for i in drawn if not _filters(draws[i].sampling)]
+def _sample_random(logits: Tensor, requests: Mapping[int, RowSampling], tokens: Tensor) -> None:
+    """Samples the rows with a temperature into `tokens`; the others keep the likeliest."""
+    sampled = [i for i, request in requests.items() if request.sampling.temperature >= GREEDY_BELOW]
+    filtered = [i for i in sampled if _filters(requests[i].sampling)]
+    plain = [i for i in sampled if not _filters(requests[i].sampling)]
     if filtered:
-        tokens[filtered] = _draw_filtered(logits, draws, filtered)
+        tokens[filtered] = _sample_filtered(logits, requests, filtered)
     if plain:
         probabilities = torch.softmax(
-            logits[plain] / _column(logits, [draws[i].sampling.temperature for i in plain]), -1
+            logits[plain] / _column(logits, [requests[i].sampling.temperature for i in plain]), -1
         )
-        tokens[plain] = _invert(probabilities, [draws[i] for i in plain])
+        tokens[plain] = _invert(probabilities, [requests[i] for i in plain])
 
 
 def _likeliest(logits: Tensor) -> Tensor:
-    """The first of the largest of each row. On a CPU numpy finds it several times as fast as torch."""
+    """Returns the first of the largest of each row. On a CPU numpy finds it several times as fast as torch."""
     if logits.is_cpu and logits.dtype == torch.float32:
         return torch.from_numpy(logits.detach().numpy().argmax(-1))
     return logits.argmax(-1)
 
 
 def row_logprobs(logits: Tensor) -> Tensor:
-    """Log-probabilities of one row (vocabulary,), as the model has them: before bias, penalties and temperature."""
+    """Returns the log-probabilities of one row (vocabulary,), as the model has them: before bias, penalties and
+    temperature."""
     return torch.log_softmax(logits, -1)
 
 
 def logprob_of(logprobs: Tensor, token: int, k: int) -> TokenLogprob:
-    """The record of one token and the `k` likeliest, from a row of log-probabilities."""
+    """Builds the record of one token and the `k` likeliest, from a row of log-probabilities."""
     top: tuple[tuple[int, float], ...] = ()
     if k:
         values, ids = torch.topk(logprobs, min(k, logprobs.shape[-1]))
@@ -108,7 +109,7 @@ def logprob_of(logprobs: Tensor, token: int, k: int) -> TokenLogprob:
 
 
 def uniform(seed: int, stream: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing but these three."""
+    """Returns a number in [0, 1), a hash of the three arguments."""
     return (mix64(seed, stream, position) >> 11) * 2.0**-53
 
 
@@ -120,18 +121,18 @@ def _column(like: Tensor, values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
 
 
-def _adjust(logits: Tensor, draws: Mapping[int, RowSampling]) -> None:
-    """Bias, penalties and bans, as sparse updates: only tokens that a row names are touched."""
-    _add(logits, ((i, d.sampling.logit_bias.items()) for i, d in draws.items()))
-    for i, draw in draws.items():
-        if draw.sampling.repetition_penalty != 1.0:
-            _repetition(logits[i], draw)
-    _add(logits, ((i, _occurrence_penalties(d)) for i, d in draws.items()))
-    _add(logits, ((i, ((t, -torch.inf) for t in d.banned)) for i, d in draws.items()))
+def _adjust(logits: Tensor, requests: Mapping[int, RowSampling]) -> None:
+    """Applies bias, penalties and bans as sparse updates: only tokens that a row names are touched."""
+    _add(logits, ((i, d.sampling.logit_bias.items()) for i, d in requests.items()))
+    for i, request in requests.items():
+        if request.sampling.repetition_penalty != 1.0:
+            _repetition(logits[i], request)
+    _add(logits, ((i, _occurrence_penalties(d)) for i, d in requests.items()))
+    _add(logits, ((i, ((t, -torch.inf) for t in d.banned)) for i, d in requests.items()))
 
 
 def _add(logits: Tensor, deltas: Iterable[tuple[int, Iterable[tuple[int, float]]]]) -> None:
-    """Add to logits, given for each row as (token id, delta) pairs."""
+    """Adds to logits, given for each row as (token id, delta) pairs."""
     entries = [(row, token, delta) for row, pairs in deltas for token, delta in pairs]
     if entries:
         rows, tokens, values = zip(*entries, strict=True)
@@ -139,72 +140,73 @@ def _add(logits: Tensor, deltas: Iterable[tuple[int, Iterable[tuple[int, float]]
         logits.index_put_(where, torch.tensor(values, dtype=logits.dtype, device=logits.device), accumulate=True)
 
 
-def _occurrence_penalties(draw: RowSampling) -> Iterable[tuple[int, float]]:
-    presence, frequency = draw.sampling.presence_penalty, draw.sampling.frequency_penalty
+def _occurrence_penalties(request: RowSampling) -> Iterable[tuple[int, float]]:
+    presence, frequency = request.sampling.presence_penalty, request.sampling.frequency_penalty
     if not presence and not frequency:
         return ()
-    return ((token, -presence - frequency * count) for token, count in draw.counts.items())
+    return ((token, -presence - frequency * count) for token, count in request.counts.items())
 
 
-def _repetition(row: Tensor, draw: RowSampling) -> None:
-    """Divide positive and multiply negative logits of seen tokens (Keskar et al. 2019, CTRL), in place."""
-    ids = torch.tensor(sorted(draw.seen), device=row.device)
-    penalty = draw.sampling.repetition_penalty
+def _repetition(row: Tensor, request: RowSampling) -> None:
+    """Divides positive and multiplies negative logits of seen tokens (Keskar et al. 2019, CTRL), in place."""
+    ids = torch.tensor(sorted(request.seen), device=row.device)
+    penalty = request.sampling.repetition_penalty
     values = row[ids]
     row[ids] = torch.where(values > 0, values / penalty, values * penalty)
 
 
-def _draw_filtered(logits: Tensor, draws: Mapping[int, RowSampling], rows: list[int]) -> Tensor:
-    """Token ids for rows with min-p, top-k or top-p: cut the sorted distribution, then draw from what is left.
+def _sample_filtered(logits: Tensor, requests: Mapping[int, RowSampling], rows: list[int]) -> Tensor:
+    """Samples rows with min-p, top-k or top-p: cuts the sorted distribution, then samples from the rest. Returns token
+    ids.
 
-    Rows are sorted as far as they themselves need it, so that none is drawn differently for what stands beside it.
+    Rows are sorted only as far as each itself needs, so that no row's sample depends on the rest of the batch.
     """
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     by_width: dict[int, list[int]] = {}
     for at, i in enumerate(rows):
-        by_width.setdefault(min(logits.shape[1], max(_LIKELIEST, draws[i].sampling.top_k)), []).append(at)
+        by_width.setdefault(min(logits.shape[1], max(_LIKELIEST, requests[i].sampling.top_k)), []).append(at)
     for width, members in by_width.items():
-        chosen = [draws[rows[at]] for at in members]
+        chosen = [requests[rows[at]] for at in members]
         picked = logits[[rows[at] for at in members]]
-        scaled = picked / _column(logits, [draw.sampling.temperature for draw in chosen])
+        scaled = picked / _column(logits, [request.sampling.temperature for request in chosen])
         values, ids = torch.topk(scaled, width, dim=-1)
-        undecided = _undecided(scaled, values, [draw.sampling for draw in chosen])
+        undecided = _undecided(scaled, values, [request.sampling for request in chosen])
         decided = [at for at in range(len(members)) if at not in undecided]
         for part, whole in ((decided, False), (sorted(undecided), True)):
             if part:
                 order = torch.sort(scaled[part], dim=-1, descending=True) if whole else (values[part], ids[part])
-                drawn = _cut_and_draw(scaled[part], *order, [chosen[at] for at in part])
-                tokens[[members[at] for at in part]] = drawn
+                sampled = _filter_and_sample(scaled[part], *order, [chosen[at] for at in part])
+                tokens[[members[at] for at in part]] = sampled
     return tokens
 
 
-def _cut_and_draw(scaled: Tensor, values: Tensor, ids: Tensor, draws: list[RowSampling]) -> Tensor:
-    """Token ids drawn from the largest `values` of `scaled` (rows, vocabulary), which have `ids`, both descending."""
-    samplings = [draw.sampling for draw in draws]
+def _filter_and_sample(scaled: Tensor, values: Tensor, ids: Tensor, requests: list[RowSampling]) -> Tensor:
+    """Samples token ids from the largest `values` of `scaled` (rows, vocabulary), which have `ids`, both descending."""
+    samplings = [request.sampling for request in requests]
     order = torch.arange(values.shape[1], device=values.device)
     top_k = torch.tensor([s.top_k or scaled.shape[1] for s in samplings], device=values.device)
     if any(s.min_p > 0.0 for s in samplings):
-        least = values[:, :1] + _column(scaled, [s.min_p for s in samplings]).log()
-        scaled, values = (each.masked_fill(each < least, -torch.inf) for each in (scaled, values))
+        floor = values[:, :1] + _column(scaled, [s.min_p for s in samplings]).log()
+        scaled, values = (each.masked_fill(each < floor, -torch.inf) for each in (scaled, values))
     values = values.masked_fill(order >= top_k.unsqueeze(1), -torch.inf)
-    # What min-p and top-k drop is gone before top-p looks: probabilities are among those left.
+    # Tokens that min-p and top-k drop are gone before top-p: probabilities are among the rest.
     whole = torch.where(top_k.unsqueeze(1) < scaled.shape[1], _log_total(values), _log_total(scaled))
     probabilities = torch.exp(values - whole)
     before = probabilities.cumsum(-1) - probabilities  # mass of the likelier tokens; the first is always kept
     top_p = _column(scaled, [s.top_p for s in samplings])
     probabilities = probabilities.masked_fill((before >= top_p) & (top_p < 1.0), 0.0)
-    return ids.gather(1, _invert(probabilities, draws).unsqueeze(1)).squeeze(1)
+    return ids.gather(1, _invert(probabilities, requests).unsqueeze(1)).squeeze(1)
 
 
 def _log_total(rows: Tensor) -> Tensor:
-    """log of the sum of exponentials of each row, (rows, 1). `torch.logsumexp` cuts a lone row into parts for its
+    """Computes log of the sum of exponentials of each row, (rows, 1). `torch.logsumexp` splits a lone row for its
     threads, and several rows not: its bits would depend on the batch."""
     largest = rows.max(-1, keepdim=True)
     return largest.values - torch.log_softmax(rows, -1).gather(1, largest.indices)
 
 
 def _undecided(scaled: Tensor, values: Tensor, samplings: list[Sampling]) -> set[int]:
-    """The rows whose cut may lie beyond the likeliest tokens in `values`."""
+    """Returns the rows whose cut may lie beyond the likeliest tokens in `values`."""
     if values.shape[1] == scaled.shape[1]:
         return set()
     mass = torch.exp(_log_total(values) - _log_total(scaled)).squeeze(1).tolist()
@@ -219,9 +221,9 @@ def _undecided(scaled: Tensor, values: Tensor, samplings: list[Sampling]) -> set
     return found
 
 
-def _invert(probabilities: Tensor, draws: Sequence[RowSampling]) -> Tensor:
-    """Inverse-CDF draw for each row of unnormalised probabilities, in double precision."""
+def _invert(probabilities: Tensor, requests: Sequence[RowSampling]) -> Tensor:
+    """Samples each row of unnormalised probabilities by inverse CDF, in double precision."""
     cumulative = probabilities.double().cumsum(-1)
-    u = [uniform(d.seed, d.stream, d.position) for d in draws]
+    u = [uniform(d.seed, d.stream, d.position) for d in requests]
     targets = torch.tensor(u, dtype=torch.float64, device=cumulative.device).unsqueeze(1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp_(max=probabilities.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""Sampling requests of a step, their outcome, and the random keys of both."""
+"""Sampling requests of a step, the sampled tokens, and the random keys of both."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """The sampling parameters and state of one row. `position` is where the drawn token will stand in its sequence."""
+    """The sampling parameters and state of one row. `position` is the sampled token's position in its sequence."""
 
     sampling: Sampling
     seed: int
     stream: int
     position: int
-    counts: Mapping[int, int]  # generated tokens and how often each occurred
+    counts: Mapping[int, int]  # generated tokens and their numbers of occurrences
     seen: Set[int]  # the tokens that the sequence has, for the repetition penalty
-    banned: Set[int] = frozenset()  # tokens that may not be drawn now
+    banned: Set[int] = frozenset()  # tokens that may not be sampled now
     logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Token ids by row, and the log-probabilities of those rows that asked for them."""
+    """Token ids by row, and the log-probabilities of the rows that request them."""
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprob]
@@ -37,7 +37,7 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class PendingSamples:
-    """Draws that a device was told of: `token_ids` (rows,) lie there, and `fetch` waits for all of it."""
+    """Samples that a device may still be computing: `token_ids` (rows,) lie there, and `fetch` waits for all of it."""
 
     token_ids: Tensor
     fetch: Callable[[], SampledTokens]
@@ -47,7 +47,7 @@ _MASK64 = (1 << 64) - 1
 
 
 def mix64(*values: int) -> int:
-    """Hash integers into 64 bits: the finaliser of splitmix64 (Steele, Lea, Flood 2014), folded over the values."""
+    """Hashes integers into 64 bits: the finaliser of splitmix64 (Steele, Lea, Flood 2014), folded over the values."""
     state = 0
     for value in values:
         state = (state + (value & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64

@@ -1,5 +1,4 @@
-"""The state of a running span, advanced by each sampled token: its text, its constraint, the tokens that must follow,
-the span's end.
+"""State of a running span, advanced by each sampled token: its text, its constraint, jump-forward tokens, its end.
 
 Sections of a constrained span are detokenised apart, and the markers between them are no text. Knows nothing of
 scheduling, batches or replies.
@@ -17,12 +16,12 @@ from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
 from engine.structured_output.matcher import ConstraintFailed
 from engine.structured_output.mode_machine import ModeMachine
 
-_CONTEXT = 8  # tokens before a section that its first characters may depend on
+_CONTEXT = 8  # tokens before a section: its first characters may depend on them
 
 
 def row_sampling(seq: SequenceState, job: SpanJob, unknown: int = 0) -> RowSampling | None:
-    """Returns how the span's next token is sampled, after so many that are in flight; None where it is simply the
-    likeliest."""
+    """Returns the sampling request of the span's next token, after `unknown` tokens in flight; None where it is
+    greedy."""
     span = job.span
     early = job.produced + unknown < span.min_tokens and (job.modes is None or job.modes.free)
     if job.greedy and not early:
@@ -42,9 +41,9 @@ def row_sampling(seq: SequenceState, job: SpanJob, unknown: int = 0) -> RowSampl
 class SpanState:
     """Advances spans; `eos` are the model's end-of-sequence ids, `make_decoder` gives a fresh detokeniser.
 
-    A token is taken in two parts. `take` does what the next step depends on: the sequence grows, and the span may end
-    by the token's id or its length. `tell` does the rest, and may be called while the next step runs: text, stop
-    strings, outputs. In a constrained span what comes next depends on all of it, so `take` does it at once.
+    A token is taken in two parts. `take` does the part that the next step depends on: the sequence grows, and the span
+    may end by the token's id or its length. `outputs` does the rest, and may be called while the next step runs: text,
+    stop strings, outputs. In a constrained span the next token depends on all of it, so `take` does it at once.
     """
 
     def __init__(self, make_decoder: Callable[[], Utf8Decoder], eos: frozenset[int]) -> None:
@@ -52,10 +51,10 @@ class SpanState:
         self._eos = eos
 
     def take(self, seq: SequenceState, job: SpanJob, token: int, logprob: TokenLogprob | None = None) -> bool:
-        """Append a drawn token, and all that must follow it. Whether the span goes on, as far as that tells.
+        """Appends a sampled token, and its jump-forward tokens. Returns whether the span goes on, as far as is known.
 
         Raises:
-            ConstraintFailed: the constraint cannot go on; the span is over, and what was drawn means nothing.
+            ConstraintFailed: the constraint cannot go on; the span is over, and the sampled token is invalid.
         """
         job.token, job.logprob = token, logprob
         if token in job.stop_ids:
@@ -75,7 +74,7 @@ class SpanState:
             return False
         return True
 
-    def tell(self, seq: SequenceState, job: SpanJob) -> list[SpanOutput]:
+    def outputs(self, seq: SequenceState, job: SpanJob) -> list[SpanOutput]:
         """Returns the outputs since the last time. The last one has a finish reason if the span is over."""
         fresh, job.fresh = job.fresh, []
         token, job.token = job.token, None
@@ -97,29 +96,28 @@ class SpanState:
         return [SpanOutput((token,), text, logprobs)]
 
     def replay(self, seq: SequenceState, job: SpanJob, tokens: Iterable[int]) -> None:
-        """Take tokens that the span generated before and that were delivered: sequence, text and constraint are then as
-        they were.
+        """Replays tokens that the span generated and delivered before: restores sequence, text and constraint.
 
         Raises:
-            ConstraintFailed: the constraint does not take them.
+            ConstraintFailed: the constraint does not accept them.
         """
         for token in tokens:
             if job.modes is None:
                 self.take(seq, job, token)
-                self.tell(seq, job)
+                self.outputs(seq, job)
             else:
                 self._take(seq, job, job.modes, token, ())
 
     def _constrained(
         self, seq: SequenceState, job: SpanJob, modes: ModeMachine, token: int, logprob: TokenLogprob | None
     ) -> list[SpanOutput]:
-        """A drawn token of a constrained span and all that can only follow it."""
+        """Takes a sampled token of a constrained span, and jumps forward over the tokens that must follow it."""
         outputs = self._take(seq, job, modes, token, () if logprob is None else (logprob,))
         if outputs[-1].finish_reason is not None or job.span.logprobs is not None:
             return outputs
         for forced in modes.forced():
             if forced in job.stop_ids:
-                break  # it is drawn, so that it ends the span in one place only
+                break  # it is sampled, so that it ends the span in one place only
             outputs += self._take(seq, job, modes, forced, ())
             if outputs[-1].finish_reason is not None:
                 break
@@ -134,9 +132,9 @@ class SpanState:
         logprobs: tuple[TokenLogprob, ...] = (),
         text: str = "",
     ) -> SpanOutput:
-        """The end of a span, with the text that was held back: it may still complete a stop string.
+        """Ends a span, with its held-back text, which may still complete a stop string.
 
-        A constrained body that is cut off stays the beginning of what its grammar accepts: without half characters.
+        A constrained body that is cut off stays a prefix of its grammar's language: without half characters.
         """
         rest, matched = ("", None) if job.text is None else job.text.finish(whole=job.kind == "body")
         if matched is not None:
@@ -174,7 +172,7 @@ class SpanState:
         job.kind = kind
 
     def _end_section(self, job: SpanJob) -> list[SpanOutput]:
-        """Releases the text that the section before the marker held back. A stop string there was no whole one."""
+        """Releases the held-back text of the section before the marker. It has no whole stop string."""
         rest = "" if job.text is None else job.text.finish()[0]
         outputs = [_output(job, (), rest)] if rest else []
         assert job.modes is not None
@@ -196,7 +194,7 @@ def _output(
 
 
 def _joined(outputs: list[SpanOutput]) -> list[SpanOutput]:
-    """Neighbours of one section as one output."""
+    """Joins adjacent outputs of one section."""
     joined = outputs[:1]
     for output in outputs[1:]:
         last = joined[-1]

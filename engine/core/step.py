@@ -1,4 +1,4 @@
-"""A step for the device: rows of tokens, and what must be copied first. Plain data."""
+"""A step for the device: rows of tokens, and the block copies that precede them. Plain data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from engine.core.request import SequenceState
 class Row:
     """`count` tokens of a sequence from position `start` on, in one step.
 
-    Logits are wanted from position `logits_from` (it may lie past the row). `copy` is a block to copy first. With
-    `drawn_at` its one token is what the step before draws at that place, and nobody here knows it yet.
+    Logits are needed from position `logits_from` (it may lie past the row). `copy`: a block copy that must precede.
+    With
+    `sampled_at` its one token is the sample of that row in the step before, still unknown to the host.
     """
 
     seq: SequenceState
@@ -22,7 +23,7 @@ class Row:
     count: int
     logits_from: int
     copy: tuple[int, int] | None = None
-    drawn_at: int | None = None
+    sampled_at: int | None = None
 
     @property
     def end(self) -> int:
@@ -30,17 +31,17 @@ class Row:
 
     @property
     def logits(self) -> int:
-        """Returns how many rows of logits are wanted."""
+        """Returns the number of rows of logits."""
         return max(0, self.end - max(self.start, self.logits_from))
 
 
 @dataclass(slots=True)
 class Step:
-    """`saves`: (block, row of host memory) pairs to copy before anything is written. `drawn` (rows,): what the step
-    before draws, on the device, where rows of this one begin with it.
+    """Rows of one forward pass. `saves`: (block, row of host memory) pairs to copy before anything is written.
+    `sampled` (rows,): the tokens that the step before samples, on the device, where rows of this one begin with them.
     """
 
     rows: list[Row] = field(default_factory=list)
     tokens: int = 0
     saves: list[tuple[int, int]] = field(default_factory=list)
-    drawn: Tensor | None = None
+    sampled: Tensor | None = None

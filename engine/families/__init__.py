@@ -1,4 +1,4 @@
-"""The families of checkpoints that the engine runs, and how a config.json finds its own.
+"""The families of checkpoints that the engine runs, found by config.json.
 
 To add a family, write its file and name it here; the tests in tests/engine/models/ then hold it to `transformers`.
 """
@@ -20,7 +20,7 @@ __all__ = ["FAMILIES", "SUPPORTED", "Family", "family_of"]
 
 
 def family_of(config: Json) -> Family:
-    """The family that `architectures[0]` names, or `model_type` where a configuration lists no architectures.
+    """Returns the family that `architectures[0]` names, or `model_type` where a configuration lists no architectures.
 
     Raises:
         UnsupportedArchitecture: none does; the message lists those supported.

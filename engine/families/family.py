@@ -11,7 +11,7 @@ from engine.model.model_spec import ModelSpec, WeightNames
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family of checkpoints: the names that select it, how its config.json reads, where its weights are."""
+    """One family of checkpoints: the names that select it, the reader of its config.json, the names of its weights."""
 
     model_type: str
     architectures: tuple[str, ...]

@@ -14,7 +14,7 @@ from engine.families.reading import activation, flag, integer, must_be, number, 
 from engine.model.loader import Json
 from engine.model.model_spec import ModelSpec, WeightNames
 
-# Configurations with vision leave out of `text_config` what is as in the 4B model.
+# Configurations with vision leave out fields of `text_config` that are as in the 4B model.
 TEXT_DEFAULTS: Json = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,

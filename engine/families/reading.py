@@ -65,7 +65,7 @@ def flag(config: Json, field: str, default: bool = False) -> bool:
 
 
 def must_be(config: Json, field: str, *accepted: object) -> None:
-    """Refuse a field that is present and not one of `accepted`."""
+    """Refuses a field that is present and not one of `accepted`."""
     if config.get(field) not in (None, *accepted):
         raise refuse(field, config[field], " or ".join(map(repr, accepted)))
 

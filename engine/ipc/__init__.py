@@ -1,1 +1,1 @@
-"""The core in a process of its own: what crosses the border, who stands on either side, and what if it dies."""
+"""The core in a process of its own: messages on the wire, both ends of the link, supervision and restarts."""

@@ -1,6 +1,6 @@
-"""The way to a core that another process keeps alive: a further client, with a number of its own.
+"""Link to a core that another process keeps alive: a further client, with a number of its own.
 
-Who keeps it alive tells where it is, each time that it is started again; what ran goes on there. Knows nothing of why a
+The keeper announces the core's place each time that it is started again; requests go on there. Knows nothing of why a
 core died.
 """
 
@@ -18,7 +18,7 @@ from engine.ipc.sequence_journal import SequenceJournal
 
 
 class AttachedLink:
-    """A `Link`. Commands that are sent while the core is away are said to the next one.
+    """A `Link`. Commands that are sent while the core is away are replayed to the next one.
 
     `places` gives the directory with the sockets of each new core, and None when one is gone and another will come;
     with its end, or an `EngineError` that it raises, there will be none any more.
@@ -35,7 +35,7 @@ class AttachedLink:
         self._places = places
         self._listener = listener
         self._journal = SequenceJournal(clock)
-        self._line: CoreSocket | None = None
+        self._socket: CoreSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._loaded: asyncio.Future[m.Loaded] = asyncio.get_running_loop().create_future()
         self._state: State = "restarting"
@@ -50,15 +50,15 @@ class AttachedLink:
 
     def send(self, command: m.Command) -> None:
         self._journal.sent(command)
-        if self._state == "running" and self._line is not None:
-            self._line.send(command)
+        if self._state == "running" and self._socket is not None:
+            self._socket.send(command)
 
     async def close(self) -> None:
-        """The core goes on; who keeps it alive tells it that this client is gone."""
+        """Disconnects. The core goes on; its keeper tells it that this client is gone."""
         self._state = "stopped"
         for task in self._tasks:
             task.cancel()
-        self._hang_up()
+        self._disconnect()
 
     # -- parts
 
@@ -67,46 +67,46 @@ class AttachedLink:
         try:
             async for place in self._places:
                 self._moved(place)
-        except EngineError as told:
-            error = told
-        self._hang_up()
+        except EngineError as ended_by:
+            error = ended_by
+        self._disconnect()
         self._state = "stopped"
         if not self._loaded.done():
             self._loaded.set_exception(error)
         self._listener.ended(error)
 
     def _moved(self, place: str | None) -> None:
-        """The core runs there now; or it is gone, and another one will come."""
+        """Connects to the core's new place; or, without one, waits for the next."""
         was_running = self._state == "running"
-        self._hang_up()
+        self._disconnect()
         self._state = "restarting"
         if place is not None:
-            self._line = CoreSocket(place, self._client, self._hear)
-            joining = asyncio.create_task(self._join(self._line), name="joining the engine")
+            self._socket = CoreSocket(place, self._client, self._hear)
+            joining = asyncio.create_task(self._join(self._socket), name="joining the engine")
             self._tasks = [each for each in self._tasks if not each.done()] + [joining]
         elif was_running:
             for request, why in self._journal.crashed().items():
                 self._listener.given_up(request, EngineRestarting(why, retry_after_s=5.0))
 
-    async def _join(self, line: CoreSocket) -> None:
+    async def _join(self, socket: CoreSocket) -> None:
         try:
-            loaded = await line.loaded()
+            loaded = await socket.loaded()
         except EngineError:  # it is gone again: a further place follows, or the end
             return
-        if line is not self._line:
+        if socket is not self._socket:
             return  # it has moved on
-        self._journal.loaded(loaded.numerics)  # who keeps the core alive says what is otherwise
+        self._journal.loaded(loaded.numerics)  # the keeper reports differences of numerics
         for command in self._journal.commands():
-            line.send(command)
+            socket.send(command)
         self._state = "running"
         if not self._loaded.done():
             self._loaded.set_result(loaded)
 
-    def _hang_up(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line.fail(EngineStopped("The engine has moved."))
-            self._line = None
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket.fail(EngineStopped("The engine has moved."))
+            self._socket = None
 
     def _hear(self, replies: list[m.Reply]) -> None:
         for reply in replies:

@@ -1,7 +1,7 @@
-"""The process that a core runs in: `python -m engine.ipc.child`, started by `spawned.py` and by nobody else.
+"""The process that a core runs in: `python -m engine.ipc.child`, started by `supervisor.py` only.
 
-It reads its start from stdin and then watches it: when that closes, whoever started it is gone, and it ends. Signals
-that a terminal or a service manager sends to a whole group are for the server, which says when to stop.
+It reads its start from stdin and then watches it: when stdin closes, its parent is gone, and it ends. Signals that a
+terminal or a service manager sends to a whole group are for the server, which stops this process itself.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 class Mail:
     """A mailbox for several clients, which are told apart by the number that their ids begin with.
 
-    Threads of this process post to a queue and then write a byte to a pipe, which wakes the one that takes. It empties
-    the pipe first and the queue after it: a byte that it reads stands for a command that is in the queue already, and
-    one that comes later wakes it again, at worst for nothing.
+    Threads of this process post to a queue and then write a byte to a pipe, which wakes `take`. It empties the pipe
+    first and the queue after it: a byte that it reads stands for a command that is in the queue already, and one that
+    comes later wakes it again, at worst for nothing.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], loaded: m.Loaded) -> None:
@@ -54,7 +54,7 @@ class Mail:
         self._poller.register(self._woken, zmq.POLLIN)
 
     def post(self, command: m.Command) -> None:
-        """From any thread."""
+        """Posts a command from any thread."""
         self._own.append(command)
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
             os.write(self._wake, b"\0")
@@ -62,7 +62,7 @@ class Mail:
     def take(self, timeout_s: float | None) -> Iterable[m.Command]:
         if timeout_s != 0:
             self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
-        with contextlib.suppress(BlockingIOError):  # empty: what was posted has not said so yet
+        with contextlib.suppress(BlockingIOError):  # empty: the post has not written its byte yet
             os.read(self._woken, 1 << 16)
         commands = self._received()
         while self._own:
@@ -120,7 +120,7 @@ def _assembled(start: CoreStart) -> EngineParts:
 
 
 def _refuse(socket: zmq.Socket[bytes], failure: wire.Failure) -> None:
-    """Tell the client that waits why there is no core."""
+    """Tells the waiting client why there is no core."""
     if socket.poll(_LINGER_MS):
         who, _ = socket.recv_multipart()
         socket.send_multipart([who, wire.encode_replies([failure])])

@@ -28,18 +28,18 @@ MAX_PAUSE_S = 5.0
 
 
 class RestartBackoff:
-    """Those of one process and its successors. After too many in a short while what is wrong will not go away."""
+    """Deaths of one process and its successors. After too many in a short while the fault will not go away."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._at = deque[float]()
 
     def __len__(self) -> int:
-        """Within the last `WITHIN_S`, at the last one."""
+        """Counts the deaths within the last `WITHIN_S`, at the last one."""
         return len(self._at)
 
     def pause_s(self) -> float | None:
-        """It died: seconds to wait before the next one is started; None when it was one death too many."""
+        """Records a death. Returns the seconds to wait before the next start; None when it was one death too many."""
         now = self._clock()
         self._at.append(now)
         while now - self._at[0] > WITHIN_S:
@@ -56,7 +56,7 @@ def child_environment() -> Mapping[str, str]:
 
 
 def end_with_parent(stdin: int, before: Callable[[], object] = lambda: None) -> None:
-    """In a thread of a child: end the process when nobody holds the other end of its stdin any more."""
+    """Ends this process when its parent's end of stdin closes. Runs in a thread of a child."""
     while True:
         select.select([stdin], [], [])
         if not os.read(stdin, 1):
@@ -83,7 +83,7 @@ def identity(client: int) -> bytes:
 
 
 class CoreSocket:
-    """To the core whose sockets lie in `directory`; `hear` gets the replies to the client of this number."""
+    """Socket to the core in `directory`; `hear` gets the replies to the client of this number."""
 
     def __init__(self, directory: str, client: int, hear: Callable[[list[m.Reply]], None]) -> None:
         self._hear = hear
@@ -103,27 +103,27 @@ class CoreSocket:
         """Returns the core's description, once it can run.
 
         Raises:
-            EngineError: why it cannot, or what `fail` was given.
+            EngineError: why it cannot, or the error given to `fail`.
         """
         self.send(wire.Hello())
         return await self._loaded
 
     def fail(self, error: EngineError) -> None:
-        """Nothing will come of a start that somebody may wait for."""
+        """Fails a start that may still be awaited."""
         if not self._loaded.done():
             self._loaded.set_exception(error)
-            self._loaded.exception()  # they may have stopped waiting
+            self._loaded.exception()  # it may no longer be awaited
 
     def send(self, command: m.Command | wire.Hello) -> None:
-        """Without effect once closed."""
+        """Sends a command; without effect once closed."""
         if self._socket.closed:
             return
         self._socket.send(wire.encode_command(command))
-        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:  # sending may have taken the signal that something came
+        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:  # sending may have cleared the signal of a new message
             self._loop.call_soon(self.receive)
 
     def receive(self) -> None:
-        """All that has come: the socket's file tells of new messages once, not of each."""
+        """Receives all that has come: the socket's file signals new messages once, not each."""
         while not self._socket.closed:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
@@ -138,7 +138,7 @@ class CoreSocket:
                 self._loaded.set_result(replies[0])
 
     def close(self) -> None:
-        """Closes the socket, after hearing what has come. Idempotent."""
+        """Closes the socket, after receiving the last replies. Idempotent."""
         if self._socket.closed:
             return
         self.receive()

@@ -1,7 +1,7 @@
-"""The interfaces between a handle and the core: where replies arrive, what a handle needs of its engine, and the link
-that carries commands and replies.
+"""Interfaces between a handle and the core: pending requests, a handle's view of its engine, and the link that carries
+commands and replies.
 
-Knows nothing of threads or processes; `engine.Engine` is the one that stands behind it.
+Knows nothing of threads or processes; `engine.Engine` implements the handle's view.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ State = Literal["running", "restarting", "stopped"]
 
 
 class PendingRequest:
-    """Replies to one request on their way to whoever awaits them."""
+    """Replies to one request on their way to its awaiter."""
 
     def __init__(self, id: int) -> None:
         self.id = id
@@ -26,7 +26,7 @@ class PendingRequest:
         self._wake = asyncio.Event()
 
     async def replies(self) -> list[m.Reply]:
-        """All replies that have come since the last call, at least one.
+        """Returns all replies that have come since the last call, at least one.
 
         Raises:
             EngineStopped: the engine ended before it answered.
@@ -72,33 +72,33 @@ class Client(Protocol):
 
 
 class Link(Protocol):
-    """The way to a core. What comes back is told to the `Listener` it was made with, on the event loop."""
+    """The way to a core. Replies go to the `Listener` it was made with, on the event loop."""
 
     @property
     def state(self) -> State: ...
 
     async def start(self) -> m.Loaded:
-        """Load the model. Raises what `Engine.start` raises."""
+        """Loads the model. Raises the errors of `Engine.start`."""
         ...
 
     def send(self, command: m.Command) -> None:
-        """Commands keep their order."""
+        """Sends a command; commands keep their order."""
         ...
 
     async def close(self) -> None:
-        """End the core. Idempotent."""
+        """Ends the core. Idempotent."""
         ...
 
 
 class Listener(Protocol):
-    """Hears what comes over a link."""
+    """Receives the replies of a link."""
 
     def deliver(self, replies: list[m.Reply]) -> None: ...
 
     def given_up(self, request: int, error: EngineError) -> None:
-        """The request will have no more replies."""
+        """Is called when the request will have no more replies."""
         ...
 
     def ended(self, error: EngineError) -> None:
-        """Nothing will come any more."""
+        """Is called when no reply will come any more."""
         ...

@@ -1,9 +1,9 @@
 """A journal of open sequences, their tokens and their requests, replayed to a fresh core after a crash.
 
-It hears every command that is sent and every reply that comes, and holds what they amount to. Tokens are truth, so that
-is all there is to know, but for what they were computed with: K/V is computed again, and only numerics that are batch-
-invariant, and the same, surely give the same tokens after it. A span's text and constraint follow from its tokens.
-Knows nothing of processes.
+It sees every command that is sent and every reply that comes, and keeps their outcome. A sequence's state is its
+tokens and the numerics they were computed with: K/V is recomputed, and only numerics that are batch-invariant, and the
+same, surely give the same tokens after it. A span's text and constraint follow from its tokens. Knows nothing of
+processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.core import messages as m
 from engine.core.sampling_types import children_of, mix64
 from engine.model.numerics import Numerics
 
-MAX_CRASHES = 2  # deaths in a row without a word of a span: after that it may be what kills the core
+MAX_CRASHES = 2  # deaths in a row without a reply for a span: after that it may be the cause
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class _Running:
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A sequence as the core has it, but for what no reply has told."""
+    """A sequence as the core has it, except for outputs that no reply has reported."""
 
     id: int
     scope: int | None
@@ -50,21 +50,21 @@ class SequenceJournal:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._sequences: dict[int, _Known] = {}  # a scope stands before what it holds
+        self._sequences: dict[int, _Known] = {}  # a scope comes before its members
         self._asked: dict[int, m.GetStats | m.Compile | m.Snap] = {}
-        self._owners: dict[int, _Known] = {}  # by the request that runs on it
-        self.numerics: Numerics | None = None  # that the tokens were computed with
+        self._owners: dict[int, _Known] = {}  # by request id
+        self.numerics: Numerics | None = None  # of the core that computed the tokens
 
     @property
     def waiting(self) -> bool:
-        """Returns whether an answer is owed."""
+        """Returns whether a reply is owed."""
         return bool(self._owners or self._asked)
 
     def __len__(self) -> int:
-        """Open sequences."""
+        """Counts the open sequences."""
         return len(self._sequences)
 
-    # -- what goes by
+    # -- commands and replies
 
     def sent(self, command: m.Command) -> None:
         match command:
@@ -102,16 +102,17 @@ class SequenceJournal:
             case m.Scored() | m.RequestRefused() | m.RequestFailed():
                 self._over(known)
 
-    # -- what a fresh core is told
+    # -- replay to a fresh core
 
     def loaded(self, numerics: Numerics) -> list[str]:
-        """A core that runs says what it computes with. What is otherwise than with the one before: what ran may go on
-        with other tokens then."""
+        """Records the numerics of a running core. Returns the differences from the one before: with any, replayed spans
+        may go on with other tokens."""
         before, self.numerics = self.numerics, numerics
         return [] if before is None else numerics.differences(before)
 
     def crashed(self) -> dict[int, str]:
-        """The core died. The requests that are given up, and why: what seems to kill it, and what asks how it is."""
+        """Handles the core's death. Returns the requests given up, and why: those that seem to kill it, and requests
+        for statistics."""
         suspects = []
         for known in self._sequences.values():
             if known.running is not None:
@@ -129,7 +130,7 @@ class SequenceJournal:
         return given_up
 
     def commands(self) -> Iterator[m.Command]:
-        """In the order in which they must come."""
+        """Yields the commands for a fresh core, in the order in which they must come."""
         now = self._clock()
         for known in self._sequences.values():
             yield _restored(known, now)
@@ -200,7 +201,7 @@ class SequenceJournal:
 
 
 def _restored(known: _Known, now: float) -> m.Restore:
-    """As it was before what runs on it."""
+    """Restores a sequence as it was before its running request."""
     length, forks = len(known.tokens), known.forks
     if known.running is not None:
         length = known.running.start

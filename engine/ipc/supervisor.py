@@ -1,7 +1,7 @@
 """Supervises an engine process: spawns it, restarts it after a crash or a hang, and replays its requests.
 
-What ran goes on where it was. Pauses between restarts grow, and restarts end when there are too many in a short while:
-then whatever is wrong will not go away by itself. The sockets lie in a directory that only this user can enter.
+Requests resume after their delivered tokens. Pauses between restarts grow, and restarts end when there are too many in
+a short while: then the fault will not go away by itself. The sockets lie in a directory that only this user can enter.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from engine.builder import EngineParts
 
 
-_STOP_S = 10.0  # from being told to stop to being killed
+_STOP_S = 10.0  # from the stop command to the kill
 
 
 class CoreProcess:
-    """A core's process, whose sockets lie in `directory`. `hear` gets the replies, `died` how it ended, each on the
+    """A core's process, whose sockets lie in `directory`. `hear` gets the replies, `died` the way it ended, each on the
     event loop."""
 
     def __init__(
@@ -50,7 +50,7 @@ class CoreProcess:
         self._gone = asyncio.Event()
         self.directory = tempfile.mkdtemp(prefix="ponder-")  # entered by this user alone
         self._process = _popen(CoreStart(config, assemble, self.directory, logging.getLogger().getEffectiveLevel()))
-        self._line = CoreSocket(self.directory, 0, hear)
+        self._socket = CoreSocket(self.directory, 0, hear)
         threading.Thread(target=self._wait, name="engine-process", daemon=True).start()
 
     @property
@@ -61,22 +61,22 @@ class CoreProcess:
         """Returns the core's description, once it can run.
 
         Raises:
-            EngineError: why it cannot; `EngineStopped` when the process ended without a word.
+            EngineError: why it cannot; `EngineStopped` when the process ended without a reply.
         """
-        return await self._line.loaded()
+        return await self._socket.loaded()
 
     def send(self, command: m.Command) -> None:
-        self._line.send(command)
+        self._socket.send(command)
 
     def kill(self) -> None:
-        """At once; `died` is told."""
+        """Kills the process at once; `died` is called."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def stop(self) -> None:
-        """Ask it to end, and kill it if it does not. Returns when it is gone and nothing is left of it."""
+        """Asks the process to end, and kills it if it does not. Returns when it is gone and its files are removed."""
         if not self._gone.is_set():
-            self._line.send(m.Stop())
+            self._socket.send(m.Stop())
             try:
                 await asyncio.wait_for(self._gone.wait(), _STOP_S)
             except TimeoutError:
@@ -86,18 +86,18 @@ class CoreProcess:
     # -- parts
 
     def _wait(self) -> None:
-        """In a thread of its own."""
+        """Waits for the process's end in a thread of its own."""
         code = self._process.wait()
         with contextlib.suppress(RuntimeError):  # the loop may be closed
             self._loop.call_soon_threadsafe(self._end, code)
 
     def _end(self, code: int) -> None:
-        self._line.close()
+        self._socket.close()
         assert self._process.stdin is not None
         self._process.stdin.close()
         shutil.rmtree(self.directory, ignore_errors=True)
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        self._line.fail(EngineStopped(f"The engine's process ended {how} before it was ready."))
+        self._socket.fail(EngineStopped(f"The engine's process ended {how} before it was ready."))
         self._gone.set()
         self._died(how)
 
@@ -108,7 +108,7 @@ def _popen(start: CoreStart) -> subprocess.Popen[bytes]:
     )
     data = msgspec.msgpack.encode(start)
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died already: whoever waits for it is told
+    with contextlib.suppress(BrokenPipeError):  # it died already: waiters get its error
         process.stdin.write(len(data).to_bytes(4, "big") + data)
         process.stdin.flush()
     return process
@@ -118,7 +118,7 @@ log = logging.getLogger(__name__)
 
 
 class SupervisedLink:
-    """A `Link`. Commands that are sent while the process is away are said to the next one."""
+    """A `Link`. Commands that are sent while the process is away are replayed to the next one."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class SupervisedLink:
         self._tell_place: Callable[[str | None], None] = lambda place: None
 
     def hear_places(self, hear: Callable[[str | None], None]) -> None:
-        """`hear` gets `place` whenever it changes."""
+        """Registers `hear`, which gets `place` whenever it changes."""
         self._tell_place = hear
 
     @property
@@ -155,7 +155,7 @@ class SupervisedLink:
 
     @property
     def pid(self) -> int:
-        """Of the process that there is now."""
+        """Returns the id of the current process."""
         return self._process.pid
 
     async def start(self) -> m.Loaded:
@@ -200,7 +200,7 @@ class SupervisedLink:
 
     def _died(self, how: str) -> None:
         if self._state != "running":
-            return  # it was to end, or its end is told to who waits for its start
+            return  # a wanted end, or one reported to the waiter for its start
         self._state = "restarting"
         self._tell_place(None)
         log.error("the engine's process ended %s; %d sequences are open", how, len(self._journal))
@@ -235,7 +235,7 @@ class SupervisedLink:
         self._listener.ended(EngineStopped(message))
 
     def _watch(self) -> None:
-        """Look now and then whether a process that owes an answer still says something; an idle one is left alone."""
+        """Checks that a process that owes a reply is not silent for too long; an idle one is left alone."""
         silent = self._clock() - self._heard_at
         if self._state != "running" or not self._journal.waiting:
             self._watching = None

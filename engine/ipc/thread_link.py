@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ThreadLink:
-    """A `Link`. A core that fails is not made again: who knows what else in this process it has left wrong."""
+    """A `Link`. A core that fails is not made again: it may have left other state of this process wrong."""
 
     core: EngineCore  # once it has started
     compiler: Compiler
@@ -34,7 +34,7 @@ class ThreadLink:
     def __init__(
         self, config: EngineConfig, assemble: Callable[[EngineConfig], EngineParts] | None, listener: Listener
     ) -> None:
-        """`build` makes the core's parts, if not `engine.builder.assemble`."""
+        """`assemble` makes the core's parts, if not `engine.builder.build`."""
         self._config = config
         self._assemble = assemble or assemble_default
         self._listener = listener

@@ -1,4 +1,4 @@
-"""Commands and replies as bytes and back: MessagePack, each value checked against the type it is to have.
+"""Encodes commands and replies as bytes and back: MessagePack, each value checked against its declared type.
 
 A frame is a list of (kind, fields). A constraint is a tree whose nodes have no kind of their own, so it travels as
 lists that begin with one. Knows nothing of sockets.
@@ -18,7 +18,7 @@ from engine.structured_output import spec
 from engine.structured_output.layout import Constrained, Layout
 
 T = TypeVar("T")
-Plain = Any  # what MessagePack knows: numbers, texts, lists
+Plain = Any  # values of MessagePack: numbers, texts, lists
 
 _encoder = msgspec.msgpack.Encoder()
 _CONSTRAINTS: dict[str, type[spec.Constraint]] = {
@@ -51,7 +51,7 @@ class _Constraint(msgspec.Struct, array_like=True):
 
 
 class Failure(msgspec.Struct, array_like=True):
-    """An error of this engine's that a process ended with."""
+    """An error of the engine that ended a process."""
 
     kind: str
     arguments: tuple[Any, ...]
@@ -59,7 +59,7 @@ class Failure(msgspec.Struct, array_like=True):
 
 
 class Hello(msgspec.Struct, array_like=True):
-    """The first command of every client: it is answered with `messages.Loaded`."""
+    """The first command of every client: its reply is `messages.Loaded`."""
 
 
 _COMMANDS: tuple[type, ...] = (
@@ -107,7 +107,7 @@ def encode_replies(replies: list[m.Reply | m.Loaded | Failure]) -> bytes:
 
 
 def decode_replies(data: bytes) -> list[Any]:
-    """Each a `messages.Reply`, a `messages.Loaded` or a `Failure`."""
+    """Returns a list of `messages.Reply`, `messages.Loaded` or `Failure`."""
     return _replies.decode(data)
 
 
@@ -120,7 +120,7 @@ def _command(message: object) -> m.Command | Hello:
             return m.Generate(sequence, request, made, seed, max_tokens, delivered, begun)
         case _Constraint(request, tenant, constraint):
             return m.Compile(request, _constraint(constraint), tenant)
-    return message  # type: ignore[return-value]  # the rest are what they are
+    return message  # type: ignore[return-value]  # the rest need no decoding
 
 
 def _generate(command: m.Generate) -> _Generate:
@@ -135,7 +135,7 @@ def _generate(command: m.Generate) -> _Generate:
 
 
 def _lists(part: object) -> Plain:
-    """A constraint, or a field of one."""
+    """Encodes a constraint, or a field of one, as lists."""
     if isinstance(part, tuple):
         return [_lists(each) for each in part]
     if type(part).__name__ in _CONSTRAINTS:
@@ -157,13 +157,13 @@ def _part(part: Plain) -> Plain:
 
 
 def failure(error: errors.EngineError) -> Failure:
-    """An error that a core could not be started with."""
+    """Encodes the error that a core could not be started with."""
     name = getattr(error, "name", None)
     return Failure(type(error).__name__, () if name is None else (name,), str(error))
 
 
 def error_of(failure: Failure) -> errors.EngineError:
-    """The same error again, for whoever waits on the other side."""
+    """Rebuilds the error on the client's side."""
     kind = getattr(errors, failure.kind, errors.EngineError)
     error: errors.EngineError = kind.__new__(kind)
     Exception.__init__(error, failure.message)

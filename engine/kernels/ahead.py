@@ -1,7 +1,7 @@
-"""Compiles every kernel for GPUs that are not here, and lists what each takes of a multiprocessor.
+"""Compiles every kernel for GPUs that are not here, and lists the resources that each takes of a multiprocessor.
 
 `python -m engine.kernels.ahead [--only decode] [--json FILE]` prints a table; it ends with status 1 if a kernel does
-not compile or fits no multiprocessor. Knows the kernels' variants, nothing of what they compute.
+not compile or fits no multiprocessor. Knows the kernels' variants, nothing of their results.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class KernelResources:
 
 
 def all_variants() -> dict[str, Variant]:
-    """By name."""
+    """Returns all variants by name."""
     found: dict[str, Variant] = {}
     for module in pkgutil.iter_modules(gpu.__path__):
         if module.name != "variants":
@@ -59,7 +59,8 @@ def all_variants() -> dict[str, Variant]:
 
 
 def compiled(variant: Variant, capability: int) -> KernelResources:
-    """Compile one for `capability` (80: Ampere, 90: Hopper, 100: Blackwell), and read what the assembler says of it."""
+    """Compiles one variant for `capability` (80: Ampere, 90: Hopper, 100: Blackwell), and reads its resources from the
+    assembler's output."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -76,12 +77,12 @@ def compiled(variant: Variant, capability: int) -> KernelResources:
     constants = {name: variant.constants[name] for name in parameters if name in variant.constants}
     source = ASTSource(variant.kernel, types, constants, aligned)
     options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True}
-    if variant.most_registers is not None:
-        options["maxnreg"] = variant.most_registers
+    if variant.max_registers is not None:
+        options["maxnreg"] = variant.max_registers
     try:
         made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         registers, spilled = _assembled(made.asm["ptx"], capability)
-    except Exception as error:  # whatever it was belongs into the listing
+    except Exception as error:  # errors of any kind are listed
         return KernelResources(
             variant.name, capability, variant.warps, 0, 0, 0, f"{type(error).__name__}: {error}"[:2000]
         )
@@ -89,16 +90,16 @@ def compiled(variant: Variant, capability: int) -> KernelResources:
 
 
 def _assembled(ptx: str, capability: int) -> tuple[int, int]:
-    """Registers of a thread, and bytes that are spilled, as the assembler that comes with Triton tells them."""
+    """Assembles with Triton's ptxas. Returns registers of a thread, and bytes that are spilled."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
         file.write_text(ptx)
         command = [get_ptxas(capability).path, "-v", f"--gpu-name={_TARGET[capability]}", str(file), "-o", "/dev/null"]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers = re.findall(r"Used (\d+) registers", told)
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", told)
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers = re.findall(r"Used (\d+) registers", report)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
     return max(map(int, registers)), sum(map(int, spills))
 
 
@@ -110,7 +111,7 @@ def _by_name(job: tuple[str, int]) -> KernelResources:
 def compile_all(
     names: Sequence[str], capabilities: Sequence[int] = CAPABILITIES, processes: int = 2
 ) -> Iterator[KernelResources]:
-    """Each as soon as it is compiled, in order."""
+    """Yields each result as soon as it is compiled, in order."""
     every = all_variants()
     jobs = [(name, each) for name in names for each in capabilities if each >= every[name].since]
     with ProcessPoolExecutor(processes) as pool:
@@ -118,7 +119,7 @@ def compile_all(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m engine.kernels.ahead", description=__doc__)
     parser.add_argument("--only", default="", help="variants whose name has this in it")
     parser.add_argument("--sample", action="store_true", help="the first of each file")

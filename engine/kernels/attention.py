@@ -21,9 +21,9 @@ Cache = Tensor | QuantizedLayer
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """`work.Work` on a device, int32 throughout; what is past its use is zeros. `small` may be None, and `large`.
+    """`work.AttentionWork` on a device, int32 throughout; unused entries are zeros. `small` may be None, and `large`.
 
-    `parts` is room for what is merged, (slots, heads, head_dim) float32, and `part_weights` (slots, heads).
+    `parts` holds the parts to be merged, (slots, heads, head_dim) float32, and `part_weights` (slots, heads).
     """
 
     blocks: Tensor
@@ -57,7 +57,7 @@ def attend(
         pieces: of this step, cut for `window`.
         positions: (tokens,) int32.
         scale: of the scores; `softcap` c makes of a score s c * tanh(s / c).
-        out: where the result goes; made if None.
+        out: the result is written there; made if None.
 
     Returns:
         (tokens, heads, head_dim).
@@ -77,7 +77,7 @@ def attend_torch(
     softcap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The twin: piece by piece, query by query, in float32. See `attend`."""
+    """The torch reference: piece by piece, query by query, in float32. See `attend`."""
     out = torch.empty_like(query) if out is None else out
     codes = cache.codes if isinstance(cache, QuantizedLayer) else cache
     kv_heads, width = codes.shape[3:]
@@ -130,7 +130,7 @@ def attend_triton(
     out: Tensor | None = None,
     shapes: Mapping[int, Sequence[int]] | None = None,
 ) -> Tensor:
-    """The kernels. See `attend`. `shapes` are those to try, by rows of a tile, where they are being tuned."""
+    """The kernels. See `attend`. `shapes`: candidates while tuning, by rows of a tile."""
     from engine.kernels.gpu.attention import AttentionShape, attend_kernel, merge_kernel, padded_to, shape_for
 
     out = query.new_empty(query.shape) if out is None else out
@@ -176,7 +176,7 @@ def attend_triton(
             tile=shape.tile,
             windowed=window is not None,
             capped=softcap is not None,
-            coded=scales is not None,
+            quantized=scales is not None,
             fp8=codes.dtype == torch.uint8,
             stages=shape.stages,
             num_warps=shape.warps,

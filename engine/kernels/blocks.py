@@ -1,8 +1,8 @@
-"""Copies whole blocks of a paged cache: within it, to rows of bytes that lie together, and back.
+"""Copies whole blocks of a paged cache: within it, to contiguous rows of bytes, and back.
 
-The Triton kernel and its twins in torch. A cache is given as its tensors, each (layers, 2, blocks, ...) and contiguous,
-of any dtype: all is copied as bytes. A row is what `read_block` of a cache fills: tensor by tensor, (layers, 2, ...) of
-one block. Knows nothing of what the bytes mean.
+The Triton kernel and its torch references. A cache is given as its tensors, each (layers, 2, blocks, ...) and
+contiguous, of any dtype: all is copied as bytes. A row has the layout of a cache's `read_block`: tensor by tensor,
+(layers, 2, ...) of one block. Knows nothing of the bytes' meaning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def copy_blocks(cache: Sequence[Tensor], pairs: Pairs) -> None:
-    """Copy blocks (source, destination) in every layer, as if all were read before any is written.
+    """Copies blocks (source, destination) in every layer, as if all were read before any is written.
 
     The scheduler's pairs need that: a block that one sequence has copied away from may be taken, in the same step, as
     the destination of another. No block is a destination twice.
@@ -30,17 +30,17 @@ def copy_blocks(cache: Sequence[Tensor], pairs: Pairs) -> None:
 
 
 def gather_blocks(cache: Sequence[Tensor], blocks: Sequence[int], out: Tensor) -> None:
-    """Copy blocks to the rows of `out`, (n, `block_nbytes`) uint8, contiguous, on the cache's device."""
+    """Copies blocks to the rows of `out`, (n, `block_nbytes`) uint8, contiguous, on the cache's device."""
     (gather_blocks_triton if cache[0].is_cuda else gather_blocks_torch)(cache, blocks, out)
 
 
 def scatter_blocks(cache: Sequence[Tensor], blocks: Sequence[int], rows: Tensor) -> None:
-    """Copy rows that `gather_blocks` filled to blocks. No block is there twice."""
+    """Copies rows that `gather_blocks` filled to blocks. No block is there twice."""
     (scatter_blocks_triton if cache[0].is_cuda else scatter_blocks_torch)(cache, blocks, rows)
 
 
 def block_nbytes(cache: Sequence[Tensor]) -> int:
-    """Bytes of one block in all layers of all tensors."""
+    """Returns the bytes of one block in all layers of all tensors."""
     return sum(each[:, :, 0].nbytes for each in cache)
 
 
@@ -89,7 +89,7 @@ Strides = tuple[int, int]
 
 
 def _launch(like: Tensor, source: Tensor, read: Strides, destination: Tensor, write: Strides, pairs: Tensor) -> None:
-    """Copy blocks shaped as those of `like` in the longest words that all of them are made of."""
+    """Copies blocks shaped as those of `like` in the longest words that all of them are made of."""
     from engine.kernels.gpu.blocks import PIECE, copy_kernel
 
     part = like[0, 0, 0].nbytes
@@ -119,7 +119,7 @@ def _strides(each: Tensor) -> Strides:
 
 
 def _columns(cache: Sequence[Tensor], rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Strides]]:
-    """For each tensor, the bytes of rows from the first that is its own, and their strides."""
+    """Yields each tensor with the bytes of rows from the first that is its own, and their strides."""
     assert rows.is_contiguous()
     at = 0
     for each in cache:
@@ -131,11 +131,11 @@ def _on_device(pairs: Pairs, like: Tensor) -> Tensor:
     return to_device(torch.tensor(pairs, dtype=torch.int32), like.device)
 
 
-# -- the twins
+# -- the torch references
 
 
 def copy_blocks_torch(cache: Sequence[Tensor], pairs: Pairs) -> None:
-    """The twin. See `copy_blocks`."""
+    """The torch reference. See `copy_blocks`."""
     _check(pairs)
     for each in cache:
         kept = [each[:, :, source].clone() for source, _ in pairs]
@@ -144,13 +144,13 @@ def copy_blocks_torch(cache: Sequence[Tensor], pairs: Pairs) -> None:
 
 
 def gather_blocks_torch(cache: Sequence[Tensor], blocks: Sequence[int], out: Tensor) -> None:
-    """The twin. See `gather_blocks`."""
+    """The torch reference. See `gather_blocks`."""
     for block, row in zip(blocks, out, strict=True):
         row.copy_(torch.cat([each[:, :, block].reshape(-1).view(torch.uint8) for each in cache]))
 
 
 def scatter_blocks_torch(cache: Sequence[Tensor], blocks: Sequence[int], rows: Tensor) -> None:
-    """The twin. See `scatter_blocks`."""
+    """The torch reference. See `scatter_blocks`."""
     for block, row in zip(blocks, rows, strict=True):
         at = 0
         for each in cache:

@@ -18,15 +18,15 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor`, of the CPU, on `device`: through page-locked memory to a GPU, where the copy is queued alone.
+    """Copies a CPU tensor to `device`: through page-locked memory to a GPU, where the copy is only queued.
 
-    torch keeps that memory until the copy is done, so nobody has to hold it.
+    torch keeps that memory until the copy is done, so the caller need not.
     """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def from_device(tensor: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy a tensor to the host; what is returned waits for it, and gives it."""
+    """Starts copying a tensor to the host; the returned function waits for the copy, and returns it."""
     if not tensor.is_cuda:
         return lambda: tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -45,7 +45,7 @@ HUGE_PAGE = 2 << 20
 
 
 def empty_bytes(nbytes: int) -> Tensor:
-    """Uninitialised CPU bytes, (nbytes,) uint8, on huge pages where the system gives them."""
+    """Returns uninitialised CPU bytes, (nbytes,) uint8, on huge pages where the system gives them."""
     if nbytes < HUGE_PAGE:
         return torch.empty(nbytes, dtype=torch.uint8)
     memory = torch.empty(nbytes + HUGE_PAGE, dtype=torch.uint8)

@@ -15,7 +15,7 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def gated_torch(gate_up: Tensor, activation: Activation) -> Tensor:
-    """The twin. See `gated`."""
+    """The torch reference. See `gated`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     match activation:
         case "silu":

@@ -1,4 +1,4 @@
-"""A linear layer of one token, with what stands before and after it in the same pass over the weight.
+"""A linear layer of one token, fused with the operations before and after it in one pass over the weight.
 
 A decode of one sequence waits for the weights alone, and every kernel between two of them is time in which the memory
 does nothing. So the norm before a layer, the gate of an MLP and the residual sum after one are done by the programs
@@ -28,7 +28,7 @@ def gemv(
     multiplier: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """norm(x) @ weight.T + bias of one token.
+    """Computes norm(x) @ weight.T + bias of one token.
 
     Args:
         x: (1, in), of 16 bits.
@@ -58,7 +58,7 @@ def gemv_torch(
     multiplier: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The twin, in float32. See `gemv`."""
+    """The torch reference, in float32. See `gemv`."""
     wide = x.float() if norm is None else normed(x, norm)
     y = wide @ weight.float().T
     if bias is not None:
@@ -82,7 +82,7 @@ def gemv_triton(
     dtype: torch.dtype | None = None,
     shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """The kernel. See `gemv`. `shape` is one to try, where they are being tuned."""
+    """The kernel. See `gemv`. `shape`: a candidate while tuning."""
     from engine.kernels.gpu.gemv import GemvShape, gemv_kernel, shape_for
 
     rows, width = weight.shape

@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen tokens and of the likeliest: Triton kernels and their twin in torch.
+"""Log-probabilities of chosen tokens and of the likeliest: Triton kernels and their torch reference.
 
 No log-softmax of a whole row is ever written. A row's numbers depend on that row alone, to the bit. Knows nothing of
-who asks.
+requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of n tokens: `chosen` (n,) fp32, and of each row's k likeliest `values` (n, k) fp32 and `tokens` (n, k) int64."""
+    """Log-probabilities of n tokens: `chosen` (n,) fp32, and of each row's k likeliest `values` (n, k) fp32 and
+    `tokens` (n, k) int64."""
 
     chosen: Tensor
     values: Tensor
@@ -22,10 +23,10 @@ class Logprobs:
 
 
 def logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, k: int) -> Logprobs:
-    """Of `tokens[i]` in row `rows[i]`, and of that row's `k` likeliest, the likeliest first.
+    """Computes log-probabilities of `tokens[i]` in row `rows[i]`, and of that row's `k` likeliest, the likeliest first.
 
     `logits` is (m, vocabulary) of any floating type, its last dimension contiguous; `rows` (n,) int32, which may have
-    repeats, and `tokens` (n,) int64 are on its device. Where k is more than the vocabulary has, all are given.
+    repeats, and `tokens` (n,) int64 are on its device. Where k exceeds the vocabulary, all tokens are returned.
     """
     return (logprobs_triton if logits.is_cuda else logprobs_torch)(logits, rows, tokens, k)
 
@@ -41,15 +42,25 @@ def logprobs_triton(logits: Tensor, rows: Tensor, tokens: Tensor, k: int) -> Log
     if count:
         stride = logits.stride(0)
         chunks_kernel[chunks, count](logits, rows, floats, vocabulary, stride, chunks, chunk=CHUNK, num_stages=1)
-        most = 1 << (chunks - 1).bit_length()
+        max_chunks = 1 << (chunks - 1).bit_length()
         chosen_kernel[count,](
-            logits, rows, tokens, floats, totals, chosen, stride, chunks, most_chunks=most, num_warps=1, num_stages=1
+            logits,
+            rows,
+            tokens,
+            floats,
+            totals,
+            chosen,
+            stride,
+            chunks,
+            max_chunks=max_chunks,
+            num_warps=1,
+            num_stages=1,
         )
     return Logprobs(chosen, *_likeliest(logits, rows, totals, k))
 
 
 def logprobs_torch(logits: Tensor, rows: Tensor, tokens: Tensor, k: int) -> Logprobs:
-    """The twin. See `logprobs`."""
+    """The torch reference. See `logprobs`."""
     asked = logits.index_select(0, rows).float()
     largest = asked.amax(-1, keepdim=True)
     totals = torch.logsumexp((asked - largest).double(), -1).float()
@@ -58,8 +69,9 @@ def logprobs_torch(logits: Tensor, rows: Tensor, tokens: Tensor, k: int) -> Logp
 
 
 def _likeliest(logits: Tensor, rows: Tensor, totals: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`totals` are logarithms of sums of exponentials, relative to the largest logit."""
+    """Returns each row's `k` likeliest. `totals` are logarithms of sums of exponentials, relative to the largest
+    logit."""
     if not k:
         return totals.new_empty(len(rows), 0), rows.new_empty(len(rows), 0, dtype=torch.int64)
     values, tokens = torch.topk(logits.index_select(0, rows).float(), min(k, logits.shape[1]))
-    return (values - values[:, :1]) - totals[:, None], tokens  # to the bit what `chosen` is for the same token
+    return (values - values[:, :1]) - totals[:, None], tokens  # equal to `chosen` for the same token, to the bit

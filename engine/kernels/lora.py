@@ -27,7 +27,7 @@ class Adapters:
 
 
 def stack(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Adapters:
-    """Adapters of any ranks: each A (rank, in), B (out, rank) and scale, which is alpha / rank as a rule."""
+    """Stacks adapters of any ranks: each A (rank, in), B (out, rank) and scale, usually alpha / rank."""
     rank = max(len(a) for a, _, _ in pairs)
     first_a, first_b, _ = pairs[0]
     made_a = first_a.new_zeros(len(pairs), rank, first_a.shape[1])
@@ -39,7 +39,7 @@ def stack(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Adapters:
 
 
 def add_by_token(y: Tensor, x: Tensor, adapters: Adapters, which: Tensor) -> None:
-    """Add to row i of `y` (tokens, out) what adapter `which[i]` makes of row i of `x` (tokens, in), in place.
+    """Adds to row i of `y` (tokens, out) the output of adapter `which[i]` for row i of `x` (tokens, in), in place.
 
     `which` is (tokens,) int32; -1: no adapter, and the row of y is left alone. x, y and the adapters are of one type of
     16 or 32 bits, the last dimension of x and y contiguous.
@@ -48,7 +48,7 @@ def add_by_token(y: Tensor, x: Tensor, adapters: Adapters, which: Tensor) -> Non
 
 
 def add_by_run(y: Tensor, x: Tensor, adapters: Adapters, starts: Tensor, which: Tensor, longest: int) -> None:
-    """The same where rows `starts[i]` to `starts[i + 1]` have adapter `which[i]`.
+    """Does the same where rows `starts[i]` to `starts[i + 1]` have adapter `which[i]`.
 
     `starts` is (runs + 1,) int32, `which` (runs,) int32. `longest` is the rows of the longest run, or more.
     """
@@ -56,7 +56,7 @@ def add_by_run(y: Tensor, x: Tensor, adapters: Adapters, starts: Tensor, which: 
 
 
 def add_by_token_torch(y: Tensor, x: Tensor, adapters: Adapters, which: Tensor) -> None:
-    """The twin. See `add_by_token`."""
+    """The torch reference. See `add_by_token`."""
     for row, adapter in enumerate(which.tolist()):
         if adapter >= 0:
             middle = adapters.a[adapter].float() @ x[row].float()
@@ -65,7 +65,7 @@ def add_by_token_torch(y: Tensor, x: Tensor, adapters: Adapters, which: Tensor) 
 
 
 def add_by_run_torch(y: Tensor, x: Tensor, adapters: Adapters, starts: Tensor, which: Tensor, longest: int) -> None:
-    """The twin. See `add_by_run`."""
+    """The torch reference. See `add_by_run`."""
     add_by_token_torch(y, x, adapters, which.repeat_interleave((starts[1:] - starts[:-1]).long()))
 
 

@@ -1,4 +1,4 @@
-"""A matrix product whose every row is the same bits whatever other rows it is computed with.
+"""A batch-invariant matrix product: each row has the same bits with any other rows.
 
 Libraries choose a kernel, and so the order of a sum, by the number of rows. Here tiles and order are the weight's alone
 (He et al. 2025, on batch invariance): each number is summed over one tile of columns after the other by one program.
@@ -13,13 +13,13 @@ from engine.model.linear import Linear
 
 
 def invariant(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """x -> x @ weight.T + bias, for `weight` (out, in) and `bias` (out,) of 16 bits on one device."""
+    """Returns x -> x @ weight.T + bias, for `weight` (out, in) and `bias` (out,) of 16 bits on one device."""
     run = multiply_triton if weight.is_cuda else multiply_torch
     return lambda x: run(x, weight, bias)
 
 
 def multiply_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The twin, summed in float64: (tokens, in) and (out, in) -> (tokens, out) of x's type."""
+    """The torch reference, summed in float64: (tokens, in) and (out, in) -> (tokens, out) of x's type."""
     total = x.double() @ weight.double().T
     return (total if bias is None else total + bias.double()).to(x.dtype)
 

@@ -19,7 +19,7 @@ class Norm:
 def add_and_norm(
     x: Tensor, delta: Tensor | None, norm: Norm | None, *, delta_norm: Norm | None = None, multiplier: float = 1.0
 ) -> Tensor | None:
-    """Add `multiplier * delta` to `x` (tokens, hidden) in place, and return `x` normalised: None without a `norm`.
+    """Adds `multiplier * delta` to `x` (tokens, hidden) in place, and returns `x` normalised: None without a `norm`.
 
     `delta` has x's shape and type and is normalised before if there is a `delta_norm`; without one `x` stays as it is.
     All is computed in float32; the sum is rounded before it is normalised, as the layer after sees it.
@@ -31,7 +31,7 @@ def add_and_norm(
 def add_and_norm_torch(
     x: Tensor, delta: Tensor | None, norm: Norm | None, *, delta_norm: Norm | None = None, multiplier: float = 1.0
 ) -> Tensor | None:
-    """The twin. See `add_and_norm`."""
+    """The torch reference. See `add_and_norm`."""
     if delta is not None:
         added = delta.float() if delta_norm is None else normed(delta, delta_norm)
         x.copy_(x.float() + multiplier * added)
@@ -39,7 +39,8 @@ def add_and_norm_torch(
 
 
 def normed(x: Tensor, norm: Norm) -> Tensor:
-    """The twin of the norm alone, in float32. The weight may be (heads, head_dim), for x (tokens, heads, head_dim)."""
+    """The torch reference of the norm alone, in float32. The weight may be (heads, head_dim), for x (tokens, heads,
+    head_dim)."""
     wide = x.float()
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps) * norm.weight
 

@@ -1,5 +1,5 @@
-"""Fuses the steps between the QKV projection and attention in one pass: norms of heads, rotation,
-and the new keys and values written to the paged cache, in 8 bits where it keeps them so.
+"""Fuses the steps between the QKV projection and attention in one pass: norms of heads, rotation, and the new keys and
+values written to the paged cache, in 8 bits where it is quantized.
 
 Components that rotate together are neighbours (see `engine.model.layers.interleave`).
 """
@@ -22,7 +22,7 @@ def place(
     rotation: Tensor | None = None,
     norm: Norm | None = None,
 ) -> Tensor:
-    """Finish queries in place, and put keys and values where they belong.
+    """Finishes queries in place, and writes keys and values to their slots.
 
     Args:
         joined: (tokens, (heads + 2 * kv_heads) * head_dim): queries, keys and values of each token.
@@ -47,7 +47,7 @@ def place_torch(
     rotation: Tensor | None = None,
     norm: Norm | None = None,
 ) -> Tensor:
-    """The twin. See `place`."""
+    """The torch reference. See `place`."""
     kv_heads, width = cache.shape[3:]
     qkv = joined.view(len(joined), -1, width)
     turned = qkv[:, : heads + kv_heads].float()

@@ -1,14 +1,16 @@
-"""Linear layers on weights of 8 or 4 bits and activations of 16: Triton kernels and their twin, of one signature.
+"""Linear layers on weights of 8 or 4 bits and activations of 16: Triton kernels and their torch reference, of one
+signature.
 
 The idea: few tokens wait for the weights to be read, so weights are kept small and widened next to the multiplication.
 Knows nothing of models. Packed words are (blocks, out, 32) int32: block b has columns `b * span` to `(b + 1) * span`,
 span being 128 at 8 bits and 256 at 4; plane p of word w, its p-th 8 or 4 bits, is column `b * span + 32 * p + w` plus
-half the range (128 or 8). What many tokens cost over few is arithmetic, so there are three ways, by tokens:
+half the range (128 or 8). More tokens cost more arithmetic, so there are three ways, by tokens:
 
-- up to 2, sums on the ordinary cores: a weight costs about 4.5 instructions, and no tensor core waits for 16 rows;
-- up to 128, tensor cores on weights widened in registers: 5.5 instructions a weight, whatever the tokens;
+- up to 2, small gemm: sums on the ordinary cores, a weight costs about 4.5 instructions, and no tensor core waits for
+16 rows;
+- up to 128, gemm: tensor cores on weights widened in registers, 5.5 instructions a weight for any number of tokens;
 - beyond, weights are widened in memory, some rows at a time, and multiplied by torch. That moves 4.5 bytes a weight
-  where the others move a half to one, as much as 200 tokens cost at the speed that cuBLAS has and the second has not.
+  where the others move a half to one, as much as 200 tokens cost at cuBLAS's speed, which the second does not reach.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from engine.errors import InvalidParameter
 from engine.model.linear import Linear, Packing
 
 WORDS = 32  # of a row in a block
-FEW, SOME = 2, 128  # tokens, see above
+SMALL_GEMM_TOKENS, GEMM_TOKENS = 2, 128  # of a small gemm, of a gemm: see above
 GROUP = 64  # columns of a scale, as the engine packs 4 bits: 6% more bytes than 0.5 a weight
 _SHRINK = [1.1 - 0.05 * step for step in range(9)]  # of a group's largest weight, tried for the least error
 _WIDENED_AT_ONCE = 1 << 24  # elements: 32 MiB, which stay in the second-level cache until they are multiplied
-_FEW_PROGRAMS, _SOME_PROGRAMS = 512, 264  # 4 and 2 for each of 132 multiprocessors; constant, as sums depend on it
+_SMALL_GEMM_PROGRAMS = 512  # 4 for each of 132 multiprocessors; constant, as sums depend on it
+_GEMM_PROGRAMS = 264  # 2 for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class QuantizedWeight:
 
 
 def quantize(weight: Tensor, bits: int, group: int = 0, bias: Tensor | None = None) -> QuantizedWeight:
-    """Round `weight` (out, in) to 8 or 4 bits, with a scale for `group` columns (32, 64, 128) or for the row (0).
+    """Rounds `weight` (out, in) to 8 or 4 bits, with a scale for `group` columns (32, 64, 128) or for the row (0).
 
     Symmetric: on Gaussian weights in groups of 64 zero points make 4 bits 3% more exact (relative error 0.088, not
     0.091; a scale for all weights 0.21), for more bytes and another sum of x for every group. Instead the largest
@@ -88,19 +91,20 @@ def quantize(weight: Tensor, bits: int, group: int = 0, bias: Tensor | None = No
 
 
 def _scales(grouped: Tensor, bits: int, grouped_scales: bool) -> Tensor:
-    """Of weights (out, groups, group), as (out, groups, 1): at 4 bits that of the least squared error."""
+    """Returns the scales of weights (out, groups, group), as (out, groups, 1): at 4 bits those of the least squared
+    error."""
     if bits == 8:
         scale = grouped.abs().amax(-1, keepdim=True) / 127
         return scale.bfloat16().float() if grouped_scales else scale
     extreme = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True)) / -(1 << (bits - 1))
-    best, least = extreme, torch.full_like(extreme, torch.inf)
+    best, lowest_error = extreme, torch.full_like(extreme, torch.inf)
     for shrink in _SHRINK:
         tried = extreme * shrink
         if grouped_scales:
             tried = tried.bfloat16().float()
         error = (_rounded(grouped, tried, bits) * tried - grouped).square_().sum(-1, keepdim=True)
-        best = torch.where(error < least, tried, best)
-        least = torch.minimum(error, least)
+        best = torch.where(error < lowest_error, tried, best)
+        lowest_error = torch.minimum(error, lowest_error)
     return best
 
 
@@ -112,7 +116,7 @@ def _rounded(weights: Tensor, scale: Tensor, bits: int) -> Tensor:
 def dequantize(
     weight: QuantizedWeight, first: int = 0, end: int | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Rows `first` to `end` of what a weight was rounded to, (rows, in)."""
+    """Returns rows `first` to `end` of the rounded weight, (rows, in)."""
     rows = slice(first, weight.shape[0] if end is None else end)
     shifts = torch.arange(0, 32, weight.bits, dtype=torch.int32, device=weight.packed.device)
     fields = (weight.packed[:, rows, None, :] >> shifts[:, None]) & ((1 << weight.bits) - 1)
@@ -139,17 +143,18 @@ def packing(quantization: Literal["int8", "int4"], *, invariant: bool = False) -
 
 
 def linear(x: Tensor, weight: QuantizedWeight, *, invariant: bool = False) -> Tensor:
-    """x @ weight.T + bias for x (tokens, in) of 16 bits, rows `in` contiguous or not: (tokens, out) of x's dtype.
+    """Computes x @ weight.T + bias for x (tokens, in) of 16 bits, rows `in` contiguous or not: (tokens, out) of x's
+    dtype.
 
-    Sums are in float32. With `invariant`, on a GPU, a token's result has the same bits whatever else is in the batch:
-    all numbers of tokens go the second way, with one configuration, which costs many tokens a multiple. x in float32
-    goes the third way, which knows no tokens either but is torch's.
+    Sums are in float32. With `invariant`, on a GPU, a token's result has the same bits in any batch: all numbers of
+    tokens go the second way, with one configuration, which costs many tokens a multiple. x in float32 goes the third
+    way, which knows no tokens either but is torch's.
     """
     return linear_triton(x, weight, invariant=invariant) if x.is_cuda else linear_torch(x, weight)
 
 
 def linear_torch(x: Tensor, weight: QuantizedWeight) -> Tensor:
-    """The twin. See `linear`."""
+    """The torch reference. See `linear`."""
     made = x.float() @ dequantize(weight).t()
     return (made if weight.bias is None else made + weight.bias.float()).to(x.dtype)
 
@@ -157,27 +162,27 @@ def linear_torch(x: Tensor, weight: QuantizedWeight) -> Tensor:
 def linear_triton(x: Tensor, weight: QuantizedWeight, *, invariant: bool = False) -> Tensor:
     """The kernels; on CPU tensors only under Triton's interpreter. See `linear`."""
     tokens = len(x)
-    if x.dtype == torch.float32 or (tokens > SOME and not invariant):
+    if x.dtype == torch.float32 or (tokens > GEMM_TOKENS and not invariant):
         return _widened(x, weight)
     if x.stride(1) != 1:
         x = x.contiguous()
     out = x.new_empty(tokens, weight.shape[0])
     if not tokens:
         return out
-    if tokens <= FEW and not invariant:
-        _few(x, weight, out)
+    if tokens <= SMALL_GEMM_TOKENS and not invariant:
+        _small_gemm(x, weight, out)
     else:
-        _some(x, weight, out, invariant)
+        _gemm(x, weight, out, invariant)
     return out
 
 
-def _few(x: Tensor, weight: QuantizedWeight, out: Tensor) -> None:
+def _small_gemm(x: Tensor, weight: QuantizedWeight, out: Tensor) -> None:
     from engine.kernels.gpu.quantized import REPEATS, SLOTS, small_gemm_kernel
 
     (height, width), blocks = weight.shape, len(weight.packed)
     splits, repeats = 1, REPEATS[len(x)]
     rows = repeats * SLOTS.value
-    while splits < 8 and splits < blocks and height * splits < _FEW_PROGRAMS * rows:
+    while splits < 8 and splits < blocks and height * splits < _SMALL_GEMM_PROGRAMS * rows:
         splits *= 2
     rows //= splits
     whole = width % (WORDS * 32 // weight.bits) == 0 and height % rows == 0 and blocks % splits == 0
@@ -193,14 +198,14 @@ def _few(x: Tensor, weight: QuantizedWeight, out: Tensor) -> None:
     )
 
 
-def _some(x: Tensor, weight: QuantizedWeight, out: Tensor, invariant: bool) -> None:
-    from engine.kernels.gpu.quantized import BLOCK_ROWS, STAGES, SUM_BLOCK, gemm_kernel, some_warps, sum_kernel
+def _gemm(x: Tensor, weight: QuantizedWeight, out: Tensor, invariant: bool) -> None:
+    from engine.kernels.gpu.quantized import BLOCK_ROWS, STAGES, SUM_BLOCK, gemm_kernel, gemm_warps, sum_kernel
 
     tokens, (height, width), blocks = len(x), weight.shape, len(weight.packed)
     block_tokens = 32 if invariant or 16 < tokens <= 32 else 16 if tokens <= 16 else 64
     across, down = -(-height // BLOCK_ROWS), -(-tokens // block_tokens)
     splits = 1
-    while splits < 8 and splits < blocks and across * (1 if invariant else down) * splits < _SOME_PROGRAMS:
+    while splits < 8 and splits < blocks and across * (1 if invariant else down) * splits < _GEMM_PROGRAMS:
         splits *= 2
     made = out if splits == 1 else x.new_empty(splits, tokens, height, dtype=torch.float32)
     gemm_kernel[across, down, splits](
@@ -210,7 +215,7 @@ def _some(x: Tensor, weight: QuantizedWeight, out: Tensor, invariant: bool) -> N
         splits=splits,
         block_tokens=block_tokens,
         block_rows=BLOCK_ROWS,
-        num_warps=some_warps(block_tokens),
+        num_warps=gemm_warps(block_tokens),
         num_stages=STAGES[block_tokens],
     )
     if splits > 1:

@@ -1,7 +1,8 @@
-"""Draws a token for every row of a step on the device: the Triton kernels and their twin in torch, of one signature.
+"""Samples a token for every row of a step on the device: the Triton kernels and their torch reference, of one
+signature.
 
-No vocabulary is sorted, and a row's draw depends on that row alone, to the bit. Knows logits and numbers; nothing of
-sequences or of what a request asks for.
+No vocabulary is sorted, and a row's sample depends on that row alone, to the bit. Knows logits and numbers; nothing of
+sequences or requests.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def pack(
     min_p: Sequence[float],
     keys: Sequence[int] | NDArray[np.uint64],
 ) -> NDArray[np.int32]:
-    """The parameters of rows as `draw` takes them, (rows, WORDS) int32; keys are of 64 bits, without sign.
+    """Packs the parameters of rows for `sample`, (rows, WORDS) int32; keys are of 64 bits, without sign.
 
-    The words: 1 / temperature (fp32; 0 is greedy), top_k, top_p (fp32), how far below the largest logit min_p reaches
+    The words: 1 / temperature (fp32; 0 is greedy), top_k, top_p (fp32), min_p's distance below the largest logit
     (fp32), the key's low and high half, and two of padding.
     """
     warmth = np.asarray(temperature, dtype=np.float64)
@@ -43,30 +44,31 @@ def pack(
     return packed
 
 
-def draw(logits: Tensor, parameters: Tensor) -> Tensor:
-    """A token for each row, (rows,) int64.
+def sample(logits: Tensor, parameters: Tensor) -> Tensor:
+    """Samples a token for each row, (rows,) int64.
 
-    `logits` is (rows, vocabulary) of any floating type, its last dimension contiguous; -inf is never drawn, unless a
+    `logits` is (rows, vocabulary) of any floating type, its last dimension contiguous; -inf is never sampled, unless a
     row has nothing else: then its first token is; +inf wins. `parameters` is (rows, WORDS) int32, see `pack`.
 
-    A greedy row takes the first of its largest logits. Every other one draws from the softmax of logits / temperature,
-    restricted to the tokens that all of these keep, in vLLM's order: min-p, those at least min_p times as likely as the
-    likeliest; top-k, those no less likely than the k-th likeliest; top-p, those where all tokens likelier than it have
-    together less than top_p of what the two before kept. Tokens of one logit are kept all or none.
+    A greedy row takes the first of its largest logits. Every other one samples from the softmax of logits /
+    temperature, restricted to the tokens that all of these keep, in vLLM's order: min-p, those at least min_p times as
+    likely as the likeliest; top-k, those no less likely than the k-th likeliest; top-p, those where all tokens likelier
+    than it have together less than top_p of the mass that the two before kept. Tokens of one logit are kept all or
+    none.
 
-    The draw is by Gumbel-max: the largest of logit / temperature - log(-log(1 - u)) wins. Token t's u is word t % 4 of
+    Sampling is by Gumbel-max: the largest of logit / temperature - log(-log(1 - u)) wins. Token t's u is word t % 4 of
     Philox4x32-10 (Salmon et al. 2011) with the row's key for the counter t // 4, plus 0.5, over 2**32.
     """
-    return (draw_triton if logits.is_cuda else draw_torch)(logits, parameters)
+    return (sample_triton if logits.is_cuda else sample_torch)(logits, parameters)
 
 
 def adjust(logits: Tensor, entries: Tensor, starts: Tensor) -> None:
-    """Change single logits in place, in four stages: a bias is added; a positive logit is divided and any other
-    multiplied (Keskar et al. 2019, CTRL); penalties are added; what is banned becomes -inf.
+    """Changes single logits in place, in four stages: a bias is added; a positive logit is divided and any other
+    multiplied (Keskar et al. 2019, CTRL); penalties are added; banned tokens become -inf.
 
-    `entries` is (n, 2) int32, a token and the bits of an fp32 number each (of a ban it means nothing). Those of row r's
-    stage s are `starts[4 * r + s]` to `starts[4 * r + s + 1]`, `starts` being (4 * rows + 1,) int32. A stage has no
-    token of a row twice.
+    `entries` is (n, 2) int32, a token and the bits of an fp32 number each (unused for a ban). Those of row r's stage s
+    are `starts[4 * r + s]` to `starts[4 * r + s + 1]`, `starts` being (4 * rows + 1,) int32. A stage has no token of a
+    row twice.
     """
     (adjust_triton if logits.is_cuda else adjust_torch)(logits, entries, starts)
 
@@ -74,8 +76,8 @@ def adjust(logits: Tensor, entries: Tensor, starts: Tensor) -> None:
 # -- the kernels
 
 
-def draw_triton(logits: Tensor, parameters: Tensor) -> Tensor:
-    """The kernels; on CPU tensors only under Triton's interpreter. See `draw`."""
+def sample_triton(logits: Tensor, parameters: Tensor) -> Tensor:
+    """The kernels; on CPU tensors only under Triton's interpreter. See `sample`."""
     from engine.kernels.gpu import sampling as gpu
 
     assert parameters.is_contiguous() and logits.stride(1) == 1
@@ -100,7 +102,7 @@ def draw_triton(logits: Tensor, parameters: Tensor) -> Tensor:
             hot,
             tokens,
             *sizes,
-            most_chunks=1 << (chunks - 1).bit_length(),
+            max_chunks=1 << (chunks - 1).bit_length(),
             **fixed,
             tile=gpu.TILE,
             num_warps=gpu.SETTLE_WARPS,
@@ -118,11 +120,11 @@ def adjust_triton(logits: Tensor, entries: Tensor, starts: Tensor) -> None:
         adjust_kernel[len(logits),](logits, entries, starts, logits.stride(0), block=1024, num_stages=1)
 
 
-# -- the twins
+# -- the torch references
 
 
-def draw_torch(logits: Tensor, parameters: Tensor) -> Tensor:
-    """The twin. See `draw`."""
+def sample_torch(logits: Tensor, parameters: Tensor) -> Tensor:
+    """The torch reference. See `sample`."""
     tokens = []
     for row, words in zip(logits.float(), parameters, strict=True):
         scale = float(words.view(torch.float32)[0])
@@ -137,7 +139,7 @@ def draw_torch(logits: Tensor, parameters: Tensor) -> Tensor:
 
 
 def kept_torch(row: Tensor, words: Tensor) -> Tensor:
-    """Returns the tokens of one row of fp32 logits that the filters leave, (vocabulary,) bool. See `draw`."""
+    """Returns the tokens of one row of fp32 logits that the filters leave, (vocabulary,) bool. See `sample`."""
     scale, _, top_p, reach = words[:4].view(torch.float32).tolist()
     top_k = int(words[1])
     ordered, ids = row.sort(descending=True, stable=True)
@@ -153,13 +155,13 @@ def kept_torch(row: Tensor, words: Tensor) -> Tensor:
 
 
 def gumbel(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """The Gumbel numbers of the first `count` tokens for a key, fp64."""
+    """Returns the Gumbel numbers of the first `count` tokens for a key, fp64."""
     u = (philox(key, -(-count // 4)).reshape(-1)[:count] + 0.5) * 2.0**-32
     return torch.from_numpy(-np.log(-np.log1p(-u))).to(device)
 
 
 def philox(key: int, count: int) -> NDArray[np.uint64]:
-    """Philox4x32-10 of the counters 0 to count - 1, (count, 4), each of 32 bits."""
+    """Computes Philox4x32-10 of the counters 0 to count - 1, (count, 4), each of 32 bits."""
     low = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)
     first = np.arange(count, dtype=np.uint64)
@@ -174,7 +176,7 @@ def philox(key: int, count: int) -> NDArray[np.uint64]:
 
 
 def adjust_torch(logits: Tensor, entries: Tensor, starts: Tensor) -> None:
-    """The twin. See `adjust`."""
+    """The torch reference. See `adjust`."""
     bounds = starts.tolist()
     for row in range(len(logits)):
         for stage, (first, last) in enumerate(zip(bounds[4 * row : 4 * row + 4], bounds[4 * row + 1 :], strict=False)):

@@ -1,7 +1,7 @@
-"""Forbids tokens by packed bits: the Triton kernel and its twin in torch, of one signature.
+"""Applies token bitmasks to logits: the Triton kernel and its torch reference, of one signature.
 
 The kernel reads 4 bytes for every 32 logits and writes only where a bit is 0, so most of a loose mask costs its bits
-alone. Knows nothing of what the bits mean.
+alone. Knows nothing of grammars.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _KEPT_MASKS = 64
 
 
 def apply_token_bitmask(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
-    """Set `logits[rows[i], t]` to -inf where bit `t % 32` of `bits[i, t // 32]` is 0, in place.
+    """Sets `logits[rows[i], t]` to -inf where bit `t % 32` of `bits[i, t // 32]` is 0, in place.
 
     `logits` is (n, vocabulary) of any floating type, its last dimension contiguous; `bits` is (m, words) int32; `rows`
-    is (m,) int64, without repeats. All on one device. What is not a number may stay so.
+    is (m,) int64, without repeats. All on one device. NaNs may stay.
     """
     (apply_token_bitmask_triton if logits.is_cuda else apply_token_bitmask_torch)(logits, bits, rows)
 
 
 def apply_token_bitmask_torch(logits: Tensor, bits: Tensor, rows: Tensor) -> None:
-    """The twin. See `apply_token_bitmask`."""
+    """The torch reference. See `apply_token_bitmask`."""
     if logits.is_cpu and logits.dtype == torch.float32:
         _forbid_numpy(logits.detach().numpy(), bits.contiguous().numpy(), rows.tolist())
         return
@@ -40,8 +40,8 @@ def apply_token_bitmask_torch(logits: Tensor, bits: Tensor, rows: Tensor) -> Non
 
 
 def _forbid_numpy(logits: NDArray[np.float32], bits: NDArray[np.int32], rows: list[int]) -> None:
-    """Reads the logits of the allowed tokens alone where they are few, as within a key; where a mask comes again that
-    forbids few, as within a string, the forbidden ones alone are written."""
+    """Applies masks in numpy. Few allowed tokens, as within a key, are the only logits read; few forbidden ones of a
+    repeated mask, as within a string, the only ones written."""
     for row, packed in zip(rows, bits, strict=True):
         some = np.flatnonzero(packed)
         if len(some) <= _FEW_WORDS:
@@ -53,7 +53,7 @@ def _forbid_numpy(logits: NDArray[np.float32], bits: NDArray[np.int32], rows: li
 
 
 def _keep_only(row: NDArray[np.float32], some: NDArray[np.int64], words: NDArray[np.int32]) -> None:
-    """Forbid all but the tokens of these words' bits; `some` are the words' places."""
+    """Forbids all but the tokens of these words' bits; `some` are the words' places."""
     allowed = np.unpackbits(words.view(np.uint8), bitorder="little").reshape(-1, 32).nonzero()
     tokens = some[allowed[0]] * 32 + allowed[1]
     tokens = tokens[tokens < len(row)]
@@ -63,8 +63,8 @@ def _keep_only(row: NDArray[np.float32], some: NDArray[np.int64], words: NDArray
 
 
 def _limit(row: NDArray[np.float32], packed: NDArray[np.int32]) -> None:
-    """Look each byte of bits up as what eight logits may be at most. A mask of bools takes two to three times as long
-    to make and apply."""
+    """Looks each byte of bits up as upper limits of eight logits. A mask of bools takes two to three times as long to
+    make and apply."""
     if len(_scratch.limits) < 4 * len(packed):  # kept: fresh memory would cost more than the work
         _scratch.limits = np.empty((4 * len(packed), 8), dtype=np.float32)
     limits = _scratch.limits[: 4 * len(packed)]
@@ -84,7 +84,7 @@ class _Scratch(threading.local):
         self._seen: OrderedDict[tuple[int, bytes], NDArray[np.int64] | None] = OrderedDict()
 
     def forbidden(self, packed: NDArray[np.int32], vocabulary: int) -> NDArray[np.int64] | None:
-        """The tokens that a mask forbids, from the second time it comes, if they are few."""
+        """Returns the tokens that a mask forbids, from the second time it comes, if they are few."""
         key = vocabulary, packed.tobytes()
         if key not in self._seen:
             self._seen[key] = None

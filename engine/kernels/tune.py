@@ -37,34 +37,42 @@ class TuningProblem:
 def fastest(
     problem: TuningProblem, rule: Shape, milliseconds: Callable[[Callable[[], object]], float]
 ) -> tuple[Shape, dict[Shape, float]]:
-    """The best shape of a problem, and what each took; the rule's where nothing is more than 2% faster."""
+    """Returns the best shape of a problem, and the time of each; the rule's where nothing is more than 2% faster."""
     run, took = problem.make(), dict[Shape, float]()
     for shape in dict.fromkeys([rule, *problem.candidates]):
         try:
             took[shape] = milliseconds(lambda shape=shape: run(shape))  # type: ignore[misc]
-        except Exception as error:  # Triton and the driver have several for what does not fit
+        except Exception as error:  # Triton and the driver have several for shapes that do not fit
             print(f"  {shape}: {type(error).__name__}", file=sys.stderr)
     best = min(took, key=lambda shape: took[shape])
     return (best if rule not in took or took[best] < 0.98 * took[rule] else rule), took
 
 
 def attention_problems() -> Iterator[tuple[TuningProblem, Shape]]:
-    """Decodes, shared prefixes and prompts, for the sizes of head that models have."""
+    """Yields decodes, shared prefixes and prompts, for the head sizes of models."""
     from engine.kernels.gpu.attention import padded_to, ruled
 
-    for width, rows, coded in itertools.product((64, 128, 256), (16, 64, 128), (False, True)):
+    for width, rows, quantized in itertools.product((64, 128, 256), (16, 64, 128), (False, True)):
         if width == 256 and rows == 128:
             continue
-        key = (padded_to(width), rows, 1 if coded else 2)
+        key = (padded_to(width), rows, 1 if quantized else 2)
         candidates = [
             (rows, tile, warps, stages) for tile, warps, stages in itertools.product((32, 64), (4, 8), (2, 3, 4, 5, 6))
         ]
         rule = ruled(width, rows, key[2])
-        yield TuningProblem("attention", key, candidates, lambda w=width, r=rows, c=coded: _attention(w, r, c)), rule  # type: ignore[misc]
+        runs = partial(_attention, width, rows, quantized)
+        yield TuningProblem("attention", key, candidates, runs), rule
 
 
 def _attention(
-    width: int, rows: int, coded: bool, *, device: str = "cuda", context: int = 4096, count: int = 64, kv_heads: int = 8
+    width: int,
+    rows: int,
+    quantized: bool,
+    *,
+    device: str = "cuda",
+    context: int = 4096,
+    count: int = 64,
+    kv_heads: int = 8,
 ) -> Callable[[Shape], object]:
     """`count` rows of `context` tokens, with query heads in groups of 4; as a prompt, one row of as many."""
     import numpy as np
@@ -85,7 +93,7 @@ def _attention(
     )
     layer = torch.randn(2, blocks, block, kv_heads, width, device=device, dtype=torch.bfloat16)
     cache: attention.Cache = layer
-    if coded:
+    if quantized:
         cache = QuantizedCache(1, blocks, block, kv_heads, width, torch.bfloat16, device).layers()[0]
         cache.store(torch.arange(blocks * block, device=device), layer.view(2, -1, kv_heads, width))
     tokens = int(starts[-1])
@@ -106,7 +114,7 @@ def _attention(
 
 
 def one_token_problems() -> Iterator[tuple[TuningProblem, Shape]]:
-    """The products of one token, for matrices of common models."""
+    """Yields the products of one token, for matrices of common models."""
     from engine.kernels.gpu.gemv import ruled
 
     for rows, width, gated in (
@@ -137,7 +145,7 @@ def _one(rows: int, width: int, gated: bool, *, device: str = "cuda") -> Callabl
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m engine.kernels.tune", description=__doc__)
     parser.add_argument("--out", type=Path, default=tuned.own_folder(), help="a folder; default: the user's own")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no problem after so long")

@@ -1,9 +1,9 @@
 """Cuts the attention of one step into pieces of like size: which queries meet which keys, and where parts are merged.
 
 The one idea: a decode, a chunk of a prompt, a part of a long context and a prefix that many rows share are the same
-thing, some queries against a range of keys in one block table. So there is one kernel, and what is known as split-KV
-(Dao et al. 2023, flash-decoding) and cascade attention (Ye et al. 2024) is decided here, on the host, with numpy, once
-a step for all layers. Knows shapes and block tables; nothing of tensors or of a device.
+thing, some queries against a range of keys in one block table. So there is one kernel, and split-KV (Dao et al. 2023,
+flash-decoding) and cascade attention (Ye et al. 2024) are decided here, on the host, with numpy, once a step for all
+layers. Knows shapes and block tables; nothing of tensors or of a device.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int32]
 
 # Columns of a piece: its queries are `order[first_query : first_query + queries]`; they meet the keys at positions
-# `first_key` to `end_key - 1` of the block table that begins at `table` in the list of all tables' blocks. What comes
-# out goes to the output if `slot` is -1, else query i's goes to part `slot + i`.
+# `first_key` to `end_key - 1` of the block table that begins at `table` in the list of all tables' blocks. The result
+# goes to the output if `slot` is -1, else query i's goes to part `slot + i`.
 FIRST_QUERY, QUERIES, TABLE, FIRST_KEY, END_KEY, SLOT = range(6)
 COLUMNS = 6
 
-TILE_KEYS = 64  # a piece begins at a multiple of this, so that tiles lie alike whoever shares the batch
+TILE_KEYS = 64  # a piece begins at a multiple of this, so that tiles lie alike in every batch
 SMALL_TILE = 16  # queries times heads that share a K/V head, of a small piece: the least that the matrix units take
-MIN_KEYS = 128  # of a piece: below it, merging costs more than is won
+MIN_KEYS = 128  # of a piece: below it, merging costs more than it saves
 MIN_SHARED_KEYS = 256  # the same of a large piece, which leaves a part for each of its queries
 SHARED_KEYS = 256  # that a prefix must save, over all rows that share it, to be read once for them together
 
@@ -32,9 +32,9 @@ SHARED_KEYS = 256  # that a prefix must save, over all rows that share it, to be
 class WorkLimits:
     """Limits by which pieces are cut for one device and model.
 
-    `group_heads` query heads share a K/V head; `large_tile` is how many rows (queries times those heads) a large piece
-    has. `pieces` is how many keep the device busy. With `fixed_keys`, pieces are cut after so many keys whatever else
-    is in the step: then a row is summed up in the same order in every batch.
+    `group_heads` query heads share a K/V head; `large_tile` is the number of rows (queries times those heads) of a
+    large piece, `pieces` the number that keeps the device busy. With `fixed_keys`, pieces are cut after so many keys in
+    every step: then a row is summed up in the same order in every batch.
     """
 
     group_heads: int
@@ -83,17 +83,17 @@ class Rows:
     block_size: int
 
     def listed(self) -> tuple[Ints, NDArray[np.int64]]:
-        """All tables' blocks one after the other, and where each row's begin."""
+        """Returns all tables' blocks one after the other, and the offset of each row's first."""
         counts = -(-self.contexts // self.block_size)
         count, width = len(self.tables), int(counts.max(initial=0))
-        if count * width <= 2 * counts.sum():  # copying what is empty costs less than leaving it out
+        if count * width <= 2 * counts.sum():  # copying padding costs less than leaving it out
             return self.tables[:, :width].astype(np.int32).ravel(), np.arange(count) * width
         used = np.arange(width) < counts[:, None]
         return self.tables[:, :width][used].astype(np.int32), np.cumsum(counts) - counts
 
 
 def cut(rows: Rows, limits: WorkLimits, window: int | None = None) -> AttentionWork:
-    """The pieces of a step. A window of w lets the query at position p see the keys p - w + 1 to p.
+    """Cuts the pieces of a step. A window of w lets the query at position p see the keys p - w + 1 to p.
 
     Queries of a row follow one another and end at its context.
     """
@@ -106,9 +106,9 @@ def cut(rows: Rows, limits: WorkLimits, window: int | None = None) -> AttentionW
         at = int(rows.starts[-1])
         for members, first, end in shared:
             order.append(rows.starts[members])
-            most = limits.large_queries
-            for done in range(0, len(members), most):
-                count = min(most, len(members) - done)
+            max_queries = limits.large_queries
+            for done in range(0, len(members), max_queries):
+                count = min(max_queries, len(members) - done)
                 uncut.append(np.array([[at + done, count, members[0], first, end, 1]]))
             at += len(members)
     else:
@@ -129,7 +129,8 @@ def cut(rows: Rows, limits: WorkLimits, window: int | None = None) -> AttentionW
 
 
 def grown(work: AttentionWork, rows: Rows) -> AttentionWork:
-    """`work` a token later: the same decodes, each of whose contexts has one more key, in the pieces that there were.
+    """Returns `work` a token later: the same decodes, each of whose contexts has one more key, in the pieces that there
+    were.
 
     For steps in between: after some, pieces should be cut anew.
     """
@@ -141,14 +142,14 @@ def grown(work: AttentionWork, rows: Rows) -> AttentionWork:
 
 
 def _prompts(rows: Rows, some: NDArray[np.int64], limits: WorkLimits, window: int | None) -> list[NDArray[np.int64]]:
-    """Tiles of queries of rows with several. The last column is 1 for a large tile."""
+    """Cuts tiles of queries of rows with several. The last column is 1 for a large tile."""
     found = []
     for row in some.tolist():
         first, end = int(rows.starts[row]), int(rows.starts[row + 1])
         few = limits.fixed_keys is None and end - first <= limits.small_queries
-        most = limits.small_queries if few else limits.large_queries
-        at = np.arange(first, end, most)
-        until = np.minimum(at + most, end)
+        max_queries = limits.small_queries if few else limits.large_queries
+        at = np.arange(first, end, max_queries)
+        until = np.minimum(at + max_queries, end)
         position = rows.contexts[row] - end  # of the token t of the batch: t + position
         tiles = np.zeros((len(at), COLUMNS), dtype=np.int64)
         tiles[:, FIRST_QUERY] = at
@@ -166,22 +167,22 @@ Shared = tuple[NDArray[np.int64], int, int]  # rows, and the range of keys that 
 
 
 def _shared(rows: Rows, decodes: NDArray[np.int64], limits: WorkLimits) -> tuple[NDArray[np.int64], list[Shared]]:
-    """Prefixes that decode rows share, as deep as they go, and the key at which each row is on its own."""
+    """Finds prefixes that decode rows share, as deep as they go, and the key from which each row is on its own."""
     begin = np.zeros(len(rows.contexts), dtype=np.int64)
     found: list[Shared] = []
     whole = (rows.contexts - 1) // rows.block_size  # a row's last key is its own: it was just written
 
     def descend(members: NDArray[np.int64], start: int, depth: int) -> None:
-        """`members` share all blocks below `depth`; what is before block `start` is spoken for."""
-        most = int(whole[members].min())
-        tables = rows.tables[members, depth:most]
+        """`members` share all blocks below `depth`; the keys before block `start` are assigned."""
+        max_depth = int(whole[members].min())
+        tables = rows.tables[members, depth:max_depth]
         differ = np.flatnonzero((tables != tables[0]).any(0))
-        depth += int(differ[0]) if len(differ) else most - depth
+        depth += int(differ[0]) if len(differ) else max_depth - depth
         end = depth * rows.block_size // TILE_KEYS * TILE_KEYS
         if (end - start) * (len(members) - 1) >= SHARED_KEYS:
             found.append((members, start, end))
             begin[members] = start = end
-        if depth < most:
+        if depth < max_depth:
             apart(members, start, depth)
             return
         longer = members[whole[members] > depth]
@@ -198,7 +199,7 @@ def _shared(rows: Rows, decodes: NDArray[np.int64], limits: WorkLimits) -> tuple
 
 
 def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], limits: WorkLimits) -> AttentionWork:
-    """Cut tasks whose keys are many, and say where what belongs to one query is merged.
+    """Splits tasks with many keys, and assigns the parts of each query to be merged.
 
     On entry SLOT says whether a task is a large tile.
     """
@@ -208,8 +209,8 @@ def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], lim
         each = np.array(limits.fixed_keys // TILE_KEYS)
         cut_from = first // limits.fixed_keys * limits.fixed_keys  # pieces end where they do in every batch
     else:
-        least = np.where(tasks[:, SLOT] == 1, MIN_SHARED_KEYS, MIN_KEYS) // TILE_KEYS
-        each = np.maximum(least, -(-int(tiles.sum()) // max(1, limits.pieces)))
+        min_tiles = np.where(tasks[:, SLOT] == 1, MIN_SHARED_KEYS, MIN_KEYS) // TILE_KEYS
+        each = np.maximum(min_tiles, -(-int(tiles.sum()) // max(1, limits.pieces)))
         cut_from = first
     step = np.broadcast_to(each * TILE_KEYS, len(tasks))
     counts = np.maximum(1, -(-(tasks[:, END_KEY] - cut_from) // step))

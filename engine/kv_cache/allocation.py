@@ -1,9 +1,9 @@
-"""Allocates blocks for a step: reclaims them from other sequences, loads them from the tiers, honours leases.
+"""Allocates K/V blocks: copy-on-write, reclaim from other sequences, KV pins, and the choice of loading or recomputing.
 
-`allocate` knows the pool and one sequence, and nothing of others that want blocks. A lease keeps the K/V of a sequence
-that waits, until nearly all waits for the same thing were over: holding longer would keep memory from others for the
-few that take for ever. K/V is given up at once where that would take too long. `load_blocks` decides between copying
-and recomputing: which blocks of a sequence are worth bringing up from the tiers.
+`allocate` knows the pool and one sequence, and nothing of others that want blocks. A KV pin with a TTL keeps the K/V of
+a sequence that waits (for a tool) until nearly all earlier waits for the same thing were over: a longer pin would keep
+memory from others for the few that take for ever. K/V is given up at once where that would take too long. `load_blocks`
+compares loading a sequence's offloaded blocks from the tiers with computing them again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from engine.kv_cache.offload import OffloadTiers
 
 
 def allocate(seq: SequenceState, end: int, pool: BlockPool, size: int) -> tuple[int, int] | None:
-    """Give the sequence writable blocks of `size` tokens for positions up to `end`; return a block copy that must
-    precede.
+    """Allocates writable blocks of `size` tokens for positions up to `end`. Returns the block copy that must precede
+    the step: a shared block is copied on write.
 
     Raises:
         OutOfBlocks: there are too few; nothing has changed then.
@@ -45,7 +45,7 @@ def allocate(seq: SequenceState, end: int, pool: BlockPool, size: int) -> tuple[
     return copy
 
 
-HELD_SHARE = 0.5  # of the pool, that held sequences keep while others that wait could use it
+PINNED_SHARE = 0.5  # of the pool, that pinned sequences keep while others that wait could use it
 
 
 def reclaim_victim(
@@ -54,61 +54,62 @@ def reclaim_victim(
     pool: BlockPool,
     now: float,
     *,
-    spare_held: bool,
+    spare_pinned: bool,
 ) -> SequenceState | None:
-    """Idle sequences first: those whose lease is over, then those that have none, then held ones, the one that goes on
-    last first; but `spare_held` leaves those alone that have no more than their share together. Then waiting ones that
-    still have K/V of an earlier job. None where nobody has any.
-    """
-    if spare_held and idle:
-        held = sum(len(seq.table) for seq in idle if seq.hold_until > now)
-        spare_held = held <= HELD_SHARE * pool.total
+    """Chooses the sequence that loses its K/V: of the idle ones first those with an expired pin, then those without a
+    pin, then pinned ones, the one that resumes last first. `spare_pinned` leaves pinned ones alone while together they
+    have no more than their share. Then waiting ones that still have K/V of an earlier job. None where no sequence has
+    any."""
+    if spare_pinned and idle:
+        pinned = sum(len(seq.table) for seq in idle if seq.pinned_until > now)
+        spare_pinned = pinned <= PINNED_SHARE * pool.total
     greedy = pool.greedy
-    some = [seq for seq in idle if not (spare_held and seq.hold_until > now)]
-    if some:
-        return min(some, key=lambda seq: (seq.root not in greedy, *_missed(seq, now)))
+    candidates = [seq for seq in idle if not (spare_pinned and seq.pinned_until > now)]
+    if candidates:
+        return min(candidates, key=lambda seq: (seq.root not in greedy, *_reclaim_rank(seq, now)))
     holders = [seq for seq in waiting if seq.table]
     return max(holders, key=lambda seq: (seq.priority, seq.arrival), default=None)
 
 
-def _missed(seq: SequenceState, now: float) -> tuple[int, float]:
-    """Returns how much an idle sequence would miss its K/V: less than another that has more."""
-    if seq.hold_until > now:
-        return 2, -seq.hold_until
-    return int(seq.held_at is None), seq.used_at
+def _reclaim_rank(seq: SequenceState, now: float) -> tuple[int, float]:
+    """Ranks an idle sequence by how much it would miss its K/V, lowest first."""
+    if seq.pinned_until > now:
+        return 2, -seq.pinned_until
+    return int(seq.pinned_at is None), seq.used_at
 
 
 REMEMBERED = 64  # waits of a name
-NAMES = 1024  # that are remembered; the one not used for longest is forgotten
-LEARNT = 8  # waits before they are believed
+NAMES = 1024  # names that are remembered; the least recently used is forgotten
+LEARNT = 8  # waits before they are trusted
 QUANTILE = 0.95
-MARGIN = 1.5  # what a lease is longer than that quantile
+MARGIN = 1.5  # a pin's TTL over that quantile
 MIN_S = 0.05
 
 
 class KVPins:
-    """Waits by the name of what was waited for."""
+    """Learns how long waits take, by the name of the awaited thing, and sets the TTL of KV pins."""
 
     def __init__(self) -> None:
         self._waits: OrderedDict[str, deque[float]] = OrderedDict()
 
     def expected(self, name: str) -> float | None:
-        """Seconds within which nearly all waits were over, with a margin; None while too few are known."""
+        """Returns the seconds within which nearly all waits were over, with a margin; None while too few are known."""
         waits = self._waits.get(name)
         if waits is None or len(waits) < LEARNT:
             return None
         return max(MIN_S, MARGIN * sorted(waits)[int(QUANTILE * (len(waits) - 1) + 0.5)])
 
-    def lease(self, names: Iterable[str], longest_s: float) -> float:
-        """Seconds that K/V is kept for who waits for all of these; 0 where that would take more than `longest_s`."""
+    def ttl_s(self, names: Iterable[str], max_s: float) -> float:
+        """Returns the TTL in seconds of a pin for a sequence that waits for all of these; 0 where the wait would take
+        more than `max_s`."""
         known = [self.expected(name) for name in names]
         if not known or None in known:
-            return longest_s
+            return max_s
         seconds = max(each for each in known if each is not None)
-        return seconds if seconds <= longest_s else 0.0
+        return seconds if seconds <= max_s else 0.0
 
     def waited(self, names: Iterable[str], seconds: float) -> None:
-        """The wait for all of these took so long: that of the slowest did."""
+        """Learns that the wait for all of these took so long: it is attributed to the slowest."""
         slowest = max(names, key=lambda name: self.expected(name) or 0.0, default=None)
         if slowest is None:
             return
@@ -119,20 +120,21 @@ class KVPins:
             self._waits.popitem(last=False)
 
 
-UNKNOWN_TOKEN_S = 1.0  # what a token takes while nothing is known: blocks are copied then
+UNKNOWN_TOKEN_S = 1.0  # seconds of a token while nothing is known: blocks are loaded then
 
 
 def load_blocks(seq: SequenceState, size: int, pool: BlockPool, tiers: OffloadTiers, token_s: float | None) -> bool:
-    """Have blocks of `size` tokens that continue a sequence's K/V copied to the pool; True when it should wait.
+    """Starts loading the blocks of `size` tokens that continue a sequence's K/V; True when the sequence should wait for
+    them.
 
-    They must follow each other, so as many are copied as save the most time in all. `token_s`: seconds of computing a
-    token, if known.
+    They must follow each other, so the number that saves the most time in all is loaded. `token_s`: seconds of
+    computing a token, if known.
     """
-    found = _below(seq, size, tiers)
+    found = _offloaded(seq, size, tiers)
     seq.fetches += 1
     following = len(seq.table) + len(found)
     if following < len(seq) // size and pool.was_evicted(seq.digest(following, size)):
-        return True  # a block is on its way down: after this step it can come up
+        return True  # a block is being offloaded: after this step it can be loaded
     best = saved = 0.0
     count = 0
     for at, (_, tokens, tier) in enumerate(found[: pool.available], 1):
@@ -147,8 +149,8 @@ def load_blocks(seq: SequenceState, size: int, pool: BlockPool, tiers: OffloadTi
     return tiers.is_waiting(seq.id)
 
 
-def _below(seq: SequenceState, size: int, tiers: OffloadTiers) -> list[tuple[bytes, int, Tier | None]]:
-    """Blocks that continue this sequence's K/V and lie anywhere: digest, tokens, and the tier to copy from."""
+def _offloaded(seq: SequenceState, size: int, tiers: OffloadTiers) -> list[tuple[bytes, int, Tier | None]]:
+    """Lists the blocks in any tier that continue this sequence's K/V: digest, tokens, and the tier to copy from."""
     found: list[tuple[bytes, int, Tier | None]] = []
     for index in range(len(seq.table), -(-len(seq) // size)):
         whole = (index + 1) * size <= len(seq)

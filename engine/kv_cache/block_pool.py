@@ -1,8 +1,8 @@
-"""The pool of KV blocks: who references which, what a free one still holds, and where a prefix can be found.
+"""Paged K/V block pool with reference counts, prefix caching and eviction.
 
-Knows nothing of tensors or requests: blocks are integers, prefixes are digests. The one idea: a block that nobody
-references keeps its content, stays findable by its digest, and is taken for something else only when no empty one is
-left, the one worth least first (`order`).
+Knows nothing of tensors or requests: blocks are integers, prefixes are digests. The one idea: a block without
+references keeps its content, stays findable by its digest, and is evicted only when no empty block is left, the one
+with the lowest eviction score first (`eviction`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from engine.model.batch import NULL_BLOCK
 
 
 class OutOfBlocks(Exception):
-    """No block is free or evictable. The scheduler makes room and tries again; callers of the engine never see it."""
+    """No block is free or evictable. The scheduler reclaims or preempts and tries again; callers of the engine never
+    see it."""
 
 
 def root_digest(secret: bytes, model: str, adapter: str, tenant: str) -> bytes:
@@ -31,29 +32,29 @@ def root_digest(secret: bytes, model: str, adapter: str, tenant: str) -> bytes:
 
 
 def chain_digest(previous: bytes, tokens: Sequence[int]) -> bytes:
-    """The digest of a block of tokens, full or not, after the prefix that `previous` stands for."""
+    """Returns the digest of a block of tokens, full or not, after the prefix that `previous` stands for."""
     return hashlib.blake2b(array("q", tokens).tobytes(), key=previous, digest_size=16).digest()
 
 
 @dataclass(slots=True)
 class BlockContent:
-    """A block's findable content. `root` is where its chain starts, and so tells its tenant."""
+    """A block's findable content. `root` is the start of its chain, and so identifies its tenant."""
 
     digest: bytes
     root: bytes = b""
-    priority: int = 0  # of who computed it, or of the best who found it
-    reused: bool = False  # somebody found it
+    priority: int = 0  # the highest class among the sequence that computed it and those that found it
+    reused: bool = False  # a sequence found it
 
 
 class BlockPool:
     """`blocks` KV blocks, numbered from 1; NULL_BLOCK is never handed out.
 
-    A block is in exactly one of three states: *used* (reference count > 0), *cached* (0, but findable by its digest)
-    or *empty*. With `keeps_evicted`, what cached blocks held when they were taken is told by `take_evicted`.
+    A block is in exactly one of three states: *used* (reference count > 0), *cached* (0, but findable by its digest) or
+    *empty*. With `keeps_evicted`, `take_evicted` returns the contents of evicted blocks, so that they can be offloaded.
     """
 
     def __init__(self, blocks: int, share: float = 1.0) -> None:
-        """`share` of the blocks is what one root may have when others want them too."""
+        """`share`: fraction of the blocks that one root may have while others want them too."""
         self.total = blocks
         self._share = share
         self._owned: dict[bytes, int] = {}  # blocks that can be found, by root; kept where there is a share
@@ -70,7 +71,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` can hand out now."""
+        """Counts the blocks that `allocate` can hand out now."""
         return len(self._empty) + len(self._cached)
 
     @property
@@ -86,7 +87,7 @@ class BlockPool:
         return self.total - self.available
 
     def allocate(self) -> int:
-        """An empty block with one reference, evicting the cached one that is worth least when there is none.
+        """Returns an empty block with one reference; evicts the cached block with the lowest score when there is none.
 
         Raises:
             OutOfBlocks: every block is referenced.
@@ -105,14 +106,14 @@ class BlockPool:
         return block
 
     def acquire(self, block: int) -> None:
-        """One more reference to a block that is used or cached."""
+        """Adds a reference to a block that is used or cached."""
         content = self._content[block]
         if self._references[block] == 0 and content is not None:
             self._cached.take(content.digest)
         self._references[block] += 1
 
     def reuse(self, block: int, priority: int) -> None:
-        """The same, by somebody of that priority who found the block by its digest."""
+        """Does the same for a sequence of that priority that found the block by its digest."""
         content = self._content[block]
         if content is not None:
             content.reused = True
@@ -120,7 +121,7 @@ class BlockPool:
         self.acquire(block)
 
     def release(self, table: Sequence[int]) -> None:
-        """Give up one reference to each block of a table, deepest first, so that a prefix outlives its extensions."""
+        """Drops one reference to each block of a table, deepest first, so that a prefix outlives its extensions."""
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -138,11 +139,11 @@ class BlockPool:
     # -- prefixes
 
     def find(self, digest: bytes) -> int | None:
-        """The block that holds this prefix's last tokens, computed."""
+        """Returns the block that holds this prefix's last tokens, computed."""
         return self._index.get(digest)
 
     def publish(self, block: int, digest: bytes, root: bytes = b"", priority: int = 0, *, reused: bool = False) -> None:
-        """Make a computed block findable. When another block has the same content already, that one stays."""
+        """Makes a computed block findable. When another block has the same content already, that one stays."""
         if self._content[block] is None and digest not in self._index:
             self._content[block] = BlockContent(digest, root, priority, reused or self._cached.knew(digest))
             self._index[digest] = block
@@ -150,7 +151,7 @@ class BlockPool:
                 self._owned[root] = self._owned.get(root, 0) + 1
 
     def make_private(self, block: int) -> None:
-        """Before its only holder writes to a block: what it held can no longer be found."""
+        """Makes the block unfindable before its only holder writes to it."""
         self._forget(block)
 
     def _forget(self, block: int) -> BlockContent | None:
@@ -166,20 +167,20 @@ class BlockPool:
 
     @property
     def greedy(self) -> list[bytes]:
-        """Roots that have more than their share."""
+        """Returns the roots that have more than their share."""
         return [root for root, count in self._owned.items() if count > self._share * self.total]
 
     def take_evicted(self) -> list[tuple[int, BlockContent]]:
-        """Blocks that were taken since the last call, and what they hold until something is written to them."""
+        """Returns the blocks evicted since the last call, and the contents they keep until they are written to."""
         evicted, self._evicted = self._evicted, {}
         return list(evicted.values())
 
     def was_evicted(self, digest: bytes) -> bool:
-        """Returns whether the block was, since `take_evicted`."""
+        """Returns whether the block was evicted since the last `take_evicted`."""
         return digest in self._evicted
 
     def contents(self) -> list[tuple[int, BlockContent]]:
-        """Everything that can be found, cached blocks first, the ones worth most before others."""
+        """Lists everything that can be found, cached blocks first, by falling eviction score."""
         cached = [self._index[digest] for digest in self._cached.keys()]  # noqa: SIM118  # not a mapping
         held = [block for block in self._index.values() if self._references[block]]
         return [(block, content) for block in (*cached, *held) if (content := self._content[block]) is not None]
@@ -189,15 +190,15 @@ class BlockPool:
     def is_pending(self, digest: bytes) -> bool:
         return digest in self._pending
 
-    def claim(self, digests: Sequence[bytes]) -> None:
-        """Say that these blocks are about to be computed, so that a twin waits for them."""
+    def mark_pending(self, digests: Sequence[bytes]) -> None:
+        """Marks blocks as about to be computed, so that a duplicate prefill waits for them."""
         self._pending.update(digests)
 
-    def clear_claims(self) -> None:
+    def clear_pending(self) -> None:
         self._pending.clear()
 
     def check(self, tables: Sequence[Sequence[int]]) -> None:
-        """Raise AssertionError unless the pool agrees with the block tables of all sequences (O(blocks))."""
+        """Raises AssertionError unless the pool agrees with the block tables of all sequences (O(blocks))."""
         counts = [0] * (self.total + 1)
         for table in tables:
             for block in table:

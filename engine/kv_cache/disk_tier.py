@@ -1,7 +1,8 @@
-"""Block images as files: `<directory>/<layout>/<root>/<digest>`, one a block, so that a bad one costs one block.
+"""Disk tier: offloaded block images as files, `<directory>/<layout>/<root>/<digest>`, one a block, so that a bad one
+costs one block.
 
 A directory belongs to one engine at a time. Files appear whole or not at all (written beside, then renamed); nothing is
-synced, since a checksum tells what a power cut left. Knows nothing of what is worth keeping. `write`, `read` and
+synced, since a checksum finds files that a power cut left incomplete. Knows nothing of eviction. `write`, `read` and
 `remove` are called from the tiers' thread.
 """
 
@@ -22,11 +23,11 @@ from engine.kv_cache.snapshot import HEADER_BYTES, Bytes, header, payload_of
 log = logging.getLogger(__name__)
 
 SECRET = "secret"  # the file with the key of the blocks' digests
-_WRITING = "writing"  # what a file is called until it is whole
+_WRITING = "writing"  # suffix of a file until it is whole
 
 
 def kept_secret(directory: Path) -> bytes:
-    """The key of block digests, kept in `directory` so that blocks on disk are found again; made if need be.
+    """Returns the key of block digests, kept in `directory` so that blocks on disk are found again; made if need be.
 
     Raises:
         InvalidParameter: the directory cannot be used.
@@ -59,10 +60,11 @@ def _unusable(directory: Path, error: OSError) -> InvalidParameter:
 
 
 class DiskTier:
-    """The files of one layout. `nbytes` is a payload's size."""
+    """Files of one layout. `nbytes` is a payload's size."""
 
     def __init__(self, directory: Path, layout: bytes, nbytes: int) -> None:
-        """
+        """Locks the directory of the layout.
+
         Raises:
             InvalidParameter: the directory cannot be used, or another engine uses it.
         """
@@ -83,7 +85,7 @@ class DiskTier:
             raise InvalidParameter("kv_dir", message) from None
 
     def found(self) -> Iterator[tuple[bytes, bytes]]:
-        """(digest, root) of every file that is there, the one that was used least lately first. Strays are removed."""
+        """Yields (digest, root) of every file, least recently used first, and removes strays."""
         files: list[tuple[float, bytes, bytes]] = []
         for folder in os.scandir(self._directory):
             if not folder.is_dir(follow_symlinks=False):
@@ -102,7 +104,7 @@ class DiskTier:
         return ((digest, root) for _, digest, root in sorted(files))
 
     def write(self, digest: bytes, root: bytes, payload: Bytes) -> None:
-        """Keep a block. Raises OSError, with nothing left behind."""
+        """Writes a block. Raises OSError, with nothing left behind."""
         path = self._path(digest, root)
         temporary = path.with_name(f"{path.name}.{_WRITING}")
         path.parent.mkdir(exist_ok=True, mode=0o700)
@@ -122,7 +124,7 @@ class DiskTier:
             raise
 
     def read(self, digest: bytes, root: bytes, buffer: bytearray) -> memoryview:
-        """A block's payload, in `buffer` (of `file_bytes` bytes), which is marked as used now.
+        """Reads a block's payload into `buffer` (of `file_bytes` bytes), and marks the file as used now.
 
         Raises:
             BadImage: the file is not whole, or is something else.
@@ -137,7 +139,7 @@ class DiskTier:
         return payload_of(memoryview(buffer)[:count], self._layout, digest, self._nbytes)
 
     def remove(self, digest: bytes, root: bytes) -> None:
-        """Removes it, if it is there."""
+        """Removes a block's file, if it is there."""
         with contextlib.suppress(OSError):
             self._path(digest, root).unlink()
 
@@ -149,5 +151,5 @@ class DiskTier:
 
 
 def is_full(error: Exception) -> bool:
-    """Returns whether there is no room, and not something that is wrong with one file."""
+    """Returns whether the disk is full, as opposed to a fault of one file."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

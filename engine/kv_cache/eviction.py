@@ -1,9 +1,9 @@
-"""The eviction policy: scores blocks by what recomputing them would cost.
+"""Eviction policy: scores blocks by the cost of recomputing them.
 
-A block is worth the time of its last use, in blocks given up so far. One that was used again, while it was kept or not
-long after it was given up, is worth as much as one used a whole capacity later; a class of priority is worth half a
-capacity. So what is used once goes before what comes back, and whatever is not used any more goes in the end.
-docs/performance.md has how this and others compare with the clairvoyant order (Belady 1966).
+A block's score is the time of its last use, counted in evictions. A block that was used again, while it was kept or
+shortly after its eviction, scores as one used a whole capacity later; a priority class adds half a capacity. So
+content used once is evicted before content that returns, and anything unused is evicted in the end.
+docs/performance.md compares this and other policies with the clairvoyant order (Belady 1966).
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import Literal
 
-_Entry = tuple[float, int, bytes, bytes]  # worth, number, key, group
+_Entry = tuple[float, int, bytes, bytes]  # score, number, key, group
 
 
 class EvictionOrder:
-    """Keys by worth. `capacity`: how many are kept where this order is used; as many that were given up are remembered.
+    """Keys by eviction score. `capacity`: the number of keys kept where this order is used; as many evicted ones are
+    remembered.
 
-    With a `share` below 1, a group (a tenant) that has more than that share of the capacity gives up its own first.
+    With a `share` below 1, a group (a tenant) that has more than that share of the capacity evicts its own first.
     """
 
     def __init__(self, capacity: int, share: float = 1.0) -> None:
         self._capacity = max(1, capacity)
         self._share = share
-        self._given_up = 0
-        self._number = 0  # breaks ties: the earlier put goes first
+        self._evicted = 0
+        self._number = 0  # breaks ties: the earlier put is evicted first
         self._kept: dict[bytes, _Entry] = {}
         self._heaps: dict[bytes, list[_Entry]] = {}
         self._sizes: dict[bytes, int] = {}
@@ -39,17 +40,17 @@ class EvictionOrder:
         return key in self._kept
 
     def knew(self, key: bytes) -> bool:
-        """Returns whether the key was given up not long ago."""
+        """Returns whether the key was evicted not long ago."""
         return key in self._remembered
 
     def put(self, key: bytes, *, group: bytes = b"", reused: bool = False, priority: int = 0) -> None:
-        """Nobody holds the key any more. Lower `priority` is worth more."""
+        """Adds a key without holders. A lower `priority` scores higher."""
         self.take(key)
         group = group if self._share < 1 else b""
         reused = reused or key in self._remembered
-        worth = self._given_up + self._capacity * (reused - 0.5 * priority)
+        score = self._evicted + self._capacity * (reused - 0.5 * priority)
         self._number += 1
-        entry = self._kept[key] = (worth, self._number, key, group)
+        entry = self._kept[key] = (score, self._number, key, group)
         heap = self._heaps.setdefault(group, [])
         heapq.heappush(heap, entry)
         size = self._sizes[group] = self._sizes.get(group, 0) + 1
@@ -58,7 +59,7 @@ class EvictionOrder:
             heapq.heapify(heap)
 
     def take(self, key: bytes) -> bool:
-        """Somebody holds the key again, or it is gone; whether it was here."""
+        """Removes a key that is held again or gone; returns whether it was here."""
         entry = self._kept.pop(key, None)
         if entry is None:
             return False
@@ -66,35 +67,34 @@ class EvictionOrder:
         return True
 
     def pop(self, first: Collection[bytes] = ()) -> bytes | None:
-        """Give up the key that is worth least: of the groups `first` if they have any, else of those that have more
-        than their share, else of all; None: there is none.
-        """
-        least: _Entry | None = None
+        """Evicts the key with the lowest score: of the groups `first` if they have any, else of those above their
+        share, else of all. None: there is none."""
+        lowest: _Entry | None = None
         groups = [each for each in first if each in self._heaps] or list(self._heaps)
         if len(groups) > 1 and (over := [each for each in groups if self._sizes[each] > self._share * self._capacity]):
             groups = over
         for group in groups:
             head = self._head(group)
-            if head is not None and (least is None or head < least):
-                least = head
-        if least is None:
+            if head is not None and (lowest is None or head < lowest):
+                lowest = head
+        if lowest is None:
             return None
-        key = least[2]
-        heapq.heappop(self._heaps[least[3]])
+        key = lowest[2]
+        heapq.heappop(self._heaps[lowest[3]])
         del self._kept[key]
-        self._shrink(least[3])
-        self._given_up += 1
+        self._shrink(lowest[3])
+        self._evicted += 1
         self._remembered[key] = None
         if len(self._remembered) > self._capacity:
             self._remembered.popitem(last=False)
         return key
 
     def keys(self) -> list[bytes]:
-        """All keys, the one worth most first."""
+        """Lists all keys by falling score."""
         return [entry[2] for entry in sorted(self._kept.values(), reverse=True)]
 
     def _head(self, group: bytes) -> _Entry | None:
-        """The group's live entry that is worth least: those taken out meanwhile are thrown away on the way."""
+        """Returns the group's live entry with the lowest score; throws away entries that were taken out meanwhile."""
         heap = self._heaps[group]
         while heap and self._kept.get(heap[0][2]) is not heap[0]:
             heapq.heappop(heap)
@@ -108,15 +108,13 @@ class EvictionOrder:
 
 Tier = Literal["host", "disk"]
 
-_FIRST = {"host": 4e9, "disk": 1e9}  # bytes a second, until something is known
-_NEW = 0.2  # what the newest copy counts
-_HOPE = (
-    0.02  # how far a rate that was too low to copy comes back to the first guess, each time: it may have been a spell
-)
+_FIRST = {"host": 4e9, "disk": 1e9}  # bytes a second, until a rate is measured
+_NEW = 0.2  # weight of the newest copy
+_RECOVERY = 0.02  # step of a rate too low to load back towards the first guess: the disk may recover
 
 
 class TransferRates:
-    """Bytes a second of each tier."""
+    """Measured bytes a second of each tier."""
 
     def __init__(self) -> None:
         self._rates: dict[Tier, float] = {"host": _FIRST["host"], "disk": _FIRST["disk"]}
@@ -128,10 +126,10 @@ class TransferRates:
         return nbytes / self._rates[tier]
 
     def copied(self, tier: Tier, nbytes: int, seconds: float) -> None:
-        """So many bytes came up in so many seconds."""
+        """Learns that so many bytes were loaded in so many seconds."""
         if seconds > 0:
             self._rates[tier] += _NEW * (nbytes / seconds - self._rates[tier])
 
     def passed_over(self, tier: Tier) -> None:
-        """Nothing was copied, since computing seemed faster."""
-        self._rates[tier] += _HOPE * (_FIRST[tier] - self._rates[tier])
+        """Learns that a load was skipped, since recomputing seemed faster."""
+        self._rates[tier] += _RECOVERY * (_FIRST[tier] - self._rates[tier])

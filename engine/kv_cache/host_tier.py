@@ -1,8 +1,8 @@
-"""Host tier: K/V blocks in page-locked memory outside of the pool.
+"""Host tier: offloaded K/V blocks in page-locked memory outside of the pool.
 
 A row is *free*, *dirty* (no file holds its block), *clean* (a file does), or *busy* while something is copied to or
-from it. torch's own page-locked memory comes in powers of two, so a tier would take up to twice what it may have: this
-is ordinary memory instead, registered with the driver.
+from it. torch's own page-locked memory comes in powers of two, so a tier would take up to twice its limit: this is
+ordinary memory instead, registered with the driver.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ log = logging.getLogger(__name__)
 
 
 def lock(memory: Tensor) -> bool:
-    """Page-lock a tensor's memory; where that is refused it says so, and copies take longer. What is locked has to be
-    unlocked before it is given back.
-    """
+    """Page-locks a tensor's memory; returns False and logs where that is refused, and copies take longer. Locked memory
+    has to be unlocked before it is given back."""
     code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if code:
         _forget_error()
@@ -36,7 +35,7 @@ def lock(memory: Tensor) -> bool:
 
 
 def unlock(memory: Tensor) -> None:
-    """Nothing may be copied to or from it any more."""
+    """Unlocks memory that nothing is copied to or from any more."""
     code = int(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
     if code:
         _forget_error()
@@ -44,7 +43,7 @@ def unlock(memory: Tensor) -> None:
 
 
 def _forget_error() -> None:
-    """CUDA remembers what failed until somebody asks, and torch asks after each kernel: that one would seem to fail."""
+    """Clears CUDA's sticky error: torch asks for it after each kernel, and that kernel would seem to fail."""
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device="cuda")
 
@@ -54,7 +53,7 @@ class HostRow:
     slot: int
     content: BlockContent
     dirty: bool = True
-    busy: int = 0  # copies under way
+    busy: int = 0  # copies in flight
 
 
 class HostTier:
@@ -89,7 +88,7 @@ class HostTier:
         return self.data[slot]
 
     def place(self, content: BlockContent) -> tuple[HostRow, BlockContent | None] | None:
-        """A busy row for a block, and what was lost for it; None: all rows are busy."""
+        """Returns a busy row for a block, and the content lost for it; None: all rows are busy."""
         lost = None
         if not self._free:
             digest = self._clean.pop()
@@ -103,7 +102,7 @@ class HostTier:
         return row, lost
 
     def hold(self, digest: bytes) -> HostRow:
-        """The row is copied from: it stays."""
+        """Marks a row busy while it is copied from: it stays."""
         row = self._rows[digest]
         row.busy += 1
         self._clean.take(digest)
@@ -111,7 +110,7 @@ class HostTier:
         return row
 
     def release(self, digest: bytes) -> None:
-        """A copy to or from the row is over."""
+        """Ends a copy to or from the row."""
         row = self._rows[digest]
         row.busy -= 1
         if not row.busy:
@@ -120,23 +119,23 @@ class HostTier:
             order.put(digest, group=content.root, reused=content.reused, priority=content.priority)
 
     def next_dirty(self) -> bytes | None:
-        """The dirty block that is worth least, which is held now."""
+        """Returns the dirty block with the lowest score, now busy."""
         digest = self._dirty.pop()
         if digest is not None:
             self._rows[digest].busy += 1
         return digest
 
     def dirty(self) -> list[bytes]:
-        """Digests of what no file holds and nothing copies, those worth most first."""
+        """Lists digests of idle rows that no file holds, by falling score."""
         return self._dirty.keys()
 
     def close(self) -> None:
-        """Nothing is copied any more, and nothing will be."""
+        """Unlocks the memory. Nothing is copied any more, and nothing will be."""
         if self._unlock is not None:
             self._unlock()
 
     def check(self) -> None:
-        """Raise AssertionError unless every row is in one state."""
+        """Raises AssertionError unless every row is in one state."""
         slots = [*self._free, *(row.slot for row in self._rows.values())]
         assert sorted(slots) == list(range(self.total)), "a row is lost or holds two blocks"
         idle = {digest for digest, row in self._rows.items() if not row.busy}

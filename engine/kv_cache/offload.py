@@ -2,8 +2,9 @@
 
 All of it is decided in the core's thread. The device copies an evicted block to host memory before the step that
 overwrites it (`saves`, then `ran`); files and copies back to the pool are the worker's, whose results `collect` takes
-in. A block on its way up belongs to the pool already, and can be found there once it has come: a sequence that wants it
-waits, and others run. Whatever goes wrong with a copy, its tokens are computed again.
+in. A block that is being loaded belongs to the pool already, and can be found there once loaded: a sequence that wants
+it waits, and others run. Where a copy fails, its tokens are recomputed. There is no swap of preempted sequences: their
+full blocks stay cached and are offloaded when evicted.
 """
 
 from __future__ import annotations
@@ -45,30 +46,30 @@ from engine.outputs import TierStats
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = 30.0  # that nothing is written after a write failed
-GIVEN_BACK = 16  # a disk that is full gets one in so many files back
+PAUSE_S = 30.0  # without writes after a write failed
+GIVEN_BACK = 16  # of a full disk's files one in so many is evicted
 
 
 @dataclass(slots=True)
 class TierCounters:
-    """Since start, in blocks where nothing else is said."""
+    """Counts since start, in blocks where nothing else is said."""
 
     saved: int = 0  # from the pool to host memory
     written: int = 0  # to disk
     from_host: int = 0  # back to the pool
     from_disk: int = 0
-    passed_over: int = 0  # there, but computing them again was faster
-    lost: int = 0  # given up for others, or for want of room, with no copy left
-    bad: int = 0  # files that were damaged, cut short or something else
+    passed_over: int = 0  # offloaded, but recomputing them was faster
+    lost: int = 0  # evicted with no copy left
+    bad: int = 0  # files that were damaged, cut short or of something else
     failed_writes: int = 0
 
 
 class OffloadTiers:
-    """Host memory and, where there is one, a disk of at most `files` files below a pool.
+    """Offload tiers below a pool: host memory and, where there is one, a disk of at most `files` files.
 
     `wake` is called from the worker's thread when there is something to collect. With `keep` host memory is a tier of
-    its own; else it only holds what is on its way to the disk. `share` is what one root may have of the files when
-    others want to keep some.
+    its own; else it only stages blocks for the disk. `share`: fraction of the files that one root may have while others
+    want to keep some.
     """
 
     def __init__(
@@ -92,38 +93,38 @@ class OffloadTiers:
         self._store = store
         self._worker = worker
         self._disk = disk
-        self._most_files = files
+        self._max_files = files
         self._keep = keep
-        self._clean_rows = max(1, host.total // 4) if keep else host.total  # rows that are kept replaceable
+        self._clean_rows = max(1, host.total // 4) if keep else host.total  # rows kept replaceable
         self._clock = clock
         self._paused_until = 0.0
         self._files: dict[bytes, BlockContent] = {}
         self._order = EvictionOrder(files, share)
         self._writing: set[bytes] = set()
         self._saves: list[bytes] = []  # busy rows that the coming step fills
-        self._starting: list[Callable[[Callable[[], None]], None]] = []  # loads: each takes what to wait for
-        self._coming: dict[bytes, tuple[int, set[int]]] = {}  # digest -> (block, the sequences that wait)
-        self._waits: dict[int, int] = {}  # sequence -> blocks that it waits for
+        self._starting: list[Callable[[Callable[[], None]], None]] = []  # loads: each takes the wait for the device
+        self._loading: dict[bytes, tuple[int, set[int]]] = {}  # digest -> (block, the sequences that wait)
+        self._waits: dict[int, int] = {}  # sequence -> number of blocks that it waits for
         self._done: deque[BlockWritten | BlockLoaded] = deque()
         pool.keeps_evicted = True
         if disk is not None:
             for digest, root in disk.found():
                 self._keep_file(BlockContent(digest, root))
 
-    # -- what there is
+    # -- lookup
 
     def source(self, digest: bytes) -> Tier | None:
-        """The tier to copy a block from; None: it is in the pool, on its way there, or nowhere."""
-        if self._pool.find(digest) is not None or digest in self._coming:
+        """Returns the tier to load a block from; None: it is in the pool, being loaded, or nowhere."""
+        if self._pool.find(digest) is not None or digest in self._loading:
             return None
         if digest in self.host and digest not in self._saves:
             return "host"
         return "disk" if digest in self._files else None
 
     def knows(self, digest: bytes) -> bool:
-        """Returns whether the block is anywhere, the pool included, or will be."""
+        """Returns whether the block is in the pool or a tier, or is being loaded."""
         return (
-            digest in self._coming
+            digest in self._loading
             or digest in self._files
             or self._pool.find(digest) is not None
             or (digest in self.host and digest not in self._saves)
@@ -138,7 +139,7 @@ class OffloadTiers:
             host_bytes=len(self.host) * self.host.nbytes,
             host_bytes_total=self.host.total * self.host.nbytes,
             disk_bytes=len(self._files) * file_bytes,
-            disk_bytes_total=self._most_files * file_bytes,
+            disk_bytes_total=self._max_files * file_bytes,
             saved_blocks=counters.saved,
             written_blocks=counters.written,
             host_hit_blocks=counters.from_host,
@@ -153,13 +154,14 @@ class OffloadTiers:
 
     @property
     def blocks(self) -> list[int]:
-        """Blocks of the pool that are on their way up: each has a reference."""
-        return [block for block, _ in self._coming.values()]
+        """Blocks of the pool that are being loaded: each has a reference."""
+        return [block for block, _ in self._loading.values()]
 
-    # -- down
+    # -- offload
 
     def saves(self, extra: Iterable[tuple[int, BlockContent]] = ()) -> list[tuple[int, int]]:
-        """(block, row) pairs to copy before the coming step: what the pool evicted since, and `extra` blocks."""
+        """Returns the (block, row) pairs to copy before the coming step: blocks that the pool evicted since, and
+        `extra`."""
         pairs: list[tuple[int, int]] = []
         for block, content in (*self._pool.take_evicted(), *extra):
             digest = content.digest
@@ -177,9 +179,8 @@ class OffloadTiers:
         return pairs
 
     def keep(self, blocks: Iterable[tuple[int, bytes]], root: bytes, priority: int) -> None:
-        """Write blocks to the disk as soon as may be, as (block, digest) pairs. Nothing happens without a disk. No step
-        may be under way.
-        """
+        """Writes blocks, as (block, digest) pairs, to the disk as soon as possible. Does nothing without a disk. No
+        step may be in flight."""
         if self._disk is None:
             return
         for block, digest in blocks:
@@ -198,14 +199,14 @@ class OffloadTiers:
             self._start_writing(row)
 
     def save(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy what `saves` told of. The device's part of the step comes after it."""
+        """Copies the pairs that `saves` returned. The device's part of the step comes after it."""
         self._store.save([(block, self.host.row(slot)) for block, slot in pairs])
 
     def ran(self) -> None:
-        """The step ran: what it saved may be written, and what was asked for may come up.
+        """Starts the writes of saved rows and the requested loads, after a step.
 
-        A device that is told ahead of time may still run it. Whoever had a block before may be in that step, or have
-        been in one before it: what is to come up waits for them.
+        A device that is scheduled ahead may still run it. A former holder of a block may be in that step, or in one
+        before it: a load waits for them.
         """
         self.counters.saved += len(self._saves)
         for digest in self._saves:
@@ -218,14 +219,14 @@ class OffloadTiers:
             self._starting.clear()
         self._write()
 
-    # -- up
+    # -- load
 
     def fetch(self, sequence: int, digests: Iterable[bytes]) -> None:
-        """Bring blocks up for a sequence, which waits until then. The pool has room for them."""
+        """Starts loading blocks for a sequence, which waits until then. The pool has enough free blocks."""
         for digest in digests:
             if self._pool.find(digest) is not None:
                 continue
-            if digest not in self._coming:
+            if digest not in self._loading:
                 tier = self.source(digest)
                 if tier is None:
                     continue
@@ -237,22 +238,23 @@ class OffloadTiers:
                 else:
                     content = self._files[digest]
                 content.reused = True
-                self._coming[digest] = (block, set())
+                self._loading[digest] = (block, set())
                 self._starting.append(partial(self._load, content, block, row))
                 if digest in self._files:
                     self._order.put(digest, group=content.root, reused=True, priority=content.priority)
-            waiting = self._coming[digest][1]
+            waiting = self._loading[digest][1]
             if sequence not in waiting:
                 waiting.add(sequence)
                 self._waits[sequence] = self._waits.get(sequence, 0) + 1
 
     def pass_over(self, tier: Tier) -> None:
-        """A block of that tier is computed again, which seems faster."""
+        """Counts a block of that tier that is recomputed, since loading seemed slower."""
         self.counters.passed_over += 1
         self.rates.passed_over(tier)
 
     def collect(self) -> set[int] | None:
-        """Take in what the worker has done. The sequences for which a block came; None where nothing was done."""
+        """Takes in the worker's results. Returns the sequences for which a block was loaded; None where there was no
+        result."""
         if not self._done:
             return None
         served = set[int]()
@@ -266,15 +268,15 @@ class OffloadTiers:
         return served
 
     def forget(self, sequence: int) -> None:
-        """The sequence waits for nothing any more; what is on its way comes all the same."""
+        """Ends a sequence's waits; its loads go on."""
         if self._waits.pop(sequence, None) is not None:
-            for _, waiting in self._coming.values():
+            for _, waiting in self._loading.values():
                 waiting.discard(sequence)
 
     # -- the end
 
     def close(self, seconds: float) -> None:
-        """Write what can be found, the best first, for as long as that; then the worker ends.
+        """Writes everything findable to the disk, by falling score, for so many seconds; then ends the worker.
 
         The core is at rest: no step runs.
         """
@@ -291,19 +293,19 @@ class OffloadTiers:
         self.host.close()
 
     def check(self) -> None:
-        """Raise AssertionError unless rows and waiting sequences add up."""
+        """Raises AssertionError unless rows and waiting sequences add up."""
         self.host.check()
         counts: dict[int, int] = {}
-        for _, waiting in self._coming.values():
+        for _, waiting in self._loading.values():
             for sequence in waiting:
                 counts[sequence] = counts.get(sequence, 0) + 1
         assert counts == self._waits, "a sequence waits for something else than what is coming"
-        assert len(self._files) <= max(self._most_files, 0), "there are more files than there may be"
+        assert len(self._files) <= max(self._max_files, 0), "there are more files than there may be"
 
     # -- parts
 
     def _write(self) -> None:
-        """See that enough rows can be replaced without loss."""
+        """Starts writes so that enough rows can be replaced without loss."""
         if self._disk is None or self._clock() < self._paused_until:
             return
         while self.host.replaceable + len(self._writing) < self._clean_rows:
@@ -337,13 +339,13 @@ class OffloadTiers:
             self.counters.failed_writes += 1
             if self._clock() >= self._paused_until:
                 self._paused_until = self._clock() + PAUSE_S
-                self._make_room(written.error)
+                self._pause_writes(written.error)
         self.host[digest].dirty = written.error is not None
         self.host.release(digest)
 
     def _take_loaded(self, loaded: BlockLoaded) -> set[int]:
         content, digest = loaded.content, loaded.content.digest
-        block, waiting = self._coming.pop(digest)
+        block, waiting = self._loading.pop(digest)
         if loaded.tier == "host":
             self.host.release(digest)
         if loaded.error is None:
@@ -367,12 +369,12 @@ class OffloadTiers:
         return waiting
 
     def _keep_file(self, content: BlockContent) -> None:
-        """A file is there; the one worth least goes where there are too many."""
+        """Registers a file; removes the one with the lowest score where there are too many."""
         if content.digest not in self._files:
             self._files[content.digest] = content
         self._order.put(content.digest, group=content.root, reused=content.reused, priority=content.priority)
-        while len(self._files) > self._most_files and (least := self._order.pop()) is not None:
-            self._remove(least)
+        while len(self._files) > self._max_files and (victim := self._order.pop()) is not None:
+            self._remove(victim)
 
     def _drop_file(self, digest: bytes) -> None:
         if digest in self._files:
@@ -386,13 +388,13 @@ class OffloadTiers:
         if self._disk is not None:
             self._worker.submit(LATER, partial(self._disk.remove, digest, content.root))
 
-    def _make_room(self, error: Exception) -> None:
-        """A file could not be written: give some back if the disk is full, and wait."""
+    def _pause_writes(self, error: Exception) -> None:
+        """Pauses writing after a failed write, and evicts some files if the disk is full."""
         given = len(self._files) // GIVEN_BACK if is_full(error) else 0
         for _ in range(given):
-            least = self._order.pop()
-            if least is not None:
-                self._remove(least)
+            victim = self._order.pop()
+            if victim is not None:
+                self._remove(victim)
         what = f"is full, {given} blocks are given back" if is_full(error) else f"cannot be written ({error})"
         log.warning("the disk of the K/V cache %s; nothing is written to it for %.0f s", what, PAUSE_S)
 
@@ -400,20 +402,20 @@ class OffloadTiers:
         assert self._disk is not None
         until = self._clock() + seconds
         row = self.host.data.new_empty(self.host.nbytes)
-        room = self._most_files
+        remaining = self._max_files
         for block, content in self._pool.contents():
-            if room <= 0 or self._clock() >= until:
+            if remaining <= 0 or self._clock() >= until:
                 return
-            room -= 1
+            remaining -= 1
             if content.digest not in self._files:
                 self._store.save([(block, row)])
                 self._store.saved()
                 if not self._write_last(content, row):
                     return
         for digest in self.host.dirty():
-            if room <= 0 or self._clock() >= until:
+            if remaining <= 0 or self._clock() >= until:
                 return
-            room -= 1
+            remaining -= 1
             held = self.host[digest]
             if not self._write_last(held.content, self.host.row(held.slot)):
                 return
@@ -430,7 +432,7 @@ class OffloadTiers:
         return True
 
 
-STAGED_BYTES = 64 << 20  # of blocks on their way to a disk, where there is no host memory to keep them
+STAGED_BYTES = 64 << 20  # staging for a disk, where no host tier is kept
 STAGED_ROWS = (8, 256)  # at least and at most
 
 
@@ -443,11 +445,11 @@ def build_offload(
     store: BlockStore,
     device: torch.device,
 ) -> OffloadTiers | None:
-    """The tiers that `config` asks for, with what an earlier engine left on the disk; None: none. `model` is the
-    fingerprint of the model's files.
+    """Builds the tiers that `config` asks for, with the blocks that an earlier engine left on the disk; None: none.
+    `model` is the fingerprint of the model's files.
 
     Raises:
-        InvalidParameter: there is no room for a block, or the directory cannot be used.
+        InvalidParameter: a tier is too small for one block, or the directory cannot be used.
     """
     if not config.kv_host_bytes and not config.kv_disk_bytes:
         return None
@@ -477,5 +479,5 @@ def build_offload(
 
 
 def _staged(nbytes: int) -> int:
-    least, most = STAGED_ROWS
-    return max(least, min(most, STAGED_BYTES // nbytes))
+    min_rows, max_rows = STAGED_ROWS
+    return max(min_rows, min(max_rows, STAGED_BYTES // nbytes))

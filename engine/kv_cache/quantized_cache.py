@@ -1,9 +1,9 @@
-"""A paged cache that keeps keys and values in 8 bits, so that twice as many tokens fit as in 16.
+"""Paged K/V cache quantized to 8 bits, so that twice as many tokens fit as in 16.
 
 Each token's key and value of each head has a scale of its own, by which its largest magnitude becomes the largest code,
-so nothing that is written later changes what is there. A code is an int8 or an fp8 number (e4m3, as in Micikevicius et
-al. 2022). Codes are made when K/V is written and turned back when it is gathered: attention itself computes in the
-model's dtype. What that costs in quality is in docs/performance.md.
+so later writes never change earlier tokens. A code is an int8 or an fp8 number (e4m3, as in Micikevicius et al. 2022).
+K/V is quantized when it is written and dequantized when it is gathered: attention itself computes in the model's dtype.
+docs/performance.md has the cost in quality.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from engine.kernels import blocks as kernels
 Coding = Literal["int8", "fp8"]
 
 MAX_VALUE: dict[Coding, float] = {"int8": 127.0, "fp8": 448.0}
-MIN_SCALE = 1e-12  # what is all zeros stays so
+MIN_SCALE = 1e-12  # all zeros stay so
 
 
 def encode(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
-    """Codes of float32 `values` (..., n): int8, or the bits of e4m3 as uint8; and their scales (...), float32."""
+    """Quantizes float32 `values` (..., n). Returns codes, int8 or the bits of e4m3 as uint8, and their scales (...),
+    float32."""
     largest = values.abs().amax(-1)
-    # by a tensor: a number is divided by as its reciprocal on a GPU, one bit off from what the kernels make
+    # by a tensor: a GPU divides by a number as by its reciprocal, one bit off from the kernels
     scales = (largest / torch.full_like(largest, MAX_VALUE[coding])).clamp_(min=MIN_SCALE)
     scaled = values / scales.unsqueeze(-1)
     if coding == "int8":
@@ -34,13 +35,14 @@ def encode(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
 
 
 def plain(codes: Tensor) -> Tensor:
-    """Returns the codes' values before they are scaled: as they are, or float32 of what are e4m3's bits."""
+    """Returns the codes' values before they are scaled: as they are, or e4m3's bits as float32."""
     return codes.view(torch.float8_e4m3fn).float() if codes.dtype == torch.uint8 else codes
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
-    """One layer: codes (2, blocks, block_size, kv_heads, head_dim), scales the same without head_dim, float32."""
+    """K/V of one quantized layer: codes (2, blocks, block_size, kv_heads, head_dim), scales the same without head_dim,
+    float32."""
 
     codes: Tensor
     scales: Tensor
@@ -54,14 +56,14 @@ class QuantizedLayer:
         return self.codes.shape
 
     def store(self, slots: Tensor, new: Tensor) -> None:
-        """Write keys and values (2, tokens, kv_heads, head_dim) to slots (tokens,)."""
+        """Quantizes keys and values (2, tokens, kv_heads, head_dim) into slots (tokens,)."""
         heads, width = new.shape[2:]
         codes, scales = encode(new.float(), self.coding)
         self.codes.view(2, -1, heads, width).index_copy_(1, slots, codes)
         self.scales.view(2, -1, heads).index_copy_(1, slots, scales)
 
     def gather(self, blocks: Tensor, out: Tensor) -> None:
-        """Turn blocks (n,), keys' then values' (counted on from the keys'), back into `out`, (n, numbers of one)."""
+        """Dequantizes blocks (n,), keys' then values' (counted on from the keys'), into `out`, (n, numbers of one)."""
         total, size, heads, width = self.codes.shape[1:]
         codes = self.codes.view(2 * total, -1).index_select(0, blocks)
         scales = self.scales.view(2 * total, -1).index_select(0, blocks)
@@ -70,7 +72,7 @@ class QuantizedLayer:
 
 
 class QuantizedCache:
-    """`KVCache` in 8 bits. `like` has the shape of a layer and the dtype that is computed in."""
+    """`KVCache` quantized to 8 bits. `like` has the shape of a layer and the dtype of the computation."""
 
     in_place = False
 
@@ -127,7 +129,7 @@ class QuantizedCache:
         self._parts(block, row, to_row=True)
 
     def write_block(self, block: int, row: Tensor) -> None:
-        """Copy a row that `read_block` filled to a block."""
+        """Copies a row that `read_block` filled to a block."""
         self._parts(block, row, to_row=False)
 
     def _parts(self, block: int, row: Tensor, *, to_row: bool) -> None:

@@ -1,11 +1,11 @@
 """Snapshots of sequences, and the header by which any K/V image is checked.
 
-A snapshot has a sequence's tokens and the state of its random draws, to go on with in another engine of the same model.
-Its K/V stays in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another model are
-refused as a whole: tokens must be right. An image of a block is a header and the payload, the K/V of all layers as the
-pool has it. The header has the fingerprint of the layout (model, dtype, shapes), the block's digest and a checksum;
-what does not fit is refused, and its tokens are computed again. msgspec is imported where it is used: an engine that
-takes no snapshots runs without it.
+A snapshot has a sequence's tokens and the state of its sampling, to resume in another engine of the same model. Its K/V
+stays in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another model are refused as a
+whole: tokens must be right. An image of a block is a header and the payload, the K/V of all layers as the pool has it.
+The header has the fingerprint of the layout (model, dtype, shapes), the block's digest and a checksum; an image that
+does not fit is refused, and its tokens are recomputed. msgspec is imported where it is used: an engine that takes no
+snapshots runs without it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 MAGIC = b"PonderSq"
 VERSION = 1
-_HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of what follows, its bytes
+_HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of the body, its bytes
 _ACCEPTED = "accepted: what `snapshot` gave for a sequence of this model"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`tail`: tokens that had K/V. `stream` and `forks` key the random draws; `generated` has a byte for each token."""
+    """Snapshot of one sequence. `tail`: tokens that had K/V. `stream` and `forks` key the sampling; `generated` has a
+    byte for each token."""
 
     tenant: str
     priority: int
@@ -50,7 +51,7 @@ _Written = tuple[bytes, str, int, bytes, bytes, int, int, int]
 
 
 def packed(snapshot: Snapshot, model: bytes) -> bytes:
-    """`model` is the fingerprint of the model's files."""
+    """Encodes a snapshot. `model` is the fingerprint of the model's files."""
     import msgspec
 
     written: _Written = (
@@ -68,7 +69,8 @@ def packed(snapshot: Snapshot, model: bytes) -> bytes:
 
 
 def unpacked(data: bytes, model: bytes) -> Snapshot:
-    """
+    """Decodes a snapshot.
+
     Raises:
         BadSnapshot: it is damaged, cut short, no snapshot, or of another model.
     """
@@ -100,14 +102,14 @@ IMAGE_MAGIC = b"PonderKV"
 _HEADER_IMAGE = struct.Struct("<8sI16s16sIQ")  # magic, version, layout, digest, CRC-32 of the payload, its bytes
 HEADER_BYTES = _HEADER_IMAGE.size
 
-# What of a configuration changes the keys and values of the same tokens, beside its numerics.
-_TELLING = ("max_model_len", "block_size")
+# Fields of a configuration that change the keys and values of the same tokens, beside its numerics.
+_RELEVANT = ("max_model_len", "block_size")
 _SAMPLES = 64  # places of a weight file that are looked at
 _SAMPLE_BYTES = 4096
 
 
 class BadImage(Exception):
-    """The bytes are no image of the block that is wanted; the message says why."""
+    """The bytes are no image of the wanted block; the message says why."""
 
 
 def header(layout: bytes, digest: bytes, payload: Bytes) -> bytes:
@@ -116,7 +118,7 @@ def header(layout: bytes, digest: bytes, payload: Bytes) -> bytes:
 
 
 def payload_of(image: Bytes, layout: bytes, digest: bytes, nbytes: int) -> memoryview:
-    """The payload of an image, of `nbytes` bytes; a view.
+    """Returns a view of the payload of an image, of `nbytes` bytes.
 
     Raises:
         BadImage: it is cut short, damaged, or of another block, model or layout.
@@ -140,15 +142,15 @@ def payload_of(image: Bytes, layout: bytes, digest: bytes, nbytes: int) -> memor
 
 
 def layout_of(model: bytes, config: EngineConfig, numerics: Numerics, shape: Sequence[object]) -> bytes:
-    """A fingerprint of how a model's K/V is computed and laid out, 16 bytes. `shape` is what says how a payload is to
-    be read."""
-    told = {each.name: getattr(config, each.name) for each in fields(config) if each.name in _TELLING}
-    telling = (VERSION, sorted(told.items()), sorted(numerics.recorded().items()), *shape)
-    return hashlib.blake2b(repr(telling).encode(), key=model, digest_size=16).digest()
+    """Returns a 16-byte fingerprint of how a model's K/V is computed and laid out. `shape` describes how to read a
+    payload."""
+    relevant = {each.name: getattr(config, each.name) for each in fields(config) if each.name in _RELEVANT}
+    parts = (VERSION, sorted(relevant.items()), sorted(numerics.recorded().items()), *shape)
+    return hashlib.blake2b(repr(parts).encode(), key=model, digest_size=16).digest()
 
 
 def fingerprint(path: Path) -> bytes:
-    """Of a model's files, 16 bytes.
+    """Returns a 16-byte fingerprint of a model's files.
 
     Weights are told apart by their sizes and by samples of their bytes: a fine-tune of the same shape differs in all of
     them.

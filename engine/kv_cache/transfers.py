@@ -1,6 +1,6 @@
-"""Copies blocks between the pool and the tiers in a worker thread.
+"""Copies blocks between the pool and the offload tiers in a worker thread.
 
-No step ever waits for a file. Every copy reports its outcome, whatever happens.
+No step ever waits for a file. Every copy reports its outcome, errors included.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ class BlockStore(Protocol):
     """The device's side of a copy."""
 
     def save(self, pairs: list[tuple[int, Tensor]]) -> None:
-        """Copy blocks to rows of host memory: (block, row of bytes) pairs. Called before a step runs."""
+        """Copies blocks to rows of host memory: (block, row of bytes) pairs. Called before a step runs."""
         ...
 
     def saved(self) -> None:
-        """Wait until what was saved has arrived. Called from the worker."""
+        """Waits until the saved blocks have arrived. Called from the worker."""
         ...
 
     def load(self, block: int, payload: Tensor | memoryview) -> None:
-        """Write a block, and wait until that is done. Called from the worker."""
+        """Writes a block, and waits until that is done. Called from the worker."""
         ...
 
     def queued(self) -> Callable[[], None]:
-        """Returns a wait, for any thread, until the device has done what was queued by now, `save` included: `at_once`
-        where it does what it is told. Called in the thread that steps.
-        """
+        """Returns a wait, for any thread, until the device has finished everything queued by now, `save` included:
+        `at_once` where the device is synchronous. Called in the thread that steps."""
         ...
 
 
@@ -58,7 +57,7 @@ class BlockWritten:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoaded:
-    """A block came up from a tier, or did not."""
+    """The outcome of loading a block from a tier."""
 
     content: BlockContent
     block: int
@@ -68,13 +67,13 @@ class BlockLoaded:
 
 
 def write(store: BlockStore, disk: DiskTier, content: BlockContent, row: Tensor) -> BlockWritten:
-    """From host memory to a file."""
+    """Writes a row of host memory to a file."""
     try:
         store.saved()
         disk.write(content.digest, content.root, row.numpy().data)
     except OSError as error:
         return BlockWritten(content, error)
-    except Exception as error:  # whatever it was, the row must not stay busy
+    except Exception as error:  # of any kind: the row must not stay busy
         log.exception("a block could not be written")
         return BlockWritten(content, error)
     return BlockWritten(content, None)
@@ -88,9 +87,10 @@ def load(
     row: Tensor | None,
     queued: Callable[[], None],
 ) -> BlockLoaded:
-    """To a block of the pool, from a row of host memory or, without one, from the disk.
+    """Loads a block of the pool from a row of host memory or, without one, from the disk.
 
-    `queued` waits for whatever may still use the block, or fill the row. It is none of the time that the copy takes.
+    `queued` waits for steps that may still use the block, or fill the row. That wait is not counted in the copy's
+    seconds.
     """
     tier: Tier = "disk" if row is None else "host"
     began, waited = time.perf_counter(), 0.0
@@ -108,23 +108,23 @@ def load(
         store.load(block, payload)
     except (BadImage, OSError) as failure:
         error = failure
-    except Exception as failure:  # whatever it was, nobody may wait for ever
+    except Exception as failure:  # of any kind: no sequence may wait for ever
         log.exception("a block could not be copied from %s", tier)
         error = failure
     return BlockLoaded(content, block, tier, time.perf_counter() - began - waited, error)
 
 
-SOON, LATER = 0, 2  # somebody waits for it, or nobody does
+SOON, LATER = 0, 2  # loads, which sequences wait for; writes, which nothing waits for
 _END = 1
 
 
 class Worker(Protocol):
-    """Runs jobs in another thread, those that are wanted soon first, else in order."""
+    """Runs jobs in another thread, urgent ones first, else in order."""
 
     def submit(self, urgency: int, job: Callable[[], None]) -> None: ...
 
     def close(self) -> None:
-        """Do what somebody waits for, and end. Other jobs may be left undone."""
+        """Runs the jobs that something waits for, and ends. Other jobs may be left undone."""
         ...
 
 
@@ -165,4 +165,4 @@ class ThreadWorker:
                 log.exception("a copy between K/V tiers failed")
 
     def _end(self) -> None:
-        """Never called: a mark."""
+        """Marks the end of the queue; never called."""

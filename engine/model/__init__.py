@@ -1,4 +1,4 @@
-"""The decoder and what describes it: `spec` (what to compute), `layers` (weights, packed), `decoder` (the forward).
+"""The decoder and its parts: `model_spec` (the architecture), `layers` (weights, packed), `decoder` (the forward).
 
-Import from the modules: family files need `spec` alone, and the decoder needs the families.
+Import from the modules: family files need `model_spec` alone, and the decoder needs the families.
 """

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache: `reference`, slow and obvious, and `paged`, the one that serves.
+"""Attention over the paged KV cache: `reference`, slow and obvious, and `paged`, which serves.
 
 Both take the same arguments and one test holds them together. They know nothing of layers' weights or of requests. The
 idea of `paged`: rows of like shape are attended to as one dense batch, the grouping is decided once a step
@@ -20,9 +20,9 @@ from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model.batch import Batch, KVCache
 
 BATCHED_QUERIES = 8  # rows of at most this many query tokens are batched with rows of as many; longer ones go alone
-SMALL_BLOCKS = 4  # rows of so few blocks share a group whatever the ratio of their lengths
-GATHER_BYTES = 1 << 20  # on the CPU, what is gathered at once: about a core's L2 cache
-LONG_RUN = 16  # a decode row of so many neighbouring blocks goes alone: reading in place beats copying together
+SMALL_BLOCKS = 4  # rows of so few blocks share a group at any ratio of lengths
+GATHER_BYTES = 1 << 20  # on the CPU, bytes gathered at once: about a core's L2 cache
+LONG_RUN = 16  # a decode row of so many neighbouring blocks goes alone: reading in place beats gathering
 
 
 class Scratch:
@@ -32,7 +32,7 @@ class Scratch:
         self._buffer: Tensor | None = None
 
     def take(self, numel: int, like: Tensor) -> Tensor:
-        """An uninitialised flat tensor. Later calls return the same memory: use it up before the next."""
+        """Returns an uninitialised flat tensor. Later calls return the same memory: use it up before the next."""
         if self._buffer is None or self._buffer.numel() < numel or self._buffer.dtype != like.dtype:
             self._buffer = torch.empty(numel, dtype=like.dtype, device=like.device)
         return self._buffer[:numel]
@@ -73,8 +73,8 @@ class _Group:
 class AttentionPlan:
     """The grouping of one step's rows, for every window size that the model's layers use.
 
-    `kv` is where the layers' keys and values are; `group_heads` is query heads per K/V head. `maskless` is False where
-    every group needs an explicit mask (softcapped scores).
+    `kv` is the cache of all layers; `group_heads` is query heads per K/V head. `maskless` is False where every group
+    needs an explicit mask (softcapped scores).
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class AttentionPlan:
         self._maskless = maskless
         self._longest = max(batch.context_lens)
         self._on_cpu = kv.device.type == "cpu"
-        # asking a device for its block tables would wait for it, so runs of neighbours are looked for on the CPU alone
+        # reading block tables from a device would wait for it, so runs of neighbours are found on the CPU only
         self._tables: list[list[int]] = batch.block_tables.tolist() if self._in_place else []
         self._groups: dict[int | None, list[_Group]] = {}
         for window in windows:
@@ -108,7 +108,7 @@ class AttentionPlan:
         return None if window is None or window >= self._longest else window
 
     def groups(self, window: int | None) -> list[_Group]:
-        """The groups for layers of this window."""
+        """Returns the groups for layers of this window."""
         return self._groups[self._effective(window)]
 
     def _plan(self, window: int | None) -> list[_Group]:
@@ -133,11 +133,12 @@ class AttentionPlan:
         return [self._group(rows, window) for rows in groups]
 
     def _in_cache(self, rows: list[_Row]) -> list[list[_Row]]:
-        """Split rows so that what is gathered for a group is still in the processor's cache when it is attended to."""
+        """Splits rows so that a group's gathered keys and values are still in the processor's cache when they are
+        attended to."""
         if not self._on_cpu:
             return [rows]
         row_bytes = 2 * self._cache[0, 0].numel() * self._cache.element_size() * max(row.count for row in rows)
-        if row_bytes * len(rows) <= 4 * GATHER_BYTES:  # the next cache holds it, and fewer calls count for more
+        if row_bytes * len(rows) <= 4 * GATHER_BYTES:  # they fit the next cache, and fewer calls count for more
             return [rows]
         fit = max(1, GATHER_BYTES // row_bytes)
         return [rows[i : i + fit] for i in range(0, len(rows), fit)]
@@ -183,7 +184,7 @@ class AttentionPlan:
         return torch.tensor(indices, device=self.batch.positions.device)
 
     def _run(self, row: _Row) -> int | None:
-        """The first block, where the row's blocks are known to be neighbours in the cache."""
+        """Returns the first block, where the row's blocks are known to be neighbours in the cache."""
         if not self._in_place or not self.batch.in_place:
             return None
         blocks = self._tables[row.index][row.first : row.first + row.count]
@@ -201,7 +202,7 @@ class AttentionPlan:
         return torch.cat([blocks, blocks + total])
 
     def _mask(self, rows: list[_Row], queries: int, keys: int, window: int | None) -> Tensor:
-        """Additive: (rows, 1, group heads * queries, keys), or (queries, keys) for a long row."""
+        """Returns the additive mask: (rows, 1, group heads * queries, keys), or (queries, keys) for a long row."""
         device = self.batch.positions.device
         query = self.batch.positions[self._tokens(rows, queries)].view(len(rows), queries, 1)
         key = torch.arange(keys, device=device)
@@ -220,7 +221,7 @@ class AttentionPlan:
 
 
 def _similar(rows: list[_Row]) -> list[list[_Row]]:
-    """Split rows so that within a group no row has under half the blocks of the longest: padding at most doubles."""
+    """Splits rows so that within a group no row has under half the blocks of the longest: padding at most doubles."""
     if max(row.count for row in rows) <= max(SMALL_BLOCKS, 2 * min(row.count for row in rows)):
         return [rows]
     groups: list[list[_Row]] = []
@@ -241,7 +242,7 @@ def paged(
     scale: float,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention of one layer, fast.
+    """Computes attention of one layer, fast.
 
     Args:
         query: (tokens, heads, head_dim).
@@ -249,7 +250,7 @@ def paged(
         plan: the step's plan; it must have been made for `window`, and not `maskless` if there is a `softcap`.
 
     Returns:
-        (tokens, heads, head_dim); how a row comes out does not depend on the other rows, up to rounding.
+        (tokens, heads, head_dim); a row's result does not depend on the other rows, up to rounding.
     """
     groups = plan.groups(window)
     heads, kv_heads, width = query.shape[1], cache.shape[3], cache.shape[4]
@@ -272,7 +273,7 @@ def _attend_group(
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """One group's queries (rows * queries, heads, head_dim) -> the same shape."""
+    """Computes one group's queries (rows * queries, heads, head_dim) -> the same shape."""
     rows, queries = group.rows, group.queries
     k, v = _keys_and_values(cache, group, shared)
     if queries > BATCHED_QUERIES:  # a lone row: K/V heads are the batch, the heads that share one are the heads

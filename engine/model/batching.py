@@ -1,6 +1,6 @@
-"""Makes each step's batch, in buffers that stay: of a block table, only what changed since the last step is written.
+"""Makes each step's batch in persistent buffers: of a block table, only the changes since the last step are written.
 
-Knows rows and their sequences' tables; nothing of jobs or of what the model does with the batch.
+Knows rows and their sequences' tables; nothing of jobs or of the model.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """A step as `Batch` describes it, on the host. `tables` is good until the next step's is made.
+    """A step as `Batch` describes it, on the host. `tables` is valid until the next step's is made.
 
-    A token that the step before draws at place i, and that is not known here, is -1 - i.
+    A token that row i of the step before samples, still unknown here, is -1 - i.
     """
 
     tokens: list[int]
@@ -36,18 +36,18 @@ class BatchLayout:
 
 
 class Batching:
-    """One step at a time: a batch is good until the next one is made."""
+    """Makes one batch at a time: it is valid until the next one is made."""
 
     def __init__(self, block_size: int, device: torch.device | str = "cpu") -> None:
         self._size = block_size
         self._device = device
         self._tables: Ints = np.full((0, 0), NULL_BLOCK, dtype=np.int64)
-        self._written: list[tuple[int, int, int]] = []  # of each row: its sequence, that one's moves, blocks written
+        self._written: list[tuple[int, int, int]] = []  # of each row: its sequence's id and moves, blocks written
         self._rows = 0  # of the last step
         self._follows = False
 
     def make(self, step: Step) -> Batch:
-        """The step's tensors."""
+        """Returns the step's tensors."""
         laid = self.lay(step)
         return Batch(
             token_ids=self._tensor(laid.tokens),
@@ -60,14 +60,14 @@ class Batching:
         )
 
     def lay(self, step: Step) -> BatchLayout:
-        """The same on the host. Tokens whose K/V exists already write to the null block."""
+        """Returns the same on the host. Tokens whose K/V exists already write to the null block."""
         rows, size = step.rows, self._size
         ends = [row.start + row.count for row in rows]
         tables = self._filled(rows, ends)
         firsts = np.array([row.start for row in rows])
         cached = np.array([row.seq.kv_len for row in rows])
         if step.tokens == len(rows):  # every row is one token
-            tokens = [row.seq.tokens[row.start] if row.drawn_at is None else -1 - row.drawn_at for row in rows]
+            tokens = [row.seq.tokens[row.start] if row.sampled_at is None else -1 - row.sampled_at for row in rows]
             starts = list(range(len(rows) + 1))
             wanted = [at for at, row in enumerate(rows) if row.logits_from <= row.start]
             row_of, positions = np.arange(len(rows)), firsts
@@ -87,7 +87,7 @@ class Batching:
         return BatchLayout(tokens, positions, slots, starts, ends, tables, wanted, self._follows)
 
     def _filled(self, rows: list[Row], ends: list[int]) -> Ints:
-        """The rows' tables up to their last query token, (rows, blocks), padded with NULL_BLOCK."""
+        """Returns the rows' tables up to their last query token, (rows, blocks), padded with NULL_BLOCK."""
         size, written = self._size, self._written
         blocks = [-(-end // size) for end in ends]
         width = max(blocks)

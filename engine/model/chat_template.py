@@ -81,7 +81,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, object],
     ) -> str:
-        """The prompt. Any: messages and tools are JSON, and what they may hold is the template's business.
+        """Renders the prompt. Any: messages and tools are JSON, of any content that the template accepts.
 
         Raises:
             ChatTemplateError: the template refuses these messages, in its own words, or fails on them.

@@ -1,9 +1,9 @@
 """The one decoder: every dense family is a ModelSpec away.
 
 Knows a batch, a KV cache and its own weights; nothing of requests, sampling or text. The idea: tokens of all rows lie
-end to end as (tokens, hidden), nothing is padded outside attention, and what all layers share (rotations, attention
-plan, cache views) is made once a step. Small models at batch 1 spend their time in calls, not in arithmetic, so the
-layer below is written for few calls.
+end to end as (tokens, hidden), nothing is padded outside attention, and the inputs that all layers share (rotations,
+attention plan, cache views) are made once a step. Small models at batch 1 spend their time in calls, not in arithmetic,
+so the layer below is written for few calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.model import attention, gpu_layers, native_layers
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, KVCache
 from engine.model.batching import BatchLayout
-from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, room_of, works_of
+from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, works_of
 from engine.model.gpu_limits import limits_for
 from engine.model.layers import ACTIVATIONS, Layer, LayerReader, Rotation, rotate_
 from engine.model.linear import Dense, Packing, pack
@@ -41,9 +41,9 @@ Attention = Callable[..., Tensor]  # the signature of attention.paged
 class Decoder:
     """A dense decoder-only transformer, loaded.
 
-    `spec.max_position_embeddings` is how far positions may go. For longrope (Phi-3's long variants) the frequencies
-    depend on the length that is served: up to the pre-training context the short set is exact, and is the default;
-    asking for more (`max_model_len`) switches to the long set for all lengths, since cached keys cannot change later.
+    `spec.max_position_embeddings` is the limit of positions. For longrope (Phi-3's long variants) the frequencies
+    depend on the length that is served: up to the pre-training context the short set is exact, and is the default; a
+    longer `max_model_len` switches to the long set for all lengths, since cached keys cannot change later.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class Decoder:
 
     @property
     def tiled(self) -> bool:
-        """Returns whether the CPU's own kernels run it: a token's bits then depend on its sequence alone."""
+        """Returns whether the C++ kernels run it: a token's bits then depend on its sequence alone."""
         return self._cpu is not None
 
     @property
     def on_gpu(self) -> bool:
-        """Returns whether the Triton kernels run it, and `forward_step` may be called."""
+        """Returns whether the Triton kernels run the model, and `forward_step` may be called."""
         return self._gpu is not None
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
-        """Run one step, writing its K/V to the cache.
+        """Runs one step, writing its K/V to the cache.
 
         Returns:
             Logits after the tokens at `batch.logits_at`: (len(logits_at), vocab) float32.
@@ -117,18 +117,20 @@ class Decoder:
 
     @torch.inference_mode()
     def forward_step(self, step: DeviceStep, kv: KVCache | QuantizedCache, out: Tensor | None = None) -> Tensor:
-        """`forward`, of a step that is on the device already; the logits are put in `out` if given."""
+        """Runs `forward` for a step that is on the device already; the logits are put in `out` if given."""
         states = self._run_on_gpu(step, kv)
-        wanted = len(step.logits_at) < len(states)  # a decode wants them all, in order
+        wanted = len(step.logits_at) < len(states)  # a decode needs them all, in order
         return self.logits(states.index_select(0, step.logits_at) if wanted else states, out)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
-        """Run one step; the final-normed hidden states of all its tokens: (tokens, hidden) in the model's dtype."""
+        """Runs one step; returns the final-normed hidden states of all its tokens: (tokens, hidden) in the model's
+        dtype."""
         return self._norm(self._run(batch, kv))
 
     def logits(self, states: Tensor, out: Tensor | None = None) -> Tensor:
-        """Logits of last-layer states (n, hidden), before the final norm: (n, vocab) float32, in `out` if given."""
+        """Returns logits of last-layer states (n, hidden), before the final norm: (n, vocab) float32, in `out` if
+        given."""
         spec = self.spec
         if self._gpu is not None:
             said = self._gpu.logits(states, self._norm, self._lm_head)
@@ -160,14 +162,14 @@ class Decoder:
         return x
 
     def _packed(self, batch: Batch, block_size: int) -> DeviceStep:
-        """A batch that was not made for the kernels, from the device and back: for what runs seldom."""
+        """Runs a batch that was not made for the kernels, from the device and back; seldom used."""
         laid = BatchLayout(
             batch.token_ids.tolist(), batch.positions.cpu().numpy(), batch.slots.cpu().numpy(),
             list(batch.query_starts), list(batch.context_lens), batch.block_tables.cpu().numpy(),
             batch.logits_at.tolist(),
         )  # fmt: skip
         works = works_of(laid, block_size, self.packed_for)
-        packed = Packed(room_of(laid, works))
+        packed = Packed(capacity_of(laid, works))
         host = np.zeros(packed.size, dtype=np.int32)
         packed.fill(laid, works, host)
         return packed.views(torch.from_numpy(host).to(self.device), self.packed_for)
@@ -201,7 +203,7 @@ class Decoder:
     def _attention(
         self, layer: Layer, x: Tensor, cache: Tensor | QuantizedLayer, plan: AttentionPlan, rotation: Tensor | None
     ) -> None:
-        """Add the layer's attention to `x` (tokens, hidden), in place."""
+        """Adds the layer's attention to `x` (tokens, hidden), in place."""
         spec = self.spec
         heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
         normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
@@ -237,7 +239,7 @@ class Decoder:
         x.add_(out, alpha=spec.residual_multiplier)
 
     def _mlp(self, layer: Layer, x: Tensor) -> None:
-        """Add the layer's gated MLP (Shazeer 2020) to `x`, in place."""
+        """Adds the layer's gated MLP (Shazeer 2020) to `x`, in place."""
         normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
         gate, up = layer.gate_up(normed).chunk(2, dim=-1)
         out = layer.down(self._activation(gate).mul_(up))
@@ -255,7 +257,7 @@ def _packing(
     on_gpu: bool,
     deterministic: bool,
 ) -> Packing:
-    """As the device and its kernels have it. Raises InvalidParameter."""
+    """Returns the weight packing for the device and its kernels. Raises InvalidParameter."""
     if device.type == "cuda" and quantization != "none":
         if dtype == torch.float32:
             message = f"quantization is {quantization}, but dtype is float32; accepted: bfloat16 or float16 on CUDA."
@@ -279,12 +281,12 @@ def load_decoder(
     deterministic: bool = False,
     packing: Packing | None = None,
 ) -> Decoder:
-    """The decoder of a model directory (see `checkpoint.resolve`), with weights in `dtype` on `device`.
+    """Loads the decoder of a model directory (see `loader.resolve`), with weights in `dtype` on `device`.
 
     `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`. `kernels` is "torch"
     or "auto", which takes our own where they run the model. `quantization` rounds weights at load: to int8 with AMX, to
-    int8 or int4 on CUDA; with `deterministic`, every step then computes alike. `packing` lays weights out in another
-    way than these ask for.
+    int8 or int4 on CUDA; with `deterministic`, every step then computes alike. `packing` overrides the weight layout
+    that these imply.
 
     Raises:
         UnsupportedArchitecture: no family here runs it.

@@ -1,7 +1,7 @@
 """Decodes tokens as they are generated, and matches stop strings.
 
 The idea: text is the UTF-8 reading of the tokens' bytes, so a stream needs to remember at most three bytes of an
-unfinished character, whatever its length; nothing is ever decoded twice. Text that may be the beginning of a stop
+unfinished character, at any length; nothing is ever decoded twice. Text that may be the beginning of a stop
 string is held back until the next tokens decide it. `Detokenizer` knows nothing of sequences or stop strings.
 """
 
@@ -20,15 +20,16 @@ class TokenBytes(Protocol):
         """Returns whether text begins without the space that its first token carries (SentencePiece)."""
 
     def visible_bytes(self, id: int, skip_special: bool) -> bytes:
-        """The bytes of a token in running text; empty for a special token to be skipped."""
+        """Returns the bytes of a token in running text; empty for a special token to be skipped."""
 
 
 class Detokenizer:
     """Incremental decoding: the pieces, joined, equal `Tokenizer.decode` of all ids, however they were split.
 
     A piece never ends within a character. Bytes that can no longer become one are shown as U+FFFD, as Unicode
-    recommends (chapter 3.9, substitution of maximal subparts). For well-formed text that is what `tokenizers` decodes;
-    of a malformed run of byte tokens `tokenizers` would replace the whole, which no stream could take back.
+    recommends (chapter 3.9, substitution of maximal subparts). For well-formed text that equals the result of
+    `tokenizers`; of a malformed run of byte tokens `tokenizers` would replace the whole, which no stream could take
+    back.
     """
 
     def __init__(self, tokenizer: TokenBytes, *, skip_special: bool = True) -> None:
@@ -39,7 +40,7 @@ class Detokenizer:
         self._partial = False  # inside a character
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete; possibly empty."""
+        """Returns the text that these tokens complete; possibly empty."""
         if len(token_ids) == 1:
             data = self._tokenizer.visible_bytes(token_ids[0], self._skip_special)
             if data.isascii() and not self._partial:  # the common case: nothing to decode
@@ -57,11 +58,11 @@ class Detokenizer:
         return self._begin(self._utf8.decode(b"", final=True))
 
     def fork(self) -> Detokenizer:
-        """A copy that goes on from here on its own."""
-        twin = Detokenizer(self._tokenizer, skip_special=self._skip_special)
-        twin._utf8.setstate(self._utf8.getstate())
-        twin._at_start, twin._partial = self._at_start, self._partial
-        return twin
+        """Copies the decoder; both go on separately."""
+        copy = Detokenizer(self._tokenizer, skip_special=self._skip_special)
+        copy._utf8.setstate(self._utf8.getstate())
+        copy._at_start, copy._partial = self._at_start, self._partial
+        return copy
 
     def _begin(self, text: str) -> str:
         if self._at_start and text:
@@ -86,7 +87,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return (text that is safe to show, the stop string that matched or None)."""
+        """Returns (text that is safe to show, the stop string that matched or None)."""
         if not self._stop:
             return text, None
         self._held += text
@@ -106,7 +107,7 @@ class StopMatcher:
         return held
 
     def _undecided(self) -> int:
-        """Length of the longest suffix of the held text that is a proper prefix of a stop string."""
+        """Returns the length of the longest suffix of the held text that is a proper prefix of a stop string."""
         longest = min(len(self._held), max(map(len, self._stop)) - 1)
         for size in range(longest, 0, -1):
             tail = self._held[-size:]
@@ -123,14 +124,15 @@ class SpanText:
         self._stop = StopMatcher(stop)
 
     def push(self, token: int, *, may_stop: bool) -> tuple[str, str | None]:
-        """Text that this token decides, and the stop string it completes. `may_stop=False`: nothing stops yet."""
+        """Returns the text that this token decides, and the stop string it completes. `may_stop=False`: nothing stops
+        yet."""
         text = self._decoder.push((token,))
         if may_stop:
             return self._stop.push(text)
         return self._stop.release() + text, None
 
     def finish(self, *, whole: bool = False) -> tuple[str, str | None]:
-        """The rest, when the span ends for another reason; a stop string in it still counts.
+        """Returns the rest, when the span ends for another reason; a stop string in it still counts.
 
         A character that was cut in two is shown as U+FFFD, or with `whole` not at all.
         """

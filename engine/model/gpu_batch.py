@@ -1,8 +1,8 @@
-"""A step as one array of int32 and back: what the host knows reaches the device in a single copy.
+"""Packs a step as one array of int32 and back: a single copy to the device.
 
-The idea: every part has its place in the array, decided by the sizes that it may have at most (`Room`). Where sizes are
-the step's own, that is closely packed; where they are a CUDA graph's, the same views serve every step of that graph.
-The block tables come last, so that a graph's step copies as far as they reach.
+The idea: every part has its place in the array, decided by its maximum size (`StepCapacity`). With a step's own sizes
+the array is closely packed; with those of a CUDA graph, the same views serve every step of that graph. The block tables
+come last, so that a graph's step copies only their used part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads lik
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
     """The model's input of one step on a GPU. All int32: `token_ids`, `positions`, `slots` (tokens,) as in `Batch`,
-    `logits_at` the tokens whose logits are wanted, `pieces` the attention for each window of the model's layers."""
+    `logits_at` the tokens whose logits are needed, `pieces` the attention for each window of the model's layers."""
 
     token_ids: Tensor
     positions: Tensor
@@ -36,7 +36,7 @@ class DeviceStep:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkRoom:
+class WorkCapacity:
     """Capacities of a window's work: pieces of both sizes, listed queries, merged ones, and parts."""
 
     small: int
@@ -53,19 +53,19 @@ class WorkRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class StepCapacity:
     """Capacities of a step."""
 
     tokens: int
     logits: int
-    work: tuple[WorkRoom, ...]  # of each window
+    work: tuple[WorkCapacity, ...]  # of each window
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
-    """The facts of a model that packing needs: the windows of its layers, what a part of attention takes, how it is
-    cut."""
+    """The facts of a model that packing needs: the windows of its layers, the sizes of a part of attention, the limits
+    of its pieces."""
 
     windows: tuple[int | None, ...]
     heads: int
@@ -74,14 +74,14 @@ class PackedModel:
 
 
 def works_of(laid: BatchLayout, block_size: int, model: PackedModel) -> list[AttentionWork]:
-    """The attention of a step, for each window."""
+    """Cuts the attention of a step, for each window."""
     rows = Rows(np.asarray(laid.starts), np.asarray(laid.contexts), laid.tables, block_size)
     return [cut(rows, model.limits, window) for window in model.windows]
 
 
 class Cutter:
-    """The attention of one step after the other. While the same sequences decode, pieces are kept for some steps and
-    only grow: cutting is most of what the host does for a small step."""
+    """Cuts the attention of successive steps. While the same sequences decode, pieces are kept for some steps and only
+    grow: cutting is most of the host's work for a small step."""
 
     _KEPT = 16  # steps: no piece is then longer by more than a quarter of a tile
 
@@ -107,34 +107,34 @@ class Cutter:
         return self._works
 
 
-def room_of(laid: BatchLayout, works: Sequence[AttentionWork]) -> Room:
-    """As much as this step needs and no more."""
+def capacity_of(laid: BatchLayout, works: Sequence[AttentionWork]) -> StepCapacity:
+    """Returns the sizes of this step, no larger."""
     sizes = [
-        WorkRoom(len(work.small), len(work.large), len(work.order), len(work.merged), work.slots) for work in works
+        WorkCapacity(len(work.small), len(work.large), len(work.order), len(work.merged), work.slots) for work in works
     ]
-    return Room(len(laid.tokens), len(laid.wanted), tuple(sizes), len(works[0].blocks))
+    return StepCapacity(len(laid.tokens), len(laid.wanted), tuple(sizes), len(works[0].blocks))
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Room for attention that is yet to be merged. One layer is done with it before the next begins, so that all
-    layers share it, and all graphs."""
+    """Buffers for attention that is yet to be merged. One layer is done with them before the next begins, so all layers
+    share them, and all graphs."""
 
     values: Tensor
     weights: Tensor
 
     @classmethod
-    def like(cls, room: Room, model: PackedModel, device: torch.device) -> Parts:
-        most = max(each.parts for each in room.work)
-        values = torch.empty(most, model.heads, model.head_dim, device=device)
-        return cls(values, torch.empty(most, model.heads, device=device))
+    def like(cls, capacity: StepCapacity, model: PackedModel, device: torch.device) -> Parts:
+        max_parts = max(each.parts for each in capacity.work)
+        values = torch.empty(max_parts, model.heads, model.head_dim, device=device)
+        return cls(values, torch.empty(max_parts, model.heads, device=device))
 
 
 class Packed:
-    """Offsets of each part, for one room."""
+    """Offsets of each part, for one capacity."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
+    def __init__(self, capacity: StepCapacity) -> None:
+        self.capacity = capacity
         self._places: list[tuple[int, int]] = []
         at = 0
         for size in self._sizes():
@@ -144,14 +144,15 @@ class Packed:
         self._blocks_at = self._places[-1][0]
 
     def _sizes(self) -> list[int]:
-        room = self.room
-        sizes = [room.tokens, room.tokens, room.tokens, room.logits]
-        for each in room.work:
+        capacity = self.capacity
+        sizes = [capacity.tokens, capacity.tokens, capacity.tokens, capacity.logits]
+        for each in capacity.work:
             sizes += [each.small * COLUMNS, each.large * COLUMNS, each.order, each.merged, each.merged + 1, each.parts]
-        return [*sizes, room.blocks]
+        return [*sizes, capacity.blocks]
 
     def fill(self, laid: BatchLayout, works: Sequence[AttentionWork], into: Ints) -> int:
-        """Write a step to `into`, which has `size` entries or more: how many of them the device needs.
+        """Writes a step to `into`, which has `size` entries or more. Returns the number of entries that the device
+        needs.
 
         Tokens beyond the step's are token 0 at position 0, written to the null block; pieces beyond have no queries.
         """
@@ -163,21 +164,21 @@ class Packed:
             used = len(part)
             into[first : first + used] = part
             if used < size and first != self._blocks_at:
-                is_starts = at >= 4 and (at - 4) % 6 == 4  # what is merged beyond the step has no parts
+                is_starts = at >= 4 and (at - 4) % 6 == 4  # merged entries beyond the step have no parts
                 into[first + used : first + size] = part[-1] if is_starts else 0
         return self._blocks_at + len(works[0].blocks)
 
     def views(self, packed: Tensor, model: PackedModel, parts: Parts | None = None) -> DeviceStep:
-        """The step in `packed`, int32 on the device. `parts` are made if not given."""
-        parts = parts or Parts.like(self.room, model, packed.device)
+        """Returns the step in `packed`, int32 on the device. `parts` are made if not given."""
+        parts = parts or Parts.like(self.capacity, model, packed.device)
         views = [packed[first : first + size] for first, size in self._places]
         pieces: dict[int | None, Pieces] = {}
-        for nth, (window, room) in enumerate(zip(model.windows, self.room.work, strict=True)):
+        for nth, (window, capacity) in enumerate(zip(model.windows, self.capacity.work, strict=True)):
             small, large, order, merged, starts, of_token = views[4 + 6 * nth : 10 + 6 * nth]
             pieces[window] = Pieces(
                 views[-1],
-                small.view(-1, COLUMNS) if room.small else None,
-                large.view(-1, COLUMNS) if room.large else None,
+                small.view(-1, COLUMNS) if capacity.small else None,
+                large.view(-1, COLUMNS) if capacity.large else None,
                 order,
                 merged,
                 starts,

@@ -1,7 +1,7 @@
-"""Layers of a decoder on the Triton kernels, where matrices are multiplied by whatever packed them.
+"""Layers of a decoder on the Triton kernels; matrices are multiplied by their packing's kernels.
 
-Knows the order of things in a layer and which kernel does what; `Decoder` runs the same layers on torch otherwise, and
-one test holds the two together. What stands between two matrix products is one kernel, or two.
+Knows the order of operations in a layer and the kernel of each; `Decoder` runs the same layers on torch otherwise, and
+one test holds the two together. Between two matrix products there is one kernel, or two.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MAX_GROUPED = 64  # rows of attention's tile where heads are wide
 
 
 def chosen(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kernels: KernelName) -> bool:
-    """Returns whether these layers run the model: by themselves on CUDA, where they can, or because they are asked for.
+    """Returns whether these layers run the model: by default on CUDA, where they can, or on request.
 
     Raises:
-        InvalidParameter: they are asked for and cannot.
+        InvalidParameter: they are requested and cannot.
     """
     if kernels == "torch" or (kernels == "auto" and device.type != "cuda"):
         return False
@@ -64,12 +64,12 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _unlaunchable() -> str:
-    """Returns why Triton launches nothing here, if it does not: it builds what launches with a C compiler."""
+    """Returns why Triton launches nothing here, if it does not: its launchers are built with a C compiler."""
     from triton.runtime import driver
 
     try:
         driver.active.get_current_target()
-    except Exception as error:  # of whatever kind its driver, the compiler or the linker raise
+    except Exception as error:  # of any kind that its driver, the compiler or the linker raise
         return f"Triton cannot launch a kernel, for which it wants a C compiler and Python's headers ({error})"
     return ""
 
@@ -98,7 +98,7 @@ class GpuLayers:
     def run(
         self, x: Tensor, step: DeviceStep, caches: Sequence[Tensor | QuantizedLayer], rotations: Mapping[Rope, Tensor]
     ) -> None:
-        """Run all layers on `x` (tokens, hidden) in place, writing K/V to the caches. Rotations are (tokens,
+        """Runs all layers on `x` (tokens, hidden) in place, writing K/V to the caches. Rotations are (tokens,
         head_dim / 2, 2) float32, cosine and sine."""
         spec = self._spec
         if len(x) == 1 and self._plain is not None:
@@ -126,7 +126,7 @@ class GpuLayers:
             )
 
     def logits(self, states: Tensor, norm: RMSNorm, head: Linear) -> Tensor:
-        """Of states (n, hidden) before the final norm: (n, vocab) of their type, or in float32."""
+        """Returns logits of states (n, hidden) before the final norm: (n, vocab) of their type, or in float32."""
         if len(states) == 1 and isinstance(head, Dense):
             return self._linear_one(states, head.weight, head.bias, norm=_norm(norm), dtype=torch.float32)
         normed = self._add_and_norm(states, None, _norm(norm))
@@ -170,7 +170,7 @@ class GpuLayers:
         rotations: Mapping[Rope, Tensor],
         plain: Sequence[_Plain],
     ) -> None:
-        """The layers of one token: norms, gates and sums are made by the products beside them."""
+        """The layers of one token: norms, gates and sums are fused into the products."""
         times = self._spec.residual_multiplier
         for layer, each, cache in zip(self._layers, plain, caches, strict=True):
             joined = self._linear_one(x, each.qkv.weight, each.qkv.bias, norm=_norm(layer.attention_pre_norm))
@@ -186,7 +186,7 @@ class GpuLayers:
             self._linear_one(opened, each.down.weight, each.down.bias, add_to=x, multiplier=times)
 
     def _norm_projections(self, joined: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
-        """Normalise all queries of a token at once, and all keys, in place."""
+        """Normalises all queries of a token at once, and all keys, in place."""
         spec = self._spec
         q_end = spec.heads * spec.head_dim
         k_end = q_end + spec.kv_heads * spec.head_dim
@@ -198,7 +198,7 @@ class GpuLayers:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """A layer whose weights lie as they are, with no norm but those before attention and MLP."""
+    """A layer with unpacked weights, with no norm but those before attention and MLP."""
 
     qkv: Dense
     o: Dense

@@ -1,8 +1,8 @@
 """Runs a step on a GPU: one copy there, one CUDA graph, one copy back.
 
 Decodes are replayed from CUDA graphs, so that a step costs one launch and not hundreds; all else runs eagerly on the
-decoder's Triton kernels. What a graph reads must lie where it lay when the graph was recorded, and its result is
-overwritten by the next replay. Steps travel from two host buffers: one is written while the other is copied.
+decoder's Triton kernels. A graph's inputs must stay at their recorded addresses, and its result is overwritten by the
+next replay. Steps travel from two host buffers: one is written while the other is copied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import KVCache
 from engine.model.batching import Batching, BatchLayout
 from engine.model.decoder import Decoder
-from engine.model.gpu_batch import Cutter, DeviceStep, Packed, Parts, room_of
+from engine.model.gpu_batch import Cutter, DeviceStep, Packed, Parts, capacity_of
 from engine.model.gpu_limits import decode_shapes, graph_sizes, limits_for_quantized
 
 
@@ -40,8 +40,8 @@ class Pool:
 class Recorded:
     """`compute`, recorded on `device`; elsewhere than on CUDA it is called again each time.
 
-    It keeps nothing that `compute` reads or writes: whoever records it must. Graphs of one `pool` share the memory of
-    what they make on their way, so only one of them may be replayed at a time.
+    It keeps nothing that `compute` reads or writes: its owner must. Graphs of one `pool` share the memory of their
+    intermediate results, so only one of them may be replayed at a time.
     """
 
     def __init__(self, compute: Callable[[], Tensor], device: torch.device, pool: Pool | None = None) -> None:
@@ -53,7 +53,7 @@ class Recorded:
         with torch.cuda.device(device):
             pool = pool or Pool(device)
             pool.aside.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(pool.aside):  # what is compiled or chosen at a first call cannot be recorded
+            with torch.cuda.stream(pool.aside):  # first calls compile or choose kernels, which cannot be recorded
                 compute()
             torch.cuda.current_stream(device).wait_stream(pool.aside)
             self._graph = torch.cuda.CUDAGraph()
@@ -63,7 +63,7 @@ class Recorded:
         self._compute = None
 
     def replay(self) -> Tensor:
-        """Run it on the current stream, without waiting. Good until the next replay."""
+        """Runs it on the current stream, without waiting. The result is valid until the next replay."""
         if self._compute is not None:
             return self._compute()
         assert self._result is not None
@@ -84,7 +84,7 @@ class Staging:
         self._turn = 0
 
     def take(self, size: int) -> NDArray[np.int32]:
-        """Room for `size` numbers. Waits until what was in it before has been copied."""
+        """Returns a buffer of `size` numbers. Waits until its last contents have been copied."""
         self._turn = (self._turn + 1) % _BUFFERS
         sent = self._sent[self._turn]
         if sent is not None:
@@ -94,7 +94,7 @@ class Staging:
         return self._buffers[self._turn].numpy()
 
     def send(self, size: int, into: Tensor) -> None:
-        """Begin to copy the first `size` of what was taken last."""
+        """Starts copying the first `size` numbers of the buffer taken last."""
         into[:size].copy_(self._buffers[self._turn][:size], non_blocking=True)
         if self._cuda:
             event = self._sent[self._turn]
@@ -105,17 +105,17 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedGraph:
-    """Decodes of up to so many rows: where they are packed on the device, and their graph."""
+    """Decodes of up to so many rows: their packing on the device, and their graph."""
 
     packed: Packed
     memory: Tensor
     token_ids: Tensor  # as the step in `memory` has them
-    wanted: Tensor  # rows whose logits are wanted, as it has them
+    wanted: Tensor  # rows whose logits are needed, as it has them
     recorded: Recorded
 
 
 class GpuRunner:
-    """A decoder and its paged cache. `max_blocks` is how many blocks a sequence may have.
+    """A decoder and its paged cache. `max_blocks` is the number of blocks that a sequence may have.
 
     With `graphs`, decodes of up to `max_rows` rows are recorded at once, from the largest on, so that the smaller ones
     find their memory made.
@@ -148,31 +148,31 @@ class GpuRunner:
         self._staging = Staging(device)
         self._graphs: list[_RecordedGraph] = []
         pool = Pool(device)
-        # of whichever graph ran last: each would keep its own otherwise
+        # of the graph that ran last: each would keep its own otherwise
         self._logits = torch.empty(max_rows if graphs else 0, self.vocab_size, device=device)
         parts: Parts | None = None
         for rows in reversed(graph_sizes(max_rows)) if graphs else ():
-            for room in reversed(decode_shapes(rows, model.windows, self._model.limits, max_blocks)):
-                parts = parts or Parts.like(room, self._model, device)
-                self._graphs.append(self._record(Packed(room), parts, pool))
+            for capacity in reversed(decode_shapes(rows, model.windows, self._model.limits, max_blocks)):
+                parts = parts or Parts.like(capacity, self._model, device)
+                self._graphs.append(self._record(Packed(capacity), parts, pool))
         self._graphs.reverse()
         self._parts = parts  # kept: graphs know it by its address alone
 
     def run(self, step: Step) -> Tensor:
-        """See `engine.model.runner.Runner`. What is returned is good until the next step."""
+        """See `engine.model.runner.Runner`. The result is valid until the next step."""
         self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
         laid = self._batching.lay(step)
         works = self._cutter.works(laid)
         graph = self._graph_for(laid, works)
         if graph is None:
             sent = self._sent(laid, works)
-            if step.drawn is not None:
-                fill_sampled(sent.token_ids, step.drawn)
+            if step.sampled is not None:
+                fill_sampled(sent.token_ids, step.sampled)
             return self._decoder.forward_step(sent, self._kv)
         used = graph.packed.fill(laid, works, self._staging.take(graph.packed.size))
         self._staging.send(used, graph.memory)
-        if step.drawn is not None:
-            fill_sampled(graph.token_ids, step.drawn)
+        if step.sampled is not None:
+            fill_sampled(graph.token_ids, step.sampled)
         self.replayed += 1
         logits = graph.recorded.replay()
         if len(laid.wanted) == len(laid.tokens):
@@ -180,29 +180,30 @@ class GpuRunner:
         return logits.index_select(0, graph.wanted[: len(laid.wanted)])
 
     def _sent(self, laid: BatchLayout, works: list[AttentionWork]) -> DeviceStep:
-        packed = Packed(room_of(laid, works))
+        packed = Packed(capacity_of(laid, works))
         used = packed.fill(laid, works, self._staging.take(packed.size))
         memory = torch.empty(packed.size, dtype=torch.int32, device=self._device)
         self._staging.send(used, memory)
         return packed.views(memory, self._model)
 
     def _graph_for(self, laid: BatchLayout, works: list[AttentionWork]) -> _RecordedGraph | None:
-        """The least graph that holds a step; None for what is no decode, or needs more pieces than any has."""
+        """Returns the smallest graph that holds a step; None where it is no decode, or needs more pieces than any graph
+        has."""
         rows = len(laid.contexts)
         if len(laid.tokens) != rows:
             return None
         for graph in self._graphs:
-            room = graph.packed.room
-            fits = room.tokens >= rows and len(works[0].blocks) <= room.blocks
-            if fits and all(has.holds(work) for has, work in zip(room.work, works, strict=True)):
+            capacity = graph.packed.capacity
+            fits = capacity.tokens >= rows and len(works[0].blocks) <= capacity.blocks
+            if fits and all(has.holds(work) for has, work in zip(capacity.work, works, strict=True)):
                 return graph
         return None
 
     def _record(self, packed: Packed, parts: Parts, pool: Pool) -> _RecordedGraph:
         memory = torch.zeros(packed.size, dtype=torch.int32, device=self._device)
         step = packed.views(memory, self._model, parts)
-        every = torch.arange(packed.room.tokens, dtype=torch.int32, device=self._device)
+        every = torch.arange(packed.capacity.tokens, dtype=torch.int32, device=self._device)
         whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
-        out = self._logits[: packed.room.tokens]
+        out = self._logits[: packed.capacity.tokens]
         recorded = Recorded(lambda: self._decoder.forward_step(whole, self._kv, out), self._device, pool)
         return _RecordedGraph(packed, memory, step.token_ids, step.logits_at, recorded)

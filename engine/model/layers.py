@@ -22,7 +22,7 @@ from engine.model.model_spec import Activation, ModelSpec, Rope, WeightNames
 
 
 def inverse_frequencies(rope: Rope, *, long_context: bool = False) -> Tensor:
-    """Radians per position of each rotating pair: (dim / 2,) float32. `long_context` picks longrope's set."""
+    """Returns radians per position of each rotating pair: (dim / 2,) float32. `long_context` picks longrope's set."""
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
     base = 1.0 / rope.theta**exponents
     match rope.kind:
@@ -94,15 +94,15 @@ class Rotation:
 
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:
-    """Rotate `heads` (tokens, heads, head_dim) in place by `rotations` (tokens, 1, head_dim / 2) complex64."""
+    """Rotates `heads` (tokens, heads, head_dim) in place by `rotations` (tokens, 1, head_dim / 2) complex64."""
     if heads.dtype == torch.float32:
         heads.view(torch.complex64).mul_(rotations)
-    else:  # the product is made in float32: bfloat16 has no complex twin, and positions need the precision
+    else:  # the product is made in float32: bfloat16 has no complex type, and positions need the precision
         heads.copy_((heads.float().view(torch.complex64) * rotations).view(torch.float32))
 
 
 def interleave(weight: Tensor, head_dim: int, rotary_dim: int) -> Tensor:
-    """Reorder the rows of a query or key projection so that component i and i + rotary_dim/2 become neighbours.
+    """Reorders the rows of a query or key projection so that component i and i + rotary_dim/2 become neighbours.
 
     `weight` is (heads * head_dim, ...): a matrix, a bias, or a norm's weight (head_dim,). Components past `rotary_dim`
     stay where they are.
@@ -150,7 +150,7 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, ready to run. A norm that the family does not have is None."""
+    """One layer's weights, ready to run. A norm that the family lacks is None."""
 
     window: int | None
     rope: Rope | None
@@ -183,18 +183,18 @@ class LayerReader:
         self._dtype, self._device, self._packing = dtype, device, packing
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """One tensor of the checkpoint. Raises CheckpointError: missing, or of another shape or kind."""
+        """Reads one tensor of the checkpoint. Raises CheckpointError: missing, or of another shape or kind."""
         return self._weights.take(name, shape).to(self._device, self._dtype)
 
     def norm(self, name: str, width: int) -> RMSNorm:
-        """A norm over `width`; its weight stays in float32."""
+        """Reads a norm over `width`; its weight stays in float32."""
         return RMSNorm(self._norm_weight(name, width), self._spec.norm_eps)
 
     def _norm_weight(self, name: str, width: int) -> Tensor:
         return self._weights.take(name, (width,)).to(self._device, torch.float32) + self._spec.norm_offset
 
     def layer(self, index: int) -> Layer:
-        """Layer `index`, joined and packed. Raises CheckpointError."""
+        """Reads layer `index`, joined and packed. Raises CheckpointError."""
         spec, names = self._spec, self._names
         prefix = f"{names.root}layers.{index}."
         rope = spec.ropes[index]
@@ -252,7 +252,7 @@ class LayerReader:
         return self._packing.gated(self._joined(prefix, self._names.gate_up, widths, "weight"), bias)
 
     def _joined(self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...], part: str) -> Tensor:
-        """The rows of several projections one below the other, whether the checkpoint joins them or not."""
+        """Reads the rows of several projections one below the other, whether the checkpoint joins them or not."""
         tail = (self._spec.hidden_size,) if part == "weight" else ()
         if len(names) == 1:
             return self.tensor(f"{prefix}{names[0]}.{part}", sum(widths), *tail)

@@ -23,8 +23,8 @@ Pack = Callable[[Tensor, Tensor | None], Linear]  # from weight (out, in) and bi
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The layout of a model's weights: `gated` packs gate and up, one below the other, `head` the
-    weights of the logits where they differ, `plain` all else."""
+    """The layout of a model's weights: `gated` packs gate and up, one below the other, `head` the weights of the logits
+    where they differ, `plain` all else."""
 
     plain: Pack
     gated: Pack
@@ -45,12 +45,12 @@ def native_bf16() -> bool:
 
 
 def default_dtype(device: torch.device | str) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it, else float32."""
+    """Returns bfloat16 where the hardware multiplies it, else float32."""
     return torch.bfloat16 if torch.device(device).type == "cuda" or native_bf16() else torch.float32
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """x -> x @ weight.T + bias, for `weight` (out, in) and `bias` (out,) of one dtype on one device.
+    """Returns x -> x @ weight.T + bias, for `weight` (out, in) and `bias` (out,) of one dtype on one device.
 
     The packed layer keeps a copy of its own on the CPU, so the caller may drop `weight`.
     """
@@ -64,7 +64,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A weight as it is, (out, in): for devices whose libraries want it so."""
+    """Keeps a weight as it is, (out, in): for devices whose libraries take it so."""
 
     weight: Tensor
     bias: Tensor | None = None

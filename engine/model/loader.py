@@ -1,8 +1,8 @@
 """Model directories in Hugging Face format: finding one, reading its JSON, and handing out its tensors one at a time.
 
-Knows nothing of architectures: it is asked for names and shapes. The idea: whatever is wrong with a directory is found
-here and said once, as a CheckpointError that names the file and what to do; and no more than one tensor is in memory
-beyond what its caller keeps.
+Knows nothing of architectures, only names and shapes. The idea: any fault of a directory is found here and reported
+once, as a CheckpointError that names the file and the remedy; and no more than one tensor is in memory beyond what its
+caller keeps.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from safetensors import SafetensorError, safe_open
 from engine.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from torch import Tensor  # only who reads weights needs it
+    from torch import Tensor  # only readers of weights need it
 
-WANTED_FILES = ("*.json", "*.safetensors", "*.jinja")  # of a hub repository; not its .bin or .gguf twins
+WANTED_FILES = ("*.json", "*.safetensors", "*.jinja")  # of a hub repository; not its .bin or .gguf versions
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
-Json = Mapping[str, Any]  # Any: the JSON of other people's tools; every field is checked where it is used
+Json = Mapping[str, Any]  # Any: the JSON of foreign tools; every field is checked where it is used
 
 
 def resolve(model: str) -> Path:
-    """The directory of `model`: itself a directory, or a Hugging Face hub name, downloaded (or found in hub's cache).
+    """Returns the directory of `model`: a directory itself, or a Hugging Face hub name, downloaded (or found in hub's
+    cache).
 
     Raises:
         CheckpointError: there is no such directory or repository, it cannot be reached, or it holds no config.json.
@@ -93,7 +94,7 @@ def _download(model: str) -> Path:
 
 
 def read_json(path: Path, *, required: bool = True) -> Json:
-    """The JSON object in `path`; an empty one where the file is missing and not `required`.
+    """Reads the JSON object in `path`; an empty one where the file is missing and not `required`.
 
     Raises:
         CheckpointError: missing, unreadable, or not an object.
@@ -114,7 +115,7 @@ def read_json(path: Path, *, required: bool = True) -> Json:
 class Weights:
     """The tensors of a model directory: `model.safetensors`, or the shards that its index names.
 
-    `take` remembers what was asked for, so that `leftovers` can tell what nothing used.
+    `take` remembers the tensors read, so that `check_all_used` finds unused ones.
 
     Raises:
         CheckpointError: no weights, a shard that the index names is missing, or a file is truncated.
@@ -162,16 +163,16 @@ class Weights:
         return name in self._file_of
 
     def names(self) -> Iterable[str]:
-        """Every tensor's name."""
+        """Returns every tensor's name."""
         return self._file_of.keys()
 
     def parameters(self) -> int:
-        """Returns how many numbers all tensors have together."""
+        """Returns the number of elements of all tensors together."""
         slices = (self._files[file].get_slice(name) for name, file in self._file_of.items())
         return sum(math.prod(each.get_shape()) for each in slices)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read one tensor, in the dtype of the file, on the CPU.
+        """Reads one tensor, in the dtype of the file, on the CPU.
 
         Raises:
             CheckpointError: missing, of another shape, or not a floating-point tensor of 16 bits or more.
@@ -193,10 +194,10 @@ class Weights:
         return tensor.float() if meta.get_dtype() == "F64" else tensor
 
     def check_all_used(self, ignored: tuple[str, ...]) -> None:
-        """Refuse a checkpoint with tensors that nothing asked for: the model would not be the one that was trained.
+        """Refuses a checkpoint with unread tensors: the model would differ from the trained one.
 
-        `ignored` are prefixes of what may be left over. Buffers that are computed from the configuration (rotary
-        frequencies) are never counted.
+        `ignored` are prefixes of tensors that may be left over. Buffers that are computed from the configuration
+        (rotary frequencies) are never counted.
 
         Raises:
             CheckpointError: names the first tensors left over.

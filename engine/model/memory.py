@@ -1,6 +1,6 @@
 """Estimates the memory of weights and K/V pools, and divides a device's among the engines that share it.
 
-Everything is told from files and configurations, before any tensor is made. Knows nothing of how the memory is used.
+Everything is computed from files and configurations, before any tensor is made. Knows nothing of the memory's use.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ MAX_LEN_BY_DEFAULT = 32_768  # tokens of context
 
 
 def weight_bytes(path: Path, dtype: torch.dtype) -> int:
-    """About how many bytes the weights take in memory: checkpoints are kept in 16 bits as a rule."""
+    """Returns about how many bytes the weights take in memory: checkpoints usually have 16 bits."""
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
 
 
 def loaded_bytes(path: Path, spec: ModelSpec, dtype: torch.dtype, quantization: QuantizationName) -> int:
-    """The same of a model that may be quantised: int8 halves every matrix but the embedding, which is looked up.
+    """Returns the same for a model that may be quantised: int8 halves every matrix but the embedding, which is looked
+    up.
 
     int4 takes 4 bits and a part of a scale for each weight of the layers, and is int8 for the logits.
     """
@@ -42,18 +43,19 @@ def loaded_bytes(path: Path, spec: ModelSpec, dtype: torch.dtype, quantization: 
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> int:
-    """Bytes of one K/V block, of `block_size` tokens in all layers. In int8 each head of a token has a scale too."""
+    """Returns the bytes of one K/V block, of `block_size` tokens in all layers. In int8 each head of a token has a
+    scale too."""
     head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else spec.head_dim + torch.float32.itemsize
     return 2 * spec.layers * spec.kv_heads * head * block_size
 
 
 def useful_blocks(config: EngineConfig, max_model_len: int) -> int:
-    """Blocks of all sequences of a step at their longest: a pool has no use for more."""
+    """Returns the blocks of all sequences of a step at their longest: a pool has no use for more."""
     return config.max_running * -(-max_model_len // config.block_size)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns the bytes that the device has left, now."""
+    """Returns the free bytes of the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
@@ -63,7 +65,8 @@ def free_bytes(device: torch.device) -> int:
 
 
 def find_device(name: str) -> torch.device:
-    """
+    """Returns the device of a configuration.
+
     Raises:
         InvalidParameter: the device is not there.
     """
@@ -80,7 +83,7 @@ def find_device(name: str) -> torch.device:
 
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of a configuration; `auto` is the device's."""
+    """Returns the dtype of a configuration; `auto` is the device's."""
     found: torch.dtype = default_dtype(device) if name == "auto" else getattr(torch, name)
     return found
 
@@ -95,7 +98,7 @@ class Needs:
 
 
 def needs_of(config: EngineConfig) -> Needs:
-    """Told from the model's files, which are downloaded first where they are not here.
+    """Estimates it from the model's files, which are downloaded first where needed.
 
     Raises:
         CheckpointError, UnsupportedArchitecture: they cannot be read, or no family here runs the model.
@@ -117,11 +120,10 @@ def needs_of(config: EngineConfig) -> Needs:
 def divided(configs: Sequence[EngineConfig], needs: Sequence[Needs]) -> list[EngineConfig]:
     """The configurations of engines that share a device, with one K/V pool's memory divided among them.
 
-    What the first says of the device and of K/V holds for all of them together: `kv_blocks` or `kv_bytes`, or else a
-    quarter of what will be free once all weights are loaded. Every pool gets the same number of blocks, and so the
-    same number of tokens, as the models are asked the same questions; what a pool has no use for is left to the others.
-    The tiers below get the same number of bytes each.
-    One configuration is given back as it is.
+    The first one's device and K/V settings hold for all of them together: `kv_blocks` or `kv_bytes`, or else a quarter
+    of the memory left once all weights are loaded. Every pool gets the same number of blocks, and so the same number
+    of tokens, as the models get the same prompts; memory that a pool cannot use is left to the others. The tiers below
+    get the same number of bytes each. One configuration is given back as it is.
 
     Raises:
         InvalidParameter: the memory is not enough for one block each.
@@ -152,17 +154,18 @@ def _check(name: str, value: int, least: int) -> None:
         raise InvalidParameter(name, message)
 
 
-def level(total: int, sizes: Sequence[int], most: Sequence[int]) -> list[int]:
-    """`total` bytes as numbers of blocks of `sizes` bytes: as many of each, but for those that want at most `most`."""
+def level(total: int, sizes: Sequence[int], max_blocks: Sequence[int]) -> list[int]:
+    """Divides `total` bytes into numbers of blocks of `sizes` bytes: the same number of each, but for those that need
+    at most `max_blocks`."""
     blocks, left, rest = [0] * len(sizes), total, sum(sizes)
-    order = sorted(range(len(sizes)), key=lambda each: most[each])
+    order = sorted(range(len(sizes)), key=lambda each: max_blocks[each])
     for done, at in enumerate(order):
         share = left // rest
-        if share < most[at]:
+        if share < max_blocks[at]:
             for each in order[done:]:
                 blocks[each] = share
             break
-        blocks[at] = most[at]
-        left -= most[at] * sizes[at]
+        blocks[at] = max_blocks[at]
+        left -= max_blocks[at] * sizes[at]
         rest -= sizes[at]
     return blocks

@@ -1,6 +1,6 @@
-"""Everything that tells one dense decoder from another, as plain data.
+"""The differences between dense decoders, as plain data.
 
-A ModelSpec says what to compute and WeightNames where a checkpoint keeps the weights; both come from a family file.
+A ModelSpec describes the computation and WeightNames the weights' names in a checkpoint; both come from a family file.
 They know nothing of tensors, files or requests. The idea: a family is a value, not a subclass, so there is one decoder
 to make fast and one to test.
 """
@@ -19,7 +19,8 @@ RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 class Rope:
     """One rotary embedding (Su et al. 2021, RoFormer) over the first `dim` components of a head.
 
-    `kind` says how the frequencies are stretched to a longer context; the fields below it are read by the kinds named.
+    `kind` is the way that frequencies are stretched to a longer context; the fields below it are read by the kinds
+    named.
     """
 
     dim: int
@@ -75,7 +76,7 @@ class ModelSpec:
 
     @property
     def longrope_context(self) -> int | None:
-        """The shortest pre-training context of the longrope layers, None without any: see `Decoder`."""
+        """Returns the shortest pre-training context of the longrope layers, None without any: see `Decoder`."""
         contexts = [rope.original_context for rope in self.ropes if rope is not None and rope.kind == "longrope"]
         return min(contexts) if contexts else None
 

@@ -38,7 +38,7 @@ def suits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def refusal(quantization: QuantizationName, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """Returns why quantised weights are refused on a CPU, and what would be accepted."""
+    """Returns why quantised weights are refused on a CPU, and the accepted values."""
     if quantization != "int8":
         why = f"{quantization} weights are for CUDA devices"
     elif kernels.unavailable():
@@ -80,7 +80,7 @@ class CpuLayers:
         library = kernels.library()
         assert library is not None, "suits() was not asked"
         self._library = library
-        self._layers = layers  # they own what the structures point to
+        self._layers = layers  # they own the memory that the structures point to
         self._ropes = [rope for rope in dict.fromkeys(spec.ropes) if rope is not None]
         self._structs = (LayerStruct * len(layers))(*(self._struct(layer) for layer in layers))
         self._model = ModelStruct(
@@ -108,7 +108,7 @@ class CpuLayers:
         return LayerStruct(*weights, *pointers, layer.window or 0, rotation)
 
     def run(self, states: Tensor, batch: Batch, kv: KVCache, rotations: Mapping[Rope, Tensor]) -> None:
-        """Run all layers on `states` (tokens, hidden) in place, writing K/V to the cache."""
+        """Runs all layers on `states` (tokens, hidden) in place, writing K/V to the cache."""
         starts, contexts = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
         turns = (ctypes.c_void_p * len(self._ropes))(*(rotations[rope].data_ptr() for rope in self._ropes))
         bytes_of_layer = kv.data.stride(0) * kv.data.element_size()

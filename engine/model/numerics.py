@@ -1,7 +1,7 @@
-"""The arithmetic that an engine computes with: what a token's bits depend on beside the model's files and the request.
+"""The arithmetic of an engine: everything that a token's bits depend on beside the model's files and the request.
 
-Plain data, compared and told: traces and journals keep it, so that a replay or a continuation knows whether the same
-tokens can be expected. Knows nothing of torch, which `engine.builder` asks.
+Plain data, compared and recorded: traces and journals keep it, so that a replay or a continuation knows whether the
+same tokens can be expected. Knows nothing of torch, which `engine.builder` asks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 class Numerics:
     """Engines of equal numerics compute the same bits for the same steps.
 
-    Where they are `batch_invariant`, a token's bits depend on its own sequence alone: neither on what else is in a
-    step, nor on how a prompt was cut or what of it was cached. Elsewhere equal numerics give equal tokens up to
-    rounding, which now and then decides which token is drawn.
+    Where they are `batch_invariant`, a token's bits depend on its own sequence alone: neither on the rest of a step,
+    nor on the chunks or the cached part of a prompt. Elsewhere equal numerics give equal tokens up to rounding, which
+    now and then decides the sampled token.
     """
 
     dtype: str
@@ -25,7 +25,7 @@ class Numerics:
     quantization: str
     kv_dtype: str
     device: str  # cpu, cuda
-    processor: str  # the GPU's name; of a CPU what its kernels ask for
+    processor: str  # the GPU's name; of a CPU the features that its kernels choose by
     threads: int  # of the CPU; 0 where bits do not depend on their number
     torch: str  # version
     batch_invariant: bool
@@ -36,12 +36,12 @@ class Numerics:
         return [f"{name} was {was}, is {now}" for name, was, now in pairs if was != now]
 
     def recorded(self) -> dict[str, Any]:
-        """As JSON. Any: strings, a number and a truth."""
+        """Returns it as JSON. Any: strings, a number and a truth."""
         return asdict(self)
 
     @classmethod
     def restored(cls, recorded: Mapping[str, Any]) -> Numerics:
-        """Restores what `recorded` gave. Any: JSON.
+        """Restores the result of `recorded`. Any: JSON.
 
         Raises:
             ValueError: it is something else.

@@ -3,9 +3,9 @@
 `Runner` is the protocol that the core depends on; tests put a fake behind it. A block that is saved from a GPU is
 gathered in the order of the steps, at the speed of the GPU's memory, so it may be overwritten right after. The copy to
 host memory takes long and is on a stream of its own. `tilewise` runs one sequence and 16 positions at a time, for
-kernels whose sums depend on how many rows they are given, as torch's do. The shapes of a call then depend on its
-positions alone (padding tokens fill the gaps), so a token has the same arithmetic whatever else is in its step. Slow: a
-step costs as many passes as it touches tiles.
+kernels whose sums depend on the number of rows, as torch's do. The shapes of a call then depend on its positions alone
+(padding tokens fill the gaps), so a token has the same arithmetic in any step. Slow: a step costs as many passes as it
+touches tiles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ BYTES = 16 << 20  # of each of two buffers on the GPU: one is filled while the o
 
 
 class Saving:
-    """For a cache given as its tensors, see `engine.kernels.blocks`. The buffers come with the first block."""
+    """Offloads blocks of a cache given as its tensors, see `engine.kernels.blocks`. The buffers come with the first
+    block."""
 
     def __init__(self, cache: Sequence[Tensor]) -> None:
         self._cache = cache
@@ -42,9 +43,9 @@ class Saving:
         self._halves: Iterator[tuple[Tensor, torch.cuda.Event]] | None = None
 
     def save(self, pairs: Sequence[tuple[int, Tensor]]) -> None:
-        """Queue copies of blocks to rows of bytes, after what the current stream has been given so far.
+        """Queues copies of blocks to rows of bytes, after the current stream's work so far.
 
-        What that stream is given next may overwrite the blocks. The rows are page-locked, unless this may wait.
+        Its later work may overwrite the blocks. The rows are page-locked, unless this may wait.
         """
         here = torch.cuda.current_stream(self._cache[0].device)
         for first in range(0, len(pairs), self._rows):
@@ -60,7 +61,7 @@ class Saving:
         self._saved.record(self._stream)
 
     def _next_half(self) -> tuple[Tensor, torch.cuda.Event]:
-        """A buffer, and what tells that its last copies are done."""
+        """A buffer, and the event of its last copies."""
         if self._halves is None:
             shape = (2, self._rows, block_nbytes(self._cache))
             halves = torch.empty(shape, dtype=torch.uint8, device=self._cache[0].device)
@@ -68,13 +69,14 @@ class Saving:
         return next(self._halves)
 
     def wait(self) -> None:
-        """Until all that was saved has arrived."""
+        """Waits until all saved blocks have arrived."""
         self._saved.synchronize()
 
     def queued(self) -> Callable[[], None]:
-        """Returns a wait, for any thread, until the current stream and this one have done what was queued by now."""
+        """Returns a wait, for any thread, until the current stream and this one have finished all work queued by
+        now."""
         self._stream.wait_stream(torch.cuda.current_stream(self._cache[0].device))
-        done = torch.cuda.Event(blocking=True)  # a step may take long, and whoever waits for one need not spin
+        done = torch.cuda.Event(blocking=True)  # a step may take long, and its waiter need not spin
         done.record(self._stream)
         return done.synchronize
 
@@ -106,7 +108,7 @@ def tilewise(
 def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: int, offset: int) -> Batch:
     """Tokens [first, last) of `row` as part of a whole tile; the others of the tile write to the null block.
 
-    Logits are asked for at every token: the number of the head's rows is a shape too.
+    Logits are computed at every token: the number of the head's rows is a shape too.
     """
     device = batch.positions.device
     start = tile * TILE
@@ -130,15 +132,15 @@ class Runner(Protocol):
     queues: bool
 
     def run(self, step: Step) -> Tensor:
-        """Logits, fp32, (wanted positions of all rows in order, vocabulary)."""
+        """Returns logits, fp32, (rows of logits of all rows in order, vocabulary)."""
         ...
 
 
 class CacheStore:
-    """The paged cache as tiers below it see it (`engine.kv_cache.transfers.BlockStore`).
+    """The paged cache as the offload tiers see it (`engine.kv_cache.transfers.BlockStore`).
 
-    On a GPU, saving is queued before the step (see `Saving`), and loading runs on a stream of the worker's own: what it
-    must come after is waited for (`queued`), and what comes after it begins when it is done.
+    On a GPU, saving is queued before the step (see `Saving`), and loading runs on a stream of the worker's own: it
+    waits for the work before it (`queued`), and the work after it begins when it is done.
     """
 
     def __init__(self, kv: KVCache | QuantizedCache, device: torch.device) -> None:

@@ -2,9 +2,9 @@
 
 Three ideas. Control tokens (special ones, and the tags of thinking and tool calls) arise only where the caller or the
 chat template writes them, never from the text of a message: `encode` cannot produce them unless asked, and
-`apply_chat_template` keeps track of which is which. Decoding is a matter of bytes (see detokenizer.py). And a long text
-keeps no other thread waiting: the library works in Rust without the interpreter's lock, searches here go piece by
-piece, and a text that cannot fit is refused by its size, or by its number of tokens before they become a list.
+`apply_chat_template` keeps them apart. Decoding is a matter of bytes (see detokenizer.py). And a long text keeps no
+other thread waiting: the library works in Rust without the interpreter's lock, searches here go piece by piece, and a
+text that cannot fit is refused by its size, or by its number of tokens before they become a list.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """A `tokenizers` tokenizer with what its model directory says about it.
+    """A `tokenizers` tokenizer with the settings of its model directory.
 
     Raises:
         CheckpointError: its decoder is of a kind that cannot be read as bytes.
@@ -72,7 +72,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """The tokenizer of a model directory.
+        """Loads the tokenizer of a model directory.
 
         Raises:
             CheckpointError: there is no tokenizer.json, or it cannot be read.
@@ -96,27 +96,27 @@ class Tokenizer:
 
     @property
     def control_ids(self) -> frozenset[int]:
-        """The ids that `encode` gives for no text: special tokens, and the tags of thinking and tool calls."""
+        """Returns the ids that `encode` gives for no text: special tokens, and the tags of thinking and tool calls."""
         return frozenset(self._control.values())
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the default chat template."""
+        """Returns the source of the default chat template."""
         return self._templates["default"].source if "default" in self._templates else None
 
     @property
     def tool_template(self) -> str | None:
-        """The source of the chat template that is used with tools."""
+        """Returns the source of the chat template that is used with tools."""
         return self._templates["tool_use"].source if "tool_use" in self._templates else self.chat_template
 
     def encode(
         self, text: str, *, special: bool = False, bos: bool = False, max_tokens: int | None = None
     ) -> list[int]:
-        """Token ids of `text`.
+        """Encodes `text` to token ids.
 
         Args:
             special: control-token strings in the text become their ids; otherwise they never do, and are ordinary text.
-            bos: begin with what the tokenizer puts before a plain text (often BOS, sometimes nothing).
+            bos: begin with the tokenizer's prefix of a plain text (often BOS, sometimes nothing).
             max_tokens: refuse a text of more.
 
         Raises:
@@ -128,20 +128,20 @@ class Tokenizer:
         return prefix + self._encode_plain(text, max_tokens)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; with `skip_special`, special tokens leave no trace."""
+        """Decodes `ids`; with `skip_special`, special tokens leave no trace."""
         detokenizer = Detokenizer(self, skip_special=skip_special)
         return detokenizer.push(list(ids)) + detokenizer.flush()
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token by its exact string, such as "</think>"; None if it is not one token."""
+        """Returns the id of a token by its exact string, such as "</think>"; None if it is not one token."""
         return self._tokenizer.token_to_id(token)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes that the token stands for; empty for ids that no token has."""
+        """Returns the bytes of the token; empty for ids that no token has."""
         return self._token_bytes(id)
 
     def token_text(self, id: int) -> str:
-        """`token_bytes` as text, with U+FFFD for parts of characters."""
+        """Returns `token_bytes` as text, with U+FFFD for parts of characters."""
         return self._token_bytes(id).decode("utf-8", errors="replace")
 
     def is_special(self, id: int) -> bool:
@@ -160,11 +160,11 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **variables: object,
     ) -> list[int]:
-        """Token ids of the prompt that the model's chat template makes of `messages` (OpenAI's format).
+        """Renders `messages` (OpenAI's format) with the model's chat template, and encodes the prompt.
 
-        Only what the template writes itself can become a control token. Where a message or a tool contains such a
-        string, it is set aside while the template runs and comes back as ordinary text. `variables` reach the template,
-        for example `enable_thinking=False`. Any: messages and tools are JSON.
+        Only the template's own text can become a control token. Where a message or a tool contains such a string, it is
+        set aside while the template runs and comes back as ordinary text. `variables` reach the template, for example
+        `enable_thinking=False`. Any: messages and tools are JSON.
 
         Raises:
             ChatTemplateError: the model has no template, or the template refuses the messages.
@@ -214,7 +214,7 @@ class Tokenizer:
         return self._templates["default"]
 
     def _set_aside(self, value: Any, role: object, hidden: _Hidden) -> Any:
-        """A copy of JSON `value` with control-token strings replaced by placeholders, which `hidden` collects.
+        """Copies JSON `value` with control-token strings replaced by placeholders, which `hidden` collects.
 
         Placeholders are plain letters and digits, so that a template may trim, split or quote around them.
         """
@@ -241,10 +241,10 @@ class Tokenizer:
         data: dict[str, Any],
         added: Mapping[int, AddedToken],
     ) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-        """A twin of the tokenizer that reads control tokens as ordinary text, and knows each by a secret alias instead.
+        """Copies the tokenizer so that it reads control tokens as ordinary text, and each by a secret alias instead.
 
         The aliases behave like the tokens they stand for (stripping, splitting), so a text with aliases is tokenised
-        exactly as the text with the tokens would be. Returns the twin and its alias ids -> real ids.
+        exactly as the text with the tokens would be. Returns the copy and its alias ids -> real ids.
         """
         control = set(self._control.values())
         for token in data.get("added_tokens", []):
@@ -282,7 +282,8 @@ class Tokenizer:
     def _ids(
         self, tokenizer: tokenizers.Tokenizer, text: str, max_tokens: int | None, longest_alias: int = 0
     ) -> list[int]:
-        """
+        """Encodes `text`.
+
         Raises:
             ContextLengthExceeded: `text` has more than `max_tokens`, by its tokens or already by its bytes.
         """
@@ -351,7 +352,8 @@ class _Hidden(dict[str, str]):
         self._count = 0
 
     def add(self, placeholder: str, original: str) -> None:
-        """
+        """Adds a placeholder.
+
         Raises:
             ContextLengthExceeded: there are more than a context has tokens.
         """
@@ -374,8 +376,8 @@ _WHOLE = frozenset({"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"})
 
 
 def _max_token_bytes(data: Json) -> int | None:
-    """The most bytes of a text that one token stands for; None where the tokenizer may leave out or join without end
-    (white space, unknown characters), so that no number of bytes tells how many tokens there are at least."""
+    """Returns the most bytes of a text that one token may have; None where the tokenizer may leave out or join without
+    end (white space, unknown characters), so that no number of bytes bounds the number of tokens from below."""
     shrink = 1
     for step in _steps(data.get("normalizer"), "normalizers"):
         pattern = step.get("pattern", {}).get("String")
@@ -401,14 +403,14 @@ def _max_token_bytes(data: Json) -> int | None:
 
 
 def _steps(part: Json | None, inner: str) -> list[Json]:
-    """The parts of a normalizer or pre-tokenizer, as tokenizer.json has them."""
+    """Lists the parts of a normalizer or pre-tokenizer, as tokenizer.json has them."""
     if part is None:
         return []
     return [step for each in part[inner] for step in _steps(each, inner)] if part["type"] == "Sequence" else [part]
 
 
 def _named_tokens(config: Json) -> dict[str, str]:
-    """`bos_token`, `eos_token` and the like, whether written as a string or as an object."""
+    """Returns `bos_token`, `eos_token` and the like, written as a string or as an object."""
     named = {}
     for name, token in config.items():
         content = token.get("content") if isinstance(token, dict) else token
@@ -453,7 +455,7 @@ class _ByteReader:
         )
 
     def read(self, token: str) -> bytes:
-        """The bytes of one vocabulary entry."""
+        """Returns the bytes of one vocabulary entry."""
         if self._byte_level is not None:
             if all(character in self._byte_level for character in token):
                 return bytes(self._byte_level[character] for character in token)
@@ -466,7 +468,7 @@ class _ByteReader:
 
 
 def _byte_level_table() -> dict[str, int]:
-    """Character -> byte: printable Latin-1 stands for itself, the others follow from U+0100 on."""
+    """Maps characters to bytes: printable Latin-1 stands for itself, the others follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Constraints on the logits: what a span may write (spec.py), and the matchers that hold a model to it (matcher.py).
+"""Structured output: constraints on the logits (spec.py), and the matchers that enforce them (matcher.py).
 
 Importing this, or anything of the engine's, does not load the backend's library: that comes with the first constraint.
 """

@@ -1,7 +1,7 @@
 """Token bitmasks of one step, filled on threads while the model runs and then applied to its logits.
 
 Every constrained sequence has a row of bits; one whose mode allows everything takes no part. The bits are packed 32 to
-a word because the copy to the device is what costs there.
+a word because the copy to the device dominates the cost there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.structured_output.mode_machine import ModeMachine
 
 
 class Masks:
-    """Rows for the sequences of one step at a time: `apply` ends what `start` began. Grows with the largest step."""
+    """Rows for the sequences of one step at a time: `apply` ends the work of `start`. Grows with the largest step."""
 
     def __init__(self, vocab_size: int, device: torch.device, threads: int = 2) -> None:
         self._vocab_size = vocab_size
@@ -36,7 +36,7 @@ class Masks:
         self._count = 0
 
     def start(self, modes: Sequence[ModeMachine]) -> None:
-        """Begin to fill row i from `modes[i]`, which must not move before `apply`."""
+        """Starts filling row i from `modes[i]`, which must not move before `apply`."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="mask")
         self.wait()  # a step that failed may have left its threads writing
@@ -52,24 +52,24 @@ class Masks:
         ]
 
     def apply(self, logits: Tensor, rows: Sequence[int]) -> dict[int, ConstraintFailed]:
-        """Set the logits of forbidden tokens to -inf, in place.
+        """Sets the logits of forbidden tokens to -inf, in place.
 
-        `logits` is (n, vocabulary); `rows[i]` is the row of `modes[i]` of `start`. Returns what went wrong, by row:
-        such a row is left as it was, and what is drawn from it means nothing.
+        `logits` is (n, vocabulary); `rows[i]` is the row of `modes[i]` of `start`. Returns the errors by row: such a
+        row is left as it was, and its sample is invalid.
         """
         outcomes = self.wait()
         failed = {rows[i]: outcome for i, outcome in enumerate(outcomes) if isinstance(outcome, ConstraintFailed)}
         filled = [i for i, outcome in enumerate(outcomes) if outcome is True]
         if not filled:
             return failed
-        if len(filled) < self._count:  # they close up where they are: other memory is not page-locked
+        if len(filled) < self._count:  # rows are compacted in place: other memory is not page-locked
             self._bits[: len(filled)] = self._bits[filled]
         bits = self._bits[: len(filled)].to(self._device, non_blocking=True)
         apply_token_bitmask(logits, bits, to_device(torch.tensor([rows[i] for i in filled]), self._device))
         return failed
 
     def wait(self) -> list[Filled]:
-        """Until all rows are filled. For each, whether its mode forbids anything; none the second time."""
+        """Waits until all rows are filled. Returns for each whether its mode forbids anything; none the second time."""
         filling, self._filling = self._filling, []
         return [outcome for share in filling for outcome in share.result()]
 
@@ -78,7 +78,7 @@ Filled = bool | ConstraintFailed
 
 
 def _fill(rows: np.ndarray, modes: Sequence[ModeMachine]) -> list[Filled]:
-    """One that fails takes none of its neighbours with it."""
+    """Fills one row; a failure affects no other."""
     filled: list[Filled] = []
     for row, each in zip(rows, modes, strict=True):
         try:
@@ -97,14 +97,14 @@ class Constraints:
 
 
 class Masking:
-    """The constrained spans of one step at a time. `masks` may be None where no span has a constraint."""
+    """Masks the constrained spans of one step at a time. `masks` may be None where no span has a constraint."""
 
     def __init__(self, masks: Masks | None) -> None:
         self._masks = masks
         self._modes: dict[int, ModeMachine] = {}  # by request
 
     def start(self, rows: Sequence[Row]) -> None:
-        """Begin to fill the masks of the rows that draw in this step."""
+        """Starts filling the masks of the rows that sample in this step."""
         self._modes = {}
         for row in rows:
             job = row.seq.job

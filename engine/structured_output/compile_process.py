@@ -1,9 +1,9 @@
-"""Tries constraints, each in a fork of its own: what a `Probe` runs beside the engine's process.
+"""Tries constraints, each in a fork of its own: the program of a `Probe`'s process beside the engine.
 
 Run as a script, never imported there. Every message on stdin hands over a connection: the first one carries the
 vocabulary and the limits, each other one a constraint. A constraint is answered by its fork, with its Lark source or
-the reasons against it; where the fork dies, by the process that watches it, with the number of the signal. So what a
-constraint does to its fork costs the next one nothing.
+the reasons against it; where the fork dies, by the process that watches it, with the number of the signal. So a
+constraint that ends its fork does not affect the next one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from types import ModuleType
 from typing import Any
 
 CROWDED = 1.5  # processes for each core, of late
-STACK_BYTES = 4 << 20  # half of what a thread of the engine has: what fits here fits there
+STACK_BYTES = 4 << 20  # half of an engine thread's: a constraint that fits here fits there
 WALKS, STEPS = 3, 12  # of random tokens
 STRING = ("pattern", "minLength", "maxLength")
 
 
 def load() -> Any:
-    """llguidance and what of the engine writes for it, without the engine itself, which would load torch. Any: a
+    """Imports llguidance and the engine's Lark writer, without the engine itself, which would load torch. Any: a
     module."""
     package = ModuleType("engine")
     root = Path(__file__).parents[1]
@@ -54,7 +54,7 @@ def serve() -> None:
 
     with first, first.makefile("rwb") as stream:
         (tokens, eos), deadline_s, memory_bytes, load_s, mask_s = pickle.load(stream)
-        # How the tokenizer would write a text plays no part in compiling.
+        # Compiling needs no encoder of text.
         backend = llguidance_backend.Guidance(Vocabulary(tokens, eos, lambda text: []))
         pickle.dump("ready", stream)
     limit(resource.RLIMIT_AS, memory_bytes)
@@ -72,8 +72,8 @@ def serve() -> None:
 
 
 def step_aside() -> None:
-    """Run in what others leave. Where they leave nothing, a tenth of a processor is kept: at none, nothing would ever
-    compile on a machine that is busy with something else."""
+    """Runs at the lowest priority. On a busy machine a tenth of a processor is kept: with none, nothing would ever
+    compile."""
     if os.getloadavg()[0] > CROWDED * (os.cpu_count() or 1):
         return
     os.nice(9)
@@ -83,7 +83,7 @@ def step_aside() -> None:
 
 
 def received(control: socket.socket) -> socket.socket | None:
-    """The next connection; None when nobody will send one."""
+    """Returns the next connection; None when there will be no more."""
     message, handed, _, _ = socket.recv_fds(control, 1, 1)
     return socket.socket(fileno=handed[0]) if message else None
 
@@ -110,7 +110,7 @@ def work(job: socket.socket, backend: Any, deadline_s: float, load_s: float, mas
 
     with job.makefile("rwb") as stream:
         constraint = pickle.load(stream)
-        signal.setitimer(signal.ITIMER_REAL, deadline_s)  # nobody handles it: the kernel ends the process
+        signal.setitimer(signal.ITIMER_REAL, deadline_s)  # unhandled: the kernel ends the process
         answer: str | list[str]
         try:
             answer = lark(constraint)
@@ -124,14 +124,14 @@ def work(job: socket.socket, backend: Any, deadline_s: float, load_s: float, mas
             answer = list(refused.reasons)
         except MemoryError:
             os.abort()
-        except Exception as error:  # a failure of a library must be told like any other
+        except Exception as error:  # a library's failure must be reported like any other
             answer = [f"{type(error).__name__}: {error}"]
         signal.setitimer(signal.ITIMER_REAL, 0)
         pickle.dump(answer, stream)
 
 
 def masks(compiled: Any) -> list[float]:
-    """Seconds of processor time that masks take along walks of random tokens. Any: a `Compiled`.
+    """Returns the seconds of processor time that masks take along walks of random tokens. Any: a `Compiled`.
 
     Raises:
         ConstraintRefused: no walk gets far without meeting a limit of the library's.
@@ -158,15 +158,15 @@ def masks(compiled: Any) -> list[float]:
                     break
         except ConstraintFailed as failed:
             failures.append(str(failed))
-    # A dead end in a part of it leaves the rest of use, and is told where it is reached.
+    # A dead end in one part leaves the rest usable, and is reported where it is reached.
     if len(failures) == WALKS and not any(failure.startswith("no token fits") for failure in failures):
         raise ConstraintRefused([f"{failures[0]} (within {STEPS} random tokens)"])
     return taken
 
 
 def strings(constraint: Any, backend: Any) -> list[float]:
-    """Seconds of the masks of every string with a pattern by itself: an answer may come to it late, and what a mask
-    costs there hardly depends on what stands before. Any: a `Constraint` and a `Guidance`.
+    """Returns the seconds of the masks of every string with a pattern by itself: an answer may come to it late, and a
+    mask's cost there hardly depends on the text before. Any: a `Constraint` and a `Guidance`.
 
     Raises:
         ConstraintRefused: one of them meets a limit of the library's at once.
@@ -194,9 +194,9 @@ def strings(constraint: Any, backend: Any) -> list[float]:
     return taken
 
 
-def limit(what: int, most: int) -> None:
+def limit(what: int, max_value: int) -> None:
     with contextlib.suppress(ValueError):  # a lower limit may be set already
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(what, (max_value, max_value))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Compiles constraints beside the engine's loop: each once, within a deadline, and keeps what was made.
+"""Compiles constraints beside the engine's loop: each once, within a deadline, and caches the results.
 
-Whoever asks is called back, so nobody waits for anybody else's constraint. What was made is kept in an LRU bounded by
-bytes; a refusal is remembered too, one for lack of time only for a while. A tenant finds only what it asked for itself:
-another's constraint, found at once, would be told by the time it takes. Knows nothing of sequences or masks.
+Callers are called back, so no caller waits for another's constraint. Results are kept in an LRU bounded by bytes; a
+refusal is remembered too, one for lack of time only for a while. A tenant finds only its own constraints: a hit on
+another tenant's would show in the time it takes. Knows nothing of sequences or masks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 Outcome = Compiled | ConstraintRefused
 Done = Callable[[Outcome], None]
-Key = tuple[str, Constraint]  # the tenant, and what it asked for
+Key = tuple[str, Constraint]  # the tenant, and its constraint
 MAX_REFUSALS = 1024
 MAX_QUEUED = 256
 AT_ONCE = 2
@@ -31,7 +31,7 @@ AT_ONCE = 2
 
 @dataclass(slots=True)
 class CompilerStats:
-    """Counts since start, and what is there now."""
+    """Counts since start, and present numbers."""
 
     hits: int = 0  # answered at once, a remembered refusal included
     compiled: int = 0
@@ -45,7 +45,7 @@ class CompilerStats:
 
 @dataclass(slots=True)
 class _Made:
-    """A compiled constraint with its key: finding that again by identity compares no constraints."""
+    """A compiled constraint with its key: finding that key again by identity compares no constraints."""
 
     key: Key
     compiled: Compiled
@@ -54,7 +54,7 @@ class _Made:
 @dataclass(slots=True)
 class _Refusal:
     error: ConstraintRefused
-    until: float  # by the clock; infinity for a refusal that more time would not change
+    until: float  # by the clock; infinity for a permanent refusal
 
 
 class Compiler:
@@ -94,7 +94,7 @@ class Compiler:
 
     @property
     def stats(self) -> CompilerStats:
-        """A copy, as of now."""
+        """Returns a copy, as of now."""
         with self._lock:
             s = self._stats
             return CompilerStats(
@@ -120,8 +120,8 @@ class Compiler:
         return None
 
     def cancel(self, constraint: Constraint, done: Done, tenant: str = "") -> bool:
-        """Call `done` no more. False where it was called already, or is being called. What nobody else waits for and
-        has not begun is not compiled."""
+        """Calls `done` no more. False where it was called already, or is being called. A compilation that has not begun
+        and has no other waiter is dropped."""
         key = (tenant, constraint)
         with self._lock:
             waiting = self._waiting.get(key, [])
@@ -134,11 +134,11 @@ class Compiler:
         return True
 
     def warm(self) -> None:
-        """Build the backend in the background now, so that the first constraint does not wait for it."""
+        """Starts building the backend in the background, so that the first constraint does not wait for it."""
         sandboxed_compile.start(self._build)
 
     def close(self) -> None:
-        """Stop what the backend runs beside this process. Who waits is told; nothing is compiled after that."""
+        """Stops the processes of the backend. Waiters are called back; nothing is compiled after that."""
         with self._lock:
             self._closed = True
             waiting = [done for each in self._waiting.values() for done in each]
@@ -151,7 +151,7 @@ class Compiler:
         if backend is not None:
             backend.close()
 
-    # -- parts; those marked "locked" are called with the lock held
+    # -- parts; those with "locked" in their docstring are called with the lock held
 
     def _known(self, key: Key) -> Outcome | None:
         """Locked."""
@@ -203,7 +203,7 @@ class Compiler:
             outcome: Outcome = backend.compile(constraint)
         except ConstraintRefused as refused:
             outcome = refused
-        except Exception as error:  # a backend's own failure must reach whoever waits, not end a thread in silence
+        except Exception as error:  # a backend's own failure must reach the waiters, not end a thread in silence
             outcome = ConstraintRefused([f"{type(error).__name__}: {error}"])
         watch.cancel()
         with self._lock:
@@ -214,7 +214,7 @@ class Compiler:
         self._settle(key, outcome)
 
     def _drop_queue(self) -> list[Done]:
-        """Locked. Forget all that has not begun; who waits for it."""
+        """Locked. Forgets all compilations that have not begun; returns their waiters."""
         dropped = [done for key in self._queue for done in self._waiting.pop(key, [])]
         self._queue.clear()
         return dropped
@@ -222,7 +222,7 @@ class Compiler:
     def _build(self) -> None:
         try:
             self._ready()
-        except Exception as error:  # whoever brings a constraint is told; others can do without
+        except Exception as error:  # warming up has no waiter to tell; a constraint has
             log.warning("constraints are not available: %s", error)
 
     def _ready(self) -> Backend:
@@ -232,7 +232,7 @@ class Compiler:
             return self._backend
 
     def _settle(self, key: Key, outcome: Outcome) -> None:
-        """Keep the outcome and tell who waits. What comes after its deadline is kept all the same."""
+        """Keeps the outcome and calls the waiters. A result after its deadline is kept all the same."""
         with self._lock:
             waiting = self._waiting.pop(key, [])
             if not self._closed:
@@ -257,7 +257,7 @@ class Compiler:
         self._put(key, outcome)
 
     def _put(self, key: Key, made: Compiled) -> None:
-        """Locked. The newest stays whatever its size: somebody waits for it."""
+        """Locked. Evicts. The newest stays at any size: it has a waiter."""
         self._refusals.pop(key, None)
         if (old := self._made.pop(key, None)) is not None:
             self._bytes -= old.compiled.size
@@ -273,7 +273,8 @@ _CLOSED = ConstraintRefused(["the engine is stopping"])
 
 
 def default_compiler(tokenizer: Tokenizer, vocab_size: int, *, deadline_s: float = 2.0) -> Compiler:
-    """By llguidance, which is loaded with the first constraint. `vocab_size` is the width of the logits."""
+    """Makes a compiler with llguidance, which is loaded with the first constraint. `vocab_size` is the width of the
+    logits."""
 
     def backend() -> Backend:
         from engine.structured_output.llguidance_backend import Guidance

@@ -1,6 +1,6 @@
-"""The layout of an answer: where constrained bodies stand in it, marked by single control tokens. Plain data.
+"""The layout of an answer: the places of constrained bodies in it, marked by single control tokens. Plain data.
 
-The mode machine (modes.py) reads it; a tool parser or a response format writes it.
+The mode machine (mode_machine.py) reads it; a tool parser or a response format writes it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Layout:
     - No `begin`, `free`: an answer whose first token is one of `openers` is a body; any other is free text.
 
     A section without `end` ends the answer with its body. `several` allows more sections after the first. `breaks` are
-    tokens that may stand, at most two in a row, before the first section, around thinking and between sections, and are
-    text of nobody. `think` are the tokens that open and close thinking; `thinking` says that the span begins inside it,
-    `begun` that the answer has a section already, in an earlier span.
+    tokens that may stand, at most two in a row, before the first section, around thinking and between sections, and
+    belong to no text. `think` are the tokens that open and close thinking; `thinking` says that the span begins inside
+    it, `begun` that the answer has a section already, in an earlier span.
 
     Raises:
-        ValueError: `end`, `several` or `openers` are given where they could not matter.
+        ValueError: `end`, `several` or `openers` are given where they have no effect.
     """
 
     begin: int | None = None

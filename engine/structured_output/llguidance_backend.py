@@ -1,11 +1,12 @@
 """The llguidance backend: writes a constraint as Lark, compiles it and matches text against it.
 
-llguidance is an Earley parser over derivatives of regular expressions, for all that is context-free. It holds a JSON
-schema or names the keyword that it cannot; `schema_gate` takes care of the few that it would hold wrongly. Its matcher
+llguidance is an Earley parser over derivatives of regular expressions, for all that is context-free. It enforces a JSON
+schema or names the keyword that it cannot; `schema_gate` handles the few that it would enforce wrongly. Its matcher
 cannot take back the end of sequence, and breaks for good on ids outside the vocabulary, on dead ends and at its limits:
-that is kept from the rest of the engine. It would also forbid tokens that it then accepts, wherever the text is forced,
-so forced runs are worked out here. What a finite automaton can hold becomes one expression in the syntax of Rust's
-`regex` crate. Mistakes that can be found before a grammar is compiled are named here.
+this module hides that from the rest of the engine. It would also forbid tokens that it then accepts, wherever the text
+is forced, so forced runs (jump-forward) are worked out here. A part that a finite automaton can match becomes one
+expression in the syntax of Rust's `regex` crate. Mistakes that can be found before a grammar is compiled are named
+here.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
 
 def regular(constraint: Constraint) -> str | None:
-    """The whole constraint as one expression; None where a part of it is not plainly regular."""
+    """Returns the whole constraint as one expression; None where a part of it is not plainly regular."""
     match constraint:
         case spec.Literal(text):
             return escape(text)
@@ -59,12 +60,13 @@ def _all(parts: Iterable[Constraint]) -> list[str] | None:
 
 
 def escape(text: str) -> str:
-    """An expression that matches exactly `text`. (`re.escape` also escapes what Rust's `regex` wants left alone.)"""
+    """Returns an expression that matches exactly `text`. (`re.escape` also escapes characters that Rust's `regex` wants
+    unescaped.)"""
     return _SPECIAL.sub(lambda match: "\\" + match.group(), text)
 
 
 def patterns(constraint: Constraint) -> list[str]:
-    """Every expression that stands in the constraint, to be checked by itself before it is put among others."""
+    """Returns every expression in the constraint, to be checked by itself before it is combined with others."""
     match constraint:
         case spec.Regex(pattern):
             return [pattern]
@@ -79,10 +81,10 @@ MAX_SOURCE_LENGTH = 1_000_000  # characters of a grammar
 
 
 def lark(constraint: Constraint) -> str:
-    """The constraint in llguidance's dialect of Lark, from its rule `start`.
+    """Writes the constraint in llguidance's variant of Lark, from its rule `start`.
 
     Neighbours that are regular become one terminal: the lexer takes the longest match, so two terminals side by side
-    would not mean what their expressions mean one after the other.
+    would not match like their expressions one after the other.
 
     Raises:
         ConstraintRefused: a part cannot be written so.
@@ -123,7 +125,7 @@ def lark(constraint: Constraint) -> str:
             case spec.Optional(inner):
                 return f"({expression(inner)})?"
             case spec.Repeat(inner, separator):
-                # Once or more, by a rule that calls itself: what is repeated is written down once.
+                # Once or more, by a rule that calls itself: the repeated part is written once.
                 once = expression(inner)
                 name = named("repeat", "")
                 again = f" {terminal(regular(spec.Literal(separator)) or '')}" if separator else ""
@@ -146,7 +148,8 @@ def _flat(parts: Iterable[Constraint]) -> Iterator[Constraint]:
             yield part
 
 
-# What in a grammar's source is no reference to a token: strings, expressions and comments. A `<` elsewhere is one.
+# Parts of a grammar's source that are no reference to a token: strings, expressions and comments. A `<` elsewhere is
+# one.
 _NO_TOKENS = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/')
 
 
@@ -156,14 +159,14 @@ def _check_grammar(source: str) -> None:
 
 
 def _check_pattern(pattern: str) -> None:
-    """By itself, so that no unbalanced parenthesis of it can pair with one of its surroundings."""
+    """Checks an expression by itself, so that no unbalanced parenthesis of it can pair with one of its surroundings."""
     message = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
     if message:
         raise ConstraintRefused([f"regex: {reason(message)}"])
 
 
 def reason(message: str) -> str:
-    """llguidance's message as one line that names the keyword."""
+    """Returns llguidance's message as one line that names the keyword."""
     if match := re.search(r"Unimplemented keys: (\[.*?\])", message):
         return f"JSON Schema keyword not supported: {', '.join(json.loads(match.group(1)))}"
     if message.startswith("panic"):
@@ -174,7 +177,7 @@ def reason(message: str) -> str:
     if first.endswith("regex parse error:") and (why := re.search(r"^\s*error: (.*)$", message, re.MULTILINE)):
         first = f"{first} {why.group(1)}"
     first = first.removesuffix(" Enable 'coerce_one_of' option to approximate oneOf with anyOf")
-    # Its place in our own wrapping grammar says nothing to whoever wrote the constraint.
+    # Its position in our wrapping grammar means nothing to the constraint's author.
     return re.sub(r"^((at )?\d+\(\d+\): )*(failed to compile JSON schema: )?", "", first)
 
 
@@ -183,16 +186,16 @@ def first_line(message: str) -> str:
     return lines[0] if lines else "no reason given"
 
 
-# What one mask may cost, in expressions: about 14,000 a millisecond. A string of up to 100 words counted by a pattern
-# takes 300,000 with its first mask, and its answer would be cut off in the middle at llguidance's own 200,000.
+# Limit of one mask, in expressions: about 14,000 a millisecond. A string of up to 100 words counted by a pattern takes
+# 300,000 with its first mask, and its answer would be cut off in the middle at llguidance's own 200,000.
 _LIMITS = LLParserLimits(step_lexer_fuel=500_000, verbose_errors=False)
 
 
 class Guidance:
-    """The backend. Building one reads the whole vocabulary: about a second for 150,000 tokens.
+    """The llguidance backend. Building one reads the whole vocabulary: about a second for 150,000 tokens.
 
-    What is not plainly harmless is compiled by `probe` first, in a process that starts when the first such constraint
-    comes: what takes too long there, or too much memory, or ends that process, is refused.
+    A constraint that is not plainly harmless is compiled by `probe` first, in a process that starts when the first such
+    constraint comes: one that takes too long there, or too much memory, or ends that process, is refused.
 
     Raises:
         ConstraintRefused: the model has no end-of-sequence token.
@@ -222,12 +225,12 @@ class Guidance:
         return sandboxed_compile.aside(lambda: self.load(source, forces=forces_soon(constraint)))
 
     def load(self, source: str, *, forces: bool = False) -> GuidanceCompiled:
-        """Compile what `lark` wrote, in this process: nothing can stop it, and some grammars overflow the stack.
+        """Compiles the output of `lark` in this process: nothing can stop it, and some grammars overflow the stack.
 
-        With `forces` its matchers tell what is forced: only for texts that cannot go on for ever.
+        With `forces` its matchers return forced tokens (jump-forward): only for texts that cannot go on for ever.
 
         Raises:
-            ConstraintRefused: it cannot be held.
+            ConstraintRefused: it cannot be enforced.
         """
         first = LLMatcher(self.tokenizer, LLMatcher.grammar_from_lark(source), log_level=0, limits=_LIMITS)
         if first.is_error():
@@ -255,7 +258,7 @@ class GuidanceCompiled:
 
     @property
     def size(self) -> int:
-        """A guess: the library does not say. Lexers grow with use, grammars with their source."""
+        """Estimates the bytes: the library does not report them. Lexers grow with use, grammars with their source."""
         return 200_000 + 50 * self.source_length
 
     def matcher(self) -> GuidanceMatcher:
@@ -323,7 +326,7 @@ class GuidanceMatcher:
 
 
 class _Words:
-    """The vocabulary in the shape that llguidance reads."""
+    """Builds the vocabulary in the shape that llguidance reads."""
 
     bos_token_id = None
 

@@ -1,7 +1,7 @@
-"""The interface of a constraint: a matcher that says which tokens may come next, and a compiler of matchers.
+"""The interface of a constraint: a matcher that returns the tokens that may come next, and a compiler of matchers.
 
-A matcher starts before the first token. What it has accepted can be taken back token by token, the end included, so
-drafts, forks and preemption need nothing special. Knows nothing of any one backend.
+A matcher starts before the first token. Accepted tokens can be taken back one by one, the end included, so drafts,
+forks and preemption need nothing special. Knows nothing of any one backend.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Row = NDArray[np.int32]  # (words,): bit t % 32 of word t // 32 says whether tok
 
 
 def words(vocab_size: int) -> int:
-    """32-bit words that a row of bits for the vocabulary takes."""
+    """Returns the 32-bit words that a row of bits for the vocabulary takes."""
     return -(-vocab_size // 32)
 
 
 class ConstraintRefused(EngineError, ValueError):
-    """No backend can hold the constraint exactly, or in time. `reasons` says why, each naming what it stumbled on."""
+    """No backend can enforce the constraint exactly, or in time. `reasons` say why, each naming the offending part."""
 
     code = "constraint_refused"
 
@@ -34,7 +34,7 @@ class ConstraintRefused(EngineError, ValueError):
 
 
 class CompileTimeout(ConstraintRefused):
-    """Compiling it took too long; asking again later may be worth it."""
+    """Compiling it took too long; a later retry may succeed."""
 
     code = "constraint_timeout"
 
@@ -52,7 +52,8 @@ class Matcher(Protocol):
     """The state of one constrained text."""
 
     def fill(self, row: Row) -> None:
-        """Write the tokens that may come next; the end-of-sequence tokens where the text may end. Nothing after that.
+        """Writes the bits of the tokens that may come next; of the end-of-sequence tokens where the text may end. None
+        after that.
 
         Raises:
             ConstraintFailed: no token fits and the text is not complete, or the backend met a limit of its own.
@@ -60,15 +61,16 @@ class Matcher(Protocol):
         ...
 
     def accept(self, token: int) -> bool:
-        """Take a token, an end-of-sequence token included; False, and no change, where it may not come."""
+        """Takes a token, an end-of-sequence token included; False, and no change, where it may not come."""
         ...
 
     def rollback(self, n: int) -> None:
-        """Take back the last `n` accepted tokens."""
+        """Takes back the last `n` accepted tokens."""
         ...
 
     def forced(self) -> list[int]:
-        """The tokens that must come next because only one text can; often empty, never past a choice or the end."""
+        """Returns the jump-forward tokens: those that must come next because only one text can; often empty, never past
+        a choice or the end."""
         ...
 
     def can_end(self) -> bool:
@@ -80,7 +82,7 @@ class Matcher(Protocol):
         ...
 
     def fork(self) -> Self:
-        """An independent matcher in the same state."""
+        """Returns an independent matcher in the same state."""
         ...
 
 
@@ -89,11 +91,11 @@ class Compiled(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes that keeping it costs, about."""
+        """Returns about how many bytes keeping it costs."""
         ...
 
     def matcher(self) -> Matcher:
-        """A new matcher, before the first token."""
+        """Returns a new matcher, before the first token."""
         ...
 
 
@@ -101,7 +103,7 @@ class Backend(Protocol):
     """Compiles while a request waits."""
 
     def prepare(self, constraint: Constraint) -> None:
-        """Start what compiling it will need and does not count against it; often nothing.
+        """Starts the preparations of a compile that do not count against its time; often none.
 
         Raises:
             ConstraintRefused: it could not start.
@@ -109,9 +111,9 @@ class Backend(Protocol):
         ...
 
     def compile(self, constraint: Constraint) -> Compiled:
-        """Raises `ConstraintRefused`. May take seconds, and lets other threads run meanwhile."""
+        """Compiles. Raises `ConstraintRefused`. May take seconds, and lets other threads run meanwhile."""
         ...
 
     def close(self) -> None:
-        """Stop what it runs beside this process. Nothing is compiled after that."""
+        """Stops its processes. Nothing is compiled after that."""
         ...

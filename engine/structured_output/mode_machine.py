@@ -1,9 +1,9 @@
 """The mode machine: the mode that a span is in, token by token: thinking, free text, inside a constrained body, or
 between two of them.
 
-Control tokens switch modes, and a backend sees nothing but the body. So a trigger works with every backend, nothing but
-a body's own text can stand in a body, and the end of a thought inside a draft is a token like any other. All of it
-rolls back and forks. Knows nothing of backends, logits or text.
+Control tokens switch modes, and a backend sees only the body. So a trigger works with every backend, only a body's own
+text can stand in a body, and the end of a thought inside a draft is a token like any other. All of it rolls back and
+forks. Knows nothing of backends, logits or text.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from engine.structured_output.matcher import Compiled, Matcher, Row
 
 
 class Mode(Enum):
-    START = auto()  # nothing of the answer is there yet
+    START = auto()  # before the answer
     THINK = auto()
-    FREE = auto()  # text that nothing constrains
+    FREE = auto()  # unconstrained text
     BODY = auto()
     BETWEEN = auto()  # after a section: the next one, or the end
     ENDED = auto()
@@ -37,13 +37,13 @@ class _Place:
     kind: Kind | None = None
     section: int = 0  # markers passed so far
     breaks: int = 0  # breaks in a row
-    back: Mode = Mode.START  # where thinking leads back to
+    back: Mode = Mode.START  # mode after thinking
     matcher: Matcher | None = None
     fed: bool = False  # the matcher took the token that led here
 
 
 class ModeMachine:
-    """The state of one span's layout: like a `Matcher`, but where nothing is forbidden `fill` says so."""
+    """The state of one span's layout: like a `Matcher`, but `fill` returns False where nothing is forbidden."""
 
     def __init__(
         self, layout: Layout, body: Compiled, eos: frozenset[int], stops: frozenset[int] = frozenset()
@@ -79,12 +79,13 @@ class ModeMachine:
 
     @property
     def open(self) -> bool:
-        """Returns whether any token may come next. As a rule it is so after that one, too: few tokens switch modes."""
+        """Returns whether any token may come next. Usually so after that one, too: few tokens switch modes."""
         layout, mode = self._layout, self.mode
         return layout.free and (mode in (Mode.FREE, Mode.THINK) or (mode is Mode.START and not layout.openers))
 
     def fill(self, row: Row) -> bool:
-        """Write the tokens that may come next, or return False where any may: the row is left as it was then."""
+        """Writes the bits of the tokens that may come next, or returns False where any may: the row is left as it
+        was."""
         if self.open:
             return False
         layout, place = self._layout, self._places[-1]
@@ -133,7 +134,7 @@ class ModeMachine:
             _set(row, self._layout.breaks)
 
     def accept(self, token: int) -> bool:
-        """Take a token; False, and no change, where it may not come."""
+        """Takes a token; False, and no change, where it may not come."""
         following = self._after(self._places[-1], token)
         if following is None:
             return False
@@ -205,7 +206,7 @@ class ModeMachine:
         return _marker(place, Mode.BETWEEN) if token == layout.end and matcher.can_end() else None
 
     def rollback(self, n: int) -> None:
-        """Take back the last `n` accepted tokens."""
+        """Takes back the last `n` accepted tokens."""
         if not 0 <= n < len(self._places):
             raise ValueError(f"cannot roll back {n} of {len(self._places) - 1} tokens")
         for _ in range(n):
@@ -214,7 +215,7 @@ class ModeMachine:
                 place.matcher.rollback(1)
 
     def forced(self) -> list[int]:
-        """Tokens that must come next, as far as no choice and no end comes before them."""
+        """Returns the jump-forward tokens: those that must come next, up to a choice or an end."""
         layout, place = self._layout, self._places[-1]
         match place.mode:
             case Mode.BODY:
@@ -251,18 +252,18 @@ class ModeMachine:
         return place.mode is Mode.ENDED
 
     def fork(self) -> Self:
-        """An independent copy in the same state."""
-        twins: dict[int, Matcher] = {}
+        """Returns an independent copy in the same state."""
+        forks: dict[int, Matcher] = {}
 
-        def twin(place: _Place) -> _Place:
+        def forked(place: _Place) -> _Place:
             if place.matcher is None:
                 return place
-            if id(place.matcher) not in twins:
-                twins[id(place.matcher)] = place.matcher.fork()
-            return replace(place, matcher=twins[id(place.matcher)])
+            if id(place.matcher) not in forks:
+                forks[id(place.matcher)] = place.matcher.fork()
+            return replace(place, matcher=forks[id(place.matcher)])
 
         copy = type(self)(self._layout, self._body, self._eos, self._ends)
-        copy._places = list(map(twin, self._places))
+        copy._places = list(map(forked, self._places))
         return copy
 
     def _before_body(self) -> Matcher:
@@ -276,7 +277,7 @@ def _marker(place: _Place, mode: Mode) -> _Place:
 
 
 def _fed(place: _Place, matcher: Matcher, *, ended: bool) -> _Place:
-    """After a token that the body's matcher took."""
+    """Returns the place after a token that the body's matcher took."""
     if ended:
         return _Place(Mode.ENDED, None, place.section, matcher=matcher, fed=True)
     return _Place(Mode.BODY, "body", place.section, matcher=matcher, fed=True)

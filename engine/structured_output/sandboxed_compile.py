@@ -53,7 +53,7 @@ class SandboxedCompile:
         self.started = 0  # processes, since this was made
 
     def start(self) -> None:
-        """Have the process ready: a second or two for 150,000 tokens, which is held against no constraint.
+        """Have the process ready: a second or two for 150,000 tokens, which counts against no constraint.
 
         Raises:
             ConstraintRefused: it could not start, or the engine is stopping.
@@ -62,10 +62,10 @@ class SandboxedCompile:
             self._running()
 
     def lark(self, constraint: Constraint) -> str:
-        """The constraint in llguidance's Lark, which compiles in bounded time and memory.
+        """Returns the constraint in llguidance's Lark, which compiles in bounded time and memory.
 
         Raises:
-            ConstraintRefused: it cannot be held, or the process ended because of it.
+            ConstraintRefused: it cannot be enforced, or the process ended because of it.
         """
         with self._lock:
             job = self._sent(self._running())
@@ -82,7 +82,7 @@ class SandboxedCompile:
         raise ConstraintRefused(answer)
 
     def close(self) -> None:
-        """End the process and all that is being tried. Nothing is tried after that."""
+        """Ends the process and all its trials. Nothing is tried after that."""
         self._closed = True
         with self._lock:
             self._kill()
@@ -108,7 +108,7 @@ class SandboxedCompile:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 process_group=0,  # its forks are ended together with it; a session of its own would have its own
-                # share of the processors whatever its niceness (Linux's autogroups)
+                # share of the processors at any niceness (Linux's autogroups)
             )
         self.started += 1
         known = (self._vocabulary.tokens, self._vocabulary.eos)
@@ -121,9 +121,9 @@ class SandboxedCompile:
             raise CompileTimeout("the process that tries constraints could not start; try again later") from None
 
     def _sent(self, control: socket.socket) -> socket.socket:
-        """A connection of which the process has the other end."""
+        """Returns a connection to the process, which has the other end."""
         ours, theirs = socket.socketpair()
-        with theirs, contextlib.suppress(OSError):  # a process that is gone shows when nothing comes back
+        with theirs, contextlib.suppress(OSError):  # a process that is gone shows by the missing reply
             socket.send_fds(control, [b"j"], [theirs.fileno()])
         return ours
 
@@ -153,7 +153,7 @@ _STOPPED = ["the engine is stopping"]
 
 
 def _exchanged(job: socket.socket, message: object) -> Any:
-    """Any: what the process answers. An answer that is cut off raises `EOFError` or `UnpicklingError`."""
+    """Any: the process's answer. One that is cut off raises `EOFError` or `UnpicklingError`."""
     with job, job.makefile("rwb") as stream:
         pickle.dump(message, stream)
         stream.flush()
@@ -162,13 +162,13 @@ def _exchanged(job: socket.socket, message: object) -> Any:
 
 T = TypeVar("T")
 
-STACK_BYTES = 8 << 20  # twice what a constraint may take where it is tried (probe_process)
+STACK_BYTES = 8 << 20  # twice the limit of a constraint in its trial (compile_process)
 _ASIDE = 10  # of niceness: about a tenth of a busy processor
 _starting = threading.Lock()  # the size of a stack is set for all threads that start meanwhile
 
 
 def start(run: Callable[..., None], *arguments: object) -> None:
-    """Run it in a thread that does not keep the process alive."""
+    """Runs it in a thread that does not keep the process alive."""
     thread = threading.Thread(target=run, args=arguments, name="constraint", daemon=True)
     with _starting:
         before = threading.stack_size(STACK_BYTES)

@@ -1,9 +1,9 @@
-r"""Admits JSON schemas that llguidance holds exactly, and refuses others by name. Knows nothing of tokens.
+r"""Admits JSON schemas that llguidance enforces exactly, and refuses others by name. Knows nothing of tokens.
 
-What is admitted never allows more texts than the schema means. llguidance compares keys as they are written, so a key
-spelt with an escape (`"\u0061"` for `"a"`) passes for an additional one, and a key that comes twice counts twice; a
-class that holds all control characters (`[^"]`) lets an escaped quote or backslash into a string; and expressions are
-Rust's, not JavaScript's. Such schemas are narrowed, which leaves out rare ways to write a value, or refused by keyword.
+An admitted schema never allows more texts than it means. llguidance compares keys as they are written, so a key spelt
+with an escape (`"\u0061"` for `"a"`) passes for an additional one, and a key that comes twice counts twice; a class
+that holds all control characters (`[^"]`) lets an escaped quote or backslash into a string; and expressions are Rust's,
+not JavaScript's. Such schemas are narrowed, which leaves out rare ways to write a value, or refused by keyword.
 
 Nothing can stop a long compile. So alternatives that would be multiplied out (`allOf`, keywords side by side) and
 remainders of a `multipleOf` are counted first, and only a constraint that is plainly harmless is compiled without a
@@ -40,14 +40,14 @@ def check(schema: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]) -> None
 
 
 def remainders(step: object) -> int:
-    """Of what is not a number llguidance says what is wrong."""
+    """Returns a value where it is a number; of others llguidance reports the error."""
     if isinstance(step, bool) or not isinstance(step, (int, float)) or step <= 0:
         return 1
     return int("".join(map(str, Decimal(str(step)).normalize().as_tuple().digits)))
 
 
 class _Alternatives:
-    """Counts what an intersection of schemas is multiplied out to."""
+    """Counts the branches that an intersection of schemas is multiplied out to."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -86,7 +86,7 @@ class _Alternatives:
                     self._flatten([self._root if anchor else followed(self._root, reference)], flat)
 
     def _members(self, schemas: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[Any]]:
-        """The schemas that one place within is held to: a property, an item."""
+        """Returns the schemas that apply to one place within: a property, an item."""
         members: dict[tuple[str, str], list[Any]] = {}
         for schema in schemas:
             for keyword in ("properties", "patternProperties"):
@@ -105,10 +105,10 @@ _ESCAPES_WITHOUT_U = 'nrbtf\\"'
 
 
 def for_guidance(source: str, *, compact: bool) -> str:
-    """A schema in JSON text as llguidance's `%json` takes it.
+    """Rewrites a schema in JSON text for llguidance's `%json`.
 
     Raises:
-        ConstraintRefused: it is no schema, or uses a keyword in a way that would not be held exactly.
+        ConstraintRefused: it is no schema, or uses a keyword in a way that would not be enforced exactly.
     """
     try:
         schema = json.loads(source)
@@ -139,7 +139,7 @@ def for_guidance(source: str, *, compact: bool) -> str:
 
 
 def _with_patterns(schema: Any) -> Any:
-    """The schema with its expressions as `exact_pattern` has them. Any: a schema is JSON."""
+    """Returns the schema with its expressions as `exact_pattern` has them. Any: a schema is JSON."""
     if isinstance(schema, list):
         return [_with_patterns(part) for part in schema]
     if not isinstance(schema, dict):
@@ -149,7 +149,7 @@ def _with_patterns(schema: Any) -> Any:
         if keyword == "pattern" and isinstance(value, str):
             made[keyword] = exact_pattern(value)
         elif keyword == "patternProperties" and isinstance(value, dict):
-            # Whatever such a key does not match is an additional one, so its dot must keep its whole meaning.
+            # Keys that such a key does not match are additional ones, so its dot must keep its whole meaning.
             made[keyword] = {exact_pattern(key, dot="."): _with_patterns(part) for key, part in value.items()}
         elif keyword in NAMED and isinstance(value, dict):
             made[keyword] = {name: _with_patterns(part) for name, part in value.items()}
@@ -175,7 +175,7 @@ def _check_count(schema: Mapping[str, Any]) -> None:
 
 
 def _check_bounds(parts: list[Mapping[str, Any]]) -> None:
-    """A whole number as an exclusive bound is let through where the other bound is less than 1 away."""
+    """Admits a whole number as an exclusive bound where the other bound is less than 1 away."""
     together = any("allOf" in part for part in parts)  # bounds of different schemas may meet
     for part in parts:
         together = together or (_bounded(part) and any(name in part for name in ("$ref", "anyOf", "oneOf")))
@@ -195,19 +195,19 @@ def _bounded(part: Mapping[str, Any]) -> bool:
 
 
 def _numbers(parts: list[Mapping[str, Any]], name: str) -> list[float]:
-    """The finite numbers under a keyword. (Whatever else stands there, llguidance says what is wrong.)"""
+    """Returns the finite numbers under a keyword. (Of any other value llguidance reports the error.)"""
     values = [part.get(name) for part in parts]
     return [value for value in values if isinstance(value, (int, float)) and abs(value) < 1e300]
 
 
-_DOT = r"[^\n\r\u2028\u2029]"  # what JavaScript's means; Rust's stops at \n alone
+_DOT = r"[^\n\r\u2028\u2029]"  # JavaScript's meaning; Rust's stops at \n alone
 _PIECE = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\[xuU](?:\{[^}]*\}|[0-9a-fA-F]*)|\\.|\[|\.|[^\\\[.]+", re.DOTALL)
 _CLASS = re.compile(r"\[(?!\^?\])\^?(?:[^\\\[\]]|\\.)+\]", re.DOTALL)
 _NUL = re.compile(r"\\[xuU]\{?0+\}?|.*\x00.*", re.DOTALL)
 
 
 def exact_pattern(pattern: str, dot: str = _DOT) -> str:
-    r"""A schema's expression as llguidance may have it.
+    r"""Rewrites a schema's expression for llguidance.
 
     NUL is taken out of every class: a class that then lacks one control character is read right. Brackets inside a
     class and set operations mean something else in Rust.
@@ -219,7 +219,7 @@ def exact_pattern(pattern: str, dot: str = _DOT) -> str:
     at = 0
     while at < len(pattern):
         piece = _PIECE.match(pattern, at)
-        if piece is None:  # a lone backslash at the end: llguidance says what is wrong
+        if piece is None:  # a lone backslash at the end: llguidance reports the error
             return pattern
         text = piece.group()
         if text == "[":
@@ -264,7 +264,7 @@ _WIDE_CLASS = re.compile(r"\\[pPwWDS]|\[\^|\.|[^\x00-\x7f]")
 
 
 def plainly_harmless(constraint: Constraint) -> bool:
-    """Returns whether it may be compiled without trying it elsewhere first."""
+    """Returns whether it may be compiled without a trial."""
     todo: list[Constraint] = [constraint]
     characters = repeats = 0
     while todo:
@@ -312,7 +312,7 @@ def _expressions(source: str) -> int | None:
         part, depth = todo.pop()
         if isinstance(part, list):
             todo.extend((each, depth + 1) for each in part)
-        elif isinstance(part, dict):  # what stands in an enum is looked at too: it can only make it less plain
+        elif isinstance(part, dict):  # values of an enum are checked too: they can only make it less plain
             if depth > MAX_DEPTH or len(part) > MAX_PROPERTIES or not _few(part):
                 return None
             lists = [some for name in _BRANCHING if isinstance(some := part.get(name), list)]
@@ -331,8 +331,8 @@ def _expressions(source: str) -> int | None:
 
 def _few(schema: dict[str, Any]) -> bool:
     """No large counts, no long lists of alternatives or items, no large step."""
-    most = MAX_COUNT_MATCHED if "pattern" in schema else MAX_COUNT
-    if any(isinstance(count := schema.get(name), (int, float)) and count > most for name in _COUNTS):
+    max_count = MAX_COUNT_MATCHED if "pattern" in schema else MAX_COUNT
+    if any(isinstance(count := schema.get(name), (int, float)) and count > max_count for name in _COUNTS):
         return False
     lists = [(len(some), MAX_BRANCHES) for name in _BRANCHING if isinstance(some := schema.get(name), list)]
     for name, limit in (("prefixItems", MAX_ITEMS), ("patternProperties", MAX_ITEMS)):
@@ -370,8 +370,8 @@ _OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
 
 
 def forces_soon(constraint: Constraint) -> bool:
-    """Returns whether what is forced at any place is soon over: the constraint is plain, and nothing in it leads
-    back."""
+    """Returns whether forced text (jump-forward) at any place is finite: the constraint is plain, and nothing in it
+    leads back."""
     if not plainly_harmless(constraint):
         return False
     todo: list[Constraint] = [constraint]

@@ -1,4 +1,4 @@
-"""Rewrites JSON schemas to an equal form, or to the nearest superset, that llguidance can hold.
+"""Rewrites JSON schemas to an equal form, or to the nearest superset, that llguidance can enforce.
 
 `exact` keeps a schema's language: `oneOf` of branches that exclude one another is `anyOf`, `uniqueItems` over a few
 values is a list of their arrangements, `dependencies` are alternatives of a key's absence, so is `not` of `required`,
@@ -17,7 +17,7 @@ from engine.structured_output.matcher import ConstraintRefused
 
 
 def followed(root: Any, reference: str) -> Any:
-    """Resolves `#` or `#/…` in `root`; None for what is not there, an anchor, or another document.
+    """Resolves `#` or `#/…` in `root`; None for a missing target, an anchor, or another document.
 
     Any: a schema is JSON.
     """
@@ -40,8 +40,8 @@ FORMATS = frozenset(
 )
 MAX_ARRANGEMENTS = 400  # of the values of an array without repetition: a row of llguidance's parser holds some 600
 MAX_BRANCHES = 64  # of a oneOf that is looked at, pair by pair
-MAX_DEPTH = 8  # of what two branches are told apart by
-MAX_PAIRS = 5_000  # of schemas that are compared in one: beyond, branches count as overlapping
+MAX_DEPTH = 8  # of values that tell two branches apart
+MAX_PAIRS = 5_000  # of schemas compared in one: beyond it, branches count as overlapping
 
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # name -> schema
 VALUES = frozenset({"const", "enum", "default", "examples"})  # JSON that is no schema
@@ -71,7 +71,7 @@ Json = Any  # a schema, or a value
 
 
 def exact(schema: Mapping[str, Json]) -> dict[str, Json]:
-    """The schema with the same language in keywords that llguidance holds, as far as there are such.
+    """Rewrites the schema to the same language in keywords that llguidance enforces, as far as there are such.
 
     Raises:
         ConstraintRefused: `uniqueItems` over more than a few values.
@@ -81,7 +81,7 @@ def exact(schema: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def supersets(schema: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
-    """Schemas that are valid wherever this one is, the nearest first, the last of them next to anything."""
+    """Returns schemas that are valid wherever this one is, the nearest first, the last of them next to anything."""
     writing = _Writing(schema, exact=False)
     yield writing.of(schema)
     yield writing.of(_without(schema, _COSTLY))
@@ -89,12 +89,12 @@ def supersets(schema: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
 
 
 def unknown_formats(schema: Json) -> list[str]:
-    """The formats in a schema that are annotations to us, in the order of their names."""
+    """Returns the formats in a schema that are treated as annotations, in the order of their names."""
     return sorted({part["format"] for part in schemas(schema) if _unknown(part.get("format"))})
 
 
 def schemas(schema: Json) -> Iterator[Mapping[str, Json]]:
-    """Every schema within a schema, also where only a reference finds it."""
+    """Yields every schema within a schema, also where only a reference finds it."""
     if isinstance(schema, list):
         for part in schema:
             yield from schemas(part)
@@ -128,7 +128,7 @@ def _without(schema: Json, dropped: frozenset[str]) -> Json:
 
 
 class _Writing:
-    """One schema, written anew."""
+    """Rewrites one schema."""
 
     def __init__(self, root: Json, *, exact: bool) -> None:
         self._exact = exact
@@ -148,7 +148,7 @@ class _Writing:
                 made[keyword] = int(value)
             elif keyword != "format" or not _unknown(value):
                 made[keyword] = value if keyword in VALUES else self.of(value)
-        if "$ref" in made:  # llguidance takes a reference that leads back to itself only by itself
+        if "$ref" in made:  # llguidance takes a recursive reference only by itself
             made = {keyword: value for keyword, value in made.items() if keyword not in _ANNOTATIONS - {"$id"}}
         if "propertyNames" in made:
             made = self._closed(made)
@@ -164,7 +164,7 @@ class _Writing:
         return made
 
     def _dependencies(self, made: dict[str, Json]) -> Iterator[list[Json]]:
-        """For every key that needs something: it is absent, or what it needs is there."""
+        """For every key that depends on others: it is absent, or they are there."""
         for keyword in _DEPENDENCIES:
             if not isinstance(made.get(keyword), dict):
                 continue
@@ -174,8 +174,8 @@ class _Writing:
                     yield [{"properties": {name: False}}, held]
 
     def _absent(self, schema: Mapping[str, Json], made: dict[str, Json]) -> Iterator[list[Json]]:
-        """Of keys that may not be there together, one is absent. What is no object has none, and is valid only where
-        `not` is about objects."""
+        """Of keys that may not be there together, one is absent. A value that is no object has none, and is valid only
+        where `not` is about objects."""
         forbidden = schema.get("not")
         if not isinstance(forbidden, dict):
             return
@@ -192,8 +192,8 @@ class _Writing:
             yield [{**kind, "properties": {name: False}} for name in _names(part)]
 
     def _closed(self, schema: dict[str, Json]) -> dict[str, Json]:
-        """The object with just the keys that `propertyNames` lets through; the schema as it is where they are neither
-        listed nor held to one expression."""
+        """Returns the object with just the keys that `propertyNames` allows; the schema as it is where they are neither
+        listed nor matched by one expression."""
         made = dict(schema)
         names = made.pop("propertyNames")
         if isinstance(names, dict) and isinstance(names.get("$ref"), str) and names.keys() <= _ANNOTATIONS | {"$ref"}:
@@ -216,7 +216,7 @@ class _Writing:
         return made
 
     def _one_of(self, schema: Mapping[str, Json], made: dict[str, Json]) -> Iterator[list[Json]]:
-        """The branches, where no two of them can be valid together."""
+        """Returns the branches, where no two of them can be valid together."""
         branches = _list(made, "oneOf")
         alternatives = branches if self._disjoint.all(schema.get("oneOf")) else None
         alternatives = alternatives or _by_presence(branches) or _by_values(branches)
@@ -225,7 +225,7 @@ class _Writing:
             yield alternatives or branches
 
     def _unique(self, made: dict[str, Json]) -> Iterator[list[Json]]:
-        """Every arrangement of the values, as long as it may be: shorter arrays are beginnings of these."""
+        """Lists every arrangement of the values, of the greatest length: shorter arrays are beginnings of these."""
         unique = made.pop("uniqueItems", False)
         if unique is not True or made.get("maxItems") in (0, 1):
             return
@@ -249,7 +249,7 @@ class _Writing:
             yield [{**array, "prefixItems": some} for some in each]
 
     def _values(self, items: Json) -> list[Json] | None:
-        """All values that an item may have, each once, if they are listed."""
+        """Lists all values that an item may have, each once, if they are listed."""
         if isinstance(items, dict) and isinstance(items.get("$ref"), str) and items.keys() <= _ANNOTATIONS | {"$ref"}:
             items = followed(self._root, items["$ref"])
         if not isinstance(items, dict) or items.keys() - _ANNOTATIONS - {"type", "enum", "const", "minimum", "maximum"}:
@@ -270,7 +270,7 @@ class _Writing:
 
 
 def _loosen(made: dict[str, Json]) -> None:
-    """Take out of one schema, not of those within it, what llguidance has no word for."""
+    """Removes the keywords of one schema, not of those within it, that llguidance lacks."""
     for keyword in _NOT_HELD:
         made.pop(keyword, None)
     if _number(made.get("minProperties")) and made["minProperties"] > 1:
@@ -346,7 +346,7 @@ class _Disjoint:
         return self._parts(a, b, depth) or self._parts(b, a, depth) or self._direct(a, b, depth)
 
     def _parts(self, a: Mapping[str, Json], b: Json, depth: int) -> bool:
-        """By something that `a` is held to besides its own keywords."""
+        """Compares by schemas that apply to `a` besides its own keywords."""
         if isinstance(a.get("$ref"), str) and self.pair(followed(self._root, a["$ref"]), b, depth + 1):
             return True
         if any(self.pair(part, b, depth + 1) for part in _list(a, "allOf")):
@@ -389,7 +389,7 @@ def _list(schema: Mapping[str, Json], keyword: str) -> list[Json]:
 
 
 def _member(schema: Mapping[str, Json], name: str) -> Json:
-    """Returns the schema that a property is held to at least; False where it may not be."""
+    """Returns the minimal schema of a property; False where it may not be there."""
     properties = schema.get("properties")
     if isinstance(properties, dict) and name in properties:
         return {} if properties[name] is True else properties[name]
@@ -398,7 +398,7 @@ def _member(schema: Mapping[str, Json], name: str) -> Json:
 
 
 def _beyond(a: Mapping[str, Json], b: Mapping[str, Json], low: str, high: str) -> bool:
-    """Returns whether the least that one allows is more than the most that the other does."""
+    """Returns whether the minimum of one exceeds the maximum of the other."""
     for one, other in ((a, b), (b, a)):
         least, most = one.get(low), other.get(high)
         if isinstance(least, (int, float)) and isinstance(most, (int, float)) and least > most:
@@ -440,7 +440,7 @@ def _type(value: Json) -> str:
 
 
 def _same(value: Json) -> object:
-    """Equal for values that JSON Schema calls equal."""
+    """Returns a form that is equal for values that JSON Schema calls equal."""
     match value:
         case list():
             return ("array", tuple(map(_same, value)))

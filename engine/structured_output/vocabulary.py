@@ -1,4 +1,4 @@
-"""The model's tokens as a constraint sees them: what bytes each stands for, and which are not text at all.
+"""The model's tokens for constraints: their bytes, and the tokens that are no text.
 
 Control tokens, ends of sequence and ids without a token stand for no text, so no constraint can let one into a string.
 Knows nothing of constraints.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it loads torch, which the processes that know a vocabulary do without
+if TYPE_CHECKING:  # it loads torch, and other users of a vocabulary do without torch
     from engine.model.tokenizer import Tokenizer
 
 
@@ -29,7 +29,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, size: int) -> Vocabulary:
-        """The tokenizer's, filled up with nothing to the `size` of the model's output."""
+        """Reads the tokenizer's vocabulary, padded to the `size` of the model's output."""
         eos = tuple(id for id in tokenizer.eos_token_ids if id < size)
         silent = {*tokenizer.control_ids, *eos, *range(tokenizer.vocab_size, size)}
         tokens = tuple(b"" if id in silent else tokenizer.token_bytes(id) for id in range(size))
@@ -41,7 +41,7 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[bytes, list[int]]:
-        """The tokens of each text; several may have the same."""
+        """Returns the tokens of each text; several may have the same."""
         ids: dict[bytes, list[int]] = {}
         for id, token in enumerate(self.tokens):
             if token:
@@ -49,14 +49,15 @@ class Vocabulary:
         return ids
 
     def warm(self) -> None:
-        """Make the look-up tables now, and not when the first run of forced tokens is asked for."""
+        """Makes the look-up tables now, and not with the first jump-forward."""
         self._goes_on(b"")
 
     def tokenize(self, text: bytes) -> list[int]:
-        """Tokens that are together exactly `text`: the tokenizer's own where it keeps every byte, else the longest.
+        """Returns tokens that are together exactly `text`: the tokenizer's own where it keeps every byte, else the
+        longest.
 
-        Some tokenizers put a space in front or normalise; what a constraint forces is neither. A character that is cut
-        off at the end is left out.
+        Some tokenizers put a space in front or normalise; a forced text has neither. A character that is cut off at the
+        end is left out.
         """
         characters = text.decode(errors="ignore")
         wanted = characters.encode()
@@ -67,13 +68,13 @@ class Vocabulary:
         while at < len(wanted):
             end = next((e for e in range(min(len(wanted), at + self._longest), at, -1) if wanted[at:e] in self.ids), at)
             if end == at:
-                break  # a byte that no token has: what comes before it is still right
+                break  # a byte that no token has: the tokens before it are still right
             ids.append(self.ids[wanted[at:end]][0])
             at = end
         return ids
 
     def settled(self, text: bytes, tokens: list[int]) -> list[int]:
-        """Of the `tokens` of a text that goes on somehow, those that no longer token could take in."""
+        """Returns those of the `tokens` of an unfinished text that no longer token could take in."""
         at = 0
         for n, token in enumerate(tokens):
             if self._goes_on(text[at:]):

@@ -1,8 +1,7 @@
-"""Tool parsers: how each family of models writes calls, as constraints and as incremental parsers.
+"""Tool parsers: the call formats of families of models, as constraints and as incremental parsers.
 
-parser = choose_parser(tokenizer, tokenizer.chat_template)
-plan = parser.plan(read_tools(tools_json), "auto")
-bodies = Bodies(plan.parser)          # then bodies.push(section, text) for body text, and bodies.end()
+parser = choose_parser(tokenizer, tokenizer.chat_template) plan = parser.plan(read_tools(tools_json), "auto") bodies =
+Bodies(plan.parser)          # then bodies.push(section, text) for body text, and bodies.end()
 """
 
 from engine.tool_parsers.base import Tokens, ToolParser, ToolPlan

@@ -1,8 +1,8 @@
-"""Interface of a tool parser: how a model's calls are constrained and read.
+"""Interface of a tool parser: the constraint and the reading of a model's calls.
 
-The layout says by which control tokens bodies begin and end, the constraint holds the text of a body, and the parser
-reads it. A tool parser is made once for a model and makes a plan for each request. `Sections` are for calls that stand
-each between the tokens `<tool_call>` and `</tool_call>`.
+The layout has the control tokens by which bodies begin and end, the constraint enforces the text of a body, and the
+parser reads it. A tool parser is made once for a model and makes a plan for each request. `Sections` are for calls that
+stand each between the tokens `<tool_call>` and `</tool_call>`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """The plan of one request's calls: how they are written and read. `parser` makes a parser for one body; see
+    """The plan of one request's calls: their layout, constraint and parser. `parser` makes a parser for one body; see
     `Bodies` for all."""
 
     layout: Layout
@@ -60,11 +60,11 @@ class ToolParser(Protocol):
 
         "auto" leaves free text or calls to the model; "required" is one call at least and nothing else; a named tool is
         called exactly once. `parallel=False` allows one call at most. The arguments of `loose` tools are any JSON
-        object, for schemas that no backend can hold.
+        object, for schemas that no backend can enforce.
 
         Raises:
             InvalidParameter: the choice cannot be met, as there are no tools or none of that name; or the model writes
-                calls in a way that this engine cannot hold.
+                calls in a way that this engine cannot enforce.
             ConstraintRefused: a tool cannot be written in this tool parser as its schema asks.
             ValueError: the choice is "none", which needs no plan, or a loose tool is strict.
         """
@@ -95,7 +95,7 @@ def arguments(tool: ToolSpec, loose: Set[str]) -> JsonSchema:
 
 
 def line_breaks(tokens: Tokens) -> frozenset[int]:
-    """The tokens that are one or two line feeds and nothing else. Reads the whole vocabulary."""
+    """Returns the tokens that are one or two line feeds and nothing else. Reads the whole vocabulary."""
     return frozenset(id for id in range(tokens.vocab_size) if tokens.token_bytes(id) in (b"\n", b"\n\n"))
 
 
@@ -112,7 +112,7 @@ class Sections:
 
     @classmethod
     def of(cls, tokens: Tokens) -> Self:
-        """Raises ValueError where a tag is not a token."""
+        """Returns a tag's token. Raises ValueError where a tag is not a token."""
         begin, end = tokens.token_id(BEGIN), tokens.token_id(END)
         if begin is None or end is None:
             raise ValueError(f"{BEGIN if begin is None else END} is not a token")

@@ -1,4 +1,4 @@
-"""Detects a model's tool parser by what its chat template writes, or takes it by name."""
+"""Detects a model's tool parser by its chat template, or takes it by name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from engine.tool_parsers.base import Tokens, ToolParser
 from engine.tool_parsers.json_formats import ARGUMENTS, NEWER_FORM, Hermes, Llama3Json, Mistral
 from engine.tool_parsers.qwen3_coder import Qwen3Coder
 
-# What the source of a template has in it that speaks the tool parser; quotes may be escaped there. The first that fits
-# counts: Qwen3-Coder's tags stand between those of Hermes, and others (GLM's) share the tags but not the JSON.
+# Marks of each tool parser in the source of a template; quotes may be escaped there. The first that fits counts:
+# Qwen3-Coder's tags stand between those of Hermes, and others (GLM's) share the tags but not the JSON.
 _KINDS = (
     (Qwen3Coder, ("<tool_call>", "<function=", "<parameter=")),
     (Hermes, ("<tool_call>", r'\\?"arguments\\?":')),
@@ -21,13 +21,13 @@ TOOL_PARSERS = tuple(kind.name for kind, _ in _KINDS)
 
 
 def choose_parser(tokens: Tokens, chat_template: str | None, name: str = "auto") -> ToolParser | None:
-    """The tool parser of that name, or with "auto" the one whose marks are in the source of the chat template.
+    """Returns the tool parser of that name, or with "auto" the one whose marks are in the source of the chat template.
 
     None where "auto" finds no tool parser, or one whose tokens the tokenizer lacks: then the model cannot call tools.
 
     Raises:
         InvalidParameter: there is no tool parser of that name.
-        CheckpointError: the tokenizer lacks a token of the tool parser that was asked for.
+        CheckpointError: the tokenizer lacks a token of the named tool parser.
     """
     if name == "auto":
         for kind, marks in _KINDS:

@@ -1,13 +1,13 @@
 """Calls written as JSON objects: `{"name": …, "arguments": {…}}`, alone or in a list.
 
 Keys may come in any order and `parameters` is another word for `arguments`. The arguments are an object, passed on as
-it is written, or a string that holds one, unescaped on the way; before the name is known they wait. What exactly
-becomes of text that is not so:
+it is written, or a string that holds one, unescaped on the way; before the name is known they wait. Text of other forms
+is handled so:
 
 - No arguments, `null` or a blank string: the call has the arguments `{}`. Keys of other names are skipped.
 - A name or arguments of another type, an empty name, one that is not Unicode, a second name or second arguments: no
   call; after its arguments have begun, the call ends there. In a list the other calls are read all the same.
-- What is not JSON (NaN, a comma too many, a raw line break in a string): the rest of the body is malformed.
+- Text that is not JSON (NaN, a comma too many, a raw line break in a string): the rest of the body is malformed.
 - A key that occurs twice *within* the arguments is passed on as it is.
 """
 
@@ -67,7 +67,8 @@ class _Element:
         self._spoilt = False
 
     def read(self, character: str) -> Reading[str]:
-        """Read the value that begins with `character`; the character past its end, where that had to be seen."""
+        """Reads the value that begins with `character`; returns the character past its end, where that had to be
+        read."""
         self._body.candidate()
         past = ""
         if character == "{":
@@ -102,7 +103,7 @@ class _Element:
                 raise NotACall
 
     def _member(self, key: str, first: str) -> Reading[str]:
-        """A value of the call's object; the character past its end, where that had to be seen."""
+        """Reads a value of the call's object; returns the character past its end, where that had to be read."""
         if self._spoilt or (key != "name" and key not in _ARGUMENTS):
             return (yield from _skip(first))
         if key == "name":
@@ -211,7 +212,7 @@ class _Inner:
 
 
 def _skip(character: str) -> Reading[str]:
-    """Any value from its first character on; the character past its end, where that had to be seen."""
+    """Reads any value from its first character on; returns the character past its end, where that had to be read."""
     text = JsonText()
     while (step := text.feed(character)) is JsonStep.MORE:
         character = yield
@@ -221,7 +222,7 @@ def _skip(character: str) -> Reading[str]:
 
 
 def _string() -> Reading[str]:
-    """The value of a string whose opening quote has been read."""
+    """Reads the value of a string whose opening quote has been read."""
     text, written = JsonText(), ['"']
     step = text.feed('"')
     while step is JsonStep.MORE:
@@ -233,7 +234,7 @@ def _string() -> Reading[str]:
 
 
 def _unit() -> Reading[str]:
-    """One character of a string, or half of a surrogate pair; nothing at its closing quote."""
+    """Reads one character of a string, or half of a surrogate pair; nothing at its closing quote."""
     character = yield
     if character == '"':
         return ""

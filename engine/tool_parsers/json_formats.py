@@ -7,7 +7,7 @@
   free text may not begin with a brace, with or without white space in the same token.
 - Mistral: the token `[TOOL_CALLS]`, then a JSON array of calls to the end of the answer. Later tokenizers write
   `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`: a control token inside a body, which a layout cannot express. Such
-  a model's tools are refused rather than held to another format.
+  a model's tools are refused rather than forced into another format.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One JSON value, checked character by character as RFC 8259 has it. Keeps nothing of what it has read.
+"""One JSON value, checked character by character as RFC 8259 has it. Keeps nothing of the text.
 
-It says after each character whether the value is over, so a value can be passed on while it is still being written.
+It returns after each character whether the value is over, so a value can be passed on while it is still being written.
 Nesting is a list and not the call stack: depth is bounded by the text alone.
 """
 

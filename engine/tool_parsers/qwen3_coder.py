@@ -8,9 +8,9 @@
     </function>
     </tool_call>
 
-Parameters come in the order of the schema, and those that are not required may be left out. A value that can only be
-a string (or null) is raw text up to the first line `</parameter>`, so it cannot contain that line; others are JSON.
-Raw text cannot be held to keywords such as `pattern` or `minLength`, nor a sequence of tags to those that relate
+Parameters come in the order of the schema, and those that are not required may be left out. A value that can only be a
+string (or null) is raw text up to the first line `</parameter>`, so it cannot contain that line; others are JSON.
+Keywords such as `pattern` or `minLength` cannot be enforced on raw text, nor on a sequence of tags those that relate
 parameters, such as `anyOf` beside `properties`: of strict tools they are refused by name, of others ignored. Parameters
 that a schema does not list can be given only where it lists none.
 """
@@ -83,7 +83,7 @@ class _Function:
             self._check()
 
     def notations(self) -> Notations:
-        """Returns how values are read."""
+        """Returns the notations of values."""
         others = Notation.TEXT if self._others is None else self._others.notation
         return Notations({parameter.key: parameter.notation for parameter in self._parameters}, others)
 
@@ -94,7 +94,7 @@ class _Function:
         return InOrder((Literal(f"\n<function={self.tool.name}>\n"), *parts, Literal("</function>\n")))
 
     def _followed(self, schema: Schema) -> Schema:
-        """The schema that lists the parameters, where another only refers to it."""
+        """Returns the schema that lists the parameters, where another only refers to it."""
         seen = set()
         while isinstance(ref := schema.get("$ref"), str) and "properties" not in schema and ref not in seen:
             seen.add(ref)
@@ -127,7 +127,7 @@ class _Function:
         return _Parameter("*", schema, raw_value(schema, self._root), required=False)
 
     def _check(self) -> None:
-        """That a strict tool asks for nothing that would be ignored."""
+        """Refuses a strict tool with keywords that would be ignored."""
         reasons = [
             f"parameter {parameter.key!r}: {keyword} cannot be held, as strings are raw text"
             for parameter in (*self._parameters, *([] if self._others is None else [self._others]))
@@ -165,7 +165,7 @@ class _Function:
         return one_of([Literal(text + STOP) for text in texts])
 
     def _alone(self, parameter: _Parameter) -> Any:
-        """The parameter's schema as one that stands by itself: what it refers to comes with it. Any: JSON Schema."""
+        """Returns the parameter's schema on its own, with the schemas that it refers to. Any: JSON Schema."""
         schema = parameter.schema
         if not any(True for _ in references(schema)):
             return schema

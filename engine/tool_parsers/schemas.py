@@ -1,11 +1,11 @@
 """Checks the JSON schemas of tools, and closes their objects to additional properties.
 
 JSON Schema lets an object have further properties unless `additionalProperties` says otherwise, but a model should not
-invent parameters, and hardly anyone who describes a tool means that. So `closed` adds `additionalProperties: false`
-where an object lists `properties` and leaves the rest unsaid, at any depth. A text that is valid against the result is
-valid against the original: nothing is closed where that could fail (below `not`, `if`, `contains`, or a `oneOf` whose
-cases could overlap), nor where several schemas describe one object and closing one would forbid what another requires.
-Nothing here looks for keywords that a backend cannot hold, nor for schemas that nothing is valid against.
+invent parameters, and tool descriptions hardly ever mean that. So `closed` adds `additionalProperties: false` where an
+object lists `properties` and leaves the rest unsaid, at any depth. A text that is valid against the result is valid
+against the original: nothing is closed where that could fail (below `not`, `if`, `contains`, or a `oneOf` whose cases
+could overlap), nor where several schemas describe one object and closing one would forbid another's. Nothing here looks
+for keywords that a backend cannot enforce, nor for schemas that nothing is valid against.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def references(schema: Any) -> Iterator[str]:
 
 
 def resolve(root: Schema, ref: str) -> Any:
-    """Resolves a reference within the schema; None where that is nothing. Any: JSON."""
+    """Resolves a reference within the schema; None where it has no target. Any: JSON."""
     value: Any = root
     for step in ref.removeprefix("#").split("/")[1:]:
         key = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -79,10 +79,10 @@ def resolve(root: Schema, ref: str) -> Any:
 
 
 class _Closing:
-    """One pass over a schema. What it learns of references on its way may change the next pass.
+    """One pass over a schema. References found on its way may change the next pass.
 
     `alone` says of a schema that nothing beside it describes the same value. `shared` are references that were met
-    where something does, `untouched` those that were met where closing could let in what is invalid.
+    where something does, `untouched` those that were met where closing could admit invalid values.
     """
 
     def __init__(self, root: Schema) -> None:
@@ -132,7 +132,7 @@ class _Closing:
                 self._leave(resolve(self._root, ref))
 
     def _lists_all(self, value: Schema) -> bool:
-        """Returns whether its own properties are all that is ever said of the object's."""
+        """Returns whether its own properties are the only ones that apply to the object."""
         properties = value.get("properties")
         if not isinstance(properties, Mapping) or any(key in value for key in _SAYS_MORE):
             return False
@@ -146,7 +146,7 @@ class _Closing:
         return self._named(beside, set()) <= properties.keys()
 
     def _named(self, value: Any, seen: set[str]) -> set[str]:
-        """Property names that a schema speaks of, for the object itself that it describes. Any: JSON."""
+        """Returns the property names that a schema mentions for the object that it describes. Any: JSON."""
         if isinstance(value, list):
             return set().union(*(self._named(part, seen) for part in value))
         if not isinstance(value, Mapping):
@@ -179,7 +179,7 @@ class _Closing:
 
 
 def _describers(value: Schema) -> int:
-    """Returns how many parts of a schema may each say something of one object's properties."""
+    """Returns the number of parts of a schema that may each describe one object's properties."""
     own = any(key in value for key in (*_MAPS, *_SAYS_MORE, *_DEMANDS))
     several = value.get("allOf")
     together = sum(key in value for key in (*_TOGETHER, "if", "$ref"))

@@ -16,7 +16,7 @@ from engine.tool_parsers.json_text import SPACE
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call of `name`, which no list of tools was asked about."""
+    """The beginning of a call of `name`, which no list of tools has checked."""
 
     name: str
 
@@ -35,7 +35,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Text that stood where a call should, and is none. It never comes between a call's beginning and its end."""
+    """Text in place of a call that is none. It never comes between a call's beginning and its end."""
 
     text: str
 
@@ -52,7 +52,7 @@ class ParsedCall:
 
 
 def fold(events: Iterable[CallEvent]) -> tuple[list[ParsedCall], str]:
-    """The calls of a stream of events, and the text in it that was no call."""
+    """Folds a stream of events into calls, and the text in it that was no call."""
     calls: list[ParsedCall] = []
     name, fragments, text = "", [""], ""
     for event in events:
@@ -77,14 +77,14 @@ class NotACall(Exception):
 
 
 class BodyParser(Protocol):
-    """Reads one body. Its events do not depend on how the text was split, but for the cuts between fragments."""
+    """Reads one body. Its events do not depend on the splitting of the text, except for the cuts between fragments."""
 
     def push(self, text: str) -> list[CallEvent]:
         """Returns the events of this much more text."""
         ...
 
     def end(self) -> list[CallEvent]:
-        """The body is over: complete, or cut off."""
+        """Ends the body: complete, or cut off."""
         ...
 
 
@@ -92,9 +92,9 @@ class Body:
     """A `BodyParser`, made of a reading.
 
     - A call that is cut off keeps the arguments that came.
-    - Where the reading fails inside a call, the call ends with what came, and the rest of the body is malformed.
+    - Where the reading fails inside a call, the call ends with the text so far, and the rest of the body is malformed.
     - Where it fails outside of one, the text since the last call's end is malformed, and so is the rest.
-    - White space and punctuation before and after calls are dropped, but not around what is no call.
+    - White space and punctuation before and after calls are dropped, but not around text that is no call.
     """
 
     def __init__(self, reading: Callable[[Body], Reading[None]]) -> None:
@@ -132,10 +132,10 @@ class Body:
         self._held.clear()
         return self._taken()
 
-    # What a reading reports. The character it was sent last is already held.
+    # Reports of a reading. The character it was sent last is already held.
 
     def candidate(self) -> None:
-        """Begins what may be a call with this character."""
+        """Begins a candidate for a call with this character."""
         self._inside = True
 
     def begin(self, name: str) -> None:
@@ -144,12 +144,12 @@ class Body:
         self._held.clear()
 
     def give(self, arguments: str) -> None:
-        """More of the begun call's arguments; what is held was read as these."""
+        """Adds to the begun call's arguments; the held text was read as these."""
         self._fragments.append(arguments)
         self._held.clear()
 
     def cut(self) -> None:
-        """The begun call, if one is, has come as far as it will. What is held stays."""
+        """Ends the begun call, if one is, as far as it came. Held text stays."""
         if self._open:
             self._emit(CallEnded())
             self._open = False
@@ -181,7 +181,7 @@ class Body:
 
 
 class Bodies:
-    """All the bodies of an answer, each told by the number of the section it stands in."""
+    """All the bodies of an answer, each identified by its section's number."""
 
     def __init__(self, parser: Callable[[], BodyParser]) -> None:
         self._new = parser
@@ -197,7 +197,7 @@ class Bodies:
         return [*events, *self._parser.push(text)]
 
     def end(self) -> list[CallEvent]:
-        """The answer is over, or free text goes on."""
+        """Ends the section: the answer is over, or free text goes on."""
         parser, self._parser = self._parser, None
         return [] if parser is None else parser.end()
 

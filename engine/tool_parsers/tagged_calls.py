@@ -4,8 +4,8 @@ The arguments become a JSON object while they are read. A value that can only be
 `STOP`, escaped on the way, or the word null where it may be null. Other values are JSON and passed on as written; one
 that is not JSON after all ends the call there. A parameter that the tool does not list is a string, unless the tool
 says otherwise, and so is every parameter of an unknown tool. A parameter given twice is passed on twice, and JSON's
-readers take the last. Raw text can be held to a list of values, but not to `pattern`, `minLength` and the like:
-`RawValue.unheld` names what is given up.
+readers take the last. A list of values can be enforced on raw text, but not `pattern`, `minLength` and the like:
+`RawValue.unheld` names the keywords given up.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _json(body: Body) -> Reading[None]:
 
 
 def _text(body: Body, opening: str, *, nullable: bool) -> Reading[None]:
-    """Raw text up to `STOP`, as a JSON string. What may yet be `STOP`, or the word null, waits."""
+    """Raw text up to `STOP`, as a JSON string. Text that may yet be `STOP`, or the word null, waits."""
     waiting = ""  # the text so far while it may be the word null
     begun = False
     matched = 0
@@ -149,7 +149,8 @@ _UNREAD = ("not", "if", "$dynamicRef", "$recursiveRef")
 
 @dataclass(frozen=True, slots=True)
 class RawValue:
-    """A schema's facts of a value: its types, all its values where they are listed, and what raw text gives up."""
+    """A schema's facts of a value: its types, all its values where they are listed, and the keywords that raw text
+    gives up."""
 
     types: frozenset[str] = ALL_TYPES
     values: tuple[Any, ...] | None = None  # Any: JSON
@@ -164,7 +165,7 @@ class RawValue:
         return "null" in self.types
 
     def also(self, other: RawValue) -> RawValue:
-        """Returns what both say."""
+        """Returns the facts that both have."""
         types = self.types & other.types
         if self.values is None or other.values is None:
             values = other.values if self.values is None else self.values
@@ -176,7 +177,7 @@ class RawValue:
         return RawValue(types, values, tuple(dict.fromkeys(self.unheld + other.unheld)))
 
     def either(self, other: RawValue) -> RawValue:
-        """Returns what one or the other says."""
+        """Returns the facts of one or the other."""
         mine, others = self._listed, other._listed
         values = None if mine is None or others is None else (*mine, *(value for value in others if value not in mine))
         return RawValue(self.types | other.types, values, tuple(dict.fromkeys(self.unheld + other.unheld)))
@@ -191,7 +192,7 @@ _NOTHING = RawValue(frozenset(), ())
 
 
 def raw_value(schema: Any, root: Schema, seen: frozenset[str] = frozenset()) -> RawValue:
-    """Any: a schema is an object or a boolean. `root` is what its references are paths in."""
+    """Any: a schema is an object or a boolean. `root` resolves its references."""
     if schema is False:
         return _NOTHING
     if schema is True:

@@ -1,7 +1,7 @@
-"""The tools of a request and which of them must be called, from OpenAI's JSON. Whatever is not used is refused by name.
+"""The tools of a request and the choice among them, from OpenAI's JSON. Unused fields are refused by name.
 
 A tool's arguments are always one JSON object. Without `parameters` it is an empty one. Objects that list their
-properties are taken as listing all of them (see closing.py). Knows nothing of models or formats.
+properties are taken as listing all of them (see schemas.py). Knows nothing of models or formats.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ToolSpec:
 
     @property
     def arguments(self) -> Schema:
-        """The schema of the arguments: what every call must be valid against, and no wider than `parameters`."""
+        """Returns the schema of the arguments, which every call must be valid against: no wider than `parameters`."""
         if not self.parameters:
             return _NO_PARAMETERS
         return closed({**self.parameters, "type": "object"})
@@ -124,7 +124,7 @@ def _read_tool(item: object, path: str) -> ToolSpec:
 
 
 def _check_parameters(value: object, path: str) -> None:
-    """That it is a JSON Schema of objects, or not given."""
+    """Checks that it is a JSON Schema of objects, or not given."""
     if value is None:
         return
     accepted = 'a JSON Schema of an object, such as {"type": "object", "properties": {…}}'

@@ -22,7 +22,7 @@ VOCAB = 4
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """Returns what the fake model says after `tokens`. Token 0 is its end of sequence and is rare."""
+    """Returns the fake model's token after `tokens`. Token 0 is its end of sequence and is rare."""
     digest = hashlib.blake2b(bytes(tokens), digest_size=2).digest()
     return 0 if digest[0] < 8 else 1 + digest[1] % 3
 
@@ -46,17 +46,17 @@ class FakeRunner:
         ] = []  # blocks that were loaded while somebody used them: an error would only fail the load
 
     def run(self, step: Step) -> torch.Tensor:
-        self._given.fill_(torch.nan)  # what a step gave is good until the next one
+        self._given.fill_(torch.nan)  # a step's result is valid until the next one
         self.batches.append([(row.seq.id, row.count) for row in step.rows])
         copies = [(row.copy[0], self._block(row.copy[0])) for row in step.rows if row.copy]
         for (_, content), row in zip(copies, [r for r in step.rows if r.copy], strict=True):
             assert row.copy is not None
             self._cache[row.copy[1] * self._size : (row.copy[1] + 1) * self._size] = content
         batch = self._batching.make(step)
-        assert (step.drawn is not None) == any(row.drawn_at is not None for row in step.rows)
-        if step.drawn is not None:
+        assert (step.sampled is not None) == any(row.sampled_at is not None for row in step.rows)
+        if step.sampled is not None:
             self.followed += 1
-            fill_sampled(batch.token_ids, step.drawn.cpu())
+            fill_sampled(batch.token_ids, step.sampled.cpu())
         slots, tokens, positions = batch.slots.tolist(), batch.token_ids.tolist(), batch.positions.tolist()
         written = [slot for slot in slots if slot // self._size != NULL_BLOCK]
         assert len(written) == len(set(written)), "two tokens of one step write to one slot"
@@ -70,7 +70,7 @@ class FakeRunner:
         for at in batch.logits_at.tolist():
             index = next(i for i, start in enumerate(batch.query_starts[1:]) if at < start)
             known = step.rows[index].seq.tokens[: positions[at] + 1]
-            known += tokens[at : at + 1] if step.rows[index].drawn_at is not None else []
+            known += tokens[at : at + 1] if step.rows[index].sampled_at is not None else []
             rows.append(self._logits(batch.block_tables[index].tolist(), known))
         self._given = torch.stack(rows) if rows else torch.empty(0, VOCAB)
         return self._given

@@ -1,4 +1,4 @@
-"""Replies of an engine on their way to whoever awaits them."""
+"""Replies of an engine on their way to their awaiters."""
 
 from __future__ import annotations
 

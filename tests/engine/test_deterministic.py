@@ -1,4 +1,4 @@
-"""A deterministic engine: a request's tokens and log-probabilities are the same bits whatever runs beside it."""
+"""A deterministic engine: a request's tokens and log-probabilities are the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def requests(count: int) -> list[Request]:
 
 
 async def answers(path: Path, asked: list[Request], *, at_once: int, **config: Any) -> list[object]:
-    """Returns what each request got, down to the bits. Any: fields of EngineConfig."""
+    """Returns each request's results, down to the bits. Any: fields of EngineConfig."""
     settings = {"kv_blocks": 900, "threads": 2, "deterministic": True, **config}
     gate = asyncio.Semaphore(at_once)
     async with await Engine.start(EngineConfig(str(path), **settings)) as engine:

@@ -1,4 +1,4 @@
-"""The sequence handle on a real (random, tiny) model: what a strategy author relies on."""
+"""The sequence handle on a real (random, tiny) model: the guarantees for a strategy author."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_long_sequence_tells_how_far_it_is_read(engine: Engine) -> None:
     async with await engine.open([*prompt, 4]) as again:
         again.on_prefill = told.append
         await again.generate_all(greedy(1))
-    assert len(told) == 4  # what is in the cache is not read again
+    assert len(told) == 4  # cached tokens are not read again
 
 
 async def test_append_then_generate_equals_opening_with_all_of_it(engine: Engine) -> None:
@@ -295,7 +295,7 @@ async def test_a_stopped_engine_says_so(random_model: Path) -> None:
 
 
 async def test_a_failing_core_fails_its_requests_and_says_why(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine._core._flights.runner, "run", lambda step: 1 / 0)
+    monkeypatch.setattr(engine._core._steps.runner, "run", lambda step: 1 / 0)
     async with await engine.open(PROMPT) as seq:
         with pytest.raises(EngineStopped, match="ZeroDivisionError"):
             await seq.generate_all(greedy(3))

@@ -1,4 +1,4 @@
-"""The committed weights: that they load as they are, and that what the chat offers first works."""
+"""The committed weights: that they load as they are, and that the chat's first offers work."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def integers(text: str) -> list[int]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...], int]]:
-    """Returns what every question asks, in order: its kind, the numbers and the target."""
+    """Returns every question's subject, in order: its kind, the numbers and the target."""
     seen: list[tuple[str, tuple[int, ...], int]] = []
     for kind in ("ask", "ask_steps", "ask_value"):
         original = getattr(countdown, kind)

@@ -1,4 +1,4 @@
-"""Grounded answers: every quote stands in its source, what is called absent is absent, and held-out stays held out."""
+"""Grounded answers: every quote stands in its source, answers called absent are absent, and held-out stays held out."""
 
 from __future__ import annotations
 

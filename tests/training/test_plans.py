@@ -1,4 +1,4 @@
-"""The recipes: what they make fits where it is to be committed."""
+"""The recipes: their models are small enough to commit."""
 
 import pytest
 import torch

@@ -14,7 +14,7 @@ WORDS = ("water", "Gravitational", "yoga", "_postinit", "Breeknurceek", "naïve"
 @pytest.mark.parametrize("word", WORDS)
 def test_a_space_before_a_word_changes_its_first_piece_alone(tiny_tokenizer: Tokenizer, word: str) -> None:
     bare, spaced = tiny_tokenizer.encode(word).tokens, tiny_tokenizer.encode(f" {word}").tokens
-    if spaced[0] == SPACE:  # the first piece has no twin
+    if spaced[0] == SPACE:  # the first piece has no second version
         assert spaced[1:] == bare
     else:
         assert spaced == [SPACE + bare[0], *bare[1:]]

@@ -1,4 +1,4 @@
-"""Tool choice: what the generator calls right is right by checks that do not use it, and the judges are strict."""
+"""Tool choice: the generator's right answers pass checks that do not use it, and the judges are strict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _schemas(chat: Conversation) -> dict[str, Any]:
 
 
 def _first_calls(chat: Conversation) -> list[tuple[str, SpokenCall]]:
-    """Returns what users asked, with each call that answers it at once."""
+    """Returns the users' requests, with each call that answers it at once."""
     pairs = zip(chat.messages, chat.messages[1:], strict=False)
     return [(asked.content, call) for asked, reply in pairs if asked.role == "user" for call in reply.calls]
 

@@ -20,7 +20,7 @@ WEIGHTS = "model.safetensors"
 PLAN = Plan(model=TINY, steps=6, ramp_steps=4, batch_tokens=600, largest_batch=400)
 
 
-def learns(member: team.Team, *job: Any) -> None:  # Any: what `train` takes
+def learns(member: team.Team, *job: Any) -> None:  # Any: arguments of `train`
     """`train`, in a process of its own."""
     with pytest.MonkeyPatch.context() as patch:
         read_little(patch)

@@ -1,4 +1,4 @@
-"""The wordings, read from the TOML files beside this: ways of asking, and what is thought and answered.
+"""The wordings, read from the TOML files beside this: ways of asking, thinking and answering.
 
 Each table of a file is a kind of question. `train` lists the phrasings that are trained on, `held_out` those that are
 only ever evaluated on. Knows nothing of how places in braces are filled.
@@ -17,7 +17,8 @@ from training.exchange import Phrasing
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`right` is a regular expression that a correct answer contains; `weight` says how often the kind is drawn."""
+    """`right` is a regular expression that a correct answer contains; `weight` is the relative frequency of the
+    kind."""
 
     train: tuple[str, ...]
     held_out: tuple[str, ...]
@@ -48,6 +49,6 @@ def read(name: str) -> dict[str, Kind]:
 
 
 def draw(rng: Random, name: str) -> str:
-    """The name of a kind in `name`.toml, by weight."""
+    """Samples the name of a kind in `name`.toml, by weight."""
     kinds = read(name)
     return rng.choices(tuple(kinds), [kind.weight for kind in kinds.values()])[0]

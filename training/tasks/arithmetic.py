@@ -20,7 +20,7 @@ from training.exchange import Exchange, Phrasing
 from training.tasks.working import result, work
 from training.text.noise import casual
 
-MAX_DIGITS = 4  # of each term of a sum, and of what is divided
+MAX_DIGITS = 4  # of each term of a sum, and of a dividend
 MAX_DIVISOR = 12
 
 WORDS = (

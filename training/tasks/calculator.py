@@ -21,7 +21,7 @@ from training.conversation import Case, Conversation, Message, ModelReply, Phras
 from training.tasks import identity
 from training.text import arithmetic_expression
 
-CALLED, ANSWERED = "right expression in a valid call", "final answer right"  # what a case measures
+CALLED, ANSWERED = "right expression in a valid call", "final answer right"  # the measures of a case
 NO_RESULT = "Division by zero has no result."
 TEMPLATED = {"result": '{"result": %s}', "sentence": "Result: %s", "equals": "= %s"}
 
@@ -62,7 +62,7 @@ class Calculator:
         return text if valid else None
 
     def answer(self, call: SpokenCall) -> str:
-        """The content of the tool message for what the model wrote."""
+        """Returns the content of the tool message for the model's expression."""
         text = self.asked(call)
         if text is None:
             return f'error: call {self.name} with "{self.parameter}"'

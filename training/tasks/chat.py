@@ -1,4 +1,4 @@
-"""Ordinary chats: small talk, facts told and asked, questions about the model, and what is beyond it, strung together.
+"""Ordinary chats: small talk, facts told and asked, questions about the model and beyond it, strung together.
 
     user: hi, my dog is called Rex      user: what's the capital of Peru?      user: what is my dog called?
     answer: Good to know: your dog      answer: I do not know that. A larger   answer: Your dog is called Rex.
@@ -31,7 +31,7 @@ NOTES = ("The library opens at nine.", "The old mill was sold.", "Bread is baked
 
 
 class _Chat:
-    """The chat so far: its exchanges, and the latest value of every fact."""
+    """Chat so far: its exchanges, and the latest value of every fact."""
 
     def __init__(self, rng: Random, phrasing: Phrasing, progress: float, name: str = "Pebble") -> None:
         self.rng, self.phrasing, self.progress, self.name = rng, phrasing, progress, name
@@ -100,7 +100,7 @@ class _Chat:
 
     def _unknown(self) -> None:
         missing = self._new_fact()
-        # One who told us a home may be thought to have told a home town, too: ask for what is clearly another thing.
+        # A user whose home is known may be thought to have told a home town, too: ask for a clearly different fact.
         if all(missing.thing != known.thing and missing.kind != known.kind for known in self.facts.values()):
             self.exchanges.append(memory.ask(self.rng, self.phrasing, missing, told=False))
 
@@ -149,7 +149,7 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
 
 
 def judge(right: str, measure: str) -> Callable[[Sequence[ModelReply]], Verdict]:
-    """The one message says what is right, calls nothing, and ends by itself."""
+    """Returns a judge: the one message has the right answer, calls nothing, and ends by itself."""
 
     def judged(replies: Sequence[ModelReply]) -> Verdict:
         if not replies:

@@ -27,7 +27,7 @@ Game = Literal["countdown3", "countdown4", "game24"]
 VALUES: tuple[Value, ...] = ("sure", "likely", "impossible")
 PROPOSALS = 6  # lines at most
 
-# What stands before the numbers, between them, before the last and after it.
+# Words before the numbers, between them, before the last and after it.
 _LISTS: dict[Phrasing, tuple[tuple[str, str, str, str], ...]] = {
     "train": (
         *(("", ", ", " and ", ""), ("", ", ", ", ", ""), ("", " ", " ", ""), ("[", ", ", ", ", "]")) * 3,
@@ -110,13 +110,13 @@ def state(rng: Random, count: int, progress: float = 1.0) -> tuple[Numbers, int]
 
 
 def _labelled(rng: Random, label: Value, progress: float) -> tuple[Numbers, int]:
-    """A state of this value; its count of numbers is drawn first, so that no count gives the value away."""
+    """A state of this value; its count of numbers is sampled first, so that no count gives the value away."""
     counts = {"sure": (2, 2, 2, 3, 3), "likely": (3, 3, 4, 4), "impossible": (2, 2, 2, 3, 3, 4)}[label]
     count = rng.choice(counts) if progress > 0.2 else rng.choice((2, 3))
     if label == "likely":
         count = max(count, 3)
     while True:
-        # Four numbers come from no longer puzzle, and those with a solution would be drawn in vain.
+        # Four numbers come from no longer puzzle, and those with a solution would be sampled in vain.
         of_four = label == "impossible" and count == 4
         numbers, target = draw(rng, 4, progress) if of_four else state(rng, count, progress)
         if label == "impossible" and count == 2 and rng.random() < 0.5:

@@ -10,9 +10,9 @@
     3+9=12 2 yes
     12*2=24=(3+9)*2=(3+9)*(7-5)
 
-A line is a step and what is left after it. With two numbers left it ends in `no`, or in `yes` and the last step, into
+A line is a step and the rest after it. With two numbers left it ends in `no`, or in `yes` and the last step, into
 which the steps before are put one by one. `Wait,` gives up a first step, or a `yes` that was wrong. Rejected steps are
-real failures, drawn by a rule of thumb that a small model can learn. Knows nothing of wording.
+real failures, sampled by a rule of thumb that a small model can learn. Knows nothing of wording.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from random import Random
 from training.puzzle import Numbers, PuzzleStep, routes, steps
 
 GIVEN_UP = "I found no solution."
-HABIT = 0.88  # what a step weighs against the one before it: a habitual order is easier to learn, and not to repeat
+HABIT = 0.88  # a step's weight over that of the one before: a habitual order is easier to learn, and not to repeat
 CLOSE = 6  # how far the last step of a wrong `yes` may be from the target
 
 
@@ -47,7 +47,7 @@ def promise(step: PuzzleStep, target: int) -> float:
 
 
 def draw(rng: Random, among: Sequence[PuzzleStep], target: int, count: int, sharpness: float = 3.0) -> list[PuzzleStep]:
-    """Up to `count` of them, the promising and the earlier ones rather first; none that leaves what another leaves."""
+    """Up to `count` of them, the promising and the earlier ones rather first; none with the same rest as another."""
     left = [(step, promise(step, target) ** sharpness * HABIT**at) for at, step in enumerate(among)]
     chosen: list[PuzzleStep] = []
     while left and len(chosen) < count:
@@ -97,7 +97,7 @@ def _rejected(rng: Random, state: Numbers, target: int, count: int, wrong_yes: b
 
 
 def _few(rng: Random, progress: float, weights: Sequence[int]) -> int:
-    """An index drawn by weight; at first only the lowest."""
+    """Samples an index by weight; at first only the lowest."""
     usual = max(1, round(len(weights) * min(1.0, 0.2 + 1.6 * progress)))
     return rng.choices(range(usual), weights[:usual])[0]
 

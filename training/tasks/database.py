@@ -26,7 +26,7 @@ from training.text import words
 from training.text.framing import often_framed
 from training.text.noise import casual
 
-SHOWN = 5  # rows that are told, at most
+SHOWN = 5  # rows in an answer, at most
 
 _TABLES: dict[Phrasing, tuple[str, ...]] = {
     "train": (
@@ -149,7 +149,7 @@ def table(rng: Random, phrasing: Phrasing, name: str) -> PhraseTable:
 
 @dataclass(frozen=True, slots=True)
 class TableQuestion:
-    """A question, the query that answers it, and how its result is told; `told` has {r} where the values go."""
+    """A question, the query that answers it, and the answer's wording `told`, with {r} in place of the values."""
 
     question: str
     sql: str
@@ -158,7 +158,7 @@ class TableQuestion:
 
 @dataclass(slots=True)
 class Tables:
-    """A database, its two tools, and what both give back."""
+    """A database, its two tools, and the results of both."""
 
     name: str
     held: tuple[PhraseTable, ...]
@@ -280,7 +280,7 @@ def _which_tables(rng: Random, phrasing: Phrasing, db: Tables) -> list[Message]:
 
 
 def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
-    """One to four questions; who hands over the SQL needs no look at the tables."""
+    """One to four questions; a question with its SQL needs no look at the tables."""
     db = tables(rng, phrasing, progress)
     messages: list[Message] = []
     known = False

@@ -64,7 +64,7 @@ def _ask(rng: Random, phrasing: Phrasing, asked: Asked) -> str:
 
 
 def quoted(asked: Asked, label: str) -> str:
-    """The answer to a question: first whether and where it stands, then the sentence.
+    """Returns the answer: first the label of its passage, or that none has it, then the sentence.
 
     One decision after the other is learned sooner than a sentence's first word, which would hold them all.
     """

@@ -6,7 +6,7 @@
     assistant: [S2] The summit stands at 3,120 metres.
 
 Four kinds: `thought` (a word problem with a thought, then the calculator), `search` (above), `compute` (two numbers of
-the sources, then the calculator) and `choose` (sources, a calculator and chat: what each question needs). Wording is in
+the sources, then the calculator) and `choose` (sources, a calculator and chat, as each question needs). Wording is in
 `phrases/joint.toml`; passages come from `training.text.paragraphs`.
 """
 
@@ -28,7 +28,7 @@ from training.text.passages import Asked, Page
 
 Kind = Literal["thought", "search", "compute", "choose"]
 
-FOUND, NOT_CALLED, CITED = "right search in a valid call", "no call", "right sources"  # what a case measures
+FOUND, NOT_CALLED, CITED = "right search in a valid call", "no call", "right sources"  # the measures of a case
 
 _LABEL = re.compile(r"\[(S\d+)\]")
 
@@ -142,7 +142,7 @@ def _search_tool(rng: Random, phrasing: Phrasing) -> Calculator:
 
 
 def _found(rng: Random, tool: Calculator, sources: str) -> str:
-    """Returns what the search gives back: lines that begin with their labels."""
+    """Returns the search's result: lines that begin with their labels."""
     if isinstance(tool, _OurSearch):
         return framing.frame("\n".join(framing.placed(rng, line) for line in sources.splitlines()), tool.name)
     return framing.often_framed(rng, sources, tool.name, 0.3)

@@ -5,7 +5,7 @@
             is called Rex.
 
 Values are often made-up words or numbers, so that the answer can only come from the chat. A fact may be told in
-passing, and corrected: then the latest value counts. A question about something not told gets an honest no. All
+passing, and corrected: then the latest value counts. A question about an unknown fact gets an honest no. All
 wording is in `phrases/memory_tell.toml`, `phrases/memory_ask.toml` and `phrases/memory_frames.toml`.
 """
 
@@ -26,7 +26,7 @@ UNKNOWN = "You have not told me that yet."
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`key` reads "your dog is called"; the value completes the sentence; `name` is a relative's, told along."""
+    """`key` reads "your dog is called"; the value completes the sentence; `name` is a relative's, told with it."""
 
     kind: str
     thing: str
@@ -35,7 +35,7 @@ class Fact:
     name: str = ""
 
     def also(self) -> Fact | None:
-        """The name that was told along with it."""
+        """Returns the name that was told with it."""
         return Fact("relative", self.thing, f"your {self.thing} is called", self.name) if self.name else None
 
 
@@ -74,7 +74,7 @@ def _bought(rng: Random) -> str:
     return f"a {rng.choice(words.FAVOURITES['color'][:4])} {rng.choice(words.GOODS)}"
 
 
-# Facts of which a chat knows one at most: how the key reads, and who makes the value.
+# Facts of which a chat knows one at most: the wording of the key, and the maker of the value.
 _SINGLE: dict[str, tuple[str, Callable[[Random], str]]] = {
     "home": ("you live in", lambda rng: words.proper_name(rng, words.CITIES)),
     "hometown": ("you grew up in", lambda rng: words.proper_name(rng, words.CITIES)),
@@ -163,7 +163,7 @@ def _pattern(known: Fact) -> str:
 
 
 def _fill(rng: Random, phrase: str, known: Fact) -> tuple[str, Fact]:
-    """The phrase as typed; whoever types without capitals types the name so too."""
+    """The phrase as typed; without capitals the name has none either."""
     text = casual(rng, phrase)
     if text == text.lower() and phrase[0].isupper() and known.kind != "person":
         known = replace(known, value=known.value.lower())
@@ -190,7 +190,7 @@ def correct(rng: Random, phrasing: Phrasing, known: Fact) -> tuple[Exchange, Fac
 
 
 def tell_again(rng: Random, phrasing: Phrasing, known: Fact) -> tuple[Exchange, Fact]:
-    """Later, in a whole sentence: it is something else now."""
+    """Later, in a whole sentence: it has changed."""
     told, latest = tell(rng, phrasing, another_value(rng, known))
     frame = phrases.read("memory_frames")["again"].ask(rng, phrasing)
     return replace(told, user=frame.replace("{x}", told.user), answer=_noted(latest)), latest
@@ -206,7 +206,7 @@ def tell_two(rng: Random, phrasing: Phrasing, one: Fact, two: Fact) -> tuple[Exc
 
 
 def ask(rng: Random, phrasing: Phrasing, known: Fact, told: bool = True) -> Exchange:
-    """Ask for `known`; with `told` false the answer is that it was never said."""
+    """Asks for `known`; with `told` false the answer is that it was never said."""
     user, _ = _fill(rng, phrases.read("memory_ask")[_kind_of_question(known)].ask(rng, phrasing), known)
     if told:
         return Exchange("memory", user, "", _sentence(known), _pattern(known))

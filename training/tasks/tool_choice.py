@@ -92,7 +92,7 @@ def _none(rng: Random, phrasing: Phrasing, progress: float, tools: list[Offered]
 
 
 def _mishap(rng: Random, phrasing: Phrasing, tools: list[Offered], first: bool = True) -> tuple[Offered, Mishap]:
-    """Returns how a call goes wrong; a schema that says the wrong type does not follow calls of the right type."""
+    """Returns the way a call goes wrong; a schema that says the wrong type does not follow calls of the right type."""
     kinds = [kind for kind in KINDS if first or kind != "number"]
     wanted = rng.choices(kinds, [read("tool_choice")[kind].weight for kind in kinds])[0]
     for attempt in range(1000):
@@ -103,7 +103,7 @@ def _mishap(rng: Random, phrasing: Phrasing, tools: list[Offered], first: bool =
 
 
 def _count(rng: Random, progress: float) -> int:
-    """Returns how many tools: one at first, then more; long lists stay rarer, as they cost the most tokens."""
+    """Returns the number of tools: one at first, then more; long lists stay rarer, as they cost the most tokens."""
     most = 1 if progress < 0.06 else 2 if progress < 0.15 else 4 if progress < 0.35 else 8
     return rng.choices(range(1, most + 1), [4, 6, 5, 5, 3, 3, 2, 2][:most])[0]
 

@@ -17,7 +17,7 @@ Operator = str  # one of + - × /
 
 
 def result(a: int, operator: Operator, b: int) -> str:
-    """The answer as it is written: a whole number, or `quotient remainder rest`."""
+    """Returns the answer as it is written: a whole number, or `quotient remainder rest`."""
     if operator == "+":
         return str(a + b)
     if operator == "-":

@@ -1,7 +1,7 @@
 """Arithmetic as a calculator tool reads it: `12 * 8 - 5`, evaluated exactly.
 
 `value` reads digits, decimals, + - * / ** and brackets, and nothing else: it walks the syntax tree with fractions and
-runs no code. `written` gives a result as plain text, exact where a few decimals suffice. Knows nothing of who asks.
+runs no code. `written` gives a result as plain text, exact where a few decimals suffice. Knows nothing of callers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def written(number: Fraction) -> str:
 
 
 def answer(text: str) -> str:
-    """Returns what a calculator says to an expression: its value or an error."""
+    """Returns a calculator's answer to an expression: its value or an error."""
     try:
         return written(value(text))
     except ExpressionError as error:

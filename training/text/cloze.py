@@ -1,4 +1,4 @@
-"""Questions made from a sentence by cutting something out of it, as people ask whose words are not quite the text's.
+"""Questions made from a sentence by cutting something out of it, in words that are not quite the text's.
 
     "Return the total size of all files in the folder." → "how do I return total size of file in the folder?"
     "If the queue is full, the call blocks." → "what happens if the queue is full?"
@@ -59,7 +59,7 @@ _BARE = frozenset(("This", "It", "They", "These", "There", "He", "She", "We", "Y
 
 
 def _low(text: str) -> str:
-    """Without the capital of a sentence's first word, unless the word has others."""
+    """Lowers the capital of a sentence's first word, unless the word has others."""
     first = text.split(" ", 1)[0]
     return text if len(first) < 2 or first[1:] != first[1:].lower() else text[0].lower() + text[1:]
 

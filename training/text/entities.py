@@ -1,4 +1,4 @@
-"""Things that nobody has heard of: made-up towns, people, laws and gadgets, and values for what is told of them.
+"""Unheard-of things: made-up towns, people, laws and gadgets, and values for the facts about them.
 
 A name is of the training or of the evaluation by a checksum of its letters, so the two never share one. The parts are
 in `fact_values.toml`. Knows nothing of sentences.

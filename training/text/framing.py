@@ -1,4 +1,4 @@
-"""Results as Ponder's own tools hand them to a model: others' text between marks, and passages with where they stand.
+"""Results as Ponder's own tools hand them to a model: others' text between marks, and passages with their places.
 
 The same marks and the same tools as in `tools/`, written down here because training knows nothing of servers; a test
 holds the two together. Knows nothing of tasks.
@@ -45,7 +45,7 @@ _TITLES = (
 
 
 def frame(text: str, name: str) -> str:
-    """Text that others may have written, as what the tool of that `name` gave back."""
+    """Returns text that others may have written, as the result of the tool `name`."""
     return f'<untrusted from="{name}">\n{text}\n</untrusted>'
 
 

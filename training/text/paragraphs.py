@@ -1,4 +1,4 @@
-"""Encyclopaedic paragraphs on things that nobody has heard of, and questions about them.
+"""Encyclopaedic paragraphs on unheard-of things, and questions about them.
 
     Dorville lies on the banks of the Kelmere. The town, which was founded in 1431, is known for its salt mines.
     "how old is Dorville, when did it start?" → the second sentence
@@ -22,7 +22,7 @@ from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, QuotedPassage
 _FACTS: dict[str, dict[str, dict[str, str | dict[str, list[str]]]]] = tomllib.loads(
     Path(__file__).with_name("facts.toml").read_text(encoding="utf-8")
 )
-# Relations that a sentence of the other might answer: the one is never called absent where the other is told.
+# Relations that a sentence of the other might answer: the one is never called absent where the other is stated.
 _NEAR = (
     {"river", "region", "twin"},
     {"river", "known"},
@@ -220,7 +220,7 @@ def _reversed(rng: Random, told: _Told, page: list[_Told]) -> str:
 
 
 def _absent(rng: Random, phrasing: Phrasing, page: list[_Told], hard: float) -> str:
-    """A question that no sentence answers: of an entity that is not there, or of what is not told of one that is."""
+    """A question that no sentence answers: of an entity that is not there, or of a fact missing for one that is."""
     one = rng.choice(page)
     names = {told.entity for told in page}
     if rng.random() < 0.5 * hard + 0.2:

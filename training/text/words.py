@@ -44,7 +44,7 @@ _CODAS = ("", "", "", "n", "r", "s", "l", "m", "x", "k", "t", "nd", "rt")
 
 
 def made_up(rng: Random, syllables: int | None = None) -> str:
-    """A pronounceable word nobody has seen, in lower case."""
+    """Makes up a pronounceable word, in lower case."""
     count = syllables or rng.randint(1, 3)
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(count))
 

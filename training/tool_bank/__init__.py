@@ -1,11 +1,11 @@
-"""The bank of tools: what each does, what it takes, and how people ask for it, read from the TOML files beside this.
+"""The bank of tools: the purpose, parameters and user requests of each, read from the TOML files beside this.
 
     [travel.distance]                              domain and key
     names = ["distance between"]                   words, written later as distance_between, distanceBetween, …
     params = ["b|to|end: city - Second place",     name|another: kind - description
               "unit?: km/miles = km"]              ? optional, = default
     asks = ["How far is it from {a} to {b}?",      {first name of a parameter}
-            "mute the speaker | level=0"]          | what is implied
+            "mute the speaker | level=0"]          | implied value
 
 Concepts of held_out.toml are only ever evaluated on; frames.toml holds shapes that `made` fills with a thing and an
 attribute. Knows nothing of chats.
@@ -148,7 +148,7 @@ def plural(noun: str) -> str:
 
 
 def thing(rng: Random, phrasing: Phrasing) -> str:
-    """A thing for made-up tools: a word of the list, two in a row, or a word that nobody has seen."""
+    """A thing for made-up tools: a word of the list, two in a row, or a made-up word."""
     roll = rng.random()
     nouns = values.bank("thing", phrasing)
     if roll < 0.2:
@@ -159,7 +159,7 @@ def thing(rng: Random, phrasing: Phrasing) -> str:
 
 
 def made(rng: Random, phrasing: Phrasing, frame: str, noun: str) -> Concept:
-    """The made-up tool of one shape about one thing, with an attribute drawn for it."""
+    """The made-up tool of one shape about one thing, with an attribute sampled for it."""
     shape = _frames(phrasing)[frame]
     attributes = values.bank("attribute", phrasing)
     if shape.get("measured"):

@@ -1,4 +1,4 @@
-"""A tool as it is offered in a chat: its schema under drawn names, in the many ways in which people write schemas.
+"""A tool as it is offered in a chat: its schema under sampled names, in the many ways in which people write schemas.
 
 Sample: {"name": "getWeather", "description": "Weather of a location.", "parameters": {"town": a string}}. Knows nothing
 of requests.
@@ -47,7 +47,7 @@ class Offered:
         return {key: schema["default"] for key, schema in properties.items() if "default" in schema}
 
     def answerable(self) -> tuple[Ask, ...]:
-        """The wordings that name all that is required and nothing that is not offered."""
+        """The wordings that name all required parameters and only offered ones."""
         offered = {param.names[0] for param in self.params}
         required = {param.names[0] for param in self.params if param.required}
         return tuple(ask for ask in self.concept.asks if required <= ask.needs <= offered)
@@ -81,7 +81,7 @@ def schema_type(kind: str) -> dict[str, Any]:
 
 
 def offer(rng: Random, concept: Concept, phrasing: Phrasing, progress: float, ask_for: bool = False) -> Offered:
-    """The concept under drawn names; `ask_for` keeps more of its optional parameters, as it is to be asked for."""
+    """The concept under sampled names; `ask_for` keeps more of its optional parameters, as it is to be asked for."""
     bare = progress < 0.12
     keep = 0 if bare else 0.7 if ask_for else 0.35
     params = tuple(param for param in concept.params if param.required or rng.random() < keep)

@@ -1,4 +1,4 @@
-"""Calls that go wrong: the tool's complaint, what to think of it, and the call that repairs it, if any does.
+"""Calls that go wrong: the tool's complaint, the thought about it, and the call that repairs it, if any does.
 
 Sample: "weather in Osloo" → {"error": "unknown city 'Osloo', did you mean 'Oslo'?"} → "It should be Oslo." and a second
 call. Knows nothing of turns.
@@ -54,7 +54,7 @@ def _complaint(rng: Random, message: str) -> str:
 
 
 def mishap(rng: Random, offered: Offered, request: Request, phrasing: Phrasing, kind: str) -> Mishap | None:
-    """Returns how the one call of `request` goes wrong in this way; None where it can't."""
+    """Returns the request's one call gone wrong in this way; None where it can't."""
     (call,) = request.calls
     kinds = {key: param.kind for param, key in zip(offered.params, offered.keys, strict=True)}
     tool = copy.deepcopy(offered.tool)

@@ -21,7 +21,7 @@ _SLOT = re.compile(r"\{([^}]+)\}")
 _BEFORE_DAY = re.compile(r"(^|[:,(\"']|\b(on|for|due|from|until|after|is|be|of)) $")
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _SMALL = {str(number): word for number, word in enumerate(_WORDS, 1)}
-_COUNTED = frozenset({"int", "num", "amount", "time"})  # values that go in step with another parameter's
+_COUNTED = frozenset({"int", "num", "amount", "time"})  # values that change together with another parameter's
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from training.tool_bank import Concept, values
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """`told` is the answer without a full stop, `brief` the same after a label; `facts` are what either must hold."""
+    """`told` is the answer without a full stop, `brief` the same after a label; either must hold the `facts`."""
 
     content: str
     told: str

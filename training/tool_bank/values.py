@@ -1,4 +1,4 @@
-"""Values for the places of a request: what the user writes and what belongs into the call.
+"""Values for the places of a request: the user's text and the call's argument.
 
 Sample: kind "list city" → Value("Oslo, Rome and Varu", ["Oslo", "Rome", "Varu"]). A value is held out of training when
 the sum of its letters' codes says so, so training and evaluation share no name, word or thing. Knows nothing of tools.
@@ -213,7 +213,7 @@ def draw(rng: Random, kind: str, phrasing: Phrasing) -> Value:
 
 
 def join(rng: Random, texts: list[str]) -> str:
-    """Returns how people list things."""
+    """Returns the ways in which people list things."""
     if len(texts) == 1:
         return texts[0]
     if rng.random() < 0.2:

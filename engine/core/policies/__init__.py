@@ -1,4 +1,4 @@
-"""Scheduling policies by name: who runs in the next step, and how many tokens it has."""
+"""Scheduling policies by name: the sequences that run in the next step, and its token budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Policy", "PrefillBudget", "Queue", "StepGrant", "policy_of"]
 
 
 def policy_of(config: EngineConfig) -> Policy:
-    """The policy that a configuration names."""
+    """Builds the policy that a configuration names."""
     chunks = PrefillBudget(config.step_tokens, config.itl_goal_s, fixed=config.fixed_chunks)
     ageing = config.ageing_s
     match config.policy:

@@ -1,6 +1,6 @@
 """Scheduling policies that come with the engine, each known from other serving systems.
 
-They differ in the order of turns and in which sequence gives way. `FairShare` is deficit round robin over tokens
+They differ in the order of turns and in the sequence to preempt. `FairShare` is deficit round robin over tokens
 (Shreedhar and Varghese 1996): tenants that want more than there is get equal shares.
 """
 
@@ -26,7 +26,7 @@ class PrefillFirst(Policy):
 
 
 class Arrival(Policy):
-    """First come, first served, whether it runs or waits, and whatever its class."""
+    """First come, first served: running and waiting sequences alike, of any class."""
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
@@ -38,19 +38,18 @@ class Arrival(Policy):
 
 
 class ShortestFirst(Policy):
-    """Decodes, then whoever has least left to read. Waiting for `ageing_s` counts as a step's tokens fewer, so that
-    a long prompt comes before all that arrive late enough.
-    """
+    """Decodes, then the prefill with the fewest remaining tokens. Waiting for `ageing_s` counts as a step's tokens
+    fewer, so that a long prompt comes before all that arrive late enough."""
 
-    def __init__(self, ageing_s: float, chunks: PrefillBudget, most: int) -> None:
+    def __init__(self, ageing_s: float, chunks: PrefillBudget, max_tokens: int) -> None:
         super().__init__(ageing_s, chunks)
-        self._most = most
+        self._max_tokens = max_tokens
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
     ) -> Iterator[StepGrant]:
         def left(seq: SequenceState) -> tuple[float, int]:
-            return seq.remaining - self._most * (now - seq.queued_at) / self._ageing_s, seq.arrival
+            return seq.remaining - self._max_tokens * (now - seq.queued_at) / self._ageing_s, seq.arrival
 
         decodes, prefills = parted(running)
         yield from each(decodes)
@@ -58,13 +57,13 @@ class ShortestFirst(Policy):
 
 
 class PriorityClasses(Policy):
-    """By class throughout: a sequence of a better class takes the place of one of a worse class that runs.
+    """By class throughout: a waiting sequence preempts a running one of a worse class.
 
-    Age lifts whatever is not done, whether it waits or runs, so a low class is delayed and never starved: what comes
-    later than its class is worth can neither overtake it nor send it away.
+    Ageing raises every unfinished sequence, waiting or running, so a low class is delayed and never starved: a sequence
+    that arrives late enough can neither overtake nor preempt it.
     """
 
-    makes_way = True
+    preempts = True
 
     def turns(
         self, running: Collection[SequenceState], waiting: Collection[SequenceState], now: float
@@ -73,7 +72,7 @@ class PriorityClasses(Policy):
         yield from each(sorted(decodes, key=lambda seq: self._standing(seq, now)))
         yield from each(sorted([*prefills, *waiting], key=lambda seq: self._standing(seq, now)))
 
-    def gives_way(self, running: Collection[SequenceState], seq: SequenceState, now: float) -> SequenceState | None:
+    def victim_for(self, running: Collection[SequenceState], seq: SequenceState, now: float) -> SequenceState | None:
         worst = max(running, key=lambda other: self._standing(other, now), default=None)
         return worst if worst is not None and self.aged_priority(worst, now) > self.aged_priority(seq, now) else None
 
@@ -85,14 +84,14 @@ class PriorityClasses(Policy):
 
 
 class FairShare(Policy):
-    """Decodes first, and charged to their tenants; what is left of a step goes round among the tenants that want it.
+    """Decodes first, charged to their tenants; the rest of a step goes round among the tenants that want it.
 
-    In each round a tenant's account grows by a quantum, and it may read for what it holds. A tenant that has nothing to
-    do loses its account: nobody saves up. Each tenant may have its share of a batch's places, and one that has more
-    gives up a place for another that has less.
+    In each round a tenant's account grows by a quantum, and pays for its prefills. A tenant without work loses its
+    account:
+    none saves up. Each tenant may have its share of a batch's places, and one above it is preempted for one below it.
     """
 
-    makes_way = True
+    preempts = True
 
     def __init__(self, ageing_s: float, chunks: PrefillBudget, quantum: int, places: int) -> None:
         """`quantum`: tokens of a round; `places`: of a batch."""
@@ -123,9 +122,9 @@ class FairShare(Policy):
             if queue is None:
                 continue
             self._accounts[tenant] += self._quantum
-            while queue and (most := int(self._accounts[tenant])) > 0:
+            while queue and (max_tokens := int(self._accounts[tenant])) > 0:
                 seq, self._used = queue[0], 0
-                yield StepGrant(seq, most)
+                yield StepGrant(seq, max_tokens)
                 granted[seq.id] += self._used
                 if self._used == 0 or granted[seq.id] >= seq.remaining:
                     queue.popleft()
@@ -137,7 +136,7 @@ class FairShare(Policy):
         if seq.tenant in self._accounts:
             self._accounts[seq.tenant] -= tokens
 
-    def gives_way(self, running: Collection[SequenceState], seq: SequenceState, now: float) -> SequenceState | None:
+    def victim_for(self, running: Collection[SequenceState], seq: SequenceState, now: float) -> SequenceState | None:
         held = defaultdict[str, int](int)
         for other in running:
             held[other.tenant] += 1
@@ -148,7 +147,7 @@ class FairShare(Policy):
         return self.victim(greedy, now) if greedy else None
 
     def _keep(self, tenants: set[str]) -> None:
-        """The accounts are those of the tenants that have something to do."""
+        """Keeps accounts for exactly the tenants that have work."""
         self._wanting = tenants
         if tenants != self._accounts.keys():
             self._accounts = {tenant: self._accounts.get(tenant, 0.0) for tenant in tenants}
@@ -157,7 +156,7 @@ class FairShare(Policy):
 
 
 class Exclusive(Policy):
-    """A step reads prompts or writes answers, never both: whoever writes halts while anybody reads."""
+    """A step has prefills or decodes, never both: decodes halt during any prefill."""
 
     def __init__(self, ageing_s: float, chunks: PrefillBudget) -> None:
         super().__init__(ageing_s, chunks)
@@ -182,13 +181,14 @@ class Exclusive(Policy):
         return sorted(waiting, key=lambda seq: (self.aged_priority(seq, now), seq.arrival))
 
     def _closed(self, running: Collection[SequenceState]) -> None:
-        """Nobody else joins in this step."""
+        """Is called when no other sequence joins in this step."""
 
 
 class Static(Exclusive):
-    """A batch is what waits when nothing runs, and nobody joins it until all of it is done.
+    """Static batching: all sequences that wait when nothing runs form a batch, and none joins until all of it is done.
 
-    What is done costs nothing more, where padded batches go on computing it: a comparison with this flatters them.
+    A finished sequence costs nothing more, where padded batches go on computing it: a comparison with this flatters
+    them.
     """
 
     def __init__(self, ageing_s: float, chunks: PrefillBudget, places: int) -> None:
@@ -209,4 +209,4 @@ class Static(Exclusive):
         return [seq for seq in super()._line(waiting, now) if seq.id in self._batch]
 
     def _closed(self, running: Collection[SequenceState]) -> None:
-        self._batch = {seq.id for seq in running}  # for the others there was no room: they are the next batch
+        self._batch = {seq.id for seq in running}  # the others did not fit: they are the next batch

@@ -2,9 +2,9 @@
 //
 // FlashAttention's online softmax (Dao et al. 2022) over chunks of 64 keys. A tile has 16 columns: the query heads that
 // share a K/V head, for as many tokens as fit. Scores are computed as k q^T, so that keys are read as they lie in the
-// cache and the softmax runs down the columns without a horizontal sum. Chunks begin at multiples of 64 whatever the
+// cache and the softmax runs down the columns without a horizontal sum. Chunks begin at multiples of 64 for any
 // queries, and a chunk that is hidden from a query changes nothing: a token's bits depend neither on the batch nor on
-// how its prompt was cut.
+// its prompt's chunks.
 #include "attention.h"
 
 #include <algorithm>
@@ -253,7 +253,7 @@ class Task {
         pack_pair(pair, places, from + head * a_.width, values + head * of_head);
   }
 
-  // Pairs of keys side by side, as tiles [chunk][2][width / 16]; keys past the context are zero, not what was there.
+  // Pairs of keys side by side, as tiles [chunk][2][width / 16]; keys past the context are zero.
   const bf16* pack_values(int64_t chunk, const int64_t* places) {
     bf16* to = packed_values_ + (several_ ? (chunk - begin_) * kChunk * a_.width : 0);
     if (chunk < packed_until_) return to;
@@ -330,7 +330,7 @@ class Task {
 #endif
   }
 
-  // Turns scores into probabilities_ relative to the new maximum; gives what the sums so far shrink by.
+  // Turns scores into probabilities_ relative to the new maximum; returns the factor for the sums so far.
   __m512 soften(int64_t chunk, bool masked, __m512i first, __m512i last, __m512& maximum, __m512& total) {
     const __m512 scale = _mm512_set1_ps(a_.scale * 1.4426950408889634f);  // powers of two are cheaper
     if (masked) {

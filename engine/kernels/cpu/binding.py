@@ -119,7 +119,7 @@ class TiledWeight:
 
 
 def int8_tiles(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`weight` (out, in) as int8 tiles (out / 32, in / 64, 2, 16, 16, 4), and what one step of each row is worth."""
+    """Packs `weight` (out, in) as int8 tiles (out / 32, in / 64, 2, 16, 16, 4), and each row's scale."""
     out, width = weight.shape
     tiles = empty_bytes(-(-out // 32) * 32 * width).view(torch.int8).view(-1, width // 64, 2, 16, 16, 4)
     scales = torch.empty(out)
@@ -134,7 +134,7 @@ def int8_tiles(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def alternating(joined: Tensor) -> Tensor:
-    """Gate and up one below the other, to blocks of 16 of each in turn."""
+    """Rearranges gate above up to blocks of 16 of each in turn."""
     return joined.unflatten(0, (2, -1, 16)).transpose(0, 1).flatten(0, 2)
 
 

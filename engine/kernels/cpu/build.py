@@ -33,7 +33,7 @@ COMPILE_S = 120.0
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, ready to be called, or None: see `unavailable`."""
+    """Returns the compiled kernels, ready to be called, or None: see `unavailable`."""
     found = _load()
     return found if isinstance(found, ctypes.CDLL) else None
 
@@ -50,9 +50,9 @@ def name() -> str:
 
 
 def processor() -> str:
-    """The processor as the system calls it."""
-    if (told := Path("/proc/cpuinfo")).exists():
-        for line in told.read_text(encoding="utf-8", errors="replace").splitlines():
+    """Returns the system's name of the processor."""
+    if (cpuinfo := Path("/proc/cpuinfo")).exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -87,7 +87,7 @@ def _load() -> ctypes.CDLL | str:
 
 
 def _compiled(compiler: str, options: tuple[str, ...]) -> Path:
-    """The shared library, compiled unless it is there. Raises OSError and SubprocessError."""
+    """Returns the shared library, compiled unless it is there. Raises OSError and SubprocessError."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=COMPILE_S).stdout
     digest = hashlib.sha256(version + repr(options).encode())
     for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
@@ -104,7 +104,7 @@ def _compiled(compiler: str, options: tuple[str, ...]) -> Path:
 
 
 def _folder() -> Path:
-    """A folder that only this user writes to: what lies there is loaded as code."""
+    """Returns a folder that only this user writes to: its files are loaded as code."""
     folder = Path.home() / ".cache" / "ponder" / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

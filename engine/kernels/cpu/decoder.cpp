@@ -1,6 +1,6 @@
 // The layers of a decoder, one after the other, in one call; the plain C face of all kernels. Mirrored in binding.py.
 //
-// Knows what engine.models.decoder knows: norms that a family lacks are null. Nothing here allocates per step but the
+// Knows as much as engine.model.decoder: norms that a family lacks are null. Nothing here allocates per step but the
 // scratch memory, which grows to the largest step and stays.
 #include <sys/mman.h>
 

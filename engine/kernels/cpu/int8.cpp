@@ -23,7 +23,7 @@ inline void prefetch(const int8_t* tile) {
   for (int line = 0; line < 32; ++line) _mm_prefetch(at + line * 64, _MM_HINT_T0);
 }
 
-// One token of packed rows to bytes in tiles of 16 by 64; `low` is null for 8 bits. Gives what one step is worth.
+// One token of packed rows to bytes in tiles of 16 by 64; `low` is null for 8 bits. Returns the scale.
 float round_token(const bf16* packed, int64_t token, int64_t width, int8_t* high, int8_t* low) {
   __m512 top = _mm512_setzero_ps();
   for (int64_t at = 0; at < width; at += 16)

@@ -1,8 +1,8 @@
-// y = x @ weight.T in bfloat16 with float32 sums, on tiles. Knows nothing of what the columns mean.
+// y = x @ weight.T in bfloat16 with float32 sums, on tiles. Knows nothing of the columns' meaning.
 //
 // The weight lies as [out / 32][in / 32][2][16][16][2]: for 32 columns of the output and 32 of the input two tiles of
 // 16 pairs, in the order in which they are read, so that a step of few rows is one stream through memory. Every sum
-// runs over the input in the same order whatever the number of rows: a row's bits do not depend on its neighbours.
+// runs over the input in the same order for any number of rows: a row's bits do not depend on its neighbours.
 #include "linear.h"
 
 #include <algorithm>

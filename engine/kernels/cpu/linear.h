@@ -14,7 +14,7 @@ enum class Output : int32_t {
   kGatedGeluTanh = 5,
 };
 
-// A weight (columns out, columns in) as tiles, with what is added to its product. Mirrored in binding.py.
+// A weight (columns out, columns in) as tiles, with its scales and bias. Mirrored in binding.py.
 struct Weight {
   const void* tiles;
   const float* bias;    // (out,) or null

@@ -1,4 +1,4 @@
-// Threads that share the work of one call. Knows nothing of what they compute.
+// Threads that share the work of one call. Knows nothing of the work.
 //
 // A region is one function run by all threads at once. Between regions a thread spins for about 0.1 ms, so that the
 // hundreds of regions of one step follow each other without a system call, and then sleeps, so that an idle engine and

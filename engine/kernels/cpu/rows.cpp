@@ -11,7 +11,7 @@
 namespace ponder {
 namespace {
 
-constexpr int64_t kAlone = 1 << 14;  // elements: less is done sooner than another thread is told
+constexpr int64_t kAlone = 1 << 14;  // elements: less is done sooner than another thread starts
 
 template <typename Each>
 void over_tokens(int64_t tokens, int64_t width, int threads, const Each& each) {

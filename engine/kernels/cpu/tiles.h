@@ -1,11 +1,11 @@
 // Tiles, bfloat16 and the layouts that all kernels share. Knows nothing of layers.
 //
-// A tile is 16 rows of 64 bytes: a register of AMX, or, where the compiler is told of no AMX, memory that AVX512-BF16 reads
-// (pairs.h). The layouts are the same, and so is what a kernel promises: a sum runs over its terms in one order.
+// A tile is 16 rows of 64 bytes: a register of AMX, or, compiled without AMX, memory that AVX512-BF16 reads
+// (pairs.h). The layouts are the same, and so is a kernel's promise: a sum runs over its terms in one order.
 //
 // "Packed rows" are activations (tokens, width) as tiles of 16 tokens by 32 columns, [tokens / 16][width / 32][16][32]:
-// what a tile register loads lies together, and rows a power of two apart do not fight for the same cache lines. Every
-// kernel whose output a linear layer reads writes it packed.
+// the contents of a tile register lie together, and rows a power of two apart do not fight for the same cache lines. Every
+// kernel that feeds a linear layer writes packed rows.
 #pragma once
 
 #include <immintrin.h>
@@ -44,7 +44,7 @@ inline void release_tiles() { _tile_release(); }
 inline void release_tiles() {}
 #endif
 
-// Makes what was stored before visible to the tile loads after it: their intrinsics do not say that they read memory.
+// Makes earlier stores visible to the tile loads after it: their intrinsics do not say that they read memory.
 inline void before_tiles() { asm volatile("" ::: "memory"); }
 
 inline __m512 widen(__m256i values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16)); }

@@ -21,7 +21,7 @@ LOG2E = 1.4426950408889634
 
 @triton.jit
 def widened(codes, like, fp8: tl.constexpr):
-    """Codes of 8 bits as numbers of `like`'s type: int8, or e4m3 by its bits, which every generation can."""
+    """Dequantizes 8-bit codes to `like`'s type: int8, or e4m3 by its bits, which works on every generation."""
     if fp8:
         bits = codes.to(tl.int16)
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # the same number times 2^-8, in fp16
@@ -31,14 +31,14 @@ def widened(codes, like, fp8: tl.constexpr):
 
 @triton.jit
 def _tiles(
-    total, most, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
+    total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
     low, high, end_key, factor, softcap, window,
     block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
     block_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr,
-    masked: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr, coded: tl.constexpr, fp8: tl.constexpr,
+    masked: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr, quantized: tl.constexpr, fp8: tl.constexpr,
     stages: tl.constexpr,
 ):  # fmt: skip
-    """Keys `low` to `high` into the running sums: `total` (rows, padded), `most` and `weight` (rows,)."""
+    """Adds keys `low` to `high` to the running sums: `total` (rows, padded), `largest` and `weight` (rows,)."""
     component = tl.arange(0, padded)
     real = component < width
     for start in tl.range(low, high, tile, num_stages=stages):
@@ -51,10 +51,10 @@ def _tiles(
             k = tl.load(keys + where, mask=known[:, None] & real[None, :], other=0)
         else:
             k = tl.load(keys + where)
-        if coded:
+        if quantized:
             k = widened(k, q.dtype, fp8)
         scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], tile], dtype=tl.float32))
-        if coded:
+        if quantized:
             scale_at = block * scale_block_stride + (key % block_size) * scale_token_stride + head
             scores *= tl.load(key_scales + scale_at, mask=known, other=0.0)[None, :]
         sharpness = factor
@@ -66,24 +66,24 @@ def _tiles(
             if windowed:
                 seen &= key[None, :] > at_query[:, None] - window
             scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(most, tl.max(scores, 1) * sharpness)
+        higher = tl.maximum(largest, tl.max(scores, 1) * sharpness)
         base = tl.where(higher == float("-inf"), 0.0, higher) if masked else higher  # a row may have seen nothing yet
-        # Said outright: left to the compiler, product and difference are fused in tiles without a mask and not in those
-        # with one, and which of the two a query meets depends on the batch.
+        # An explicit fma: the compiler would fuse product and difference only in tiles without a mask, and a query's
+        # kind of tile depends on the batch.
         p = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + sharpness, tl.broadcast_to(-base[:, None], scores.shape)))
-        shrink = tl.exp2(most - base)
+        shrink = tl.exp2(largest - base)
         weight = weight * shrink + tl.sum(p, 1)
         total = total * shrink[:, None]
         if masked or padded != width:
             v = tl.load(values + where, mask=known[:, None] & real[None, :], other=0)
         else:
             v = tl.load(values + where)
-        if coded:
+        if quantized:
             p *= tl.load(value_scales + scale_at, mask=known, other=0.0)[None, :]
             v = widened(v, q.dtype, fp8)
         total = dot(p.to(q.dtype), v, total)
-        most = higher
-    return total, most, weight
+        largest = higher
+    return total, largest, weight
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def attend_kernel(
     block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
     group: tl.constexpr, block_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr,
     rows: tl.constexpr, tile: tl.constexpr,
-    windowed: tl.constexpr, capped: tl.constexpr, coded: tl.constexpr, fp8: tl.constexpr, stages: tl.constexpr,
+    windowed: tl.constexpr, capped: tl.constexpr, quantized: tl.constexpr, fp8: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """One program is one piece and one K/V head: `rows` rows of (query, head of the group).
 
@@ -103,7 +103,7 @@ def attend_kernel(
     """
     piece = pieces + tl.program_id(0) * 6
     count = tl.load(piece + 1)
-    if count == 0:  # a launch may have room for more pieces than there are
+    if count == 0:  # a launch may be larger than its number of pieces
         return
     head = tl.program_id(1)
     first_query, table = tl.load(piece), tables + tl.load(piece + 2)
@@ -121,7 +121,7 @@ def attend_kernel(
     q = tl.load(query + place, mask=used, other=0)
 
     total = tl.zeros([rows, padded], dtype=tl.float32)
-    most = tl.full([rows], float("-inf"), dtype=tl.float32)
+    largest = tl.full([rows], float("-inf"), dtype=tl.float32)
     weight = tl.zeros([rows], dtype=tl.float32)
     # every query of the piece sees all keys from `clear_from` to `clear_to`: between them no mask is needed
     nearest = tl.min(tl.where(there, at_query, 2147483647), 0)
@@ -132,25 +132,25 @@ def attend_kernel(
         clear_from = tl.maximum(first_key, farthest - window + 1)
         clear_from = first_key + tl.cdiv(clear_from - first_key, tile) * tile
         clear_from = tl.minimum(clear_from, end_key)
-        total, most, weight = _tiles(
-            total, most, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
+        total, largest, weight = _tiles(
+            total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
             first_key, clear_from, end_key, factor, softcap, window,
             block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
-            block_size, width, padded, tile, True, windowed, capped, coded, fp8, stages,
+            block_size, width, padded, tile, True, windowed, capped, quantized, fp8, stages,
         )  # fmt: skip
         clear_to = tl.maximum(clear_to, clear_from)
     clear_to = clear_from + tl.maximum(clear_to - clear_from, 0) // tile * tile
-    total, most, weight = _tiles(
-        total, most, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
+    total, largest, weight = _tiles(
+        total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
         clear_from, clear_to, end_key, factor, softcap, window,
         block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
-        block_size, width, padded, tile, False, windowed, capped, coded, fp8, stages,
+        block_size, width, padded, tile, False, windowed, capped, quantized, fp8, stages,
     )  # fmt: skip
-    total, most, weight = _tiles(
-        total, most, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
+    total, largest, weight = _tiles(
+        total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
         clear_to, end_key, end_key, factor, softcap, window,
         block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
-        block_size, width, padded, tile, True, windowed, capped, coded, fp8, stages,
+        block_size, width, padded, tile, True, windowed, capped, quantized, fp8, stages,
     )  # fmt: skip
 
     total = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
@@ -161,7 +161,7 @@ def attend_kernel(
         part = (slot + nth).to(tl.int64) * (group * tl.num_programs(1)) + heads
         tl.store(parts + part[:, None] * width + component[None, :], total, mask=used)
         some = weight > 0.0
-        log_weight = tl.where(some, most + tl.log2(tl.where(some, weight, 1.0)), float("-inf"))
+        log_weight = tl.where(some, largest + tl.log2(tl.where(some, weight, 1.0)), float("-inf"))
         tl.store(part_weights + part, log_weight, mask=there)
 
 
@@ -170,7 +170,7 @@ def merge_kernel(
     out, parts, part_weights, merged, starts, of_token, out_stride, heads,
     width: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    """One program puts one head of one query together from its parts, in their order."""
+    """One program merges one head of one query from its parts, in their order."""
     nth, head = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(starts + nth), tl.load(starts + nth + 1)
     if first == end:
@@ -178,14 +178,14 @@ def merge_kernel(
     token = tl.load(merged + nth).to(tl.int64)
     component = tl.arange(0, padded)
     real = component < width
-    most = float("-inf")
+    largest = float("-inf")
     for at in range(first, end):
-        most = tl.maximum(most, tl.load(part_weights + tl.load(of_token + at).to(tl.int64) * heads + head))
+        largest = tl.maximum(largest, tl.load(part_weights + tl.load(of_token + at).to(tl.int64) * heads + head))
     total = tl.zeros([padded], dtype=tl.float32)
     weight = 0.0
     for at in range(first, end):
         part = tl.load(of_token + at).to(tl.int64) * heads + head
-        share = tl.exp2(tl.load(part_weights + part) - most)
+        share = tl.exp2(tl.load(part_weights + part) - largest)
         total += share * tl.load(parts + part * width + component, mask=real, other=0.0)
         weight += share
     place = token * out_stride + head * width + component
@@ -208,26 +208,26 @@ def padded_to(width: int) -> int:
 
 
 def shape_for(width: int, rows: int, element_bytes: int) -> AttentionShape:
-    """As it was tuned for this device, or by rule."""
+    """Returns the shape tuned for this device, or by rule."""
     return AttentionShape(
         *tuned.shape("attention", (padded_to(width), rows, element_bytes), ruled(width, rows, element_bytes))
     )
 
 
 def ruled(width: int, rows: int, element_bytes: int) -> tuple[int, int, int, int]:
-    """Tiles that keep enough on its way from memory: by Little's law 4.8 TB/s at 0.8 us want 30 KB on each of 132
-    multiprocessors.
+    """Returns tiles that keep enough bytes in flight from memory: by Little's law 4.8 TB/s at 0.8 us want 30 KB on each
+    of 132 multiprocessors.
 
     A key is found by its block, so the compiler spreads the loads of a tile over two stages: five stages are two tiles
-    in flight, three are one (2 * tile * width * element_bytes bytes each). Codes of 8 bits are widened in registers,
-    which many queries leave few of: there tiles are small and warps many, or it spills.
+    in flight, three are one (2 * tile * width * element_bytes bytes each). Quantized K/V is widened in registers, of
+    which many queries leave few: there tiles are small and warps many, or it spills.
     """
     padded = padded_to(width)
-    coded = element_bytes == 1
+    quantized = element_bytes == 1
     tile = 64 if padded <= 128 else 32
     if rows <= 16:
-        return 16, tile, 4, 3 if coded or padded > 128 else 5
-    if coded:
+        return 16, tile, 4, 3 if quantized or padded > 128 else 5
+    if quantized:
         return 128 if padded <= 128 and rows >= 128 else 64, 32, 8, 5
     stages = 3 if rows == 64 or padded > 128 else 5
     if padded <= 128 and rows >= 128:
@@ -286,7 +286,7 @@ def _variant(
     constants: dict[str, object] = {
         "group": group, "block_size": block_size, "width": width, "padded": padded_to(width),
         "rows": shape.rows, "tile": shape.tile, "windowed": windowed, "capped": capped,
-        "coded": codes is not None, "fp8": codes == "u8", "stages": shape.stages,
+        "quantized": codes is not None, "fp8": codes == "u8", "stages": shape.stages,
     }  # fmt: skip
     if codes is None:
         constants |= {"key_scales": None, "value_scales": None}

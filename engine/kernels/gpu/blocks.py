@@ -24,7 +24,7 @@ def copy_kernel(
 ):
     """One program copies `piece` of the `words` that one part (a layer's keys or values) of one block has.
 
-    `pairs` is (n, 2) int32: which block of `source` goes to which of `destination`. Strides are in words.
+    `pairs` is (n, 2) int32: source block and destination block. Strides are in words.
     """
     pair = tl.program_id(0)
     index = tl.program_id(1)
@@ -36,7 +36,7 @@ def copy_kernel(
 
 
 def variants() -> list[Variant]:
-    """Of words of 8, 4 and 1 bytes; the first are what a cache of usual sizes is copied in."""
+    """Of words of 8, 4 and 1 bytes; the first are for caches of usual sizes."""
     strides = ("source_block", "source_part", "destination_block", "destination_part")
     sizes = dict.fromkeys(strides, "i64") | {"words": "i32"}
     return [

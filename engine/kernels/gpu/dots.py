@@ -13,7 +13,7 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 @triton.jit
 def dot(a, b, total):
-    """`total` + a @ b, summed in float32. Both are of one type of 16 bits, or of 32."""
+    """Returns `total` + a @ b, summed in float32. Both are of one type of 16 bits, or of 32."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
     return tl.dot(a, b, total)

@@ -19,7 +19,7 @@ def gemv_kernel(
     whole: tl.constexpr,
 ):  # fmt: skip
     """One program makes `block_rows` numbers. Products are kept apart by column until the end, so that the threads need
-    not meet while the weight comes in; see `one.linear_one` for the arguments."""
+    not synchronise while the weight comes in; see `gemv.gemv` for the arguments."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     column = tl.arange(0, block_width)
     first = weight + row.to(tl.int64)[:, None] * width + column[None, :]
@@ -78,7 +78,7 @@ class GemvShape:
 
 
 def shape_for(rows: int, width: int, *, gated: bool) -> GemvShape:
-    """As it was tuned for this device, or by rule."""
+    """Returns the shape tuned for this device, or by rule."""
     return GemvShape(*tuned.shape("one", (rows, width, gated), ruled(rows, width, gated=gated)))
 
 

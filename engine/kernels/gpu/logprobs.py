@@ -1,4 +1,4 @@
-"""Sums of exponentials of rows by chunks, and what they make of single logits."""
+"""Sums of exponentials of rows by chunks, and the log-probabilities of single logits."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def chunks_kernel(logits, rows, floats, vocabulary, stride, chunks, chunk: tl.co
 
 
 @triton.jit
-def chosen_kernel(logits, rows, tokens, floats, totals, chosen, stride, chunks, most_chunks: tl.constexpr):
+def chosen_kernel(logits, rows, tokens, floats, totals, chosen, stride, chunks, max_chunks: tl.constexpr):
     """One program merges the chunks of one row. `totals` (n,) are relative to the largest logit, `chosen` (n,) are
-    whole. `most_chunks` is a power of 2.
+    whole. `max_chunks` is a power of 2.
     """
     index = tl.program_id(0)
-    at = tl.arange(0, most_chunks)
+    at = tl.arange(0, max_chunks)
     inside = at < chunks
     largests = tl.load(floats + index * 2 * chunks + at, mask=inside, other=float("-inf"))
     sums = tl.load(floats + index * 2 * chunks + chunks + at, mask=inside, other=0.0)
@@ -58,7 +58,9 @@ def variants() -> list[Variant]:
         )
         merged = {**types, "tokens": "*i64", "totals": "*fp32", "chosen": "*fp32"}
         found += [
-            Variant(f"logprobs chosen {dtype} {most}", chosen_kernel, merged, {"most_chunks": most}, warps=1, stages=1)
-            for most in (32, 64)
+            Variant(
+                f"logprobs chosen {dtype} {chunks}", chosen_kernel, merged, {"max_chunks": chunks}, warps=1, stages=1
+            )
+            for chunks in (32, 64)
         ]
     return found

@@ -61,7 +61,7 @@ def expand_kernel(
     block: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Add to `block` outputs of one token the parts of its `middle` times the B of its adapter."""
+    """Adds to `block` outputs of one token the parts of its `middle` times the B of its adapter."""
     token = tl.program_id(0)
     adapter = tl.load(which + token).to(tl.int64)
     if adapter >= 0:
@@ -127,7 +127,7 @@ def expand_runs_kernel(
     block: tl.constexpr,
     block_tokens: tl.constexpr,
 ):
-    """Add to `block_tokens` tokens of a run and `block` outputs `middle` times the B of its adapter.
+    """Adds to `block_tokens` tokens of a run and `block` outputs `middle` times the B of its adapter.
 
     The middle stays in float32, which tensor cores round to 10 bits behind the point; B is exact in that.
     """

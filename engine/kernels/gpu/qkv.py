@@ -79,8 +79,8 @@ def place_kernel(
 
 
 def shape_for(width: int) -> tuple[int, int, int]:
-    """Components of a padded head, tokens of a program, and warps: about a thousand numbers. Whatever the tokens: a
-    norm is summed up in the order that the shape gives."""
+    """Components of a padded head, tokens of a program, and warps: about a thousand numbers. The same for any number of
+    tokens: a norm is summed up in the order that the shape gives."""
     padded = max(16, triton.next_power_of_2(width))
     return padded, max(1, 1024 // padded), 4
 

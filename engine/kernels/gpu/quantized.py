@@ -1,8 +1,8 @@
 """Linear layers on weights of 8 and 4 bits, which are widened in registers.
 
-Weights come as `quantized.QuantizedWeight.packed`, (blocks, out, 32) words: what a program reads of a block of columns
-is one run of memory. Plane p of a word, its p-th 4 or 8 bits, belongs to column `32 * p + word` of the block, so
-that x is read in runs as well, and a group of 32, 64 or 128 columns is 1, 2 or 4 planes.
+Weights come as `quantized.QuantizedWeight.packed`, (blocks, out, 32) words: a program reads a block of columns as one
+run of memory. Plane p of a word, its p-th 4 or 8 bits, belongs to column `32 * p + word` of the block, so that x is
+read in runs as well, and a group of 32, 64 or 128 columns is 1, 2 or 4 planes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ WORDS = tl.constexpr(32)  # of a row in a block
 SLOTS = tl.constexpr(16)  # rows that the threads of a program read at once
 REPEATS = {1: 4, 2: 2}  # rows of a slot by tokens: x is widened once for them, as far as registers go
 BLOCK_ROWS = 64  # outputs of a program on tensor cores
-STAGES = {16: 3, 32: 3, 64: 2}  # blocks on their way to it, by its tokens, whose x takes the room
+STAGES = {16: 3, 32: 3, 64: 2}  # blocks on their way to it, by its tokens, whose x takes the shared memory
 SUM_BLOCK = 256
 
 
-def some_warps(block_tokens: int) -> int:
+def gemm_warps(block_tokens: int) -> int:
     """Of a program on tensor cores: four would spill the sums of more tokens."""
     return 8 if block_tokens > 16 else 4
 
@@ -30,9 +30,9 @@ def some_warps(block_tokens: int) -> int:
 def _plane(words, plane: tl.constexpr, bits: tl.constexpr, group: tl.constexpr, scale, zero):
     """Plane `plane` of words (rows, words) times `scale` (rows,), or as integers where `group` is 0; float32, exact.
 
-    Bits set below a fitting exponent are a float already, so that a mask and a fused multiplication by the scale
-    widen a weight, where shifting, masking and converting would take more: at four bits arithmetic, not memory, is what
-    limits a kernel. Between bits 8 and 23 nothing is rounded on the way: 16 bits times the 8 of a bfloat16.
+    Bits set below a fitting exponent are a float already, so that a mask and a fused multiplication by the scale widen
+    a weight, where shifting, masking and converting would take more: at four bits arithmetic, not memory, limits a
+    kernel. Between bits 8 and 23 nothing is rounded on the way: 16 bits times the 8 of a bfloat16.
     """
     shift: tl.constexpr = plane * bits
     at: tl.constexpr = 8 if bits == 8 else shift + 8 if shift < 8 else shift if shift < 20 else shift - 12
@@ -144,7 +144,7 @@ def small_gemm_kernel(
 
 @triton.jit
 def _finished(sums, rows, inside, scales, bias, per_row: tl.constexpr):
-    """Sums (..., rows) with what is done at the end: the row's scale, and its bias."""
+    """Finishes sums (..., rows) with the row's scale and its bias."""
     if per_row:
         sums *= tl.load(scales + rows, mask=inside, other=0.0)
     if bias is not None:
@@ -183,7 +183,7 @@ def gemm_kernel(
     run = tl.cdiv(blocks, splits)
     inside = row < height
     given = token < tokens
-    zero = tl.minimum(row + tokens, 0)[:, None]  # see few_kernel
+    zero = tl.minimum(row + tokens, 0)[:, None]  # see small_gemm_kernel
     acc = tl.zeros((block_tokens, block_rows), tl.float32)
     for block in tl.range(split * run, tl.minimum(split * run + run, blocks)):
         words = tl.load(packed + (block * height + row)[:, None] * WORDS + word[None, :], mask=inside[:, None], other=0)
@@ -212,7 +212,7 @@ def gemm_kernel(
 def sum_kernel(
     parts, scales, bias, out, tokens, height, splits: tl.constexpr, group: tl.constexpr, block: tl.constexpr
 ):
-    """Add up what `splits` programs made of an output, in their order."""
+    """Adds up the partial sums of `splits` programs for an output, in their order."""
     row = tl.program_id(0) * block + tl.arange(0, block)
     token = tl.program_id(1)
     inside = row < height
@@ -227,7 +227,7 @@ def sum_kernel(
 def widen_kernel(
     packed, scales, out, first, rows, height, width, bits: tl.constexpr, group: tl.constexpr, block_rows: tl.constexpr
 ):
-    """Write rows `first` to `first + rows` as (rows, width) of out's type: one block of columns a program."""
+    """Writes rows `first` to `first + rows` as (rows, width) of out's type: one block of columns a program."""
     planes: tl.constexpr = 32 // bits
     together: tl.constexpr = planes if group == 0 else group // WORDS
     block = tl.program_id(1)
@@ -264,7 +264,7 @@ def variants() -> list[Variant]:
                 constants = {**kind, "splits": splits, "block_tokens": tokens, "block_rows": BLOCK_ROWS}
                 name = f"quantized some int{bits} tokens {tokens} splits {splits}"
                 typed = types | scales | ({"out": "*fp32"} if splits > 1 else {})
-                made.append(Variant(name, gemm_kernel, typed, constants, some_warps(tokens), STAGES[tokens], divisible))
+                made.append(Variant(name, gemm_kernel, typed, constants, gemm_warps(tokens), STAGES[tokens], divisible))
         constants = {"splits": 4, "group": group, "block": SUM_BLOCK}
         typed = {"parts": "*fp32", "bias": "*bf16", "out": "*bf16", "tokens": "i32", "height": "i32"} | scales
         made.append(Variant(f"quantized sum int{bits}", sum_kernel, typed, constants, divisible=divisible))

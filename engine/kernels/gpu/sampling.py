@@ -1,9 +1,9 @@
-"""Draws tokens without sorting: a race over the whole row, and a look at whether the filters let its winner through.
+"""Samples tokens without sorting: a Gumbel race over the whole row, and a check whether the filters keep its winner.
 
-Who wins the Gumbel race among all tokens and is kept by the filters also wins it among the kept. So the winner is drawn
-first, by all chunks of a row at once; whether it is kept is told by the number and the mass of the tokens likelier than
-it. If it is not, nothing as unlikely is kept either, and the race is run again among the likelier ones. What must be
-looked at is few: the largest of every block of 64 tokens bounds from below what can be kept.
+The winner of the race among all tokens, if the filters keep it, also wins among the kept. So the winner is found first,
+by all chunks of a row at once; it is kept or not by the number and the mass of the tokens likelier than it. If it is
+not, nothing as unlikely is kept either, and the race is run again among the likelier ones. Few tokens need to be read:
+the largest of every block of 64 tokens bounds from below the logits that can be kept.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from engine.kernels.gpu.dots import INTERPRETED
 from engine.kernels.gpu.variants import Variant
 
 BLOCK = 64  # tokens of which the largest logit is noted
-CHUNK = 2048  # tokens that one program of the race looks at: fixed, as sums depend on it
+CHUNK = 2048  # tokens of one program of the race: fixed, as sums depend on it
 TILE = 128  # blocks that are looked at together
 RACE_WARPS = 4
 SETTLE_WARPS = 16
-SETTLE_REGISTERS = 128  # left to itself, the assembler takes 64 at times, and spills
+SETTLE_REGISTERS = 128  # without a limit the assembler takes 64 at times, and spills
 
 _SLACK = tl.constexpr(1.0001)  # masses summed in another order may differ by that much
-_ROUGH = tl.constexpr(4096)  # floats between which the lower bound need not be told apart
+_ROUGH = tl.constexpr(4096)  # precision of the lower bound, in adjacent floats
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 _NONE = tl.constexpr(0x7FFFFFFF)
@@ -59,8 +59,8 @@ def adjust_kernel(logits, entries, starts, stride, block: tl.constexpr):
 def race_kernel(
     logits, parameters, floats, winners, vocabulary, stride, chunks, chunk: tl.constexpr, each: tl.constexpr
 ):
-    """One program looks at one chunk of one row. It notes the largest logit, the mass relative to that, who wins the
-    race there and with what score relative to that, and the largest of each block.
+    """One program looks at one chunk of one row. It writes the largest logit, the mass relative to that, the race's
+    winner there with its score relative to that, and the largest of each block.
 
     `floats` is (rows, 3 * chunks + blocks): largest, masses, scores, blocks' largest; `winners` (rows, chunks) int32.
     """
@@ -99,43 +99,43 @@ def settle_kernel(
     vocabulary,
     stride,
     chunks,
-    most_chunks: tl.constexpr,
+    max_chunks: tl.constexpr,
     chunk: tl.constexpr,
     each: tl.constexpr,
     tile: tl.constexpr,
 ):
     """One program ends the race of one row: `tokens` (rows,) int64 are the winners that the filters let through.
 
-    `hot` (rows, blocks) int32 is scratch: the blocks that may have kept tokens. `most_chunks` is a power of 2.
+    `hot` (rows, blocks) int32 is scratch: the blocks that may have kept tokens. `max_chunks` is a power of 2.
     """
     row = tl.program_id(0)
     scale, top_k, top_p, reach, key = _parameters(parameters, row)
     blocks: tl.constexpr = chunk // each
     note = floats + row * (chunks * (3 + blocks))
-    at = tl.arange(0, most_chunks)
+    at = tl.arange(0, max_chunks)
     inside = at < chunks
     largests = tl.load(note + at, mask=inside, other=float("-inf"))
     largest = tl.max(largests, 0)
     scores = largests
-    drawn = (scale > 0) & (largest > float("-inf")) & (largest < float("inf"))  # else the first of the largest it is
-    if drawn:
+    sampled = (scale > 0) & (largest > float("-inf")) & (largest < float("inf"))  # else the first of the largest wins
+    if sampled:
         scores = tl.load(note + 2 * chunks + at, mask=inside, other=float("-inf")) + (largests - largest) * scale
     best = tl.max(scores, 0)
     first = tl.min(tl.where(scores == best, at, chunks - 1), 0)
     token = tl.load(winners + row * chunks + first)
     filtered = (top_k > 0) | (top_p < 1) | (reach > float("-inf"))
-    if filtered & drawn:
+    if filtered & sampled:
         masses = tl.load(note + chunks + at, mask=inside, other=0.0)
         whole = tl.sum(masses * tl.exp2((largests - largest) * (scale * _LOG2E)), 0)
         line = logits + row.to(tl.int64) * stride
-        # What is kept lies at or above `floor`; the blocks that have such tokens are the hot ones.
-        index = tl.arange(0, most_chunks * blocks)
+        # Kept tokens lie at or above `floor`; the blocks that have such tokens are the hot ones.
+        index = tl.arange(0, max_chunks * blocks)
         peaks = tl.load(note + 3 * chunks + index, mask=index < chunks * blocks, other=float("-inf"))
         lower = _lower_bound(peaks, largest, scale, top_k, top_p * whole * _SLACK, top_p < 1)
-        least = largest + reach
+        lowest = largest + reach
         cut = (top_k > 0) | (reach > float("-inf"))
-        summed = cut & (top_p < 1)  # top-p asks for the mass of all that min-p and top-k leave
-        floor = tl.where(summed & (top_k == 0), least, tl.maximum(lower, least))
+        summed = cut & (top_p < 1)  # top-p needs the mass of all that min-p and top-k leave
+        floor = tl.where(summed & (top_k == 0), lowest, tl.maximum(lower, lowest))
         is_hot = (peaks >= floor) & (peaks > float("-inf"))
         count = tl.sum(is_hot.to(tl.int32), 0)
         my_hot = hot + row * (chunks * blocks)
@@ -161,7 +161,7 @@ def settle_kernel(
 
 @triton.jit
 def _parameters(parameters, row):
-    """scale (0: greedy), top_k, top_p, reach, key of a row. See `sampling.pack`."""
+    """Reads scale (0: greedy), top_k, top_p, reach, key of a row. See `sampling.pack`."""
     mine = parameters + row * 8
     scale = tl.load(mine).to(tl.float32, bitcast=True)
     top_k = tl.load(mine + 1)
@@ -174,7 +174,7 @@ def _parameters(parameters, row):
 
 @triton.jit
 def _block_logits(line, block, inside, vocabulary, each: tl.constexpr):
-    """Logits and tokens (blocks, each) of blocks (blocks,); -inf outside of the vocabulary."""
+    """Loads logits and tokens (blocks, each) of blocks (blocks,); -inf outside of the vocabulary."""
     token = block[:, None] * each + tl.arange(0, each)[None, :]
     x = tl.load(line + token, mask=inside[:, None] & (token < vocabulary), other=float("-inf")).to(tl.float32)
     return x, token
@@ -182,7 +182,7 @@ def _block_logits(line, block, inside, vocabulary, each: tl.constexpr):
 
 @triton.jit
 def _hot_logits(line, hot, first, count, vocabulary, tile: tl.constexpr, each: tl.constexpr):
-    """The same of the hot blocks from `first` on, and which blocks they are."""
+    """Loads the same of the hot blocks from `first` on, and the indices of these blocks."""
     at = first + tl.arange(0, tile)
     block = tl.load(hot + at, mask=at < count, other=0)
     x, token = _block_logits(line, block, at < count, vocabulary, each)
@@ -196,15 +196,15 @@ def _mass(x, base, scale):
 
 @triton.jit
 def _gumbel(key, block, each: tl.constexpr):
-    """Standard Gumbel numbers for blocks' tokens: token t has word t % 4 of Philox4x32-10 for counter t // 4.
+    """Computes standard Gumbel numbers for blocks' tokens: token t has word t % 4 of Philox4x32-10 for counter t // 4.
 
-    -log(-log(1 - u)), where it is small u that decides who wins: they are told apart down to 2 ** -32.
+    -log(-log(1 - u)), where small u decide the winner: they are distinct down to 2 ** -32.
     """
     counter = block[:, None] * (each // 4) + tl.arange(0, each // 4)[None, :]
     first, second, third, fourth = tl.randint4x(key, counter)
     word = tl.interleave(tl.interleave(first, third), tl.interleave(second, fourth))
     u = (word.to(tl.uint32, bitcast=True).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    series = u * (1 + u * (0.5 + u * (1 / 3 + u * 0.25)))  # 1 - u would lose what a small u has
+    series = u * (1 + u * (0.5 + u * (1 / 3 + u * 0.25)))  # 1 - u would lose a small u's bits
     waited = tl.where(u < 0.015625, series, -_LN2 * _log2(tl.maximum(1 - u, 2.9802322387695312e-08)))
     return -_LN2 * _log2(waited)
 
@@ -219,7 +219,7 @@ def _log2(x):
 
 @triton.jit
 def _ordered(x):
-    """The int32 image of floats that has their order; of an image, the float's bits."""
+    """Maps floats to int32 of the same order, and such an int32 to the float's bits."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -232,7 +232,7 @@ def _float(ordered):
 
 @triton.jit
 def _lower_bound(peaks, largest, scale, top_k, mass, has_top_p):
-    """A logit below which nothing is kept by top-k or, where there is none, by top-p, that keeps up to `mass`.
+    """Returns a logit below which nothing is kept by top-k or, where there is none, by top-p, that keeps up to `mass`.
 
     As many blocks as have a largest logit of at least v, so many tokens have, and at least those logits' mass.
     """
@@ -251,7 +251,7 @@ def _lower_bound(peaks, largest, scale, top_k, mass, has_top_p):
 
 @triton.jit
 def _kth_largest(line, hot, count, vocabulary, floor, largest, k, tile: tl.constexpr, each: tl.constexpr):
-    """The k-th largest of the logits in hot blocks, at least k of which are `floor` or more; else `floor`."""
+    """Returns the k-th largest of the logits in hot blocks, at least k of which are `floor` or more; else `floor`."""
     low = _ordered(floor).to(tl.int64)
     high = _ordered(largest).to(tl.int64) + 1
     if count <= tile:
@@ -278,11 +278,11 @@ def _kth_largest(line, hot, count, vocabulary, floor, largest, k, tile: tl.const
 
 @triton.jit
 def _above(line, hot, count, vocabulary, x, floor, largest, scale, tile: tl.constexpr, each: tl.constexpr):
-    """Returns how many tokens are likelier than `x` and at least `floor`, and their mass relative to the likeliest."""
+    """Returns the number of tokens likelier than `x` and at least `floor`, and their mass relative to the likeliest."""
     number = tl.zeros((tile,), tl.int32)
     mass = tl.zeros((tile,), tl.float32)
     first = 0
-    while first < count:  # rather than `for`: Triton 3.6 interprets no range up to what a kernel computed
+    while first < count:  # rather than `for`: Triton 3.6 interprets no range up to a computed number
         others, _, _ = _hot_logits(line, hot, first, count, vocabulary, tile, each)
         above = (others > x) & (others >= floor)
         number += tl.sum(above.to(tl.int32), 1)
@@ -311,7 +311,7 @@ def _race_above(line, hot, count, vocabulary, x, floor, largest, scale, key, til
 
 
 def variants() -> list[Variant]:
-    """Of logits in fp32 and bf16; vocabularies of up to 32,768, 131,072 and 262,144 tokens."""
+    """Lists logits in fp32 and bf16; vocabularies of up to 32,768, 131,072 and 262,144 tokens."""
     sizes = {"vocabulary": "i32", "stride": "i32", "chunks": "i32"}
     scratch = {"parameters": "*i32", "floats": "*fp32", "winners": "*i32"}
     fixed = {"chunk": CHUNK, "each": BLOCK}
@@ -328,15 +328,15 @@ def variants() -> list[Variant]:
     types = {"logits": "*fp32", **scratch, "hot": "*i32", "tokens": "*i64", **sizes}
     found += [
         Variant(
-            f"sampling settle {most}",
+            f"sampling settle {chunks}",
             settle_kernel,
             types,
-            {**fixed, "most_chunks": most, "tile": TILE},
+            {**fixed, "max_chunks": chunks, "tile": TILE},
             warps=SETTLE_WARPS,
             stages=1,
             divisible=even,
-            most_registers=SETTLE_REGISTERS,
+            max_registers=SETTLE_REGISTERS,
         )
-        for most in (16, 64, 128)
+        for chunks in (16, 64, 128)
     ]
     return found

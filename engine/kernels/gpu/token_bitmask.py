@@ -1,4 +1,4 @@
-"""Sets what a mask of bits forbids to -inf."""
+"""Sets the logits of tokens that a bitmask forbids to -inf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCK = 1024  # logits that one program looks at
 
 @triton.jit
 def apply_token_bitmask_kernel(logits, bits, rows, vocabulary, logits_stride, bits_stride, block: tl.constexpr):
-    """One program looks at `block` logits of one row. See `mask.forbid` for the arguments."""
+    """One program looks at `block` logits of one row. See `token_bitmask.apply_token_bitmask` for the arguments."""
     index = tl.program_id(0)
     row = tl.load(rows + index)
     at = tl.program_id(1) * block + tl.arange(0, block)

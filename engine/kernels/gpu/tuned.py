@@ -1,4 +1,4 @@
-"""Shapes of kernels that were measured to be fastest on a device, by what they are launched for.
+"""Tuned configurations: the fastest measured shapes of kernels on a device, by problem.
 
 A file for each device, `tuned/NAME.json` beside this for those that are shipped, or in a folder of the user's for one
 that they tuned themselves (`python -m engine.kernels.tune`). Where there is none, each kernel has a shape by rule.
@@ -25,12 +25,12 @@ def own_folder() -> Path:
 
 
 def file_name(device: str) -> str:
-    """Of a device, by the name that its driver gives it."""
+    """Returns the file name for a device's driver name."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".json"
 
 
 def read(device: str, folders: Sequence[Path]) -> Table:
-    """Returns a device's tuned configurations; those of a later folder count."""
+    """Returns a device's tuned configurations; a later folder overrides an earlier one."""
     known: Table = {}
     for folder in folders:
         file = folder / file_name(device)
@@ -47,12 +47,12 @@ def _here() -> Table:
 
 
 def shape(kernel: str, problem: Sequence[object], rule: Sequence[int]) -> Sequence[int]:
-    """The numbers of a kernel's shape for a problem on this process's device: as tuned, or else by `rule`."""
+    """Returns a kernel's shape for a problem on this process's device: as tuned, or else by `rule`."""
     return _here().get(key(kernel, problem), rule)
 
 
 def key(kernel: str, problem: Sequence[object]) -> str:
-    """As files have it."""
+    """Returns a problem's key in the files."""
     return " ".join([kernel, *map(str, problem)])
 
 

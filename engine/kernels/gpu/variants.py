@@ -1,4 +1,4 @@
-"""One way a kernel is compiled, as plain data: what the ahead-of-time check and its listing go through."""
+"""One compiled variant of a kernel, as plain data: input of the ahead-of-time check and its listing."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ class Variant:
     stages: int = 3
     divisible: frozenset[str] = field(default_factory=frozenset)
     since: int = 80
-    most_registers: int | None = None  # `maxnreg` at the launch; None: as many as the assembler thinks well
+    max_registers: int | None = None  # `maxnreg` at the launch; None: the assembler's choice

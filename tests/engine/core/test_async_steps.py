@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig, PolicyName
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
-from engine.core.scheduler import MAX_FOLLOWED
+from engine.core.scheduler import MAX_STEPS_AHEAD
 from engine.core.step import Step
 from engine.kv_cache.block_pool import BlockPool
 from engine.outputs import SpanOutput
@@ -38,14 +38,14 @@ class Told(FakeRunner):
         self.ahead: list[bool] = []
 
     def run(self, step: Step) -> torch.Tensor:
-        self.ahead.append(step.drawn is not None)
+        self.ahead.append(step.sampled is not None)
         return super().run(step)
 
 
 class Bench(test_scheduler.Bench):
     """A core on a device that is told of steps ahead."""
 
-    def __init__(self, *, queues: bool = True, **options: Any) -> None:  # Any: what a `Bench` takes
+    def __init__(self, *, queues: bool = True, **options: Any) -> None:  # Any: arguments of `Bench`
         self.queues = queues
         self.pieces: list[m.OutputPiece] = []
         super().__init__(**options)
@@ -105,7 +105,7 @@ def spans(draw: st.DrawFn) -> Span:
 def outputs(
     asked: Sequence[tuple[Span, int]], *, blocks: int, running: int, budget: int, queues: bool
 ) -> tuple[object, int]:
-    """Returns what each span on its prompt of so many tokens says, and how many steps were told ahead."""
+    """Returns the output of each span on its prompt of so many tokens, and the number of steps scheduled ahead."""
     pool = BlockPool(blocks)
     runner = FakeRunner(pool, 4, queues=queues)
     config = EngineConfig("fake", block_size=4, max_batch_tokens=budget, max_running=running)
@@ -155,7 +155,7 @@ def test_decodes_are_told_ahead_and_each_token_is_run_once() -> None:
     bench.ask(2, 4, 20)
     bench.step(6)
     assert bench.told.ahead == [False, *[True] * 5]
-    bench.ask(3, 2, 5)  # what is told already comes before it, and no more
+    bench.ask(3, 2, 5)  # steps launched already come before it, and no more
     assert bench.step(2) == [[(1, 1), (2, 1), (3, 2)], [(1, 1), (2, 1), (3, 1)]]
     assert bench.told.ahead[6:] == [False, True]
     bench.finish()
@@ -168,7 +168,7 @@ def test_a_file_that_was_written_holds_nothing_up() -> None:
     bench = Bench()
     bench.ask(1, 3, 12)
     bench.step(3)
-    bench.core.handle(m.CameUp())
+    bench.core.handle(m.TransferDone())
     bench.step(2)
     assert bench.told.ahead == [False, *[True] * 4]
 
@@ -242,7 +242,7 @@ def test_who_cannot_be_let_in_does_not_hold_the_device_up_and_is_looked_at_now_a
     batches = bench.finish()
     assert batches == [[(1, 2)], *[[(1, 1)]] * 49, [(2, 2)], [(2, 1)]]
     runs = [len(list(run)) for ahead, run in itertools.groupby(bench.told.ahead) if ahead]
-    assert runs == [MAX_FOLLOWED, MAX_FOLLOWED, 49 - 2 * (MAX_FOLLOWED + 1), 1]
+    assert runs == [MAX_STEPS_AHEAD, MAX_STEPS_AHEAD, 49 - 2 * (MAX_STEPS_AHEAD + 1), 1]
 
 
 @pytest.mark.parametrize("by", ["length", "id", "string"])

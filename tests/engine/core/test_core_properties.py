@@ -175,7 +175,7 @@ class CoreMachine(RuleBasedStateMachine):
         request = running[pick % len(running)]
         sequence, _ = self.spans.get(request) or self.scores[request]
         self.spans.pop(request, None)
-        self.scores.pop(request, None)  # what still comes is dropped, as by a handle
+        self.scores.pop(request, None)  # later replies are dropped, as by a handle
         self.send(m.Cancel(sequence, request))
         self.send(m.Truncate(sequence, len(self.expected[sequence])))
 
@@ -196,7 +196,7 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.spans or self.scores)
     @rule()
     def crash(self) -> None:
-        """The core is lost between two steps, and a fresh one is told what it must know."""
+        """The core is lost between two steps, and the journal is replayed to a fresh one."""
         suspects = self.journal.crashed()
         self.make_core()
         for command in self.journal.commands():

@@ -1,4 +1,4 @@
-"""The device's side of the sampler, by twins and by interpreted kernels, against the sampler of the CPU."""
+"""The device's side of the sampler, by torch references and by interpreted kernels, against the sampler of the CPU."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.fixture(params=["twin", "kernel"])
 def on_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SampledTokens]:
-    """`sample_on_device` of logits on the CPU, with twins or with kernels."""
-    for module, name in ((sampling, "draw"), (sampling, "adjust"), (logprobs, "logprobs")):
+    """`sample_on_device` of logits on the CPU, with torch references or with kernels."""
+    for module, name in ((sampling, "sample"), (sampling, "adjust"), (logprobs, "logprobs")):
         monkeypatch.setattr(module, name, getattr(module, f"{name}_{'torch' if request.param == 'twin' else 'triton'}"))
     device = DEVICE if request.param == "kernel" else "cpu"
     return lambda rows, *rest: sample_on_device(rows.to(device), *rest)
@@ -126,7 +126,7 @@ def test_warming_up_draws_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel runs for one row and for two; but a greedy row changes no logits."""
     ran: dict[str, set[int]] = {}
     for module, name in (
-        (sampling, "adjust"), (sampling, "draw"), (logprobs, "logprobs"), (gpu_sampler, "apply_token_bitmask"),
+        (sampling, "adjust"), (sampling, "sample"), (logprobs, "logprobs"), (gpu_sampler, "apply_token_bitmask"),
         (gpu_sampler, "fill_sampled"),
     ):  # fmt: skip
         kernel = getattr(module, name)
@@ -137,4 +137,4 @@ def test_warming_up_draws_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(module, name, counted)
     warm_up(40, torch.device("cpu"))
-    assert ran == {name: {1, 2} for name in ("adjust", "draw", "logprobs", "apply_token_bitmask", "fill_sampled")}
+    assert ran == {name: {1, 2} for name in ("adjust", "sample", "logprobs", "apply_token_bitmask", "fill_sampled")}

@@ -1,4 +1,4 @@
-"""Tests what each scheduling policy promises, on the fake device, by a clock that runs as long as the steps would
+"""Tests the promises of each scheduling policy, on the fake device, by a clock that runs as long as the steps would
 take."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Told:
 
 
 class World:
-    """A core with one policy, and what its clients hear."""
+    """A core with one policy, and the replies to its clients."""
 
     def __init__(self, policy: str, *, budget: int = 64, running: int = 8, blocks: int = 2000, **more: object) -> None:
         self.now = 0.0
@@ -143,7 +143,7 @@ def test_decodes_wait_for_a_prompt_no_longer_than_the_stretch_allows() -> None:
     fixed, fixed_writers, fixed_reader = burst("decode-first", fixed_chunks=True)
     fixed.run(until=fixed_reader)
     assert max(fixed_writers[0].gaps) == pytest.approx(FIXED + 64 * EACH)
-    assert fixed_reader.ttft < reader.ttft  # what smooth decodes cost
+    assert fixed_reader.ttft < reader.ttft  # the cost of smooth decodes
 
 
 def test_a_goal_for_the_time_between_tokens_is_kept_and_used() -> None:
@@ -202,7 +202,7 @@ def test_a_better_class_takes_the_place_of_a_worse_one() -> None:
     usual.run(seconds=0.2)
     high = usual.ask(2, 20, 5, priority=0)
     usual.run(until=high)
-    assert low.ended  # there a class orders what waits, and sends nobody away
+    assert low.ended  # there a class orders waiting sequences, and preempts none
 
 
 def test_equals_do_not_send_each_other_away() -> None:
@@ -305,10 +305,10 @@ def test_an_agents_next_turn_keeps_its_place(policy: str) -> None:
     world.run()
     others = [world.ask(id, 20, 30) for id in range(2, 6)]
     world.step()
-    world.core.handle(m.Append(1, (1, 2, 3)))  # what a tool gave
+    world.core.handle(m.Append(1, (1, 2, 3)))  # a tool's result
     turn = world.go_on(1, 3)
     world.run(until=turn)
-    assert sum(other.ended for other in others) <= 1  # only what ran already went before it
+    assert sum(other.ended for other in others) <= 1  # only running sequences went before it
 
 
 def test_what_a_step_takes_is_learnt() -> None:
@@ -319,7 +319,7 @@ def test_what_a_step_takes_is_learnt() -> None:
     assert chunks.costs == pytest.approx((FIXED, 3 * EACH, EACH))
     assert chunks.budget(0) == 512
     assert chunks.budget(20) == 20 + int(0.8 * (FIXED + 60 * EACH) / EACH)
-    assert chunks.budget(1) == 1 + 16  # some of a prompt is read whatever it costs
+    assert chunks.budget(1) == 1 + 16  # some of a prompt is read at any cost
 
 
 def test_a_long_queue_is_read_in_larger_pieces() -> None:
@@ -335,7 +335,7 @@ def test_a_long_queue_is_read_in_larger_pieces() -> None:
         reading = chunks.budget(8, Queue(prompts, 200 * prompts)) - 8
         step_s = FIXED + EACH * 8 + EACH * reading
         assert 200 * prompts / reading * step_s == pytest.approx(0.5 + 4 * 200 * EACH, rel=0.05)
-    assert goal.budget(8, Queue(50, 10_000)) == goal.budget(8)  # what was asked for is kept to
+    assert goal.budget(8, Queue(50, 10_000)) == goal.budget(8)  # the goal is kept
 
 
 def test_one_long_prompt_is_no_queue() -> None:

@@ -84,7 +84,7 @@ def test_draws_follow_the_filtered_distribution(sampling: Sampling, vocab: int) 
     p /= p.sum()
     assert counts[~keep].sum() == 0
     error = np.sqrt(p * (1 - p) / n)
-    slack = np.where(p * n < 1, 3 / n, 1e-12)  # what is rarer than one in all draws may come three times
+    slack = np.where(p * n < 1, 3 / n, 1e-12)  # a token rarer than one in all samples may come three times
     assert (np.abs(counts / n - p) <= 5 * error + slack).all()
 
 

@@ -1,4 +1,4 @@
-"""Tests what the scheduler promises, one promise a test, on the device that checks its own cache."""
+"""Tests the scheduler's promises, one a test, on the device that checks its own cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bench:
         self.core.handle(m.Generate(id, 100 + id, Span(GREEDY, max_tokens=count), 0, count))
 
     def step(self, times: int = 1) -> list[list[tuple[int, int]]]:
-        """Run steps; return what each ran, as (sequence, tokens) pairs."""
+        """Runs steps; returns the rows of each, as (sequence, tokens) pairs."""
         before = len(self.runner.batches)
         for _ in range(times):
             self.core.step()

@@ -1,4 +1,4 @@
-"""Where there is no GPU, what the engine does for one is shown on one that is pretended."""
+"""Without a GPU, the engine's GPU path is tested on a pretended one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU's machine often has torch and transformers and little else: what `make gpu` runs asks for no more."""
+"""A GPU's machine often has torch and transformers and little else: `make gpu` needs no more."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def greedy(engine: Engine, tokens: list[int], count: int = 5) -> tuple[int
 
 
 def runner_of(engine: Engine) -> GpuRunner:
-    runner = engine._core._flights.runner
+    runner = engine._core._steps.runner
     assert isinstance(runner, GpuRunner)
     return runner
 
@@ -165,7 +165,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     run = GpuRunner.run
 
     def watched(runner: GpuRunner, step: Step) -> Tensor:
-        if step.drawn is not None:
+        if step.sampled is not None:
             rows.append(len(step.rows))
         return run(runner, step)
 

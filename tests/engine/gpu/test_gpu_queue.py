@@ -1,4 +1,4 @@
-"""Tests what the host waits for while a device works off what it was told, and what it learns of the time that took."""
+"""Tests the host's waits while a device works through launched steps, and the times that it learns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUDA = torch.device("cuda")
 
 
 class Slow(FakeRunner):
-    """A device that takes a second a token, and is told so in no time. `log`: what it was told, and waited for."""
+    """A device that takes a second a token, and is told so in no time. `log`: the launches and the waits."""
 
     def __init__(self, pool: BlockPool) -> None:
         super().__init__(pool, 4, queues=True)

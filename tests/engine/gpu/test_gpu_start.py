@@ -1,4 +1,4 @@
-"""Tests what an engine finds out at its start on a GPU: whether kernels can be launched, and how much memory is
+"""Tests the checks of an engine at its start on a GPU: whether kernels can be launched, and how much memory is
 left."""
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ def test_a_deterministic_engine_keeps_room_for_its_longest_context(checkpoint: P
         pytest.skip("others take and give memory here meanwhile")
     decoder = load(checkpoint, deterministic=True)
     spec = decoder.spec
-    short, long = (left_for_kv(decoder, CUDA, batch_tokens=8, rows=2, longest=keys) for keys in (1024, 11 * 1024))
+    short, long = (left_for_kv(decoder, CUDA, batch_tokens=8, rows=2, max_len=keys) for keys in (1024, 11 * 1024))
     assert short - long == 10 * 8 * 4 * spec.heads * (spec.head_dim + 1)

@@ -1,4 +1,4 @@
-"""Host memory below a GPU: when blocks may be written, and what memory is locked."""
+"""Host memory below a GPU: when blocks may be written, and the locked memory."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_a_block_comes_up_after_all_that_the_device_was_told_before(machine: Mac
     store.saved()
     if machine is None:
         torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # a step that takes its time
-    store.save([(2, host.row(0))])  # what was in the block goes down,
-    cache.data[:, :, 2].fill_(3.0)  # and who had it writes to it once more
+    store.save([(2, host.row(0))])  # the block's content is offloaded,
+    cache.data[:, :, 2].fill_(3.0)  # and its former holder writes to it once more
     loaded = load(store, None, BlockContent(b"digest", b"root"), 2, host.row(1), store.queued())
     assert loaded.error is None
     assert host.row(0).view(torch.float32).eq(0).all(), "what went down has arrived: it was queued before"

@@ -1,4 +1,4 @@
-"""Models that were trained, on a GPU: what is known of them must come out there too."""
+"""Models that were trained, on a GPU: their known answers must come out there too."""
 
 from __future__ import annotations
 

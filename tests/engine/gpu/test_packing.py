@@ -1,4 +1,4 @@
-"""A step survives being packed: what comes out of the array is what went in, in its own room and in a larger one."""
+"""A step survives being packed: it comes out of the array as it went in, at its own capacity and at a larger one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.kernels.work import QUERIES, WorkLimits
 from engine.model.batching import BatchLayout
-from engine.model.gpu_batch import Packed, PackedModel, room_of, works_of
+from engine.model.gpu_batch import Packed, PackedModel, capacity_of, works_of
 from engine.model.gpu_limits import decode_shapes, graph_sizes
 from engine.model.gpu_runner import Staging
 
@@ -38,20 +38,20 @@ def test_decodes_are_unpacked_as_they_were(
     model = PackedModel(windows, 4, 32, limits)
     laid = laid_out(contexts, shared)
     works = works_of(laid, BLOCK, model)
-    rooms = [room_of(laid, works), *decode_shapes(len(contexts) + spare, windows, limits, 60)]
-    assert any(all(r.holds(w) for r, w in zip(room.work, works, strict=True)) for room in rooms[1:])
-    for room in rooms:
-        if not all(r.holds(w) for r, w in zip(room.work, works, strict=True)):
+    capacities = [capacity_of(laid, works), *decode_shapes(len(contexts) + spare, windows, limits, 60)]
+    assert any(all(r.holds(w) for r, w in zip(capacity.work, works, strict=True)) for capacity in capacities[1:])
+    for capacity in capacities:
+        if not all(r.holds(w) for r, w in zip(capacity.work, works, strict=True)):
             continue
-        packed = Packed(room)
+        packed = Packed(capacity)
         host = np.full(packed.size, -9, dtype=np.int32)  # of a step before
         used = packed.fill(laid, works, host)
         host[used:] = -9
         step = packed.views(torch.from_numpy(host), model)
         count = len(contexts)
-        assert step.token_ids.tolist() == laid.tokens + [0] * (room.tokens - count)
+        assert step.token_ids.tolist() == laid.tokens + [0] * (capacity.tokens - count)
         assert step.positions[:count].tolist() == laid.positions.tolist()
-        assert step.slots.tolist() == laid.slots.tolist() + [0] * (room.tokens - count)
+        assert step.slots.tolist() == laid.slots.tolist() + [0] * (capacity.tokens - count)
         for window, work in zip(windows, works, strict=True):
             pieces = step.pieces[window]
             for found, wanted in ((pieces.small, work.small), (pieces.large, work.large)):

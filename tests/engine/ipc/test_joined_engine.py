@@ -1,4 +1,4 @@
-"""Several clients of one core: what each asks for it gets, and it goes on where the core is started again."""
+"""Several clients of one core: each gets its own replies, and goes on where the core is started again."""
 
 from __future__ import annotations
 

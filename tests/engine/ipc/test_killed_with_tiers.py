@@ -1,4 +1,4 @@
-"""An engine whose process is killed finds on its disk what it had read, and goes on with the same tokens."""
+"""An engine whose process is killed finds its K/V on its disk, and goes on with the same tokens."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from engine.model.numerics import Numerics
 from engine.structured_output import JsonSchema
 from engine.structured_output.layout import Constrained
 
-SOON_S = 20.0  # for what is there already
+SOON_S = 20.0  # for commands that are there already
 LATE_READ_S, LATE_WRITE_S = 0.004, 0.04  # before the system calls of a child
 NUMERICS = Numerics("float32", "torch", "none", "auto", "cpu", "", 1, "", batch_invariant=False)
 LOADED = m.Loaded("", 1, 1, "cpu", "float32", 1, NUMERICS)
@@ -74,11 +74,11 @@ def taken(mail: Mail) -> list[m.Command]:
 def test_a_command_is_taken_before_its_wake_byte_is_written(mail: Mail) -> None:
     appended, go_on = threading.Event(), threading.Event()
     queue_of(mail).appended = lambda: (appended.set(), go_on.wait())
-    poster = threading.Thread(target=mail.post, args=(m.CameUp(),))
+    poster = threading.Thread(target=mail.post, args=(m.TransferDone(),))
     poster.start()
     appended.wait()
     try:
-        assert list(mail.take(0.0)) == [m.CameUp()]
+        assert list(mail.take(0.0)) == [m.TransferDone()]
     finally:
         go_on.set()
         poster.join()
@@ -102,7 +102,7 @@ def test_a_command_that_comes_while_others_are_taken_wakes_the_next_take(mail: M
 def test_more_commands_than_the_pipe_holds_bytes_are_all_taken(mail: Mail) -> None:
     count = (1 << 16) + 1_000
     for _ in range(count):
-        mail.post(m.CameUp())
+        mail.post(m.TransferDone())
     assert len(list(mail.take(None))) == count
     mail.post(m.Leave(1))
     assert taken(mail) == [m.Leave(1)]
@@ -111,7 +111,7 @@ def test_more_commands_than_the_pipe_holds_bytes_are_all_taken(mail: Mail) -> No
 def test_many_threads_post_while_one_takes(mail: Mail) -> None:
     threads, each = 8, 500
     posters = [
-        threading.Thread(target=lambda: [mail.post(m.CameUp()) for _ in range(each)], daemon=True)
+        threading.Thread(target=lambda: [mail.post(m.TransferDone()) for _ in range(each)], daemon=True)
         for _ in range(threads)
     ]
     for poster in posters:

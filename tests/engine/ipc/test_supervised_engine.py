@@ -88,7 +88,7 @@ async def answers(engine: Engine, progress: asyncio.Queue[int] | None = None) ->
 
     async with await engine.open(PROMPT) as root:
         await root.generate_all(Span(GREEDY, max_tokens=3, ignore_eos=True))
-        await root.score([[1, 2], [3]])  # what forks draw depends on how many there were before them
+        await root.score([[1, 2], [3]])  # forks sample by the number of forks before them
         kids = root.fork(len(SPANS))
         done = await asyncio.gather(*(one(kid, span) for kid, span in zip(kids, SPANS, strict=True)))
         scores = await kids[0].score([[4, 5], [6]])
@@ -97,7 +97,7 @@ async def answers(engine: Engine, progress: asyncio.Queue[int] | None = None) ->
 
 
 def same(one: list[SpanResult], other: list[SpanResult]) -> None:
-    """To the token; log-probabilities to rounding, which depends on what was read in one go."""
+    """To the token; log-probabilities to rounding, which depends on the chunks of the prefill."""
     for a, b in zip(one, other, strict=True):
         assert replace(a, logprobs=()) == replace(b, logprobs=())
         assert [lp.token_id for lp in a.logprobs] == [lp.token_id for lp in b.logprobs]
@@ -122,7 +122,7 @@ async def test_a_killed_process_is_started_again_and_all_streams_go_on_as_if_not
             await until(engine, "restarting")
             with pytest.raises(EngineRestarting):
                 await engine.stats()
-            late = await engine.open(PROMPT)  # what comes meanwhile waits
+            late = await engine.open(PROMPT)  # commands meanwhile wait
             first = asyncio.create_task(late.generate_all(Span(GREEDY, max_tokens=2, ignore_eos=True)))
             await until(engine, "running")
             assert len((await first).token_ids) == 2

@@ -34,7 +34,7 @@ compiled: dict[str, int] = {}
 
 
 class NoDevice:
-    """What Triton asks of a driver before it launches."""
+    """Triton's queries of a driver before a launch."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -121,8 +121,8 @@ def run_the_rest() -> None:
 
 
 def prepare(logits: torch.Tensor, draws: Sequence[RowSampling | None]) -> None:
-    """Returns what a GPU's sampler launches."""
-    sampling.draw, sampling.adjust = sampling.draw_triton, sampling.adjust_triton
+    """Launches a GPU's sampler."""
+    sampling.sample, sampling.adjust = sampling.sample_triton, sampling.adjust_triton
     of_rows.logprobs = of_rows.logprobs_triton
     sample_on_device(logits, draws)
 

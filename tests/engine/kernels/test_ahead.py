@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def listed(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: what is imported under the interpreter cannot be compiled."""
+    """In a process of its own: kernels imported under the interpreter cannot be compiled."""
     pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "engine.kernels.ahead", *arguments]

@@ -1,4 +1,5 @@
-"""Blocks as bytes: copied within a cache, gathered to rows, scattered back. Kernels and twins against indexing."""
+"""Blocks as bytes: copied within a cache, gathered to rows, scattered back. Kernels and torch references against
+indexing."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_gates(kind: Activation, device: str, tokens: int, width: int, dtype: to
     both = numbers(tokens, 2 * width + 3, device=device, dtype=dtype, seed=seed)[:, : 2 * width] * 4
     found, wanted = gated.gated_triton(both, kind), gated.gated_torch(both, kind)
     gate, up = both.float().chunk(2, -1)
-    same(found, wanted, gate * up)  # 1 + tanh(-3) is little of what it is the sum of
+    same(found, wanted, gate * up)  # 1 + tanh(-3) is small against its terms
     same(wanted, (ACTIVATIONS[kind](gate) * up).to(dtype), gate * up)
 
 

@@ -1,4 +1,4 @@
-"""The attention kernel, its twin and the pieces that they are given, against plain attention of each token."""
+"""The attention kernel, its torch reference and their pieces, against plain attention of each token."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def case(
     cache: Tensor | QuantizedLayer
     if coding is None:
         cache = values.to(device, dtype)
-        cache[:, 0] = float("nan")  # what is in no row's context must not be seen
+        cache[:, 0] = float("nan")  # keys in no row's context must not be seen
         for row, count in enumerate(counts):
             cache[:, tables[row, count - 1], (contexts[row] - 1) % block_size + 1 :] = float("nan")
     else:

@@ -1,4 +1,4 @@
-"""Adapters of a ragged batch: both forms against the twin, which goes row by row."""
+"""Adapters of a ragged batch: both forms against the torch reference, which goes row by row."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def case(
 
 
 def check(found: torch.Tensor, wanted: torch.Tensor, y: torch.Tensor, rows: list[int]) -> None:
-    """Near the twin, and untouched where there is no adapter."""
+    """Near the torch reference, and untouched where there is no adapter."""
     assert not found.isnan().any()
     assert float((found - wanted).float().abs().max()) <= BOUND[y.dtype] * float(wanted.float().abs().max())
     without = [row for row, adapter in enumerate(rows) if adapter < 0]

@@ -1,4 +1,4 @@
-"""The mask kernel and its twin against a loop over bits."""
+"""The mask kernel and its torch reference against a loop over bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHAPES = [(1, 5, 1), (4, 64, 2), (3, 1000, 3), (7, 2049, 4), (3, 151_936, 2)]  #
 
 
 def case(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
-    """Logits, bits and rows, and what must come out, by a loop."""
+    """Logits, bits and rows, and the expected result, by a loop."""
     n, vocabulary, m = shape
     generator = torch.Generator().manual_seed(hash(shape) % 1000)
     logits = torch.randn(n, vocabulary, generator=generator).to(dtype)

@@ -1,4 +1,4 @@
-"""The products of one token and of any number alike: kernels against twins, and bits against bits."""
+"""The products of one token and of any number alike: kernels against torch references, and bits against bits."""
 
 from __future__ import annotations
 

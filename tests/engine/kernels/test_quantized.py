@@ -1,4 +1,4 @@
-"""Quantised linear layers: what rounding costs, and every kernel against the twin."""
+"""Quantised linear layers: the cost of rounding, and every kernel against the torch reference."""
 
 from __future__ import annotations
 

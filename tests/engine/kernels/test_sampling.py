@@ -1,4 +1,4 @@
-"""Drawing on the device: kernels against the twin, the twin against plain probabilities."""
+"""Sampling on the device: kernels against the torch reference, the reference against plain probabilities."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from engine.core.sampling_types import mix64
 from engine.kernels.sampling import (
     adjust_torch,
     adjust_triton,
-    draw_torch,
-    draw_triton,
     gumbel,
     kept_torch,
     pack,
     philox,
+    sample_torch,
+    sample_triton,
 )
 
 pytestmark = pytest.mark.slow
@@ -46,8 +46,8 @@ def check(logits: torch.Tensor, packed: torch.Tensor, device: str) -> None:
     """The kernel's tokens are the twin's, or lose by no more than rounding; whatever wins is kept by the filters, or
     stands within rounding of what is.
     """
-    found = draw_triton(logits.to(device), packed.to(device)).tolist()
-    wanted = draw_torch(logits, packed).tolist()
+    found = sample_triton(logits.to(device), packed.to(device)).tolist()
+    wanted = sample_torch(logits, packed).tolist()
     for row, words, token, best in zip(logits.float(), packed, found, wanted, strict=True):
         assert 0 <= token < len(row)
         if token == best:
@@ -128,14 +128,14 @@ def test_the_kernel_keeps_what_the_twin_keeps(same: dict[str, float], device: st
     check(row.expand(keys, -1), parameters(keys, **same), device)
 
 
-@pytest.mark.parametrize("draw", [draw_torch, draw_triton])
+@pytest.mark.parametrize("draw", [sample_torch, sample_triton])
 @pytest.mark.parametrize("same", [{}, {"top_k": 3}, {"min_p": 0.17}, {"top_k": 4, "min_p": 0.17}], ids=str)
 def test_top_p_cuts_where_the_likelier_reach_it(draw: object, same: dict[str, float], device: str) -> None:
     row = torch.full((100,), -INF)
     row[[60, 70, 80]] = torch.tensor([0.5, 0.3, 0.2]).log()
     if same:
         row[90] = -2.5  # gone before top-p looks
-    logits, unfiltered = row.expand(60, -1), draw_torch(row.expand(60, -1), parameters(60, **same))
+    logits, unfiltered = row.expand(60, -1), sample_torch(row.expand(60, -1), parameters(60, **same))
     last = (unfiltered == 80).nonzero()[:3, 0]  # keys by which the least likely wins, if it may
     assert len(last) == 3
     for top_p, wins in ((0.804, True), (0.796, False)):
@@ -153,10 +153,10 @@ def test_draws_follow_the_filtered_softmax(device: str) -> None:
     row = torch.randn(1, 40, generator=torch.Generator().manual_seed(1)) * 2
     for same in ({}, {"temperature": 0.5}, {"top_k": 6}, {"top_p": 0.8}, {"temperature": 2.5, "min_p": 0.2}):
         few = [40] if device == "cpu" and same == {"top_k": 6} else []  # interpreted
-        kernel = [(draw_triton, count) for count in (few if device == "cpu" else [20_000])]
-        for draw, count in ((draw_torch, 600), *kernel):
+        kernel = [(sample_triton, count) for count in (few if device == "cpu" else [20_000])]
+        for draw, count in ((sample_torch, 600), *kernel):
             packed = parameters(count, **same)
-            where = device if draw is draw_triton else "cpu"
+            where = device if draw is sample_triton else "cpu"
             drawn = draw(row.expand(count, -1).to(where), packed.to(where)).cpu()
             kept = kept_torch(row[0], packed[0])
             weights = torch.exp(row[0].double() / same.get("temperature", 1.0)) * kept
@@ -173,22 +173,22 @@ def test_a_rows_draw_has_the_same_bits_in_any_batch(device: str) -> None:
     logits = (torch.randn(4, 3001, generator=torch.Generator().manual_seed(2)) * 2).to(device)
     packed = parameters(4, top_p=0.9).to(device)
     packed[::2] = parameters(2, temperature=1.5).to(device)
-    together = draw_triton(logits, packed)
+    together = sample_triton(logits, packed)
     for row in range(4):
-        assert draw_triton(logits[row : row + 1], packed[row : row + 1]).equal(together[row : row + 1])
-    assert draw_triton(logits.flip(0), packed.flip(0)).equal(together.flip(0))
+        assert sample_triton(logits[row : row + 1], packed[row : row + 1]).equal(together[row : row + 1])
+    assert sample_triton(logits.flip(0), packed.flip(0)).equal(together.flip(0))
 
 
-@pytest.mark.parametrize("draw", [draw_torch, draw_triton])
+@pytest.mark.parametrize("draw", [sample_torch, sample_triton])
 class TestEdges:
     def drawn(self, draw: object, row: torch.Tensor, device: str, rows: int = 4, **same: float) -> set[int]:
         """Returns what comes of as many keys. Interpreted kernels draw the first few, and the twin says that they are
         right."""
         logits, packed = row.expand(rows, -1).contiguous(), parameters(rows, **same)
-        tokens = draw_torch(logits, packed).tolist()
-        if draw is draw_triton:
+        tokens = sample_torch(logits, packed).tolist()
+        if draw is sample_triton:
             few = min(rows, 5) if device == "cpu" else rows
-            found = draw_triton(logits[:few].to(device), packed[:few].to(device))
+            found = sample_triton(logits[:few].to(device), packed[:few].to(device))
             assert found.tolist() == tokens[:few]
         return set(tokens)
 

@@ -1,4 +1,4 @@
-"""Shapes are timed, the fastest kept, and what is kept is found again by the device's name."""
+"""Shapes are timed, the fastest kept, and found again by the device's name."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_without_a_device_shapes_go_by_rule() -> None:
 
 
 @pytest.mark.parametrize("rows", [16, 64, 128])
-@pytest.mark.parametrize("coded", [False, True])
-def test_attentions_problems_run(rows: int, coded: bool, device: str) -> None:
-    run = tune._attention(64, rows, coded, device=device, context=320, count=2, kv_heads=1)
+@pytest.mark.parametrize("quantized", [False, True])
+def test_attentions_problems_run(rows: int, quantized: bool, device: str) -> None:
+    run = tune._attention(64, rows, quantized, device=device, context=320, count=2, kv_heads=1)
     wanted = run((rows, 64, 4, 3))
     found = run((rows, 32, 8, 2))
     assert isinstance(found, torch.Tensor) and isinstance(wanted, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Sequences that wait for a tool: how long their K/V is kept, who loses it first, and that it comes back."""
+"""Sequences that wait for a tool: the TTL of their KV pins, the order of reclaiming, and the way back."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from tests.engine.core.test_scheduler import Bench
 
 
 def learnt(name: str, *seconds: float) -> KVPins:
-    leases = KVPins()
+    pins = KVPins()
     for each in seconds:
-        leases.waited([name], each)
-    return leases
+        pins.waited([name], each)
+    return pins
 
 
-def test_a_lease_lasts_as_long_as_nearly_all_waits_for_the_same_tool() -> None:
-    leases = learnt("search", *([1.0] * 40), 2.0, 50.0)
-    assert leases.lease(["search"], 60.0) == MARGIN * 1.0
-    assert leases.lease(["other"], 60.0) == 60.0
+def test_a_pin_lasts_as_long_as_nearly_all_waits_for_the_same_tool() -> None:
+    pins = learnt("search", *([1.0] * 40), 2.0, 50.0)
+    assert pins.ttl_s(["search"], 60.0) == MARGIN * 1.0
+    assert pins.ttl_s(["other"], 60.0) == 60.0
 
 
 def test_a_tool_that_takes_longer_than_may_be_held_is_not_waited_for() -> None:
-    assert learnt("approval", *([300.0] * LEARNT)).lease(["approval"], 60.0) == 0.0
+    assert learnt("approval", *([300.0] * LEARNT)).ttl_s(["approval"], 60.0) == 0.0
 
 
 def test_several_tools_are_waited_for_as_long_as_the_slowest_and_teach_about_that_one() -> None:
-    leases = learnt("fast", *([0.1] * LEARNT))
+    pins = learnt("fast", *([0.1] * LEARNT))
     for _ in range(LEARNT):
-        leases.waited(["slow"], 4.0)
-    assert leases.lease(["fast", "slow"], 60.0) == MARGIN * 4.0
+        pins.waited(["slow"], 4.0)
+    assert pins.ttl_s(["fast", "slow"], 60.0) == MARGIN * 4.0
     for _ in range(LEARNT):
-        leases.waited(["fast", "slow"], 8.0)
-    assert leases.expected("fast") == MARGIN * 0.1 and leases.expected("slow") == MARGIN * 8.0
+        pins.waited(["fast", "slow"], 8.0)
+    assert pins.expected("fast") == MARGIN * 0.1 and pins.expected("slow") == MARGIN * 8.0
 
 
 def test_no_more_names_are_remembered_than_there_is_room_for() -> None:
-    leases = KVPins()
+    pins = KVPins()
     for at in range(NAMES + 10):
         for _ in range(LEARNT):
-            leases.waited([f"tool {at}"], 1.0)
-    assert leases.expected("tool 0") is None and leases.expected(f"tool {NAMES + 9}") is not None
+            pins.waited([f"tool {at}"], 1.0)
+    assert pins.expected("tool 0") is None and pins.expected(f"tool {NAMES + 9}") is not None
 
 
 def idle(bench: Bench, *ids: int) -> None:
@@ -49,7 +49,7 @@ def idle(bench: Bench, *ids: int) -> None:
         bench.drain()
 
 
-def test_kv_of_a_lapsed_lease_goes_first_and_of_a_live_one_last() -> None:
+def test_kv_of_a_lapsed_pin_goes_first_and_of_a_live_one_last() -> None:
     bench = Bench(blocks=8, budget=32)
     idle(bench, 1, 2, 3)
     bench.core.handle(m.Hold(2, 5.0))
@@ -94,4 +94,4 @@ def test_what_is_held_and_goes_on_is_counted_and_teaches_how_long_its_tool_takes
     assert (stats.resumed, stats.resumed_late, stats.held) == (LEARNT, 0, 0)
     assert stats.resumed_tokens == stats.resumed_reused_tokens == sum(range(7, 7 + LEARNT))
     bench.core.handle(m.Hold(1, 60.0, ("search",)))
-    assert bench.core._sequences[1].hold_until == bench.now + MARGIN * 2.0
+    assert bench.core._sequences[1].pinned_until == bench.now + MARGIN * 2.0

@@ -31,7 +31,7 @@ class QueuedRunner(FakeRunner):
         self._drew: list[int] = []
 
     def run(self, step: Step) -> torch.Tensor:
-        waited = self._drew if step.drawn is None else self._drew[:-1]
+        waited = self._drew if step.sampled is None else self._drew[:-1]
         self._wait_for(waited[-1] if waited else 0)
         logits = super().run(step)
         self._begin({block for row in step.rows for block in row.seq.table})
@@ -81,7 +81,7 @@ def test_a_block_comes_up_after_the_prefill_that_used_it_and_was_cancelled(tier:
         for _ in range(20):
             core.step()
             worker.work()
-            core.handle(m.CameUp())
+            core.handle(m.TransferDone())
         assert not core.has_work
 
     for id, prompt in ((1, (1, 2) * 10), (2, (2, 2, 1) * 7)):  # the second takes the place of the first

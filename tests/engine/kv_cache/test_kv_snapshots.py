@@ -1,4 +1,4 @@
-"""Sequences that survive their engine: what goes on elsewhere is what would have gone on, and nothing bad is taken."""
+"""Sequences that survive their engine: they continue elsewhere with the same tokens, and bad snapshots are refused."""
 
 from __future__ import annotations
 

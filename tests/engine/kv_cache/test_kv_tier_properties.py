@@ -51,7 +51,7 @@ class TieredMachine(CoreMachine):
         return FakeRunner(self.pool, self.config.block_size)
 
     def make_core(self) -> None:
-        """A fresh core, over what an earlier one left on the disk."""
+        """A fresh core, over an earlier one's files."""
         if self.disk is not None:
             self.disk.close()
         self.pool = BlockPool(self.blocks, self.config.kv_tenant_share)
@@ -105,7 +105,7 @@ class TieredMachine(CoreMachine):
         for _ in range(times):
             if not self.core.has_work:
                 self.worker.work(1)
-                self.core._scheduler.came_up()
+                self.core._scheduler.take_loaded()
             super().step(1)
 
     def teardown(self) -> None:
@@ -117,12 +117,12 @@ class TieredMachine(CoreMachine):
                     break
                 self.step(1)
             self.worker.close()
-            self.core._scheduler.came_up()
+            self.core._scheduler.take_loaded()
             super().teardown()
             assert self.pool.used == 0 and not self.tiers.blocks, "blocks leaked"
             self.core.close()
             if self.disk is not None:
-                assert len(self.disk.files()) <= self.tiers._most_files, "there are more files than there may be"
+                assert len(self.disk.files()) <= self.tiers._max_files, "there are more files than there may be"
         finally:
             shutil.rmtree(self.directory)
 

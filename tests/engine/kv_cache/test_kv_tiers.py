@@ -1,4 +1,4 @@
-"""K/V that goes down a tier and comes back, on a real model: the same greedy ids, whatever is refused."""
+"""K/V that is offloaded and loaded, on a real model: the same greedy ids, whether copies fail or not."""
 
 from __future__ import annotations
 

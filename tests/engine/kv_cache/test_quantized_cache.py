@@ -1,4 +1,4 @@
-"""The cache in 8 bits: codes near what was written, attention over them right, and every way of running the same."""
+"""The quantized cache: codes near the written values, attention over them right, and every way of running the same."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def both(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns what `paged` and `reference` make of random queries, keys and values."""
+    """Returns the results of `paged` and `reference` for random queries, keys and values."""
     torch.manual_seed(blocks)
     cache = torch.randn(2, blocks, block_size, kv_heads, WIDTH)
     query = torch.randn(len(batch.positions), heads, WIDTH)

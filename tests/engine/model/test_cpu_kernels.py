@@ -1,4 +1,4 @@
-"""The kernels in C++ compute what torch does, and a token's bits depend on its own sequence alone."""
+"""The kernels in C++ compute the same as torch, and a token's bits depend on its own sequence alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed linear layers compute what `F.linear` does, whichever packing the size and dtype select."""
+"""Packed linear layers compute the same as `F.linear`, by any packing that size and dtype select."""
 
 from __future__ import annotations
 

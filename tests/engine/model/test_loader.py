@@ -1,4 +1,4 @@
-"""Broken model directories: each is refused with what is wrong and what to do, never with a traceback from below."""
+"""Broken model directories: each is refused with the fault and the remedy, never with a traceback from below."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_nothing_is_given_twice_and_nothing_useful_is_left(data: st.DataObject, 
     left = total - sum(got * size for got, size in zip(blocks, sizes, strict=True))
     wanting = [at for at in range(len(sizes)) if blocks[at] < most[at]]
     assert left >= 0 and (not wanting or left < sum(sizes[at] for at in wanting))
-    assert len({blocks[at] for at in wanting}) <= 1  # who wants more has as much as anyone
+    assert len({blocks[at] for at in wanting}) <= 1  # those that want more get equal numbers
     assert not wanting or max(blocks) == blocks[wanting[0]]
 
 
@@ -97,7 +97,7 @@ async def test_each_engine_computes_on_its_own_threads(model: Path, monkeypatch:
     monkeypatch.setattr(ModelRunner, "run", noted)
     pools = {30: 1, 40: 2, 50: 3}  # blocks -> threads
     engines = [await Engine.start(*configs(model, kv_blocks=each, threads=n)) for each, n in pools.items()]
-    for engine in engines:  # only now: what was loaded last must not decide for all
+    for engine in engines:  # only now: the last model must not decide for all
         async with engine, await engine.open([1]) as seq:
             await seq.generate_all(Span(GREEDY, 1))
     assert used == {blocks + 1: threads for blocks, threads in pools.items()}

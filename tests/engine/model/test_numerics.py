@@ -1,4 +1,4 @@
-"""Tests what an engine says of its arithmetic."""
+"""Tests an engine's record of its arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Decoders on quantised weights as a GPU has them, computed by the twin: near the whole model, int8 nearer."""
+"""Decoders on quantised weights as a GPU has them, computed by the torch reference: near the whole model, int8
+nearer."""
 
 from __future__ import annotations
 

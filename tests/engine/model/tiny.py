@@ -44,7 +44,7 @@ LONGROPE = {
 }
 GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
-# name -> (configuration class, model class, what differs from SIZES)
+# name -> (configuration class, model class, differences from SIZES)
 MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "llama_biased": ("LlamaConfig", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),

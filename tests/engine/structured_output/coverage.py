@@ -1,4 +1,4 @@
-"""What of the official JSON Schema suite is held, keyword by keyword: the table in docs/constraints.md.
+"""Coverage of the official JSON Schema suite, keyword by keyword: the table in docs/constraints.md.
 
 `python -m tests.engine.structured_output.coverage` writes it there.
 """
@@ -21,7 +21,7 @@ BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 
 @dataclass(frozen=True)
 class Result:
-    """One schema: why it was refused, or what became of its instances."""
+    """One schema: the reason of its refusal, or the results of its instances."""
 
     group: Group
     refused: str | None

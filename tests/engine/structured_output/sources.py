@@ -1,4 +1,4 @@
-"""Vocabularies and schemas that the tests of constraints share. What is not there is skipped, and says so."""
+"""Vocabularies and schemas that the tests of constraints share. Missing ones are skipped with a reason."""
 
 from __future__ import annotations
 

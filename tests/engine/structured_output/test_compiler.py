@@ -1,4 +1,4 @@
-"""The compiler with backends that do what the test says, when it says so: no clocks and no waiting."""
+"""The compiler with backends that the test controls: no clocks and no waiting."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Made:
 
 
 class Slow:
-    """A backend that compiles when `let` says so. What begins with "no" is refused, and "oops" breaks it."""
+    """A backend that compiles when `let` says so. A text that begins with "no" is refused, and "oops" breaks it."""
 
     def __init__(self, size: int = 1) -> None:
         self.begun: Queue[str] = Queue()
@@ -108,7 +108,7 @@ class Fixture:
     now: list[float]
 
     def ask(self, text: str, tenant: str = "") -> Queue[Any]:
-        """A queue that gets what `get` answers, now or later."""
+        """A queue that gets the outcome of `get`, now or later."""
         answers: Queue[Any] = Queue()
         known = self.compiler.get(Literal(text), answers.put, tenant)
         if known is not None:

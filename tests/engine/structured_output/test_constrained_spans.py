@@ -24,7 +24,7 @@ from tests.engine.fake import VOCAB, FakeRunner, Letters, next_token
 from tests.engine.structured_output.words import WordMatcher, Words
 
 EOS = 0
-ANY = Literal("any")  # what it compiles to is the test's business
+ANY = Literal("any")  # any compiled form that the test chooses
 
 
 class Shelf:
@@ -48,7 +48,7 @@ class Shelf:
 
 
 class Bench:
-    """A core with its runner, and what its spans have said."""
+    """A core with its runner, and its spans' outputs."""
 
     loop: LoopName = "plain"
 
@@ -100,7 +100,7 @@ def constrained(layout: Layout | None = None, **more: object) -> Span:
 
 
 def greedy(prompt: Sequence[int], language: Words) -> tuple[int, ...]:
-    """Returns what the fake model writes under a constraint, worked out from its definition."""
+    """Returns the fake model's text under a constraint, worked out from its definition."""
     said: list[int] = []
     while True:
         following = {word[len(said)] for word in language.words if word[: len(said)] == tuple(said) != word}

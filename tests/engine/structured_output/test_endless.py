@@ -1,4 +1,4 @@
-"""Constraints that lead back into themselves force nothing: what follows would have no end, and asking for it none."""
+"""Recursive constraints have no jump-forward: the forced text would never end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llguidance, with its gaps closed: what it would let through wrongly, what is refused and how, what is bounded."""
+"""llguidance, with its gaps closed: wrongly admitted texts, refusals and bounds."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_model_without_an_end_is_refused() -> None:
         Guidance(Vocabulary((b"a", b"b"), (), lambda text: []))
 
 
-# -- what is bounded
+# -- bounds
 
 
 def nested(depth: int, width: int, keyword: str) -> Any:

@@ -1,4 +1,4 @@
-"""Tests what every matcher promises, masks, ends, rollback, forks and forced runs."""
+"""Tests the promises of every matcher: masks, ends, rollback, forks and forced runs."""
 
 from __future__ import annotations
 

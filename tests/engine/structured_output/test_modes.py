@@ -1,4 +1,4 @@
-"""The mode machine over bodies that are lists of words: what may come, what is what, and that it can be undone."""
+"""The mode machine over bodies that are lists of words: allowed tokens, kinds and rollback."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def machine(layout: Layout, *tokens: int, stops: frozenset[int] = frozenset()) -
 
 
 def following(modes: ModeMachine) -> set[int]:
-    row = np.full(words(VOCABULARY), 0x5A5A5A5A, dtype=np.int32)  # what an earlier step may have left
+    row = np.full(words(VOCABULARY), 0x5A5A5A5A, dtype=np.int32)  # bits that an earlier step may have left
     return allowed(row, VOCABULARY) if modes.fill(row) else set(range(VOCABULARY))
 
 

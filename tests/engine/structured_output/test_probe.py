@@ -67,7 +67,7 @@ def test_what_was_tried_is_compiled_behind_all_others(monkeypatch: pytest.Monkey
     assert nice["there"] > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-# -- what ends a process ends only the one that tried it
+# -- a fatal constraint ends only the process that tries it
 
 
 @pytest.mark.parametrize("name", CRASHES)
@@ -124,7 +124,7 @@ def test_constraints_are_tried_side_by_side() -> None:
     waiting.start()
     assert "inner" in probe.lark(TRIED)
     assert outcome.empty()
-    probe.close()  # also ends what is being tried
+    probe.close()  # also ends running trials
     assert outcome.get(timeout=PATIENCE) == "ConstraintRefused"
     assert "stopping" in str(refusal(probe, TRIED))
 
@@ -147,7 +147,7 @@ def test_what_was_tried_is_compiled_here_and_means_the_same() -> None:
     backend.close()
 
 
-# -- the whole compiler, with what is known to do harm
+# -- the whole compiler, with constraints known to do harm
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_past_its_deadline_the_compiler_says_so_and_goes_on() -> None:
     compiler.close()
 
 
-# -- what is ordinary is not tried first
+# -- ordinary constraints are not tried first
 
 
 @lru_cache(maxsize=1)

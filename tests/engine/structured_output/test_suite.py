@@ -1,4 +1,4 @@
-"""The official JSON Schema suite: what is admitted is never wrong, and the page says what is admitted."""
+"""The official JSON Schema suite: admitted schemas are enforced exactly, and the page lists them."""
 
 from __future__ import annotations
 

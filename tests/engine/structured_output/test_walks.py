@@ -1,4 +1,4 @@
-"""Tests whatever a mask lets through, once it is complete, is valid by `jsonschema`, which knows nothing of masks."""
+"""Tests that any complete text that a mask allows is valid by `jsonschema`, which knows nothing of masks."""
 
 from __future__ import annotations
 

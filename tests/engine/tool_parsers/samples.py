@@ -1,4 +1,4 @@
-"""What the tool parsers' tests share: calls as models' templates write them, and a vocabulary of bytes.
+"""Shared by the tool parsers' tests: calls as models' templates write them, and a vocabulary of bytes.
 
 The templates are cut down to the assistant's calls; white space, key order and markers are those of the models' own.
 """

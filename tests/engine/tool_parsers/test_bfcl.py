@@ -87,7 +87,8 @@ def walk(matcher: Matcher, rng: Random) -> list[int] | None:
 
 
 def closing(matcher: Matcher, may: list[int]) -> list[int]:
-    """Returns what ends a value soonest: the tag that closes raw text where it may come, else what closes JSON."""
+    """Returns the text that ends a value soonest: the tag that closes raw text where it may come, else what closes
+    JSON."""
     ahead, stop = matcher.fork(), pebble().encode(STOP)
     if all(ahead.accept(id) for id in stop):
         return stop

@@ -162,7 +162,7 @@ def test_the_official_suites_instances_are_not_let_in_by_closing() -> None:
     for file in sorted(shared("schemas/json_schema_test_suite").glob("*.json")):
         for group in json.loads(file.read_text(encoding="utf-8")):
             schema = group["schema"]
-            # What refers elsewhere needs documents that are not here, and some expressions are not Python's.
+            # External references need documents that are not here, and some expressions are not Python's.
             if not isinstance(schema, dict) or "\\" in json.dumps(schema, ensure_ascii=False):
                 continue
             if not all(ref.startswith("#") for ref in references(schema)):

@@ -1,4 +1,4 @@
-"""Calls written as JSON: what each shape of a body becomes, held to the standard library's reader."""
+"""Calls written as JSON: the result of each shape of a body, checked by the standard library's reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Coder's tags: which values are raw text, what can be held there, what is refused, how bodies are read."""
+"""Qwen3-Coder's tags: raw text values, their constraints, refusals and the reading of bodies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def body(**values: str) -> str:
 
 
 def arguments(plan: ToolPlan, **values: str) -> Any:
-    """Returns what a body with these values means; the constraint must take it. Any: JSON."""
+    """Returns the arguments of a body with these values; the constraint must take it. Any: JSON."""
     assert accepts(plan.body, body(**values))
     calls, text = read(plan.parser(), [body(**values)])
     assert text == ""

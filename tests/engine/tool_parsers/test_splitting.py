@@ -115,7 +115,7 @@ def tokens(rng: random.Random, text: str) -> Iterator[str]:
 
 
 def events(plan: ToolPlan, bodies: list[str], split: Callable[[str], Iterator[str]]) -> list[list[CallEvent]]:
-    """The events of each body and, last, what the end of the answer brought."""
+    """The events of each body and, last, those of the answer's end."""
     answer = Bodies(plan.parser)
     found: list[list[CallEvent]] = []
     for section, body in enumerate(bodies):

@@ -1,4 +1,4 @@
-"""Tools and the choice among them, as OpenAI's clients send them, and what is refused by the path of its field."""
+"""Tools and the choice among them, as OpenAI's clients send them, and refusals by the path of the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn tokens put where the next step reads them: the kernel and its twin against a loop."""
+"""Sampled tokens filled into the next step: the kernel and its torch reference against a loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_tokens_stand_where_their_places_stood(
     step: tuple[list[int], list[int]],
 ) -> None:
     asked, drawn = step
-    around = torch.full((len(asked) + 8,), -1, dtype=dtype, device=device)  # what is beside them is not theirs
+    around = torch.full((len(asked) + 8,), -1, dtype=dtype, device=device)  # memory beside them is not theirs
     token_ids = around[4:-4]
     token_ids.copy_(torch.tensor(asked))
     fill(token_ids, torch.tensor(drawn, dtype=torch.int64, device=device))
