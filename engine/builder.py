@@ -17,12 +17,12 @@ from engine.core.messages import Loaded
 from engine.core.scheduler import MAX_LOGITS
 from engine.errors import InvalidParameter
 from engine.kernels import cpu
-from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from engine.kv_cache.disk_tier import kept_secret
 from engine.kv_cache.offload import build_offload
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.snapshot import fingerprint
-from engine.model.batch import NULL_BLOCK, Batch, KVCache
+from engine.model.batch import Batch, KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.detokenizer import Detokenizer
 from engine.model.gpu_runner import GpuRunner

@@ -15,7 +15,7 @@ from bench.gpu.rows import Figure, time_of, times_faster
 from bench.gpu.setting import Setting
 from engine.core.request import SequenceState
 from engine.kernels.attention import Pieces, attend_triton
-from engine.model.batching import Batching
+from engine.model.batch import Batching
 from engine.model.gpu_batch import Packed, PackedModel, capacity_of, works_of
 from engine.model.gpu_limits import limits_for
 from engine.model.model_spec import ModelSpec

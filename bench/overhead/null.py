@@ -19,7 +19,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.messages import Loaded
 from engine.core.step import Step
 from engine.kv_cache.block_pool import BlockPool
-from engine.model.batching import Batching
+from engine.model.batch import Batching
 from engine.model.detokenizer import Detokenizer
 from engine.model.numerics import Numerics
 from engine.model.tokenizer import Tokenizer

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.kv_cache.eviction import EvictionOrder
-from engine.model.batch import NULL_BLOCK
+
+NULL_BLOCK = 0  # never allocated: takes the writes of tokens whose K/V is already cached
 
 
 class OutOfBlocks(Exception):

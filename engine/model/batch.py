@@ -1,20 +1,23 @@
-"""The model's input of one step. Plain tensors; knows nothing of requests.
+"""The model's input of one step: its tensors, and the persistent buffers in which each step's batch is made.
 
-Rows are ragged: every sequence's query tokens are laid end to end, `query_starts` has their offsets. A decode row has
-one query token, a prefill row has a chunk of them; nothing else distinguishes the two.
+Rows are ragged: every sequence's query tokens are laid end to end, `query_starts` says where each begins. A decode row
+has one query token, a prefill row has a chunk of them; nothing else distinguishes the two. Of a block table, only the
+changes since the last step are written. Knows rows and their sequences' tables; nothing of jobs or of the model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.core.step import Row, Step
 from engine.kernels import blocks as kernels
 from engine.kernels.buffers import zeros
-
-NULL_BLOCK = 0  # never allocated: takes the writes of tokens whose K/V is already cached
+from engine.kv_cache.block_pool import NULL_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +114,109 @@ class KVCache:
         """Copies a row that `read_block` filled to a block."""
         whole = self.data[:, :, block]
         whole.copy_(row.view(self.data.dtype).view(whole.shape))
+
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """A step as `Batch` describes it, on the host. `tables` is valid until the next step's is made.
+
+    A token that row i of the step before samples, still unknown here, is -1 - i.
+    """
+
+    tokens: list[int]
+    positions: Ints
+    slots: Ints
+    starts: list[int]
+    contexts: list[int]
+    tables: Ints
+    wanted: list[int]
+    follows: bool = False  # the rows are the sequences of the last step, in order, and their tables have only grown
+
+
+class Batching:
+    """Makes one batch at a time: it is valid until the next one is made."""
+
+    def __init__(self, block_size: int, device: torch.device | str = "cpu") -> None:
+        self._size = block_size
+        self._device = device
+        self._tables: Ints = np.full((0, 0), NULL_BLOCK, dtype=np.int64)
+        self._written: list[tuple[int, int, int]] = []  # of each row: its sequence's id and moves, blocks written
+        self._rows = 0  # of the last step
+        self._follows = False
+
+    def make(self, step: Step) -> Batch:
+        """Returns the step's tensors."""
+        laid = self.lay(step)
+        return Batch(
+            token_ids=self._tensor(laid.tokens),
+            positions=self._tensor(laid.positions),
+            slots=self._tensor(laid.slots),
+            query_starts=tuple(laid.starts),
+            context_lens=tuple(laid.contexts),
+            block_tables=self._tensor(laid.tables),
+            logits_at=self._tensor(laid.wanted),
+        )
+
+    def lay(self, step: Step) -> BatchLayout:
+        """Returns the same on the host. Tokens whose K/V exists already write to the null block."""
+        rows, size = step.rows, self._size
+        ends = [row.start + row.count for row in rows]
+        tables = self._filled(rows, ends)
+        firsts = np.array([row.start for row in rows])
+        cached = np.array([row.seq.kv_len for row in rows])
+        if step.tokens == len(rows):  # every row is one token
+            tokens = [row.seq.tokens[row.start] if row.sampled_at is None else -1 - row.sampled_at for row in rows]
+            starts = list(range(len(rows) + 1))
+            wanted = [at for at, row in enumerate(rows) if row.logits_from <= row.start]
+            row_of, positions = np.arange(len(rows)), firsts
+        else:
+            tokens, wanted, starts = [], [], [0]
+            for row in rows:
+                first = starts[-1] - row.start  # position p of this row is token first + p of the batch
+                wanted.extend(range(first + max(row.start, row.logits_from), first + row.end))
+                tokens.extend(row.seq.tokens[row.start : row.end])
+                starts.append(starts[-1] + row.count)
+            row_of = np.repeat(np.arange(len(rows)), np.diff(starts))
+            positions = np.arange(len(tokens)) + (firsts - np.array(starts[:-1]))[row_of]
+            cached = cached[row_of]
+        offsets = positions % size
+        slots = tables[row_of, positions // size] * size + offsets
+        slots = np.where(positions < cached, NULL_BLOCK * size + offsets, slots)
+        return BatchLayout(tokens, positions, slots, starts, ends, tables, wanted, self._follows)
+
+    def _filled(self, rows: list[Row], ends: list[int]) -> Ints:
+        """Returns the rows' tables up to their last query token, (rows, blocks), padded with NULL_BLOCK."""
+        size, written = self._size, self._written
+        blocks = [-(-end // size) for end in ends]
+        width = max(blocks)
+        self._reserve(len(rows), width)
+        tables = self._tables
+        self._follows, self._rows = len(rows) == self._rows, len(rows)
+        for at, (row, count) in enumerate(zip(rows, blocks, strict=True)):
+            seq = row.seq
+            id, moves, had = written[at]
+            if id != seq.id or moves != seq.moves:
+                self._follows = False
+                tables[at, :count] = seq.table[:count]
+            elif count > had:
+                tables[at, had:count] = seq.table[had:count]
+            elif count == had:
+                continue
+            if count < had:
+                tables[at, count:had] = NULL_BLOCK
+            written[at] = seq.id, seq.moves, count
+        return tables[: len(rows), :width]
+
+    def _reserve(self, rows: int, width: int) -> None:
+        had_rows, had_width = self._tables.shape
+        if rows > had_rows or width > had_width:
+            grown = np.full((max(rows, had_rows), max(2 * width, had_width)), NULL_BLOCK, dtype=np.int64)
+            grown[:had_rows, :had_width] = self._tables
+            self._tables = grown
+            self._written += [(0, 0, 0)] * (rows - len(self._written))
+
+    def _tensor(self, values: Ints | list[int]) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)

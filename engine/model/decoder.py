@@ -26,8 +26,7 @@ from engine.kernels.matmul import invariant
 from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
 from engine.model.attention import AttentionPlan, Scratch
-from engine.model.batch import Batch, KVCache
-from engine.model.batching import BatchLayout
+from engine.model.batch import Batch, BatchLayout, KVCache
 from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, works_of
 from engine.model.gpu_limits import limits_for
 from engine.model.layers import ACTIVATIONS, Layer, LayerReader, Rotation, rotate_

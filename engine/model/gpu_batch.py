@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.kernels.attention import Pieces
 from engine.kernels.work import COLUMNS, AttentionWork, Rows, WorkLimits, cut, grown
-from engine.model.batching import BatchLayout
+from engine.model.batch import BatchLayout
 
 Ints = NDArray[np.int32]
 _ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads like it

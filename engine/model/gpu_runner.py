@@ -20,8 +20,7 @@ from engine.core.step import Step
 from engine.kernels.sampled_tokens import fill_sampled
 from engine.kernels.work import AttentionWork
 from engine.kv_cache.quantized_cache import QuantizedCache
-from engine.model.batch import KVCache
-from engine.model.batching import Batching, BatchLayout
+from engine.model.batch import Batching, BatchLayout, KVCache
 from engine.model.decoder import Decoder
 from engine.model.gpu_batch import Cutter, DeviceStep, Packed, Parts, capacity_of
 from engine.model.gpu_limits import decode_shapes, graph_sizes, limits_for_quantized

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from engine.core.step import Step
 from engine.kernels.blocks import block_nbytes, gather_blocks
+from engine.kv_cache.block_pool import NULL_BLOCK
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.transfers import at_once
-from engine.model.batch import NULL_BLOCK, Batch, KVCache
-from engine.model.batching import Batching
+from engine.model.batch import Batch, Batching, KVCache
 
 if TYPE_CHECKING:
     from engine.model.decoder import Decoder

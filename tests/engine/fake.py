@@ -13,10 +13,9 @@ import torch
 
 from engine.core.step import Step
 from engine.kernels.sampled_tokens import fill_sampled
-from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from engine.kv_cache.transfers import at_once
-from engine.model.batch import NULL_BLOCK
-from engine.model.batching import Batching
+from engine.model.batch import Batching
 
 VOCAB = 4
 
