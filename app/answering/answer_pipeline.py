@@ -7,13 +7,10 @@ whatever reason, closes its sequences and with them everything below. Knows noth
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.admission.request_budget import scheduling
@@ -27,6 +24,7 @@ from reasoning.route import Routed
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, Tally
 from reasoning.turn import Turn
+from tools.workers.process_pool import ProcessPool, WorkerFailed
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
@@ -37,7 +35,7 @@ Answered = tuple[int, Happened]  # with the answer's index
 
 TRIES = 2  # at an answer that is valid against its schema
 WAIT_S = 20.0  # for the process that validates, on a busy machine
-_SCRIPT = Path(__file__).with_name("validate_process.py")
+_MEMORY_BYTES = 1 << 30  # of that process
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,20 +276,12 @@ async def _wrong(schema: str, pieces: Sequence[Piece]) -> str | None:
 
 
 async def wrong_with(schema: str, text: str) -> str | None:
-    """Tells why a JSON text is not valid against a schema (both as text), in a process that may be killed."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", str(_SCRIPT),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+    """Returns the reason why a JSON text is not valid against a schema (both as text), from a process of its own."""
+    worker = ProcessPool("tools.workers.schema_check", timeout_s=WAIT_S, memory_bytes=_MEMORY_BYTES, requests=1)
     try:
-        asked = json.dumps([json.loads(schema), text]).encode()
-        answer, _ = await asyncio.wait_for(process.communicate(asked), WAIT_S)
-        wrong: str | None = json.loads(answer)
+        wrong: str | None = await worker.ask({"schema": json.loads(schema), "text": text, "explain": True})
         return wrong
-    except (TimeoutError, ValueError):
+    except WorkerFailed:
         return "checking it takes too long, or too much memory"
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    except ValueError as error:
+        return f"the schema cannot be checked: {error}"

@@ -12,16 +12,26 @@ from typing import Any
 from tools.json_schema import external_references
 
 
-def answer(request: dict[str, Any]) -> bool:
-    """Returns whether `text` has a match of the expression `regex`, or is JSON that fits `schema`."""
+def answer(request: dict[str, Any]) -> bool | str | None:
+    """Returns whether `text` has a match of the expression `regex`, or is JSON that fits `schema`.
+
+    With `explain`, returns the reason why it does not fit the schema; None where it does.
+    """
     text: str = request["text"]
     if "regex" in request:
         return re.search(request["regex"], text) is not None
+    explain = request.get("explain", False)
     try:
         value = json.loads(text)
-    except ValueError:
-        return False
-    return bool(_validator(request["schema"]).is_valid(value))
+    except ValueError as broken:
+        return f"it is not JSON: {broken}" if explain else False
+    validator = _validator(request["schema"])
+    if not explain:
+        return bool(validator.is_valid(value))
+    from jsonschema.exceptions import best_match
+
+    error = best_match(validator.iter_errors(value))
+    return None if error is None else f"{error.json_path}: {error.message}"[:300]
 
 
 def check_schema(schema: dict[str, Any]) -> None:
@@ -41,5 +51,7 @@ def check_schema(schema: dict[str, Any]) -> None:
 
 def _validator(schema: dict[str, Any]) -> Any:  # Any: jsonschema makes its classes while it runs
     import jsonschema  # slow to import, and the server itself rarely needs it
+    from referencing import Registry
 
-    return jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    return kind(schema, registry=Registry())  # an empty registry fetches nothing
