@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from email.message import Message
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import cast
 
 import pytest
 from packaging.requirements import Requirement
@@ -54,7 +56,7 @@ def test_the_lock_has_what_pyproject_asks_for() -> None:
 
 
 def licence(found: Distribution) -> str:
-    fields = found.metadata
+    fields = cast("Message", found.metadata)  # whose protocol has no `get` before Python 3.12
     classified = [each for each in fields.get_all("Classifier") or [] if each.startswith("License ::")]
     said = fields.get("License-Expression") or "; ".join(classified) or fields.get("License") or ""
     return said.split("\n")[0]

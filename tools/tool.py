@@ -232,6 +232,7 @@ class Tool:
 class DeclaredTool(Tool, Generic[P, R]):
     """A tool made by `@tool`: called directly, it is the function."""
 
+    __name__: str
     __wrapped__: Callable[P, R]
     _signature: Signature
 

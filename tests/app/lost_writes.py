@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Literal, NamedTuple
@@ -185,6 +186,10 @@ def main(model: Path, data: Path) -> None:
         serving(model, data, GatedEmbedder(), sandbox=False) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
+
+        def is_done(job: str, _: object) -> bool:
+            return bool(http.get(f"/api/jobs/{job}").json()["status"] == "done")
+
         for number in range(3):
             chat = http.post("/api/chats", json={}).json()["id"]
             told(kind="chat", id=chat)
@@ -204,7 +209,7 @@ def main(model: Path, data: Path) -> None:
             assert reply.status_code in (201, 202), reply.text
             told(kind="upload", source=f"dam{number}.txt", text=text)
             job = reply.json()["job"]["id"]
-            server.until(lambda _, job=job: http.get(f"/api/jobs/{job}").json()["status"] == "done")
+            server.until(partial(is_done, job))
             told(kind="document", source=f"dam{number}.txt")
     accounts = Accounts.open(data)
     notes, grants, journal = (

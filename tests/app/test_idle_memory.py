@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,13 +13,16 @@ import torch
 from engine import GREEDY, Engine, EngineConfig, Span
 from engine.kernels.buffers import zeros
 
+if TYPE_CHECKING:
+    from psutil import Process
+
 psutil = pytest.importorskip("psutil", reason="psutil is not installed")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20
 
 
-def resident(process: psutil.Process) -> int:
+def resident(process: Process) -> int:
     """Bytes of a process and its children, shared pages by their share."""
     return sum(each.memory_full_info().pss for each in (process, *process.children(recursive=True)))
 

@@ -235,7 +235,8 @@ def test_no_json_makes_the_server_fail(
 ) -> None:
     refused = CHAT_REFUSED if schema is ChatRequest else COMPLETION_REFUSED
     names = [*schema.model_fields, *refused, *NO_EFFECT]
-    body = data.draw(st.dictionaries(st.sampled_from(names) | st.text(max_size=5), _small | _json, max_size=4))
+    fields = st.dictionaries(st.sampled_from(names) | st.text(max_size=5), _small | _json, max_size=4)
+    body: dict[str, Any] = data.draw(fields)
     body.setdefault("model", "tiny")
     if schema is ChatRequest:
         body.setdefault("messages", data.draw(st.lists(_message, max_size=3) | _json))

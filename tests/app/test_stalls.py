@@ -57,7 +57,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probed]:
     accounts = Accounts.open(data)
     keys = []
     for user in ("ana", "mallory"):
-        accounts.ensure_user(user, "admin")  # who reaches every route
+        accounts.ensure_user(user, "operator")  # who reaches every route
         keys.append({"Authorization": f"Bearer {accounts.create_key(user, 'a test', None)[1]}"})
     accounts.close()
     command = [sys.executable, "-m", "tests.app.probed", "serve", "--model", str(PEBBLE), "--port", "0"]

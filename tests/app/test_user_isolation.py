@@ -47,7 +47,9 @@ BODIES: dict[str, Any] = {  # accepted, were the thing one's own
     "POST /api/sequences/{sequence_id}/score": {"candidates": ["1", "2"]},
     "POST /api/sequences/{sequence_id}/truncate": {"length": 1},
 }
-LISTS = {  # which must not have what is bob's: with the body or the parameters that would find it
+LISTS: dict[
+    str, dict[str, Any]
+] = {  # which must not have what is bob's: with the body or the parameters that would find it
     "GET /api/chats": {},
     "GET /api/chats/search": {"params": {"q": SECRET}},
     "GET /api/chats/export": {},
@@ -85,6 +87,7 @@ def routes(found: Iterable[BaseRoute]) -> set[str]:
     made = set[str]()
     for route in found:
         if isinstance(route, APIRoute):
+            assert route.methods is not None
             made |= {f"{method} {route.path}" for method in route.methods}
         elif (included := getattr(route, "original_router", None)) is not None:  # newer FastAPI keeps routers whole
             made |= routes(included.routes)
@@ -240,7 +243,7 @@ def test_sharing_does_not_tell_which_users_there_are(two: Two, monkeypatch: pyte
 
     monkeypatch.setattr(database, "writing", watched)
 
-    def told(member: str) -> list[tuple[Any, ...]]:
+    def told(member: str) -> list[list[str] | tuple[int, str]]:
         address = f"/api/collections/{number}/members"
         replies = [
             two.bob.put(f"{address}/{member}", json={"role": "reader"}),

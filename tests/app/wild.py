@@ -93,7 +93,9 @@ _message = st.fixed_dictionaries(
         "reasoning_content": small,
     },
 )
-_saying = st.fixed_dictionaries({"role": st.just("assistant"), "tool_calls": st.lists(_call, min_size=1, max_size=1)})
+_saying: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "tool_calls": st.lists(_call, min_size=1, max_size=1)}
+)
 _turns = _saying.map(
     lambda said: [
         {"role": "user", "content": "hi"}, said,

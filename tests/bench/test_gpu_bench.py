@@ -26,6 +26,7 @@ from bench.gpu.timing import ClockTimer, CudaTimer
 from engine.core.step import Step
 from engine.families import family_of
 from engine.model.batch import KVCache
+from engine.model.decoder import Decoder
 from engine.model.gpu_runner import GpuRunner
 from tests.pretended import DEVICE, pretended
 
@@ -169,7 +170,7 @@ def toy_numbers() -> int:
 
     shape = gpu_models.SHAPES["toy"]
     names = family_of(shape).names(shape)
-    gpu_models.Decoder(gpu_models.spec_of("toy"), names, Counted(CPU, torch.float32), dtype=torch.float32, device=CPU)
+    Decoder(gpu_models.spec_of("toy"), names, Counted(CPU, torch.float32), dtype=torch.float32, device=CPU)
     return sum(size for name, size in taken if "embed" not in name)
 
 
@@ -187,7 +188,7 @@ def test_operations_of_a_prompt_are_those_that_torch_counts() -> None:
     spec, tokens = gpu_models.spec_of("toy"), 24
     shape = gpu_models.SHAPES["toy"]
     weights = gpu_models.RandomWeights(CPU, torch.float32)
-    kept = gpu_models.Decoder(spec, family_of(shape).names(shape), weights, dtype=torch.float32, device=CPU)
+    kept = Decoder(spec, family_of(shape).names(shape), weights, dtype=torch.float32, device=CPU)
     with FlopCounterMode(display=False) as counter:
         states = torch.randn(tokens, spec.hidden_size)
         for layer in kept._layers:

@@ -32,7 +32,7 @@ from app.runs.events import (
 )
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.support.fake_documents import PASSAGE
-from tests.e2e.support.fake_server import FakeServer, Gate, answer
+from tests.e2e.support.fake_server import FakeServer, Gate, Script, answer
 from tests.e2e.support.told import approval, call, candidates, dam, found, question, result, searched, support
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
@@ -233,7 +233,7 @@ def test_the_second_press_of_a_double_click_does_not_take_the_focus_away(
     page: Page, fake: FakeServer, button: str, told: str
 ) -> None:
     if button == "Deny":
-        asks = [WRITE, approval(PREVIEW), Gate("approval_1"), Gate("ran"), result("write_file", "ok")]
+        asks: Script = [WRITE, approval(PREVIEW), Gate("approval_1"), Gate("ran"), result("write_file", "ok")]
     else:
         asks = [call("book_table", "{}"), question("Where?", ["Inside", "Outside"]), Gate("question_1"), Gate("ran")]
     fake.play(asks, ENDED)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.support.fake_server import FakeServer
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+
+from playwright.sync_api import Page
 
 from tests.e2e.support.states import STATES
 from tests.e2e.test_asking import COLLECTIONS, MODELS, STRATEGIES, TOOLS
@@ -24,11 +26,12 @@ FOUND = """async (rules) => {
 }"""
 
 
-def violations(page: sync_api.Page) -> dict[str, list[Any]]:
+def violations(page: Page) -> dict[str, list[Any]]:
     """Returns what axe finds, by theme. Any: JSON."""
     page.evaluate(AXE.read_text("utf-8"))
-    found = {}
-    for scheme, rules in (("light", None), ("dark", ["color-contrast"])):  # all that a theme changes
+    found: dict[str, list[Any]] = {}
+    themes: dict[Literal["light", "dark"], list[str] | None] = {"light": None, "dark": ["color-contrast"]}
+    for scheme, rules in themes.items():  # all that a theme changes
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         if here := page.evaluate(FOUND, rules):
             found[scheme] = here

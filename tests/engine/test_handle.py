@@ -237,7 +237,7 @@ async def test_bad_tokens_and_parameters_are_refused_by_name(engine: Engine) -> 
             Span(**bad_span)
     for option in ({"ageing_s": 0.0}, {"kv_blocks": 0}, {"max_running": 0}, {"dtype": "int3"}):
         with pytest.raises(InvalidParameter, match=next(iter(option))):
-            EngineConfig("model", **option)  # type: ignore[arg-type]  # refused
+            EngineConfig("model", **option)
     async with await engine.open([]) as empty:
         with pytest.raises(InvalidParameter, match="empty"):
             empty.generate(greedy(1))

@@ -54,6 +54,11 @@ def _on(stream: Stream | None) -> Iterator[None]:
         current.stream = before
 
 
+def _synchronize(device: object = None) -> None:
+    for each in (machine().default, *machine().streams):
+        each.synchronize()
+
+
 @contextlib.contextmanager
 def pretended(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """While it lasts, `cuda` is there, for every thread that begins meanwhile."""
@@ -76,7 +81,7 @@ def pretended(patch: pytest.MonkeyPatch) -> Iterator[Machine]:
         "device": lambda device: contextlib.nullcontext(),
         "set_device": lambda device: None,
         "current_stream": lambda device=None: machine().stream,
-        "synchronize": lambda device=None: [each.synchronize() for each in (machine().default, *machine().streams)],
+        "synchronize": _synchronize,
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda device=None: None,
         "memory_allocated": lambda device=None: 0,

@@ -120,7 +120,7 @@ class Graph:
         if not isinstance(leaf, Tensor) or leaf.untyped_storage().data_ptr() in self._made:
             return leaf
         return Given(
-            StorageWeakRef(leaf.untyped_storage()), leaf.dtype, leaf.storage_offset(), leaf.size(), leaf.stride()
+            StorageWeakRef(leaf.untyped_storage()), leaf.dtype, int(leaf.storage_offset()), leaf.size(), leaf.stride()
         )
 
     def replay(self) -> None:

@@ -125,7 +125,8 @@ async def test_the_majority_wins_and_stops_the_rest(engine: Engine) -> None:
     events, pieces, _ = await run(engine, self_consistency, ctx, SelfConsistencyOptions(n=16, compare="text"))
     done = [event for event in events if isinstance(event, CandidateDone)]
     votes = [event.vote for event in done if event.vote is not None]
-    assert votes.count(vote_of(text(pieces), "text")) == max(map(votes.count, votes))
+    winner = vote_of(text(pieces), "text")
+    assert winner is not None and votes.count(winner) == max(map(votes.count, votes))
     assert len(done) <= 16
 
 

@@ -114,7 +114,7 @@ def test_curves_take_the_first_samples_of_each() -> None:
 def test_a_curve_at_given_tokens_is_between_its_points() -> None:
     curve = [expected("two", 100, 0.6, 200.0), expected("one", 100, 0.4, 100.0)]
     found = at_tokens(curve, 125.0, "between")
-    assert found is not None and (found.share, found.tokens, found.n) == (pytest.approx(0.45), 125.0, 100)
+    assert found is not None and found.share == pytest.approx(0.45) and (found.tokens, found.n) == (125.0, 100)
     assert found.low < 0.45 < found.high
     assert at_tokens(curve, 250.0, "beyond") is at_tokens(curve, 50.0, "before") is at_tokens([], 1.0, "none") is None
     first = at_tokens(curve, 95.0, "near")

@@ -97,7 +97,7 @@ async def assert_clean(engine: Engine) -> None:
     assert (stats.blocks_used, stats.sequences, stats.running, stats.waiting) == (0, 0, 0, 0)
 
 
-ALL = [
+ALL: list[dict[str, Any]] = [
     {"search": search_, "value": value, "writes_on": writes_on}
     for search_ in ("bfs", "dfs", "mcts")
     for value in ("read", "votes", "check", "likelihood")

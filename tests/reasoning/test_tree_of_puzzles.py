@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engine import GREEDY, Engine, EngineConfig, Span
 from reasoning.strategy import Event
 from reasoning.tree import Asking, NodeAdded, NodeScored, Reply, SearchEnded, Thought, TreeOptions, search
+from reasoning.tree.problem import Search, Value
 from tests.reasoning.puzzles import Left, Puzzle, holds
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,9 @@ async def pebble() -> AsyncIterator[Engine]:
         yield engine
 
 
-async def solve(engine: Engine, options: TreeOptions, puzzle: Any = SOLVABLE) -> tuple[list[Event], SearchEnded]:
+async def solve(
+    engine: Engine, options: TreeOptions, puzzle: tuple[tuple[int, ...], int] = SOLVABLE
+) -> tuple[list[Event], SearchEnded]:
     asking = Asking(engine.tokenizer, variables={"enable_thinking": False})
     async with await engine.open(asking.head()) as seq:
         task = Puzzle(*puzzle, asking)
@@ -36,7 +38,7 @@ async def solve(engine: Engine, options: TreeOptions, puzzle: Any = SOLVABLE) ->
 
 
 @pytest.mark.parametrize(("order", "value"), [("bfs", "likelihood"), ("dfs", "read"), ("mcts", "read")])
-async def test_every_search_solves_what_its_model_can(pebble: Engine, order: str, value: str) -> None:
+async def test_every_search_solves_what_its_model_can(pebble: Engine, order: Search, value: Value) -> None:
     solved = 0
     for puzzle in (((2, 3, 4), 24), ((3, 5, 7), 22), ((4, 9, 10, 13), 24))[: 3 if order == "bfs" else 2]:
         _, end = await solve(pebble, TreeOptions(search=order, value=value, temperature=0.0, nodes=100), puzzle)

@@ -151,7 +151,7 @@ def test_what_one_process_is_told_another_knows_at_once(tmp_path: Path) -> None:
     answered(CallPolicy(here, default=PERMISSIONS), "never", text="milk")
     here.set_classes("bob", ["read"])
     assert isinstance(CallPolicy(there, default=PERMISSIONS).decide(save, {"text": "milk"}, user="ana"), Denied)
-    assert there.classes("bob", None) == {"read"}
+    assert there.classes("bob", None) == frozenset({"read"})
 
 
 def test_an_unknown_class_is_refused_and_what_was_set_stays(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_an_unknown_class_is_refused_and_what_was_set_stays(tmp_path: Path) -> N
     grants.set_classes("ana", ["read"])
     with pytest.raises(ValueError, match="Unknown classes: root; accepted: none, read"):
         grants.set_classes("ana", ["read", "root"])  # type: ignore[list-item]  # what is refused
-    assert grants.classes("ana", None) == {"read"}
+    assert grants.classes("ana", None) == frozenset({"read"})
 
 
 @pytest.mark.parametrize("scope", ["arguments", "tool"])

@@ -62,7 +62,7 @@ def _run(folder: Path) -> None:
     FOLDER = folder
     registry = Registry()
     registry.add(deposit, store)
-    executor = Executor(registry, CallPolicy(default=("write",)), SqliteJournal(folder / "journal.db"))
+    executor = Executor(registry, CallPolicy(default=["write"]), SqliteJournal(folder / "journal.db"))
 
     async def approve(asked: NeedsApproval) -> Decision:
         return Decision("once", asked.arguments_hash)
@@ -197,7 +197,11 @@ def test_the_first_outcome_stands(journal: SqliteJournal) -> None:
 
 def test_a_call_id_is_bound_to_its_call(journal: SqliteJournal) -> None:
     journal.finish("run", "c1", "print", "done")
-    for asked in (journal.look, journal.begin, lambda *key: journal.finish(*key, "other")):
+
+    def finish(run: str, call_id: str, call: str) -> str:
+        return journal.finish(run, call_id, call, "other")
+
+    for asked in (journal.look, journal.begin, finish):
         with pytest.raises(JournalConflict, match="'c1' was already used in this run"):
             asked("run", "c1", "other print")
     assert journal.look("run 2", "c1", "other print") is None

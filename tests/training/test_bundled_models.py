@@ -10,7 +10,13 @@ from random import Random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BatchEncoding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from engine import GREEDY, Engine, EngineConfig, Span, SpanResult
 from training import puzzle, reply
@@ -46,6 +52,7 @@ def prompt_of(theirs: Theirs, case: Case) -> list[int]:
         add_generation_prompt=True,
         return_dict=True,
     )
+    assert isinstance(made, BatchEncoding)
     return list(made["input_ids"])
 
 

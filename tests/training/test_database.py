@@ -21,7 +21,7 @@ def made(count: int = 150) -> list[Conversation]:
 def test_the_tools_and_their_marks_are_those_that_ponder_offers(tmp_path: object) -> None:
     path = f"{tmp_path}/a.db"
     sqlite3.connect(path).close()
-    offered = {tool.name: json.loads(json.dumps(tool.spec())) for tool in Databases({"a": SqlDatabase(path)}).tools()}  # type: ignore[arg-type]  # a text will do
+    offered = {tool.name: json.loads(json.dumps(tool.spec())) for tool in Databases({"a": SqlDatabase(path)}).tools()}
     assert [offered["sql_query"], offered["sql_schema"]] == [database.QUERY, database.SCHEMA]
     assert json.loads(json.dumps(search_documents.spec())) == framing.SEARCH
     assert framing.frame("a\nb", "x") == frame("a\nb", "x")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,8 @@ def model() -> Model:
 
 def test_transformers_computes_the_same_logits(model: Model, tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
     export(model, tiny_tokenizer, tmp_path, dtype=torch.float32)
-    theirs, loading = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    theirs, loading = loaded  # a pair, which its annotation does not say
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     tokens = torch.randint(0, TINY.vocab_size, (3, 40))
     with torch.inference_mode():

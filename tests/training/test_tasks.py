@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from training import mixture, phrases
+from training.conversation import Phrasing
 from training.tasks import arithmetic, beyond, counting, identity, memory, smalltalk
 from training.tasks.working import result, work
 
@@ -37,7 +38,7 @@ def test_a_kind_asks_in_the_phrasing_it_is_told_to() -> None:
 
 
 @pytest.mark.parametrize("phrasing", PHRASINGS)
-def test_a_seed_gives_the_same_conversations(phrasing: str) -> None:
+def test_a_seed_gives_the_same_conversations(phrasing: Phrasing) -> None:
     def made() -> list[object]:
         rng = Random(7)
         return [mixture.conversation(rng, 0.8, phrasing) for _ in range(300)]

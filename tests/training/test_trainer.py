@@ -40,7 +40,9 @@ def step_of(
     tokenizer: Tokenizer, tokens: int, largest: int, step: int = 3, progress: float = 0.5
 ) -> list[mixture.TrainingBatch]:
     rows = mixture.rows(1, step, progress, tokenizer, tokens)
-    return mixture.batches(rows, largest, tokenizer.token_to_id(END_OF_TEXT))
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    assert end is not None
+    return mixture.batches(rows, largest, end)
 
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:

@@ -48,7 +48,7 @@ def chats(draw: st.DrawFn) -> Json:
             fields |= {"status": draw(st.sampled_from(["completed", "failed", "cancelled"]))}
             fields |= {"error": draw(st.none() | texts)}
         content = draw(texts) if role == "assistant" else draw(texts.filter(str.strip))
-        messages.append(message(str(number), parent and parent["id"], role, content, **fields))
+        messages.append(message(str(number), None if parent is None else parent["id"], role, content, **fields))
     leaves = [each["id"] for each in messages if each["id"] not in {other["parent_id"] for other in messages}]
     return {
         "title": draw(texts), "created_at": draw(moments), "updated_at": draw(moments), "pinned": draw(st.booleans()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -126,9 +125,7 @@ def test_branches_are_what_was_asked_edited_and_chosen(http: httpx.Client, serve
         pass
 
     OnServer.http, OnServer.server = http, server
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]  # hypothesis says no types here
-        OnServer, settings=settings(max_examples=8, stateful_step_count=12, deadline=None)
-    )
+    run_state_machine_as_test(OnServer, settings=settings(max_examples=8, stateful_step_count=12, deadline=None))
 
 
 def test_an_edited_question_and_a_second_answer_are_siblings(http: httpx.Client, chat: str) -> None:
@@ -153,7 +150,7 @@ def test_a_running_branch_is_told_of_while_another_is_shown(http: httpx.Client, 
 
 
 @pytest.fixture
-def others(http: httpx.Client) -> Iterator[dict[str, Any]]:
+def others(http: httpx.Client) -> dict[str, Any]:
     return ask(http, new_chat(http), "elsewhere")
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from app.cli.document_source import RemoteDocuments
 from app.cli.main import cli

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -114,6 +115,10 @@ def test_every_body_and_parameter_is_in_the_document(told: Server) -> None:
             assert ("requestBody" in operation) == (f"{method.upper()} {path}" in BODIES)
 
 
+def _value(known: dict[str, str], at: re.Match[str]) -> str:
+    return known.get(at[1], "1")
+
+
 def test_a_part_of_a_path_may_be_as_long_as_it_likes(told: Server, ids: dict[str, str]) -> None:
     """Whatever it would name: a file, a row, a key, a model."""
     with httpx.Client(base_url=told.url, timeout=60) as http:
@@ -124,7 +129,7 @@ def test_a_part_of_a_path_may_be_as_long_as_it_likes(told: Server, ids: dict[str
                 method, path = route.split()
                 for name in re.findall(r"{(\w+)", path):
                     known = {**ids, name: "1" * length}
-                    address = re.sub(r"{(\w+)(:\w+)?}", lambda at, known=known: known.get(at[1], "1"), path)
+                    address = re.sub(r"{(\w+)(:\w+)?}", partial(_value, known), path)
                     reply = http.request(method, address, json={} if f"{method} {path}" in BODIES else None)
                     accepted = (404,) if method == "GET" else (204, 400, 403, 404)
                     assert reply.status_code in accepted, (route, name, reply.text)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import openai
 import pytest
 from mcp import Client
@@ -152,7 +153,7 @@ async def test_tools_are_served_over_mcp_to_whoever_has_a_key(keyed: Server) -> 
 
 async def mcp_tools(server: Server, key: str) -> set[str]:
     async with (
-        httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}) as http,
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}) as http,
         Client(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
     ):
         return {each.name for each in (await client.list_tools()).tools}

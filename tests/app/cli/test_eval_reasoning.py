@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from app.cli import accuracy_curves
 from app.cli.evaluation import grid, ways_of
 from app.cli.main import cli
 from app.cli.task_file import read_tasks
@@ -135,7 +133,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        accuracy_curves.importlib.util,
+        importlib.util,
         "find_spec",
         lambda name, *more: None if name == "matplotlib" else find(name, *more),
     )

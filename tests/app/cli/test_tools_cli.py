@@ -11,13 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
 from mcp import Client, StdioServerParameters, stdio_client
-from mcp.types import TextContent
-from typer.testing import CliRunner
+from mcp.client import ClientRequestContext
+from mcp.types import ElicitRequestParams, ElicitResult, TextContent
+from typer.testing import CliRunner, Result
 
 from app.cli.main import cli
 from app.config import load_settings
@@ -230,9 +229,7 @@ def test_new_refuses_a_name_that_would_not_work(run: Run, data: Path, name: str)
 
 
 async def test_mcp_serves_the_tools_to_a_client_which_approves(data: Path) -> None:
-    async def person(*_: Any) -> Any:
-        from mcp.types import ElicitResult
-
+    async def person(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
         return ElicitResult(action="accept", content={"approve": True})
 
     server = StdioServerParameters(

@@ -48,10 +48,14 @@ def test_a_stream_says_what_the_whole_reply_says(client: openai.OpenAI) -> None:
 def test_thinking_never_shows_as_content(client: openai.OpenAI, variables: dict[str, bool], seed: int) -> None:
     extra = {"chat_template_kwargs": variables}
     reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=300, seed=seed, extra_body=extra)
-    content, thinking = reply.choices[0].message.content, reply.choices[0].message.model_extra["reasoning_content"]
+    message = reply.choices[0].message
+    assert message.model_extra is not None
+    content, thinking = message.content, message.model_extra["reasoning_content"]
     assert content and content.islower() and content.isalpha()
     assert thinking.isupper() and thinking.isalpha()
+    assert reply.usage is not None
     details = reply.usage.completion_tokens_details
+    assert details is not None and details.reasoning_tokens is not None
     assert details.reasoning_tokens >= len(thinking) + 1  # the closing marker is a token too
     assert details.reasoning_tokens < reply.usage.completion_tokens
 
@@ -59,7 +63,7 @@ def test_thinking_never_shows_as_content(client: openai.OpenAI, variables: dict[
 def test_one_budget_covers_thinking_and_answer(client: openai.OpenAI) -> None:
     for limit in range(1, 12):
         reply = client.chat.completions.create(model="tiny", messages=HI, max_tokens=limit, seed=5, extra_body=THINK)
-        assert reply.usage.completion_tokens <= limit
+        assert reply.usage is not None and reply.usage.completion_tokens <= limit
         if reply.choices[0].finish_reason == "length":
             assert reply.usage.completion_tokens == limit
 
@@ -155,20 +159,22 @@ def test_content_may_come_in_parts_and_developer_is_system(client: openai.OpenAI
     b = client.chat.completions.create(model="tiny", messages=HI, max_tokens=9, seed=1)
     assert a.choices[0].message.content == b.choices[0].message.content
     for role in ("developer", "system"):
-        reply = client.chat.completions.create(
-            model="default",
-            messages=[{"role": role, "content": "be brief"}, *HI],
-            max_tokens=2,  # type: ignore[list-item]
-        )
+        messages: list[Any] = [{"role": role, "content": "be brief"}, *HI]
+        reply = client.chat.completions.create(model="default", messages=messages, max_tokens=2)
+        assert reply.usage is not None and b.usage is not None
         assert reply.usage.prompt_tokens == b.usage.prompt_tokens + len("<>system\nbe brief<>\n") - 2
 
 
 def test_a_repeated_prompt_is_found_in_the_cache(client: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "a question of some length, asked twice"}]
-    first = client.chat.completions.create(model="tiny", messages=messages, max_tokens=2)
-    second = client.chat.completions.create(model="tiny", messages=messages, max_tokens=2)
-    assert first.usage.prompt_tokens_details.cached_tokens < second.usage.prompt_tokens_details.cached_tokens
-    assert second.usage.prompt_tokens_details.cached_tokens <= second.usage.prompt_tokens
+    cached = []
+    for _ in range(2):
+        usage = client.chat.completions.create(model="tiny", messages=messages, max_tokens=2).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        assert usage.prompt_tokens_details.cached_tokens is not None
+        assert usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens
+        cached.append(usage.prompt_tokens_details.cached_tokens)
+    assert cached[0] < cached[1]
 
 
 def test_models_are_listed_under_both_names(client: openai.OpenAI, model: Any) -> None:

@@ -47,11 +47,13 @@ def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI) -> None:
     reply = client.completions.create(model="tiny", prompt="012", max_tokens=0, echo=True, logprobs=2)
     (choice,) = reply.choices
     assert choice.text == "012" and choice.finish_reason == "length"
-    assert choice.logprobs.tokens == ["0", "1", "2"] and choice.logprobs.text_offset == [0, 1, 2]
-    first, *rest = choice.logprobs.token_logprobs
+    scored = choice.logprobs
+    assert scored is not None and scored.token_logprobs is not None and scored.top_logprobs is not None
+    assert scored.tokens == ["0", "1", "2"] and scored.text_offset == [0, 1, 2]
+    first, *rest = scored.token_logprobs
     assert first is None and all(-0.1 < lp <= 0 for lp in rest)
-    assert choice.logprobs.top_logprobs[0] is None
-    assert reply.usage.completion_tokens == 0 and reply.usage.prompt_tokens == 3
+    assert scored.top_logprobs[0] is None
+    assert reply.usage is not None and reply.usage.completion_tokens == 0 and reply.usage.prompt_tokens == 3
 
 
 def test_echo_and_a_continuation_run_on(client: openai.OpenAI) -> None:
@@ -67,9 +69,13 @@ def test_echo_and_a_continuation_run_on(client: openai.OpenAI) -> None:
 
 def test_logprobs_without_echo_cover_the_answer_alone(client: openai.OpenAI) -> None:
     choice = client.completions.create(model="tiny", prompt="1", max_tokens=3, logprobs=0, temperature=0).choices[0]
-    assert choice.logprobs.tokens == ["2", "3", "4"] and choice.logprobs.top_logprobs is None
+    assert (
+        choice.logprobs is not None
+        and choice.logprobs.tokens == ["2", "3", "4"]
+        and choice.logprobs.top_logprobs is None
+    )
 
 
 def test_special_tokens_spelt_out_in_a_prompt_count_as_such(client: openai.OpenAI) -> None:
     reply = client.completions.create(model="tiny", prompt="<|forever|>", max_tokens=3)
-    assert reply.usage.prompt_tokens == 1 and reply.choices[0].text == "012"
+    assert reply.usage is not None and reply.usage.prompt_tokens == 1 and reply.choices[0].text == "012"

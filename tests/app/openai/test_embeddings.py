@@ -34,7 +34,7 @@ def test_texts_become_vectors_of_length_one(embeds: openai.OpenAI, embedder: Gat
 def test_numbers_and_base64_say_the_same(embeds: openai.OpenAI, ana: httpx.Client) -> None:
     decoded = embeds.embeddings.create(model="default", input=DAM).data[0].embedding  # the client asks for base64
     plain = ana.post("/v1/embeddings", json={"model": "default", "input": DAM}).json()["data"][0]["embedding"]
-    assert np.array_equal(np.float32(decoded), np.float32(plain))
+    assert np.array_equal(np.array(decoded, np.float32), np.array(plain, np.float32))
 
 
 def test_the_embedder_answers_to_its_name(embeds: openai.OpenAI, embedder: GatedEmbedder) -> None:

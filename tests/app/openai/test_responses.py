@@ -37,7 +37,7 @@ CALCULATOR: Json = {
     },
     "strict": True,
 }
-LONG: Json = {
+LONG: Any = {
     "type": "json_schema", "name": "long",
     "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 5000},
 }  # fmt: skip
@@ -107,11 +107,12 @@ def test_a_call_of_the_clients_ends_the_response_and_its_result_answers(pebble_c
     first = pebble_client.responses.create(input=QUESTION, **fields)
     (call,) = first.output
     assert call.type == "function_call" and json.loads(call.arguments) == {"expression": "23 * 17"}
-    result: Json = {"type": "function_call_output", "call_id": call.call_id, "output": "391"}
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "391"}
     second = pebble_client.responses.create(input=[result], previous_response_id=first.id, **fields)
     assert "391" in second.output_text
     assert second.usage is not None and second.usage.input_tokens_details.cached_tokens > 0
-    by_hand = pebble_client.responses.create(input=[{"role": "user", "content": QUESTION}, call, result], **fields)
+    said: list[Any] = [{"role": "user", "content": QUESTION}, call, result]
+    by_hand = pebble_client.responses.create(input=said, **fields)
     assert (by_hand.output_text, by_hand.usage.input_tokens if by_hand.usage else 0) == (
         second.output_text, second.usage.input_tokens,
     )  # fmt: skip

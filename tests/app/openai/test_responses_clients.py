@@ -9,7 +9,16 @@ from typing import Any
 
 import openai
 import pytest
-from agents import Agent, HostedMCPTool, ModelSettings, OpenAIResponsesModel, RunConfig, Runner, function_tool
+from agents import (
+    Agent,
+    HostedMCPTool,
+    ModelSettings,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    TResponseInputItem,
+    function_tool,
+)
 from agents.items import ToolCallItem
 from openai.types.responses import ResponseTextDeltaEvent
 from openai.types.responses.response_output_item import McpCall
@@ -60,7 +69,7 @@ def test_an_agent_of_openai_agents_calls_its_function(pebble: Server) -> None:
         agent = calculating(client, asked)
         first = await Runner.run(agent, QUESTION, run_config=QUIET)
         assert asked == ["23 * 17"] and "391" in first.final_output
-        again = [*first.to_input_list(), {"role": "user", "content": "What is 40 * 2?"}]
+        again: list[TResponseInputItem] = [*first.to_input_list(), {"role": "user", "content": "What is 40 * 2?"}]
         second = await Runner.run(agent, again, run_config=QUIET)
         assert asked[1:] == ["40 * 2"] and "80" in second.final_output
 
@@ -96,7 +105,7 @@ def test_an_agent_of_openai_agents_has_the_servers_tools(pebble: Server, plugin:
         calls = [item.raw_item for item in run.new_items if isinstance(item, ToolCallItem)]
         assert [call.output for call in calls if isinstance(call, McpCall)] == ["391"]
         assert "391" in run.final_output
-        after = [*run.to_input_list(), {"role": "user", "content": "What is 40 * 2?"}]
+        after: list[TResponseInputItem] = [*run.to_input_list(), {"role": "user", "content": "What is 40 * 2?"}]
         assert "80" in (await Runner.run(agent, after, run_config=QUIET)).final_output
 
     with_client(pebble, work)

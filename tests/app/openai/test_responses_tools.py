@@ -15,7 +15,7 @@ from app.answering.answer_pipeline import Answered, AnswerPipeline
 from app.openai.responses_job import ResponseJob, ServedTools
 from app.openai.responses_request import Offer, ResponseRequest
 from ponder import tool
-from reasoning.agent import Call, HandedOver, Wrote
+from reasoning.agent import HandedOver, Wrote
 from reasoning.thinking import Piece
 from reasoning.turn import CallMore, CallStart
 from tests.app.conftest import Server
@@ -25,6 +25,7 @@ from tests.app.runs.test_tool_runs import ASKING, http, plugin, there
 from tests.app.runs.test_tool_runs import CALCULATOR as PLUGIN
 from tools.call_policy import CallPolicy
 from tools.executor import Executor
+from tools.outcome import Call
 from tools.registry import Registry
 
 __all__ = ["http", "plugin"]  # fixtures
@@ -120,6 +121,7 @@ class BothCalled(AnswerPipeline):
     async def stream(self) -> AsyncGenerator[Answered, None]:
         calls = [Call("a", "calculate", '{"expression": "40 * 2"}'), Call("b", "calculator", "{}")]
         for at, call in enumerate(calls):
+            assert isinstance(call.arguments, str)
             deltas = (CallStart(at, call.id, call.name), CallMore(at, call.arguments))
             yield 0, Wrote(Piece("call", "", 1, finish_reason="stop" if at else None), deltas)
         assert self.loop is not None

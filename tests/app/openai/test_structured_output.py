@@ -21,8 +21,8 @@ from tests.app.toolbox import TOOLS, ask, chat, join, refusal, stream, without_i
 pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slow]
 
 Json = dict[str, Any]
-NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
-OPEN_THINKING = {"chat_template_kwargs": {"open_thinking": True}}
+NO_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
+OPEN_THINKING: dict[str, Any] = {"chat_template_kwargs": {"open_thinking": True}}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 _POINT = {
@@ -148,7 +148,8 @@ def test_a_stream_says_what_the_whole_reply_says(pebble_http: httpx.Client) -> N
             whole = pebble_http.post(CHAT, json=body).json()
             assert without_ids(join(stream(pebble_http, body))["choices"]) == without_ids(whole["choices"])
         body = {"model": "default", "prompt": ["So", "Thus"], "n": 2, "seed": at, "temperature": 1.2, **fields}
-        (whole_texts, streamed) = ([c["text"] for c in pebble_http.post(COMPLETIONS, json=body).json()["choices"]], {})
+        whole_texts = [c["text"] for c in pebble_http.post(COMPLETIONS, json=body).json()["choices"]]
+        streamed: dict[int, str] = {}
         for line in pebble_http.post(COMPLETIONS, json={**body, "stream": True}).text.split("\n\n")[:-2]:
             for choice in json.loads(line.removeprefix("data: "))["choices"]:
                 streamed[choice["index"]] = streamed.get(choice["index"], "") + choice["text"]

@@ -18,7 +18,7 @@ from tests.app.toolbox import tool as make_tool
 pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slow]
 
 CHAT = "/v1/chat/completions"
-NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+NO_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 OPEN_THINKING = {"chat_template_kwargs": {"open_thinking": True}}
 HELD_BY_NOBODY: dict[str, Any] = {
     "not": {"properties": {"a": {"not": {"type": "string"}}}},

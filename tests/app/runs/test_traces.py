@@ -110,7 +110,7 @@ def test_the_command_says_whether_it_agrees(http: httpx.Client, pebble: Server, 
         ('{"type": "trace"}\n', 1, "not a trace"),
     ):
         file.write_text(content, "utf-8")
-        ended = CliRunner().invoke(cli, ["replay", str(file), "--model", pebble.engine.model_path])
+        ended = CliRunner().invoke(cli, ["replay", str(file), "--model", str(pebble.engine.model_path)])
         assert ended.exit_code == code and said in ended.output, ended.output
 
 

@@ -110,6 +110,6 @@ def test_the_fields_of_each_call_are_listed(heading: str, fields: set[str]) -> N
 def test_every_route_is_listed(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     for route in sequences.router.routes:
-        assert isinstance(route, APIRoute)
+        assert isinstance(route, APIRoute) and route.methods is not None
         (method,) = route.methods
         assert f"`{method} {route.path.replace('sequence_id', 'id')}`" in text, route.path

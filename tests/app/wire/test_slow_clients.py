@@ -47,7 +47,7 @@ class Application:
                 return
             size, more = size + len(message["body"]), message["more_body"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        gone = asyncio.create_task(receive())
+        gone = asyncio.ensure_future(receive())
         self.begun.set()
         while scope["path"] == "/long" and not gone.done():
             await send({"type": "http.response.body", "body": PIECE, "more_body": True})

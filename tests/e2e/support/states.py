@@ -40,7 +40,7 @@ WORDS = (
     "\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n1. one\n2. two\n\n> A quotation.\n\nThe end."
 )
 FORMULAS = "$e^{i\\pi} + 1 = 0$\n\n$$\n\\sum_{i=1}^n i = \\frac{n(n+1)}{2}\n$$\n\nThe end."
-HOLD = [Gate("hold")]
+HOLD: Script = [Gate("hold")]
 WRITE = call("write_file", '{"path": "plan.md"}')
 FIRST, SECOND = "The dam was finished in **1931**, two years late. [S1]", "It cost more than planned. [unsupported]"
 
@@ -68,14 +68,14 @@ def asks_first(then: Bring | None = None) -> Bring:
     """Asks for approval; the time to decide begins here, not when this file is imported."""
 
     def bring(page: Page, fake: FakeServer) -> None:
-        asks = [WRITE, approval('write_file(\n  path = "plan.md"\n)'), *HOLD]
+        asks: Script = [WRITE, approval('write_file(\n  path = "plan.md"\n)'), *HOLD]
         asked("medium risk", asks, then=then)(page, fake)
 
     return bring
 
 
 def asks_where(page: Page, fake: FakeServer) -> None:
-    asks = [call("book_table", "{}"), question("Where?", ["Inside", "Outside"]), *HOLD]
+    asks: Script = [call("book_table", "{}"), question("Where?", ["Inside", "Outside"]), *HOLD]
     asked("Where?", asks)(page, fake)
 
 
@@ -185,16 +185,16 @@ def new_folder(page: Page, _: FakeServer) -> None:
 
 
 STARTED = ThinkingStarted(started_at=time.time(), max_tokens=1000, waits=2)
-THOUGHTS = [STARTED, ThinkingDelta(text="Hm. "), ThinkingWait(number=1, of=2), ThinkingDelta(text="Or else."),
-            ThinkingProgress(tokens=250)]  # fmt: skip
-ROUTED = [RouteTried(model="small", passed=False, why="confidence 0.42 of 0.97", tokens=9, cost=2.5, seconds=0.2),
-          RouteAnswering(model="large"), StrategyEvent(name="Looked", fields={"at": 3})]  # fmt: skip
+THOUGHTS: Script = [STARTED, ThinkingDelta(text="Hm. "), ThinkingWait(number=1, of=2), ThinkingDelta(text="Or else."),
+                    ThinkingProgress(tokens=250)]  # fmt: skip
+TRIED = RouteTried(model="small", passed=False, why="confidence 0.42 of 0.97", tokens=9, cost=2.5, seconds=0.2)
+ROUTED: Script = [TRIED, RouteAnswering(model="large"), StrategyEvent(name="Looked", fields={"at": 3})]
 PROGRESS = ToolProgress.model_validate({"call_id": "c", "name": "fetch", "text": "page 3", "done": 3, "total": 4})
-CALLED = [call("calculator", '{"expression": "27+58"}'), result("calculator", "85")]
-BROKE = [AnswerDelta(text="Half an"), RunFailed(code="engine_stopped", message="It broke.", retryable=True)]
+CALLED: Script = [call("calculator", '{"expression": "27+58"}'), result("calculator", "85")]
+BROKE: Script = [AnswerDelta(text="Half an"), RunFailed(code="engine_stopped", message="It broke.", retryable=True)]
 LIMITED = AnswerDone(text="As far as", finish_reason="length")
-CUT_SHORT = [AnswerDelta(text="As far as"), LIMITED, RunCompleted(usage=USAGE)]
-NOTHING_FOUND = [found("none", dam()[0]), *answer("The sources do not say.")]
+CUT_SHORT: Script = [AnswerDelta(text="As far as"), LIMITED, RunCompleted(usage=USAGE)]
+NOTHING_FOUND: Script = [found("none", dam()[0]), *answer("The sources do not say.")]
 
 STATES: dict[str, Bring] = {
     "welcome": welcome,

@@ -28,6 +28,8 @@ pick = st.integers(0, 1000)  # which of the sequences that a rule applies to
 class CoreMachine(RuleBasedStateMachine):
     """Drives a core as a careful client does; `expected` mirrors each sequence's tokens."""
 
+    core: EngineCore  # from `start` on
+
     @initialize(
         blocks=st.integers(5, 14),
         size=st.sampled_from([1, 2, 4, 4]),

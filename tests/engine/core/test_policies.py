@@ -9,11 +9,13 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from engine.config import EngineConfig, PolicyName
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
 from engine.core.policies import PrefillBudget, Queue
+from engine.core.step import Step
 from engine.errors import InvalidParameter
 from engine.kv_cache.block_pool import BlockPool
 from engine.params import GREEDY, Span
@@ -33,9 +35,9 @@ class Timed(FakeRunner):
         super().__init__(world.pool, SIZE)
         self._world = world
 
-    def run(self, step: object) -> object:  # type: ignore[override]  # as its base has it
-        self._world.now += FIXED + EACH * step.tokens  # type: ignore[attr-defined]
-        return super().run(step)  # type: ignore[arg-type]
+    def run(self, step: Step) -> Tensor:
+        self._world.now += FIXED + EACH * step.tokens
+        return super().run(step)
 
 
 @dataclass

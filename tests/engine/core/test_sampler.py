@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 import torch
@@ -14,10 +17,17 @@ from engine.core.sampling_types import RowSampling
 from engine.params import Sampling
 
 
-def draw(sampling: Sampling, *, seed: int = 1, position: int = 0, **options: object) -> RowSampling:
-    return RowSampling(
-        **{"sampling": sampling, "seed": seed, "stream": 0, "position": position, "counts": {}, "seen": (), **options}
-    )  # type: ignore[arg-type]  # test options
+def draw(
+    sampling: Sampling,
+    *,
+    seed: int = 1,
+    position: int = 0,
+    counts: Mapping[int, int] = MappingProxyType({}),
+    seen: Set[int] = frozenset(),
+    banned: Set[int] = frozenset(),
+    logprobs: int | None = None,
+) -> RowSampling:
+    return RowSampling(sampling, seed, 0, position, counts, seen, banned, logprobs)
 
 
 def logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:

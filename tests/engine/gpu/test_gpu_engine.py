@@ -242,7 +242,7 @@ def test_weights_of_few_bits_say_nearly_the_same(checkpoint: Path, quantization:
             return await seq.generate_all(span)
 
     found, exact = (
-        asyncio.run(ask(replace(config(checkpoint), graphs=False, **options)))  # type: ignore[arg-type]  # settings
+        asyncio.run(ask(replace(config(checkpoint), graphs=False, **options)))
         for options in ({"quantization": quantization}, {"device": "cpu", "dtype": "float32", "kernels": "torch"})
     )
     assert found.logprobs is not None and exact.logprobs is not None

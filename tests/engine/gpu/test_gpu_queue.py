@@ -137,9 +137,9 @@ def test_logprobs_of_many_rows_are_those_of_each(machine: Machine | None, monkey
             assert [value for _, value in one.top] == pytest.approx([value for _, value in other.top], abs=1e-5)
     assert token_logprobs(to_device(logits[:0], CUDA), [], 3) == []
     rows, asked = [0, 0, 3, 9], [7, 7, 1, 49]
-    one, other = (chosen_logprobs(each, rows, asked) for each in (logits, to_device(logits, CUDA)))
-    assert other == pytest.approx(one, abs=1e-5) and one[0] == one[1]
-    assert one == pytest.approx(
+    chosen, queued = (chosen_logprobs(each, rows, asked) for each in (logits, to_device(logits, CUDA)))
+    assert queued == pytest.approx(chosen, abs=1e-5) and chosen[0] == chosen[1]
+    assert chosen == pytest.approx(
         [float(logits[at].log_softmax(-1)[token]) for at, token in zip(rows, asked, strict=True)]
     )
     assert chosen_logprobs(to_device(logits, CUDA), [], []) == []

@@ -26,7 +26,7 @@ def test_a_block_comes_up_after_all_that_the_device_was_told_before(machine: Mac
     store.save([(0, host.row(0))])  # so that nothing is compiled meanwhile
     store.saved()
     if machine is None:
-        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # a step that takes its time
+        torch.cuda._sleep(50_000_000)  # a step that takes its time
     store.save([(2, host.row(0))])  # the block's content is offloaded,
     cache.data[:, :, 2].fill_(3.0)  # and its former holder writes to it once more
     loaded = load(store, None, BlockContent(b"digest", b"root"), 2, host.row(1), store.queued())

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import zmq
@@ -22,6 +23,9 @@ from engine.ipc.supervisor import SupervisedLink
 from engine.model.numerics import Numerics
 from engine.structured_output import JsonSchema
 from engine.structured_output.layout import Constrained
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
 SOON_S = 20.0  # for commands that are there already
 LATE_READ_S, LATE_WRITE_S = 0.004, 0.04  # before the system calls of a child
@@ -73,7 +77,12 @@ def taken(mail: Mail) -> list[m.Command]:
 
 def test_a_command_is_taken_before_its_wake_byte_is_written(mail: Mail) -> None:
     appended, go_on = threading.Event(), threading.Event()
-    queue_of(mail).appended = lambda: (appended.set(), go_on.wait())
+
+    def pause() -> None:
+        appended.set()
+        go_on.wait()
+
+    queue_of(mail).appended = pause
     poster = threading.Thread(target=mail.post, args=(m.TransferDone(),))
     poster.start()
     appended.wait()
@@ -110,10 +119,12 @@ def test_more_commands_than_the_pipe_holds_bytes_are_all_taken(mail: Mail) -> No
 
 def test_many_threads_post_while_one_takes(mail: Mail) -> None:
     threads, each = 8, 500
-    posters = [
-        threading.Thread(target=lambda: [mail.post(m.TransferDone()) for _ in range(each)], daemon=True)
-        for _ in range(threads)
-    ]
+
+    def post() -> None:
+        for _ in range(each):
+            mail.post(m.TransferDone())
+
+    posters = [threading.Thread(target=post, daemon=True) for _ in range(threads)]
     for poster in posters:
         poster.start()
     got = 0
@@ -130,7 +141,7 @@ def assemble_with_pauses(config: EngineConfig) -> EngineParts:
         time.sleep(LATE_READ_S)
         return read(file, most)
 
-    def late_write(file: int, data: bytes) -> int:
+    def late_write(file: int, data: Buffer) -> int:
         if data == b"\0":
             time.sleep(LATE_WRITE_S)
         return write(file, data)

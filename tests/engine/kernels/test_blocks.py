@@ -21,6 +21,8 @@ BOTH = [
     pytest.param((b.copy_blocks_triton, b.gather_blocks_triton, b.scatter_blocks_triton), id="kernel"),
 ]
 Three = tuple[Callable[..., None], Callable[..., None], Callable[..., None]]
+Shapes = list[tuple[tuple[torch.dtype, tuple[int, ...]], int]]
+Moves = tuple[list[int], list[int]]
 
 caches = st.lists(
     st.tuples(
@@ -40,7 +42,7 @@ pairs = st.lists(st.integers(0, BLOCKS - 1), max_size=5).flatmap(
 )
 
 
-def made(shapes: list[tuple[tuple[torch.dtype, tuple[int, ...]], int]], device: str) -> list[torch.Tensor]:
+def made(shapes: Shapes, device: str) -> list[torch.Tensor]:
     """Tensors of random bytes, (layers, 2, blocks, ...)."""
     generator = torch.Generator().manual_seed(len(shapes))
     found = []
@@ -53,7 +55,9 @@ def made(shapes: list[tuple[tuple[torch.dtype, tuple[int, ...]], int]], device: 
 @pytest.mark.parametrize("three", BOTH)
 @settings(max_examples=20, deadline=None)
 @given(shapes=caches, moves=pairs)
-def test_all_sources_are_read_before_any_is_overwritten(three: Three, shapes: list, moves: tuple, device: str) -> None:
+def test_all_sources_are_read_before_any_is_overwritten(
+    three: Three, shapes: Shapes, moves: Moves, device: str
+) -> None:
     cache = made(shapes, device)
     wanted = [each.clone() for each in cache]
     for old, new in zip(cache, wanted, strict=True):
@@ -66,7 +70,7 @@ def test_all_sources_are_read_before_any_is_overwritten(three: Three, shapes: li
 @pytest.mark.parametrize("three", BOTH)
 @settings(max_examples=20, deadline=None)
 @given(shapes=caches, moves=pairs)
-def test_rows_hold_what_blocks_hold_and_give_it_back(three: Three, shapes: list, moves: tuple, device: str) -> None:
+def test_rows_hold_what_blocks_hold_and_give_it_back(three: Three, shapes: Shapes, moves: Moves, device: str) -> None:
     _, gather, scatter = three
     cache = made(shapes, device)
     sources, destinations = moves

@@ -51,9 +51,11 @@ def test_the_sum_and_its_norm(
         sums.append(x.clone())
         results.append(run(sums[-1], add, last, delta_norm=first, multiplier=multiplier))
     same(*sums)
-    assert (results[0] is None) == (last is None)
-    if results[0] is not None:
-        same(*results)
+    kernel, twin = results
+    assert (kernel is None) == (last is None)
+    if kernel is not None:
+        assert twin is not None
+        same(kernel, twin)
 
 
 def test_the_twin_is_the_models_norm() -> None:

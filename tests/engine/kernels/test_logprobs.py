@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -33,11 +35,11 @@ def test_they_are_those_of_log_softmax(
     asked = torch.tensor(rows, dtype=torch.int32)
     found: Logprobs = function(logits.to(device), asked.to(device), tokens.to(device), k)  # type: ignore[operator]
     wanted = torch.log_softmax(logits.double(), -1)[rows]
-    close = {"rtol": 1e-6, "atol": 2e-5}  # of numbers around 100 as fp32 has them
-    torch.testing.assert_close(found.chosen.cpu().double(), wanted.gather(1, tokens[:, None]).squeeze(1), **close)
+    check = partial(torch.testing.assert_close, rtol=1e-6, atol=2e-5)  # of numbers around 100 as fp32 has them
+    check(found.chosen.cpu().double(), wanted.gather(1, tokens[:, None]).squeeze(1))
     values = wanted.topk(min(k, vocabulary)).values
-    torch.testing.assert_close(found.values.cpu().double(), values, **close)
-    torch.testing.assert_close(wanted.gather(1, found.tokens.cpu()), values, **close)
+    check(found.values.cpu().double(), values)
+    check(wanted.gather(1, found.tokens.cpu()), values)
 
 
 def test_a_rows_numbers_have_the_same_bits_in_any_batch(device: str) -> None:

@@ -49,7 +49,8 @@ def test_one_token(
         result = run(x, weight, extra, norm=norm, activation=activation, add_to=into, multiplier=0.7)
         assert into is None or result.data_ptr() == into.data_ptr()
         found.append(result)
-    same(*found, dtype)
+    kernel, twin = found
+    same(kernel, twin, dtype)
 
 
 def test_logits_of_one_token_are_wide(device: str) -> None:

@@ -101,8 +101,9 @@ def test_kernel_and_twin_draw_the_same(
     logits = wide[:, 3 : vocabulary + 3]  # strided
     if masked:
         logits[torch.rand(logits.shape, generator=generator) < 0.7] = -INF
-    columns = list(zip(*rows, strict=True))
-    packed = torch.from_numpy(pack(*columns, keys=[mix64(seed, row) for row in range(len(rows))]))
+    temperature, top_k, top_p, min_p = zip(*rows, strict=True)
+    keys = [mix64(seed, row) for row in range(len(rows))]
+    packed = torch.from_numpy(pack(temperature, top_k, top_p, min_p, keys))
     check(logits, packed, device)
 
 
@@ -268,5 +269,5 @@ def test_adjustments_are_made_in_order(
     for adjust, where in ((adjust_torch, "cpu"), (adjust_triton, device)):
         mine = logits.clone().to(where)
         adjust(mine, torch.from_numpy(entries).to(where), starts.to(where))
-        close = {"rtol": 1e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 0.06}
-        torch.testing.assert_close(mine.cpu().float(), wanted, **close)
+        rtol, atol = (1e-6, 1e-6) if dtype == torch.float32 else (8e-3, 0.06)
+        torch.testing.assert_close(mine.cpu().float(), wanted, rtol=rtol, atol=atol)

@@ -55,7 +55,7 @@ def test_kv_of_a_lapsed_pin_goes_first_and_of_a_live_one_last() -> None:
     bench.core.handle(m.Hold(2, 5.0))
     bench.core.handle(m.Hold(1, 60.0))
     bench.now = 10.0
-    order = []
+    order: list[int] = []
     scheduler = bench.core._scheduler
     while scheduler.idle:
         before = set(scheduler.idle)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine import Engine, InvalidParameter
+from engine.config import KvDType
 from engine.kv_cache.quantized_cache import Coding, QuantizedCache
 from engine.model.attention import AttentionPlan, paged
 from engine.model.batch import Batch, KVCache
@@ -94,7 +95,8 @@ def test_a_block_takes_the_memory_that_is_told() -> None:
     spec = ModelSpec.__new__(ModelSpec)
     for name, value in (("layers", SHAPE[0]), ("kv_heads", SHAPE[3]), ("head_dim", SHAPE[4])):
         object.__setattr__(spec, name, value)
-    for kind, name in ((QuantizedCache, "int8"), (KVCache, "auto")):
+    kinds: tuple[tuple[type[QuantizedCache | KVCache], KvDType], ...] = ((QuantizedCache, "int8"), (KVCache, "auto"))
+    for kind, name in kinds:
         assert kind(*SHAPE, torch.float32, "cpu").block_nbytes == block_bytes(spec, SHAPE[2], torch.float32, name)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import Batch, KVCache
 from engine.model.decoder import Decoder
 
@@ -33,14 +34,17 @@ class Stepper:
             random.Random(seed).shuffle(free)
         self._tables = [[free.pop(0) for _ in range(count)] for count in counts]
         self._block_size = block_size
-        self._kv = KVCache(
+        self._kv: KVCache | QuantizedCache = KVCache(
             spec.layers, sum(counts) + 1, block_size, spec.kv_heads, spec.head_dim, decoder.dtype, decoder.device
         )
 
     def step(self, chunks: Sequence[int]) -> list[Tensor]:
         """Advance sequence i by chunks[i] tokens (0: it sits this step out); logits of those tokens, (chunk, vocab)."""
         rows = [i for i, chunk in enumerate(chunks) if chunk]
-        ids, positions, slots, starts, contexts = [], [], [], [0], []
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        starts, contexts = [0], []
         for i in rows:
             span = range(self.done[i], self.done[i] + chunks[i])
             ids += [self.prompts[i][p] for p in span]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -63,11 +64,13 @@ def make_batch(
     return batch, sum(counts) + 1
 
 
-def plan_for(batch: Batch, cache: Tensor, window: int | None, group_heads: int, **options: bool) -> AttentionPlan:
+def plan_for(
+    batch: Batch, cache: Tensor, window: int | None, group_heads: int, *, maskless: bool = True
+) -> AttentionPlan:
     """A plan over a cache of one layer, (2, blocks, block_size, kv_heads, head_dim)."""
     _, blocks, block_size, kv_heads, width = cache.shape
     kv = KVCache(1, blocks, block_size, kv_heads, width, cache.dtype, cache.device)
-    return AttentionPlan(batch, kv, (None, window), group_heads=group_heads, **options)
+    return AttentionPlan(batch, kv, (None, window), group_heads=group_heads, maskless=maskless)
 
 
 def both(
@@ -120,9 +123,9 @@ def test_a_row_does_not_depend_on_the_others(window: int | None) -> None:
     batch, blocks = make_batch(shapes, 16)
     torch.manual_seed(1)
     cache, query = torch.randn(2, blocks, 16, 2, WIDTH), torch.randn(len(batch.positions), 4, WIDTH)
-    options = {"window": window, "scale": 0.25}
+    attend = partial(paged, window=window, scale=0.25)
     plan = plan_for(batch, cache, window, 2)
-    together = paged(query, cache, plan, **options)
+    together = attend(query, cache, plan)
     for row, (_, context) in enumerate(shapes):
         span = slice(batch.query_starts[row], batch.query_starts[row + 1])
         alone = Batch(
@@ -135,7 +138,7 @@ def test_a_row_does_not_depend_on_the_others(window: int | None) -> None:
             batch.logits_at,
         )
         plan = plan_for(alone, cache, window, 2)
-        torch.testing.assert_close(paged(query[span], cache, plan, **options), together[span], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(attend(query[span], cache, plan), together[span], rtol=1e-4, atol=1e-5)
 
 
 def test_stale_values_of_other_sequences_do_not_leak() -> None:
@@ -159,18 +162,13 @@ def test_paged_on_cuda_equals_the_cpu(window: int | None, softcap: float | None)
     results = []
     for device in ("cpu", "cuda"):
         moved = Batch(
-            *(
-                field.to(device) if isinstance(field, Tensor) else field
-                for field in (
-                    batch.token_ids,
-                    batch.positions,
-                    batch.slots,
-                    batch.query_starts,
-                    batch.context_lens,
-                    batch.block_tables,
-                    batch.logits_at,
-                )
-            )
+            batch.token_ids.to(device),
+            batch.positions.to(device),
+            batch.slots.to(device),
+            batch.query_starts,
+            batch.context_lens,
+            batch.block_tables.to(device),
+            batch.logits_at.to(device),
         )
         plan = plan_for(moved, cache.to(device), window, 2, maskless=softcap is None)
         results.append(paged(query.to(device), cache.to(device), plan, window=window, scale=0.3, softcap=softcap).cpu())

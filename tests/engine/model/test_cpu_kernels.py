@@ -14,6 +14,7 @@ from engine import EngineConfig, InvalidParameter
 from engine.kernels import cpu
 from engine.kernels.cpu import build
 from engine.kernels.cpu.binding import TiledWeight
+from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.memory import needs_of
 from tests.engine.model import tiny
@@ -223,5 +224,6 @@ def test_memory_is_told_for_int8(for_int8: Path) -> None:
 
 def test_what_lay_in_the_cache_before_does_not_matter(decoder: Decoder) -> None:
     clean, dirty = Stepper(decoder, prompts()), Stepper(decoder, prompts())
+    assert isinstance(dirty._kv, KVCache)
     dirty._kv.data.fill_(float("nan"))
     assert all(torch.equal(a, b) for a, b in zip(clean.run(50), dirty.run(50), strict=True))

@@ -83,6 +83,11 @@ def shard(path: Path) -> dict[str, str]:
     return where
 
 
+def lose_shard(path: Path) -> None:
+    shard(path)
+    (path / "part-1.safetensors").unlink()
+
+
 def load(path: Path) -> Any:
     return load_decoder(resolve(str(path)), dtype=torch.float32)
 
@@ -144,7 +149,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "1 tensors are not part of this architecture.*q_norm",
     ),
     "leftover layers": (lambda p: configure(p, num_hidden_layers=1), "9 tensors are not part of this architecture"),
-    "missing shard": (lambda p: (shard(p), (p / "part-1.safetensors").unlink()), "part-1.safetensors is missing"),
+    "missing shard": (lose_shard, "part-1.safetensors is missing"),
     "shard lacks a tensor": (
         lambda p: (shard(p), save_file({}, p / "part-0.safetensors")),
         "part-0.safetensors lacks tensor",
@@ -209,12 +214,12 @@ def test_no_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_repository_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import httpx
+    import httpx2
     from huggingface_hub import errors
 
     def unknown(*args: object, **kwargs: object) -> str:
         raise errors.RepositoryNotFoundError(
-            "404", response=httpx.Response(404, request=httpx.Request("GET", "http://x"))
+            "404", response=httpx2.Response(404, request=httpx2.Request("GET", "http://x"))
         )
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unknown)

@@ -15,6 +15,7 @@ from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Span
 from engine.core.step import Step
 from engine.families import family_of
 from engine.model import memory
+from engine.model.batch import KVCache
 from engine.model.loader import read_json
 from engine.model.memory import block_bytes, level, needs_of
 from engine.model.runner import ModelRunner
@@ -91,12 +92,14 @@ async def test_each_engine_computes_on_its_own_threads(model: Path, monkeypatch:
     run = ModelRunner.run
 
     def noted(self: ModelRunner, step: Step) -> torch.Tensor:
+        assert isinstance(self._kv, KVCache)
         used[self._kv.data.shape[2]] = torch.get_num_threads()
         return run(self, step)
 
     monkeypatch.setattr(ModelRunner, "run", noted)
     pools = {30: 1, 40: 2, 50: 3}  # blocks -> threads
-    engines = [await Engine.start(*configs(model, kv_blocks=each, threads=n)) for each, n in pools.items()]
+    settings = [config for each, n in pools.items() for config in configs(model, kv_blocks=each, threads=n)]
+    engines = [await Engine.start(config) for config in settings]
     for engine in engines:  # only now: the last model must not decide for all
         async with engine, await engine.open([1]) as seq:
             await seq.generate_all(Span(GREEDY, 1))

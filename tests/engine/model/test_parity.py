@@ -218,11 +218,11 @@ def test_hidden_states_equal_transformers(own_cases: Any) -> None:
     with torch.no_grad():
         expected = model.model(torch.tensor([prompt])).last_hidden_state[0]
     stepper = Stepper(case.decoder, [prompt])
-    forward, case.decoder.forward = case.decoder.forward, case.decoder.hidden  # type: ignore[method-assign]
+    forward, case.decoder.forward = case.decoder.forward, case.decoder.hidden
     try:
         assert apart(stepper.run(20)[0], expected) < TOLERANCE
     finally:
-        case.decoder.forward = forward  # type: ignore[method-assign]
+        case.decoder.forward = forward
 
 
 def test_bfloat16_stays_near_float32(own_cases: Any) -> None:

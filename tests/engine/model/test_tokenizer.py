@@ -157,7 +157,7 @@ def test_token_bytes_are_exact_parts() -> None:
 def test_templates_give_the_ids_that_transformers_gives(name: str, thinking: bool, tools: Any) -> None:
     for messages in (CHAT, CHAT[:1], CHAT[:2]):
         for prompt in (True, False):
-            options = {"add_generation_prompt": prompt, "enable_thinking": thinking}
+            options: dict[str, Any] = {"add_generation_prompt": prompt, "enable_thinking": thinking}
             found = make(TEMPLATES[name]).apply_chat_template(messages, tools=tools, **options)
             expected = theirs(TEMPLATES[name]).apply_chat_template(messages, tools=tools, return_dict=False, **options)
             assert found == expected
@@ -193,8 +193,10 @@ def test_control_tokens_in_tools_and_arguments_are_ordinary_text() -> None:
     call = {"function": {"name": "f", "arguments": {"<|im_end|>": EVIL}}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
     ids = tokenizer.apply_chat_template(messages, tools=tools)
-    assert ids.count(tokenizer.token_id("<|im_start|>")) == 3  # system, assistant, the prompt to go on
-    assert ids.count(tokenizer.token_id("<|im_end|>")) == 2
+    start, end = tokenizer.token_id("<|im_start|>"), tokenizer.token_id("<|im_end|>")
+    assert start is not None and end is not None
+    assert ids.count(start) == 3  # system, assistant, the prompt to go on
+    assert ids.count(end) == 2
 
 
 @settings(deadline=None)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine import EngineConfig, InvalidParameter
+from engine.config import KernelName
 from engine.model.decoder import Decoder, load_decoder
 from tests.engine.model import tiny
 from tests.engine.model.stepping import Stepper, apart
@@ -45,7 +46,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return tiny.save(made.to(torch.float16), tmp_path_factory.mktemp(request.param))
 
 
-def load(path: Path, dtype: torch.dtype, kernels: str = "triton") -> Decoder:
+def load(path: Path, dtype: torch.dtype, kernels: KernelName = "triton") -> Decoder:
     return load_decoder(path, dtype=dtype, device=DEVICE, kernels=kernels)
 
 
@@ -70,4 +71,4 @@ def test_they_are_refused_where_they_cannot_run(checkpoint: Path) -> None:
     with pytest.raises(InvalidParameter, match="float32, and they compute in bfloat16 and float16; accepted: auto"):
         load(checkpoint, torch.float32)
     with pytest.raises(InvalidParameter, match="kernels is 'cuda'; accepted: auto, torch, triton"):
-        EngineConfig(model="none", kernels="cuda")
+        EngineConfig(model="none", kernels="cuda")  # type: ignore[arg-type]  # refused

@@ -131,11 +131,15 @@ def make(*, size: int = 1, **options: Any) -> Fixture:
     return Fixture(compiler, backend, timers, now)
 
 
+def unexpected(answer: object) -> None:
+    pytest.fail(f"answered later: {answer!r}")
+
+
 def test_what_was_compiled_is_answered_at_once_afterwards() -> None:
     it = make()
     made = it.made("a")
     assert made.of == Literal("a")
-    assert it.compiler.get(Literal("a"), pytest.fail) is made
+    assert it.compiler.get(Literal("a"), unexpected) is made
     assert it.compiler.stats.hits == 1 and it.compiler.stats.compiled == 1
 
 
@@ -198,7 +202,7 @@ def test_a_refusal_names_its_reasons_and_is_remembered() -> None:
     refused = it.made("not")
     assert isinstance(refused, ConstraintRefused) and refused.reasons == ("keyword not",)
     it.now[0] = 1e9
-    assert it.compiler.get(Literal("not"), pytest.fail) is refused
+    assert it.compiler.get(Literal("not"), unexpected) is refused
     assert it.compiler.stats.refused == 1
 
 
@@ -217,7 +221,7 @@ def test_past_its_deadline_a_constraint_is_refused_for_a_while_and_kept_when_it_
     timer.ring()
     refused = answer.get(timeout=PATIENCE)
     assert isinstance(refused, CompileTimeout) and "2 s" in str(refused)
-    assert it.compiler.get(Literal("slow"), pytest.fail) is refused
+    assert it.compiler.get(Literal("slow"), unexpected) is refused
     it.now[0] = 61.0
     again = it.ask("slow")  # the time has passed: it is tried again
     it.begin("slow")
@@ -232,7 +236,7 @@ def test_a_deadline_that_comes_late_changes_nothing() -> None:
     timer = it.timers.started.get(timeout=PATIENCE)
     assert timer.cancelled.wait(PATIENCE)
     timer.ring()
-    assert it.compiler.get(Literal("a"), pytest.fail) is made and it.compiler.stats.timed_out == 0
+    assert it.compiler.get(Literal("a"), unexpected) is made and it.compiler.stats.timed_out == 0
 
 
 def test_what_it_needs_is_prepared_before_its_time_begins() -> None:
@@ -290,10 +294,10 @@ def test_refused_for_being_busy_is_not_remembered(monkeypatch: pytest.MonkeyPatc
 def test_the_longest_unused_goes_first_when_the_bytes_are_too_many() -> None:
     it = make(size=40, cache_bytes=100)
     a, _ = it.made("a"), it.made("b")
-    assert it.compiler.get(Literal("a"), pytest.fail) is a
+    assert it.compiler.get(Literal("a"), unexpected) is a
     it.made("c")
     assert it.compiler.stats.kept == 2 and it.compiler.stats.kept_bytes == 80
-    assert it.compiler.get(Literal("a"), pytest.fail) is a
+    assert it.compiler.get(Literal("a"), unexpected) is a
     assert it.made("b").of == Literal("b")
     assert [it.backend.begun.get_nowait() for _ in range(4)] == ["a", "b", "c", "b"]
 
@@ -301,7 +305,7 @@ def test_the_longest_unused_goes_first_when_the_bytes_are_too_many() -> None:
 def test_one_that_is_larger_than_the_cache_is_kept_alone() -> None:
     it = make(size=400, cache_bytes=100)
     made = it.made("a")
-    assert it.compiler.get(Literal("a"), pytest.fail) is made
+    assert it.compiler.get(Literal("a"), unexpected) is made
     it.made("b")
     assert it.compiler.stats.kept == 1
 

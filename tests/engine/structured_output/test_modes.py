@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,18 +17,18 @@ from tests.engine.structured_output.words import Words, allowed
 A, B, C, EOS, BEGIN, END, THINK, THOUGHT, BREAK, STOP = range(10)
 VOCABULARY = 40  # more than a word of bits
 BODY = Words([(A, B), (A, B, C), (A, C, C, A)], EOS)
-SECTIONS = {"begin": BEGIN, "end": END, "several": True, "breaks": frozenset({BREAK}), "think": (THINK, THOUGHT)}
+SECTIONS = Layout(begin=BEGIN, end=END, several=True, breaks=frozenset({BREAK}), think=(THINK, THOUGHT))
 LAYOUTS = {
     "whole": Layout(),
     "whole after a thought": Layout(think=(THINK, THOUGHT), breaks=frozenset({BREAK})),
-    "sections": Layout(**SECTIONS),
-    "sections in text": Layout(**SECTIONS, free=True),
+    "sections": SECTIONS,
+    "sections in text": replace(SECTIONS, free=True),
     "one section": Layout(begin=BEGIN, end=END),
     "one section in text": Layout(begin=BEGIN, end=END, free=True),
     "to the end": Layout(begin=BEGIN, free=True),
     "in place of text": Layout(free=True, openers=frozenset({A})),
-    "begins inside a thought": Layout(**SECTIONS, thinking=True),
-    "goes on": Layout(**SECTIONS, begun=True),
+    "begins inside a thought": replace(SECTIONS, thinking=True),
+    "goes on": replace(SECTIONS, begun=True),
 }
 
 

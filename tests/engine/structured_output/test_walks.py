@@ -32,7 +32,7 @@ def walks(compiled: Compiled, schema: Any, count: int, seed: int, name: str) -> 
 
 @pytest.mark.parametrize("compact", [True, False])
 def test_texts_of_every_tool_schema_are_valid(compact: bool) -> None:
-    finished = []
+    finished: list[bool] = []
     for seed, schema in enumerate(bfcl.parameters()):
         compiled = sources.guidance("small").compile(spec.JsonSchema.of(schema, compact=compact))
         finished += walks(compiled, schema, 1, seed, "small")
@@ -40,7 +40,7 @@ def test_texts_of_every_tool_schema_are_valid(compact: bool) -> None:
 
 
 def test_texts_of_every_admitted_schema_of_the_suite_are_valid() -> None:
-    finished = []
+    finished: list[bool] = []
     for seed, group in enumerate(sources.suite()):
         if "\\p{" in sources.compact(group.schema).replace("\\\\", "\\"):
             continue  # Python's `re`, with which jsonschema reads patterns, has no \\p
@@ -71,7 +71,7 @@ def test_texts_of_random_schemas_are_valid() -> None:
 
 @pytest.mark.parametrize("name", ["pebble", "qwen"])
 def test_texts_are_valid_with_real_vocabularies(name: str) -> None:
-    finished = []
+    finished: list[bool] = []
     for seed, schema in enumerate(bfcl.parameters()[:: 8 if name == "pebble" else 80]):
         compiled = sources.guidance(name).compile(spec.JsonSchema.of(schema))
         finished += walks(compiled, schema, 2, seed, name)

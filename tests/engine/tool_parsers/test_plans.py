@@ -15,7 +15,8 @@ TOOLS = read_tools(
         {"type": "function", "function": {"name": "now"}},
     ]
 )
-WEATHER, NOW = ("weather", {"city": "Paris"}), ("now", {})
+WEATHER = ("weather", {"city": "Paris"})
+NOW: tuple[str, dict[str, str]] = ("now", {})
 BEGIN, END, CALLS, TAG = map(TOKENS.token_id, ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"))
 SECTIONED = ("hermes", "qwen3_coder")
 
@@ -41,10 +42,15 @@ def test_sections_stand_in_free_text_or_alone(
 
 def test_llamas_call_is_the_whole_answer() -> None:
     auto = tool_parser("llama3_json").plan(TOOLS, "auto").layout
-    assert (auto.begin, auto.end, auto.free, auto.several, auto.breaks) == (None, None, True, False, {TAG})
+    assert (auto.begin, auto.end, auto.free, auto.several, auto.breaks) == (None, None, True, False, frozenset({TAG}))
     assert {TOKENS.token_bytes(id) for id in auto.openers} == {b"{", b'{"', b" {", b"\n{", b"{}"}
     required = tool_parser("llama3_json").plan(TOOLS, "required").layout
-    assert (required.begin, required.free, required.openers, required.breaks) == (None, False, frozenset(), {TAG})
+    assert (required.begin, required.free, required.openers, required.breaks) == (
+        None,
+        False,
+        frozenset(),
+        frozenset({TAG}),
+    )
 
 
 def test_mistrals_calls_go_on_to_the_end() -> None:
@@ -71,7 +77,10 @@ def test_a_named_tool_is_the_only_one(name: str) -> None:
 
 def test_mistrals_list_has_several_calls_only_where_they_are_allowed() -> None:
     both, alone = rendered("mistral", [WEATHER, NOW])[0], rendered("mistral", [NOW])[0]
-    for choice, parallel, several in (("auto", True, True), ("auto", False, False), (Named("now"), True, False)):
+    cases: tuple[tuple[ToolChoice, bool, bool], ...] = (
+        ("auto", True, True), ("auto", False, False), (Named("now"), True, False),
+    )  # fmt: skip
+    for choice, parallel, several in cases:
         body = tool_parser("mistral").plan(TOOLS, choice, parallel).body
         assert accepts(body, both) is several
         assert accepts(body, alone)

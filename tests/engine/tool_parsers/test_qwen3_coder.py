@@ -71,7 +71,8 @@ STRING, NULL, INTEGER = {"type": "string"}, {"type": "null"}, {"type": "integer"
     ],
 )
 def test_strings_are_raw_text_and_the_rest_is_json(schema: Any, raw: str, value: Any) -> None:
-    made = plan({"x": schema, "y": INTEGER}, **{"$defs": {"S": STRING, "E": {"enum": ["a", "b"]}}})
+    defs: dict[str, Any] = {"$defs": {"S": STRING, "E": {"enum": ["a", "b"]}}}
+    made = plan({"x": schema, "y": INTEGER}, **defs)
     assert arguments(made, x=raw) == {"x": value}
 
 
@@ -89,7 +90,8 @@ def test_strings_are_raw_text_and_the_rest_is_json(schema: Any, raw: str, value:
     ],
 )
 def test_values_are_held_to_their_schema(schema: Any, raw: str) -> None:
-    assert not accepts(plan({"x": schema}, **{"$defs": {"E": {"enum": ["a", "b"]}}}).body, body(x=raw))
+    defs: dict[str, Any] = {"$defs": {"E": {"enum": ["a", "b"]}}}
+    assert not accepts(plan({"x": schema}, **defs).body, body(x=raw))
 
 
 def test_parameters_come_in_order_and_only_required_ones_must() -> None:
@@ -112,7 +114,9 @@ def test_a_schema_that_lists_nothing_takes_parameters_of_any_name() -> None:
 
 
 def test_a_schema_by_reference_lists_its_parameters() -> None:
-    made = plan(**{"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"x": INTEGER, "in": {"$ref": "#/$defs/A"}}}}})
+    defs = {"A": {"properties": {"x": INTEGER, "in": {"$ref": "#/$defs/A"}}}}
+    by_reference: dict[str, Any] = {"$ref": "#/$defs/A", "$defs": defs}
+    made = plan(**by_reference)
     assert arguments(made, x="5", **{"in": '{"x": 1}'}) == {"x": 5, "in": {"x": 1}}
 
 
@@ -136,7 +140,7 @@ def test_what_raw_text_cannot_be_held_to_is_refused_by_name_for_strict_tools_alo
 
 @pytest.mark.parametrize("keyword", ["anyOf", "allOf", "oneOf"])
 def test_what_relates_parameters_is_refused_by_name_for_strict_tools_alone(keyword: str) -> None:
-    more = {keyword: [{"required": ["x"]}]}
+    more: dict[str, Any] = {keyword: [{"required": ["x"]}]}
     with pytest.raises(ConstraintRefused, match=f"tool 'f': {keyword} cannot be held among parameters"):
         plan({"x": STRING}, strict=True, **more)
     assert arguments(plan({"x": STRING}, **more), x="b") == {"x": "b"}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.detokenizer import Detokenizer
-from engine.tool_parsers import Bodies, choose_parser, fold, read_tools
+from engine.tool_parsers import Bodies, CallEvent, choose_parser, fold, read_tools
 from tests.engine.structured_output.sources import guidance, pebble
 from tests.engine.tool_parsers.samples import TEMPLATES, accepts, json_objects, json_values, read, rendered, tool_parser
 
@@ -99,7 +99,8 @@ def test_the_bundled_models_template_writes_what_its_constraint_takes() -> None:
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "?"}, message], add_generation_prompt=False)
     compiled = guidance("pebble").compile(plan.body)
     answer, detokenizer, section, matcher = Bodies(plan.parser), Detokenizer(tokenizer), 0, None
-    events, between = [], []
+    events: list[CallEvent] = []
+    between: list[int] = []
     for id in ids:
         if id == plan.layout.begin:
             section, matcher = section + 1, compiled.matcher()

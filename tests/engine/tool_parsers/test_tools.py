@@ -10,14 +10,10 @@ from jsonschema import Draft202012Validator
 from engine.errors import InvalidParameter
 from engine.tool_parsers import Named, ToolSpec, read_choice, read_tools
 
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {
     "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-        "strict": True,
-    },
+    "function": {"name": "get_weather", "description": "The weather.", "parameters": CITY, "strict": True},
 }
 
 
@@ -28,7 +24,7 @@ def function(**fields: Any) -> list[dict[str, Any]]:
 
 def test_a_tool_is_read_with_all_its_fields() -> None:
     (tool,) = read_tools([WEATHER])
-    assert tool == ToolSpec("get_weather", "The weather.", WEATHER["function"]["parameters"], True)
+    assert tool == ToolSpec("get_weather", "The weather.", CITY, True)
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
@@ -39,7 +35,10 @@ def test_a_tool_without_parameters_takes_the_empty_object_alone(parameters: Any)
 
 
 def test_arguments_are_an_object_whatever_else_the_schema_allows() -> None:
-    for parameters in ({"properties": {"x": {}}}, {"type": ["object", "null"]}, {"anyOf": [{"type": "object"}, {}]}):
+    schemas: tuple[dict[str, Any], ...] = (  # Any: JSON
+        {"properties": {"x": {}}}, {"type": ["object", "null"]}, {"anyOf": [{"type": "object"}, {}]},
+    )  # fmt: skip
+    for parameters in schemas:
         (tool,) = read_tools(function(parameters=parameters))
         assert Draft202012Validator(tool.arguments).is_valid({})
         assert not Draft202012Validator(tool.arguments).is_valid(None)

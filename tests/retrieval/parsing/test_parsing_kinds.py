@@ -14,6 +14,7 @@ from tests.retrieval import made
 from tests.retrieval.words import WordEmbedder
 
 Write = Callable[[str, str | bytes], Path]
+Rows = list[list[object]]
 
 
 def test_docx_gives_headings_paragraphs_and_tables(write: Write) -> None:
@@ -41,7 +42,12 @@ def test_slides_are_pages(write: Write) -> None:
 
 
 def test_sheets_are_tables_with_values_as_a_reader_sees_them(write: Write) -> None:
-    rows = [["name", "found", "mass"], ["Vega", dt.date(2021, 3, 4), 2.135], ["a | b", None, 3.0], [None, None, 1e-7]]
+    rows: Rows = [
+        ["name", "found", "mass"],
+        ["Vega", dt.date(2021, 3, 4), 2.135],
+        ["a | b", None, 3.0],
+        [None, None, 1e-7],
+    ]
     content = made.xlsx(Stars=rows, Empty=[], Moons=[["moon"], ["Io\nof Jupiter"]])
     parsed = parse(write("sky.xlsx", content), "sky.xlsx")
     assert parsed.text.splitlines() == [
@@ -51,7 +57,7 @@ def test_sheets_are_tables_with_values_as_a_reader_sees_them(write: Write) -> No
 
 
 def test_a_table_after_an_empty_row_of_a_sheet_has_its_own_header(write: Write) -> None:
-    rows = [["name", "mass"], ["Vega", 2], [], ["Sirius", 3], [], ["moon", "planet"], ["Io", "Jupiter"]]
+    rows: Rows = [["name", "mass"], ["Vega", 2], [], ["Sirius", 3], [], ["moon", "planet"], ["Io", "Jupiter"]]
     parsed = parse(write("sky.xlsx", made.xlsx(Sky=rows)), "sky.xlsx")
     chunks = cut(parsed, WordEmbedder().pieces).chunks
     assert "| Sirius | 3 |\n\n| moon | planet |\n| --- | --- |\n| Io | Jupiter |" in parsed.text

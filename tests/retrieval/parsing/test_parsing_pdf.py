@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrieval.parsing import pdf
-from retrieval.parsing.parsed import Parsed, ParsedPage, Unreadable
+from retrieval.parsing.parsed import Box, Parsed, ParsedPage, Unreadable
 from retrieval.parsing.parser import parse
 from tests.retrieval import made
 
@@ -31,7 +31,7 @@ PAGES = [
 ]
 
 
-def box_of(path: Path, parsed: Parsed, word: str, page: int) -> pdf.Box:
+def box_of(path: Path, parsed: Parsed, word: str, page: int) -> Box:
     """Returns where the only occurrence of a word on a page is, by its place in the text."""
     leaf = parsed.pages[page - 1]
     start = parsed.text.index(word, leaf.start, leaf.end)
@@ -39,7 +39,7 @@ def box_of(path: Path, parsed: Parsed, word: str, page: int) -> pdf.Box:
     return box
 
 
-def assert_drawn_there(box: pdf.Box, drawn: made.Drawn) -> None:
+def assert_drawn_there(box: Box, drawn: made.Drawn) -> None:
     """Within the space of its letters across, and over their lower halves at least upwards."""
     assert box.page == drawn.page
     assert drawn.left - 1 <= box.left <= drawn.left + 4 and drawn.right - 4 <= box.right <= drawn.right + 1

@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -320,7 +321,9 @@ FORMATS = "%d;%5d|%-5d|%05d;%.2f;%8.3f%%;%e;%g;%s and %s;%10s|%-10s|;%x %X %o;%,
 
 @pytest.mark.parametrize("template", FORMATS)
 @pytest.mark.parametrize("values", [(42, 7, 3), (1234567, 1.5, 2), ("12", "a", "b"), (None, None, None), (-3.7, 10, 0)])
-async def test_formats_write_what_sqlite_writes(path: Path, template: str, values: tuple[object, ...]) -> None:
+async def test_formats_write_what_sqlite_writes(
+    path: Path, template: str, values: tuple[str | float | None, ...]
+) -> None:
     if any(kind in template for kind in "xXou"):
         values = tuple(abs(value) if isinstance(value, float) else value for value in values)  # unsigned to SQLite
     (expected,) = sqlite3.connect(":memory:").execute("SELECT printf(?, ?, ?, ?)", (template, *values)).fetchone()
@@ -400,7 +403,7 @@ async def test_a_database_in_wal_mode_is_read_while_it_is_written(path: Path) ->
         ({"hidden_columns": ["texts.body"]}, "hide the whole of it"),
     ],
 )
-def test_what_cannot_be_hidden_is_said_at_once(path: Path, hidden: dict[str, list[str]], said: str) -> None:
+def test_what_cannot_be_hidden_is_said_at_once(path: Path, hidden: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         SqlDatabase(path, **hidden)
 

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client import ClientRequestContext
-from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult, TextContent
+from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult, InputResponses, TextContent
 
 from ponder import Context, Retry, tool
 from tools.call_policy import CallPolicy
@@ -84,9 +84,9 @@ class Person:
 
     def __init__(self, action: str = "accept", **content: Any) -> None:
         self.asked = list[str]()
-        self._answer = ElicitResult(action=action, content=content or None)  # type: ignore[arg-type]  # a Literal
+        self._answer = ElicitResult(action=action, content=content or None)
 
-    async def __call__(self, ctx: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+    async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
         self.asked.append(params.message)
         return self._answer
 
@@ -180,7 +180,7 @@ async def test_whatever_is_no_approval_is_none(mode: str, ana: Person) -> None:
 async def test_an_approval_is_not_for_other_arguments() -> None:
     async with Client(serving().server, elicitation_callback=Person(approve=True)) as client:
         asked = await client.session.call_tool("write", {"text": "milk"}, allow_input_required=True)
-        answers = {"approval": ElicitResult(action="accept", content={"approve": True})}
+        answers: InputResponses = {"approval": ElicitResult(action="accept", content={"approve": True})}
         state = asked.request_state  # type: ignore[union-attr]  # it is a question
         again = await client.session.call_tool(
             "write", {"text": "honey"}, input_responses=answers, request_state=state, allow_input_required=True

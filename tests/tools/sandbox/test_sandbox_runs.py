@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -359,7 +360,7 @@ asyncio.run(main())
 @needs_sandboxes
 async def test_a_server_that_is_not_root_has_sandboxes_too(public: Path) -> None:
     system = Path("/usr/bin/python3")
-    asked = [system, "-c", "import sys; print(sys.version_info[:2])"]
+    asked: list[str | Path] = [system, "-c", "import sys; print(sys.version_info[:2])"]
     if os.geteuid() != 0 or not system.exists():
         pytest.skip("it takes root to become another user, and a Python that this user can read")
     if subprocess.run(asked, capture_output=True, text=True).stdout.strip() != str(sys.version_info[:2]):
@@ -387,6 +388,6 @@ async def test_a_server_that_is_not_root_has_sandboxes_too(public: Path) -> None
         {"file_bytes": 1 << 40},
     ],
 )
-def test_limits_out_of_their_range_are_refused(wrong: dict[str, int]) -> None:
+def test_limits_out_of_their_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="accepted"):
         SandboxConfig(**wrong)
