@@ -19,17 +19,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.config import LOCAL_USER
-from app.db.account_store import NO_QUOTA, Account, Accounts, ApiKey, KeyState, Role, hashed
+from app.db.accounts import NO_QUOTA, Account, ApiKey, KeyState, Role, hashed
 from app.db.quotas import Quota, Used
 from app.errors import ApiError, note
 from app.page import is_pages
+
+if TYPE_CHECKING:  # SQLAlchemy comes with it, and API workers open no database
+    from app.db.account_store import Accounts
 
 FREE = 5
 MAX_S = 300.0

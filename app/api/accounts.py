@@ -18,7 +18,8 @@ from starlette.datastructures import Headers
 
 from app.auth import COOKIE, LOCAL, SCOPES, SESSION_PATH, KeyScope, Principal, address_of, session_token
 from app.current_user import AppState, Operator
-from app.db.account_store import MAX_EXPIRES_S, SESSION_S, USER_ID, Account, Accounts, ApiKey, Role
+from app.db.account_store import Accounts
+from app.db.accounts import MAX_EXPIRES_S, SESSION_S, USER_ID, Account, ApiKey, Role
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, USER_QUOTAS, Quota, Used
 from app.db.sqlite import NameTaken, NotThere
 from app.errors import ApiError, invalid

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from app.auth import SCOPES
 from app.config import BadSetting, Settings
-from app.db.account_store import MAX_EXPIRES_S, USER_ID, Accounts, ApiKey, Role, RoleDiffers
+from app.db.account_store import Accounts
+from app.db.accounts import MAX_EXPIRES_S, USER_ID, ApiKey, Role, RoleDiffers
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY, QUOTAS, Quota
 from app.db.sqlite import NotThere
 

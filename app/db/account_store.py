@@ -1,124 +1,64 @@
 """Users, their API keys and the sessions that keys open: one SQLite file, which several processes may share.
 
-So `ponder keys` changes them while the server runs, and every request sees the change. Of a key and of a session only a
-hash is kept; both are long and random, so a fast hash is enough. Knows nothing of HTTP, nor of what a role may do.
+So `ponder keys` changes them while the server runs, and every request sees the change. Knows nothing of HTTP, nor of
+what a role may do.
 """
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
 
-from app.config import LOCAL_USER, BadSetting
-from app.db.migrations import NewerDatabase, migrate
-from app.db.quotas import USAGE_TABLE, USER_QUOTAS, Quota, Used, add_use, used
-from app.db.sqlite import NameTaken, NotThere, insert, make_data_dir, new_id, row, rows
+from sqlalchemy import Connection, bindparam, delete, func, literal, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert  # PostgreSQL's has the same methods
 
-Role = Literal["operator", "user"]
-KeyState = Literal["valid", "expired", "revoked", "disabled"]
+from app.config import BadSetting
+from app.db.accounts import NO_QUOTA, SESSION_S, Account, ApiKey, Role, RoleDiffers, hashed
+from app.db.connection import insert, row, rows, transaction
+from app.db.migrations import NewerDatabase, open_database
+from app.db.quotas import Quota, Used, day_of
+from app.db.sqlite import NameTaken, NotThere, make_data_dir, new_id
+from app.db.tables import keys, sessions, usage, users
 
-NO_QUOTA = Quota()
-SESSION_S = 30 * 24 * 3600.0  # that a page stays signed in
-MAX_EXPIRES_S = 10 * 365 * 24 * 3600  # of a key
-USER_ID = r"[a-z0-9][a-z0-9._-]{0,63}"
 _SHOWN_CHARACTERS = 13  # of a key, to recognise it by
 _USED_S = 60.0  # between two notes that a key was used
 
-_STEPS = (
-    (
-        "CREATE TABLE users (id TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, created_at REAL NOT NULL)",
-        """CREATE TABLE keys (
-            id TEXT PRIMARY KEY, user TEXT NOT NULL REFERENCES users (id), name TEXT NOT NULL, prefix TEXT NOT NULL,
-            hash TEXT NOT NULL UNIQUE, created_at REAL NOT NULL, expires_at REAL, revoked_at REAL, used_at REAL)""",
-        """CREATE TABLE sessions (
-            hash TEXT PRIMARY KEY, key_id TEXT NOT NULL REFERENCES keys (id) ON DELETE CASCADE,
-            expires_at REAL NOT NULL) WITHOUT ROWID""",
-        "CREATE INDEX sessions_key ON sessions (key_id)",
-        # Owns everything where nobody has to say who they are: a key for this user opens it from then on.
-        f"INSERT INTO users VALUES ('{LOCAL_USER}', '{LOCAL_USER}', 'operator', strftime('%s'))",
-    ),
-    (
-        "ALTER TABLE keys ADD COLUMN scopes TEXT",  # with blanks between; null: all there are and will be
-        "ALTER TABLE keys ADD COLUMN quota TEXT",  # as JSON
-        "ALTER TABLE users ADD COLUMN disabled_at REAL",
-        USAGE_TABLE,
-    ),
-    ("ALTER TABLE users ADD COLUMN quota TEXT",),  # as JSON, for all keys of the user
+_DISABLED = select(users.c.disabled_at.is_not(None)).where(users.c.id == keys.c.user).scalar_subquery()
+_KEYS = select(*(column for column in keys.c if column is not keys.c.hash), _DISABLED.label("disabled"))
+_KEY = _KEYS.where(keys.c.id == bindparam("id"))
+_KEY_OF_TEXT = _KEYS.where(keys.c.hash == bindparam("hash"))
+_USER = select(users).where(users.c.id == bindparam("id"))
+_NOTE_USE = update(keys).where(keys.c.id == bindparam("key")).values(used_at=bindparam("now"))
+_SESSION = select(sessions.c.key_id, sessions.c.expires_at).where(
+    sessions.c.hash == bindparam("hash"), sessions.c.expires_at > bindparam("now")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """A user. Times are seconds since the epoch, here and below."""
-
-    id: str
-    name: str
-    role: Role
-    created_at: float
-    disabled_at: float | None = None  # since when none of the user's keys is valid
-    quota: Quota = NO_QUOTA  # what their keys have that say nothing themselves
-
-    @classmethod
-    def of_row(cls, found: dict[str, Any]) -> Account:
-        return cls(**{**found, "quota": Quota.read(found["quota"])})
-
-    def told(self) -> dict[str, Any]:
-        """As JSON."""
-        return {**asdict(self), "quota": {name: getattr(self.quota, name) for name in USER_QUOTAS}}
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """A key, without the key: `prefix` is how it begins. It was used at `used_at` or up to a minute later."""
-
-    id: str
-    user: str
-    name: str
-    prefix: str
-    created_at: float
-    expires_at: float | None
-    revoked_at: float | None
-    used_at: float | None
-    scopes: tuple[str, ...] | None = None  # what it is for; None: everything
-    quota: Quota = NO_QUOTA
-    disabled: bool = False  # its user is
-
-    @classmethod
-    def of_row(cls, found: dict[str, Any]) -> ApiKey:
-        scopes: str | None = found["scopes"]
-        parts = {"scopes": None if scopes is None else tuple(scopes.split()), "quota": Quota.read(found["quota"])}
-        return cls(**{**found, **parts, "disabled": bool(found["disabled"])})
-
-    @property
-    def state(self) -> KeyState:
-        if self.revoked_at is not None:
-            return "revoked"
-        if self.disabled:
-            return "disabled"
-        return "expired" if self.expires_at is not None and self.expires_at <= time.time() else "valid"
-
-    def told(self) -> dict[str, Any]:
-        """As JSON, for those who may see whose keys there are."""
-        told = asdict(self)
-        del told["disabled"]
-        return {**told, "scopes": self.scopes and list(self.scopes), "state": self.state}
-
-
-class RoleDiffers(ValueError):
-    """The user is there, with another role."""
+_TODAY = usage.c.day == bindparam("day")
+_USED = select(
+    func.coalesce(func.sum(usage.c.requests).filter(_TODAY), 0).label("requests_today"),
+    func.coalesce(func.sum(usage.c.tokens).filter(_TODAY), 0).label("tokens_today"),
+    func.coalesce(func.sum(usage.c.tokens), 0).label("tokens_this_month"),
+).where(usage.c.key_id == bindparam("key"), usage.c.day >= bindparam("first"))
+_ADDED = upsert(usage).from_select(
+    ["key_id", "day", "requests", "tokens"],
+    select(keys.c.id, bindparam("today", type_=usage.c.day.type), bindparam("count", type_=usage.c.requests.type),
+           bindparam("spent", type_=usage.c.tokens.type)).where(keys.c.id == bindparam("key")),
+)  # fmt: skip
+_ADD_USE = _ADDED.on_conflict_do_update(
+    index_elements=[usage.c.key_id, usage.c.day],
+    set_={name: usage.c[name] + _ADDED.excluded[name] for name in ("requests", "tokens")},
+)
 
 
 class Accounts:
     """The file of one data directory. Every method may block, and may come from any thread."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: Connection) -> None:
         self._db = db
         self._lock = threading.Lock()
 
@@ -131,11 +71,7 @@ class Accounts:
         try:
             make_data_dir(data_dir)
             data_dir.chmod(0o700)
-            db = sqlite3.connect(data_dir / "users.db", check_same_thread=False, timeout=30)
-            db.execute("PRAGMA foreign_keys = ON")
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")  # a key that was revoked must not come back with the power
-            migrate(db, _STEPS)
+            db = open_database(data_dir / "users.db", "users", busy_timeout_s=30)
         except (OSError, sqlite3.Error, NewerDatabase) as error:
             raise BadSetting(f"The users in {data_dir} cannot be read: {error}.") from None
         return cls(db)
@@ -145,15 +81,15 @@ class Accounts:
             self._db.close()
 
     def users(self) -> list[Account]:
-        with self._lock:
-            return [Account.of_row(each) for each in rows(self._db, "SELECT * FROM users ORDER BY id")]
+        with self._reading():
+            return [Account.of_row(each) for each in rows(self._db, select(users).order_by(users.c.id))]
 
     def user(self, id: str) -> Account:
         """
         Raises:
             NotThere: there is none.
         """
-        with self._lock:
+        with self._reading():
             return self._user(id)
 
     def create_user(self, id: str, name: str, role: Role) -> Account:
@@ -161,8 +97,8 @@ class Accounts:
         Raises:
             NameTaken: there is one with this id.
         """
-        with self._lock, self._db:
-            if row(self._db, "SELECT 1 FROM users WHERE id = ?", id) is not None:
+        with self._writing():
+            if row(self._db, _USER, id=id) is not None:
                 raise NameTaken(f"There is a user {id!r:.70} already; choose another id.")
             return self._add(id, name, role)
 
@@ -180,19 +116,17 @@ class Accounts:
         Raises:
             NotThere: there is none.
         """
-        with self._lock, self._db:
-            self._user(id)
-            change = "UPDATE users SET name = coalesce(?, name), role = coalesce(?, role) WHERE id = ?"
-            self._db.execute(change, [name, role, id])
-            if quota is not None:
-                self._db.execute("UPDATE users SET quota = ? WHERE id = ?", [quota.stored(), id])
-            if disabled is False:
-                self._db.execute("UPDATE users SET disabled_at = NULL WHERE id = ?", [id])
+        with self._writing():
+            found = self._user(id)
+            changes: dict[str, object] = {"name": name, "role": role, "quota": quota and quota.stored()}
+            changes = {field: value for field, value in changes.items() if value is not None}
+            if disabled is not None:
+                changes["disabled_at"] = (found.disabled_at or time.time()) if disabled else None
+            if changes:
+                self._db.execute(update(users).where(users.c.id == id).values(changes))
             if disabled:
-                since = "UPDATE users SET disabled_at = coalesce(disabled_at, ?) WHERE id = ?"
-                self._db.execute(since, [time.time(), id])
-                over = "DELETE FROM sessions WHERE key_id IN (SELECT id FROM keys WHERE user = ?)"
-                self._db.execute(over, [id])
+                theirs = select(keys.c.id).where(keys.c.user == id)
+                self._db.execute(delete(sessions).where(sessions.c.key_id.in_(theirs)))
             return self._user(id)
 
     def ensure_user(self, id: str, role: Role | None) -> Account:
@@ -201,7 +135,7 @@ class Accounts:
         Raises:
             RoleDiffers: there is one, with another role than is wanted.
         """
-        with self._lock, self._db:
+        with self._writing():
             try:
                 found = self._user(id)
             except NotThere:
@@ -212,9 +146,11 @@ class Accounts:
 
     def keys_of(self, user: str | None = None) -> list[ApiKey]:
         """Of one user, or all, the newest first; those that are no longer valid too."""
-        sql = f"SELECT {_KEY} FROM keys WHERE ?1 IS NULL OR user = ?1 ORDER BY created_at DESC, id"
-        with self._lock:
-            return [ApiKey.of_row(each) for each in rows(self._db, sql, user)]
+        found = _KEYS.order_by(keys.c.created_at.desc(), keys.c.id)
+        if user is not None:
+            found = found.where(keys.c.user == user)
+        with self._reading():
+            return [ApiKey.of_row(each) for each in rows(self._db, found)]
 
     def create_key(
         self,
@@ -234,11 +170,11 @@ class Accounts:
             new_id("key"), user, name, text[:_SHOWN_CHARACTERS], now, None if expires_s is None else now + expires_s,
             None, None, None if scopes is None else tuple(scopes), quota,
         )  # fmt: skip
-        with self._lock, self._db:
+        with self._writing():
             key = replace(key, disabled=self._user(user).disabled_at is not None)
             given = {**asdict(key), "hash": hashed(text), "scopes": _joined(scopes), "quota": quota.stored()}
             del given["disabled"]
-            insert(self._db, "keys", given)
+            insert(self._db, keys, given)
         return key, text
 
     def change_key(self, id: str, *, name: str, scopes: Sequence[str] | None, quota: Quota) -> ApiKey:
@@ -246,9 +182,9 @@ class Accounts:
         Raises:
             NotThere: there is no such key.
         """
-        with self._lock, self._db:
-            change = "UPDATE keys SET name = ?, scopes = ?, quota = ? WHERE id = ?"
-            self._db.execute(change, [name, _joined(scopes), quota.stored(), id])
+        with self._writing():
+            changes = {"name": name, "scopes": _joined(scopes), "quota": quota.stored()}
+            self._db.execute(update(keys).where(keys.c.id == id).values(changes))
             return self._key(id)
 
     def key(self, id: str) -> ApiKey:
@@ -256,18 +192,21 @@ class Accounts:
         Raises:
             NotThere: there is no such key.
         """
-        with self._lock:
+        with self._reading():
             return self._key(id)
 
     def used(self, key_id: str) -> Used:
         """Returns the usage of a key in this day and this month."""
-        with self._lock:
-            return used(self._db, key_id, time.time())
+        day = day_of(time.time())
+        with self._reading():
+            return Used(**rows(self._db, _USED, key=key_id, day=day, first=f"{day[:8]}01")[0])
 
     def add_use(self, key_id: str, requests: int, tokens: int) -> None:
-        """Count it."""
-        with self._lock, self._db:
-            add_use(self._db, key_id, requests, tokens, time.time())
+        """Count what a key has used; of a key that is gone, nothing."""
+        with self._writing():
+            self._db.execute(
+                _ADD_USE, {"key": key_id, "today": day_of(time.time()), "count": requests, "spent": tokens}
+            )
 
     def revoke(self, id: str) -> ApiKey:
         """End a key, with the sessions that it opened. One that has ended stays as it is.
@@ -275,82 +214,85 @@ class Accounts:
         Raises:
             NotThere: there is no such key.
         """
-        with self._lock, self._db:
-            self._db.execute("UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?", [time.time(), id])
-            self._db.execute("DELETE FROM sessions WHERE key_id = ?", [id])
+        with self._writing():
+            ended = func.coalesce(keys.c.revoked_at, literal(time.time(), keys.c.revoked_at.type))
+            self._db.execute(update(keys).where(keys.c.id == id).values(revoked_at=ended))
+            self._db.execute(delete(sessions).where(sessions.c.key_id == id))
             return self._key(id)
 
     def forget_key(self, id: str) -> None:
         """Take it out as if it had never been."""
-        with self._lock, self._db:
-            self._db.execute("DELETE FROM keys WHERE id = ?", [id])
+        with self._writing():
+            self._db.execute(delete(keys).where(keys.c.id == id))
 
     def find(self, text: str) -> tuple[Account, ApiKey] | None:
         """The key of this text and whose it is; valid or not, which `ApiKey.state` says. A valid one has been used."""
         with self._lock:
-            found = row(self._db, f"SELECT {_KEY} FROM keys WHERE hash = ?", hashed(text))
-            if found is None:
-                return None
-            key = ApiKey.of_row(found)
+            with transaction(self._db):
+                if (found := row(self._db, _KEY_OF_TEXT, hash=hashed(text))) is None:
+                    return None
+                key = ApiKey.of_row(found)
+                user = self._user(key.user)
             self._note_use(key)
-            return self._user(key.user), key
+        return user, key
 
     def open_session(self, key_id: str) -> tuple[str, float]:
         """A session's token, which is not kept, and when it ends: in 30 days, or with its key."""
         token, now = secrets.token_urlsafe(32), time.time()
-        with self._lock, self._db:
-            self._db.execute("DELETE FROM sessions WHERE expires_at <= ?", [now])
-            (until,) = self._db.execute("SELECT expires_at FROM keys WHERE id = ?", [key_id]).fetchone()
+        with self._writing():
+            self._db.execute(delete(sessions).where(sessions.c.expires_at <= now))
+            until = self._key(key_id).expires_at
             ends = now + SESSION_S if until is None else min(until, now + SESSION_S)
-            insert(self._db, "sessions", {"hash": hashed(token), "key_id": key_id, "expires_at": ends})
+            insert(self._db, sessions, {"hash": hashed(token), "key_id": key_id, "expires_at": ends})
         return token, ends
 
     def session(self, token: str) -> tuple[Account, ApiKey, float] | None:
         """Returns the session's user, the key that opened it, and when it ends; None where it is over."""
-        sql = "SELECT key_id, expires_at FROM sessions WHERE hash = ? AND expires_at > ?"
         with self._lock:
-            held = row(self._db, sql, hashed(token), time.time())
-            found = held and row(self._db, f"SELECT {_KEY} FROM keys WHERE id = ?", held["key_id"])
-            if not held or not found or (key := ApiKey.of_row(found)).state != "valid":
-                return None
+            with transaction(self._db):
+                held = row(self._db, _SESSION, hash=hashed(token), now=time.time())
+                found = held and row(self._db, _KEY, id=held["key_id"])
+                if not held or not found or (key := ApiKey.of_row(found)).state != "valid":
+                    return None
+                user = self._user(key.user)
             self._note_use(key)
-            return self._user(key.user), key, held["expires_at"]
+        return user, key, held["expires_at"]
 
     def close_session(self, token: str) -> None:
-        with self._lock, self._db:
-            self._db.execute("DELETE FROM sessions WHERE hash = ?", [hashed(token)])
+        with self._writing():
+            self._db.execute(delete(sessions).where(sessions.c.hash == hashed(token)))
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock, transaction(self._db):
+            yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock, transaction(self._db, immediate=True):  # what is read first still holds when it is written
+            yield
 
     def _user(self, id: str) -> Account:
-        if (found := row(self._db, "SELECT * FROM users WHERE id = ?", id)) is None:
+        if (found := row(self._db, _USER, id=id)) is None:
             raise NotThere("user", id)
         return Account.of_row(found)
 
     def _key(self, id: str) -> ApiKey:
-        if (found := row(self._db, f"SELECT {_KEY} FROM keys WHERE id = ?", id)) is None:
+        if (found := row(self._db, _KEY, id=id)) is None:
             raise NotThere("key", id)
         return ApiKey.of_row(found)
 
     def _add(self, id: str, name: str, role: Role) -> Account:
         made = Account(id, name, role, time.time())
-        insert(self._db, "users", {**asdict(made), "quota": made.quota.stored()})
+        insert(self._db, users, {**asdict(made), "quota": made.quota.stored()})
         return made
 
     def _note_use(self, key: ApiKey) -> None:
         now = time.time()
         if key.state == "valid" and (key.used_at is None or now - key.used_at >= _USED_S):
-            with self._db:
-                self._db.execute("UPDATE keys SET used_at = ? WHERE id = ?", [now, key.id])
-
-
-_KEY = (
-    "id, user, name, prefix, created_at, expires_at, revoked_at, used_at, scopes, quota, "
-    "(SELECT disabled_at IS NOT NULL FROM users WHERE users.id = keys.user) AS disabled"
-)
+            with transaction(self._db, immediate=True):
+                self._db.execute(_NOTE_USE, {"key": key.id, "now": now})
 
 
 def _joined(scopes: Sequence[str] | None) -> str | None:
     return None if scopes is None else " ".join(scopes)
-
-
-def hashed(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

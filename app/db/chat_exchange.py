@@ -7,14 +7,17 @@ such: its words, and the results in it, may be by others. Knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
+from sqlalchemy import Connection, and_, bindparam, select
 
 from app.db.answer_steps import AnswerStep, check_steps, dump_steps
-from app.db.chat_store import add_folder, chat_of, messages_of
-from app.db.sqlite import Database, Row, insert, new_id, row, rows
+from app.db.chat_store import CHAT_NUMBER, FOLDER_NAMED, add_folder, chat_of, messages_of
+from app.db.connection import insert, row, rows
+from app.db.database import Database
+from app.db.sqlite import Row, new_id
+from app.db.tables import chats, folders, messages
 
 FORMAT, VERSION = "ponder.chats", 1
 MAX_TITLE = 200
@@ -82,6 +85,14 @@ class Export(_Part):
     )
 
 
+_CHATS = (
+    select(chats, folders.c.name.label("folder"))
+    .outerjoin(folders, and_(folders.c.id == chats.c.folder_id, folders.c.deleted_at.is_(None)))
+    .where(chats.c.user == bindparam("user"), chats.c.deleted_at.is_(None))
+    .order_by(chats.c.created_at, CHAT_NUMBER)
+)
+
+
 class ChatExchange:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -93,16 +104,12 @@ class ChatExchange:
             NotThere: the user has no such chat.
         """
 
-        def read(db: sqlite3.Connection) -> list[Row]:
+        def read(db: Connection) -> list[Row]:
+            wanted = _CHATS
             if chat_id is not None:
                 chat_of(db, user, chat_id)
-            wanted = "chats.user = ?1 AND (?2 IS NULL OR chats.id = ?2)"
-            chats = rows(
-                db, "SELECT chats.*, folders.name AS folder FROM chats "
-                "LEFT JOIN folders ON folders.id = folder_id AND folders.deleted_at IS NULL "
-                f"WHERE {wanted} AND chats.deleted_at IS NULL ORDER BY chats.created_at, chats.rowid", user, chat_id,
-            )  # fmt: skip
-            return [_exported(chat, messages_of(db, chat["id"])) for chat in chats]
+                wanted = _CHATS.where(chats.c.id == chat_id)
+            return [_exported(chat, messages_of(db, chat["id"])) for chat in rows(db, wanted, user=user)]
 
         return {"format": FORMAT, "version": VERSION, "chats": await self._database.read(read)}
 
@@ -163,12 +170,12 @@ def _check(chat: ExportedChat, path: str) -> None:
         raise BadChats(f"{path}.leaf_id", f"is {chat.leaf_id!r:.60}; accepted: {accepted}.")
 
 
-def _add(db: sqlite3.Connection, user: str, chat: ExportedChat) -> str:
+def _add(db: Connection, user: str, chat: ExportedChat) -> str:
     chat_id = new_id("chat")
     ids: dict[str | None, str | None] = {message.id: new_id("msg") for message in chat.messages}
     ids[None] = None
     insert(
-        db, "chats",
+        db, chats,
         {
             "id": chat_id, "user": user, "title": chat.title, "created_at": chat.created_at,
             "updated_at": chat.updated_at, "pinned": chat.pinned, "imported": True, "leaf_id": ids[chat.leaf_id],
@@ -180,10 +187,10 @@ def _add(db: sqlite3.Connection, user: str, chat: ExportedChat) -> str:
         values |= {"id": ids[message.id], "parent_id": ids[message.parent_id]}
         values |= {"chat_id": chat_id, "position": position, "steps": dump_steps(message.steps)}
         values["usage"] = None if message.usage is None else message.usage.model_dump_json()
-        insert(db, "messages", values)
+        insert(db, messages, values)
     return chat_id
 
 
-def _folder(db: sqlite3.Connection, user: str, name: str) -> str:
-    found = row(db, "SELECT id FROM folders WHERE user = ? AND name = ? AND deleted_at IS NULL", user, name)
+def _folder(db: Connection, user: str, name: str) -> str:
+    found = row(db, FOLDER_NAMED, user=user, name=name)
     return str((found or add_folder(db, user, name))["id"])

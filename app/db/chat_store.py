@@ -9,16 +9,34 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.db.answer_steps import load_steps
-from app.db.sqlite import Database, NameTaken, NotThere, Row, insert, new_id, row, rows
+from sqlalchemy import Connection, Integer, bindparam, func, literal_column, select, tuple_, update
 
-_CHATS = "SELECT count(*) FROM chats WHERE chats.folder_id = folders.id AND chats.deleted_at IS NULL"
-_FOLDER_FIELDS = f"id, name, created_at, ({_CHATS}) AS chats"
+from app.db.answer_steps import load_steps
+from app.db.connection import insert, row, rows
+from app.db.database import Database
+from app.db.sqlite import NameTaken, NotThere, Row, new_id
+from app.db.tables import chats, folders, messages
+
+_IN_IT = (
+    select(func.count())
+    .select_from(chats)
+    .where(chats.c.folder_id == folders.c.id, chats.c.deleted_at.is_(None))
+    .scalar_subquery()
+)
+_FOLDERS = select(folders.c.id, folders.c.name, folders.c.created_at, _IN_IT.label("chats")).where(
+    folders.c.user == bindparam("user"), folders.c.deleted_at.is_(None)
+)
+_ALL_FOLDERS = _FOLDERS.order_by(folders.c.name, folders.c.id)
+_FOLDER = _FOLDERS.where(folders.c.id == bindparam("id"))
+FOLDER_NAMED = select(folders.c.id).where(
+    folders.c.user == bindparam("user"), folders.c.name == bindparam("name"), folders.c.deleted_at.is_(None)
+)
+_MESSAGES = select(messages).where(messages.c.chat_id == bindparam("chat")).order_by(messages.c.position)
+_LAST = select(func.coalesce(func.max(messages.c.position), 0)).where(messages.c.chat_id == bindparam("chat"))
 
 
 class Folders:
@@ -26,9 +44,7 @@ class Folders:
         self._database = database
 
     async def of(self, user: str) -> list[Row]:
-        return await self._database.rows(
-            f"SELECT {_FOLDER_FIELDS} FROM folders WHERE user = ? AND deleted_at IS NULL ORDER BY name, id", user
-        )
+        return await self._database.rows(_ALL_FOLDERS, user=user)
 
     async def get(self, user: str, id: str) -> Row:
         """
@@ -43,7 +59,7 @@ class Folders:
             NameTaken: there is one of this name.
         """
 
-        def create(db: sqlite3.Connection) -> Row:
+        def create(db: Connection) -> Row:
             _free(db, user, name)
             return add_folder(db, user, name)
 
@@ -56,38 +72,36 @@ class Folders:
             NameTaken: another has this name.
         """
 
-        def rename(db: sqlite3.Connection) -> Row:
+        def rename(db: Connection) -> Row:
             if folder_of(db, user, id)["name"] != name:
                 _free(db, user, name)
-                db.execute("UPDATE folders SET name = ? WHERE id = ?", [name, id])
+                db.execute(update(folders).where(folders.c.id == id).values(name=name))
             return folder_of(db, user, id)
 
         return await self._database.read(rename)
 
 
-def folder_of(db: sqlite3.Connection, user: str, id: str) -> Row:
+def folder_of(db: Connection, user: str, id: str) -> Row:
     """In the database's thread.
 
     Raises:
         NotThere: the user has no such folder.
     """
-    read = f"SELECT {_FOLDER_FIELDS} FROM folders WHERE user = ? AND id = ? AND deleted_at IS NULL"
-    found = row(db, read, user, id)
+    found = row(db, _FOLDER, user=user, id=id)
     if found is None:
         raise NotThere("folder", id)
     return found
 
 
-def add_folder(db: sqlite3.Connection, user: str, name: str) -> Row:
+def add_folder(db: Connection, user: str, name: str) -> Row:
     """In the database's thread."""
     folder = {"id": new_id("folder"), "name": name, "created_at": time.time()}
-    insert(db, "folders", {**folder, "user": user})
+    insert(db, folders, {**folder, "user": user})
     return {**folder, "chats": 0}
 
 
-def _free(db: sqlite3.Connection, user: str, name: str) -> None:
-    read = "SELECT 1 FROM folders WHERE user = ? AND name = ? AND deleted_at IS NULL"
-    if row(db, read, user, name) is not None:
+def _free(db: Connection, user: str, name: str) -> None:
+    if row(db, FOLDER_NAMED, user=user, name=name) is not None:
         raise NameTaken(f"There is a folder {name!r:.60} already; choose another name.")
 
 
@@ -126,23 +140,34 @@ class Tree:
         return newest
 
 
-def messages_of(db: sqlite3.Connection, chat_id: str) -> list[Row]:
+def messages_of(db: Connection, chat_id: str) -> list[Row]:
     """All of a chat's, in every branch, the oldest first."""
-    found = rows(db, "SELECT * FROM messages WHERE chat_id = ? ORDER BY position", chat_id)
+    found = rows(db, _MESSAGES, chat=chat_id)
     for message in found:
         message["usage"] = json.loads(message["usage"]) if message["usage"] else None
         message["steps"] = load_steps(message["steps"])
     return found
 
 
-def add_message(db: sqlite3.Connection, chat_id: str, message: Row) -> None:
+def add_message(db: Connection, chat_id: str, message: Row) -> None:
     """After all that the chat has."""
-    (last,) = db.execute("SELECT coalesce(max(position), 0) FROM messages WHERE chat_id = ?", [chat_id]).fetchone()
-    insert(db, "messages", {**message, "chat_id": chat_id, "position": last + 1})
+    last: int = db.execute(_LAST, {"chat": chat_id}).scalar_one()
+    insert(db, messages, {**message, "chat_id": chat_id, "position": last + 1})
 
 
-_IN_FOLDER = "SELECT id FROM folders WHERE folders.id = chats.folder_id AND folders.deleted_at IS NULL"
-_SHOWN = f"id, title, created_at, updated_at, pinned, ({_IN_FOLDER}) AS folder_id, leaf_id"
+_IN_FOLDER = select(folders.c.id).where(folders.c.id == chats.c.folder_id, folders.c.deleted_at.is_(None))
+_SHOWN = (
+    chats.c.id, chats.c.title, chats.c.created_at, chats.c.updated_at, chats.c.pinned,
+    _IN_FOLDER.scalar_subquery().label("folder_id"), chats.c.leaf_id,
+)  # fmt: skip
+CHAT_NUMBER = literal_column("chats.rowid", Integer)  # SQLite's: the order in which chats were made
+_OF_USER = (chats.c.user == bindparam("user"), chats.c.deleted_at.is_(None))
+_CHAT = select(*_SHOWN, chats.c.imported).where(chats.c.id == bindparam("id"), *_OF_USER)
+_LISTED = (
+    select(*_SHOWN, CHAT_NUMBER.label("number"))
+    .where(*_OF_USER)
+    .order_by(chats.c.pinned.desc(), chats.c.updated_at.desc(), CHAT_NUMBER.desc())
+)
 NO_FOLDER = "none"  # in place of a folder's id: the chats that are in none
 _CURSOR = re.compile(r"([01])_(\d{1,15}\.\d{1,15})_(\d{1,18})", re.ASCII)
 
@@ -158,7 +183,7 @@ class Chats:
     async def create(self, user: str) -> Row:
         now = time.time()
         chat = {"id": new_id("chat"), "title": "", "created_at": now, "updated_at": now}
-        await self._database.read(lambda db: insert(db, "chats", {**chat, "user": user}))
+        await self._database.read(lambda db: insert(db, chats, {**chat, "user": user}))
         return {**chat, "pinned": False, "folder_id": None, "leaf_id": None}
 
     async def of(
@@ -171,29 +196,25 @@ class Chats:
             NotThere: there is no such folder.
             BadCursor: `before` is no place that a list gave.
         """
-        conditions, values = ["user = ?", "deleted_at IS NULL"], list[object]([user])
+        listed = _LISTED.limit(limit + 1)
         if before is not None:
             place = _CURSOR.fullmatch(before)
             if place is None:
                 raise BadCursor(before)
-            conditions.append("(pinned, updated_at, rowid) < (?, ?, ?)")
-            values += [int(place[1]), float(place[2]), int(place[3])]
+            after = (int(place[1]), float(place[2]), int(place[3]))
+            listed = listed.where(tuple_(chats.c.pinned, chats.c.updated_at, CHAT_NUMBER) < after)
         if folder_id == NO_FOLDER:
-            conditions.append(f"NOT EXISTS ({_IN_FOLDER})")
+            listed = listed.where(~_IN_FOLDER.exists())
         elif folder_id is not None:
-            conditions.append("folder_id = ?")
-            values.append(folder_id)
+            listed = listed.where(chats.c.folder_id == folder_id)
 
-        def read(db: sqlite3.Connection) -> list[Row]:
+        def read(db: Connection) -> list[Row]:
             if folder_id not in (None, NO_FOLDER):
                 folder_of(db, user, folder_id)
-            return rows(
-                db, f"SELECT {_SHOWN}, rowid FROM chats WHERE {' AND '.join(conditions)} "
-                "ORDER BY pinned DESC, updated_at DESC, rowid DESC LIMIT ?", *values, limit + 1,
-            )  # fmt: skip
+            return rows(db, listed, user=user)
 
         found = await self._database.read(read)
-        numbers = [chat.pop("rowid") for chat in found]
+        numbers = [chat.pop("number") for chat in found]
         more = None
         if len(found) > limit:
             last = found[limit - 1]
@@ -224,7 +245,7 @@ class Chats:
             NotThere: there is no such chat, folder or message.
         """
 
-        def change(db: sqlite3.Connection) -> Row:
+        def change(db: Connection) -> Row:
             chat_of(db, user, id)
             values = dict(changes)
             if values.get("folder_id") is not None:
@@ -234,21 +255,19 @@ class Chats:
                 if values["leaf_id"] not in tree:
                     raise NotThere("message", values["leaf_id"])
                 values["leaf_id"] = tree.newest_leaf(values["leaf_id"])
-            names = ", ".join(f"{name} = ?" for name in values)
-            db.execute(f"UPDATE chats SET {names} WHERE id = ?", [*values.values(), id])
+            db.execute(update(chats).where(chats.c.id == id).values(values))
             return chat_of(db, user, id)
 
         return _shown(await self._database.read(change))
 
 
-def chat_of(db: sqlite3.Connection, user: str, id: str) -> Row:
+def chat_of(db: Connection, user: str, id: str) -> Row:
     """In the database's thread, `imported` with it.
 
     Raises:
         NotThere: the user has no such chat.
     """
-    read = f"SELECT {_SHOWN}, imported FROM chats WHERE user = ? AND id = ? AND deleted_at IS NULL"
-    found = row(db, read, user, id)
+    found = row(db, _CHAT, user=user, id=id)
     if found is None:
         raise NotThere("chat", id)
     return found

@@ -6,13 +6,9 @@ Days and months are UTC's. Knows nothing of who holds to them.
 from __future__ import annotations
 
 import json
-import sqlite3
 from calendar import monthrange
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
-
-from app.db.sqlite import row
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +57,6 @@ class Used:
     tokens_this_month: int = 0
 
 
-USAGE_TABLE = """CREATE TABLE usage (
-    key_id TEXT NOT NULL REFERENCES keys (id) ON DELETE CASCADE, day TEXT NOT NULL, requests INTEGER NOT NULL,
-    tokens INTEGER NOT NULL, PRIMARY KEY (key_id, day)) WITHOUT ROWID"""
-
-
-def used(db: sqlite3.Connection, key_id: str, now: float) -> Used:
-    day = _day(now)
-    sums = "coalesce(sum(requests) FILTER (WHERE day = ?1), 0) AS r, coalesce(sum(tokens) FILTER (WHERE day = ?1), 0)"
-    sql = f"SELECT {sums} AS t, coalesce(sum(tokens), 0) AS m FROM usage WHERE key_id = ?2 AND day >= ?3"
-    found: dict[str, Any] = row(db, sql, day, key_id, f"{day[:8]}01") or {}
-    return Used(found["r"], found["t"], found["m"])
-
-
-def add_use(db: sqlite3.Connection, key_id: str, requests: int, tokens: int, now: float) -> None:
-    """Count what a key has used; of a key that is gone, nothing."""
-    db.execute(
-        "INSERT INTO usage SELECT id, ?2, ?3, ?4 FROM keys WHERE id = ?1 ON CONFLICT DO UPDATE SET "
-        "requests = requests + excluded.requests, tokens = tokens + excluded.tokens",
-        [key_id, _day(now), requests, tokens],
-    )
-
-
 def exhausted(quota: Quota, so_far: Used, now: float) -> tuple[str, int, float] | None:
     """The first quota that is used up, by its name, its value, and the seconds until it begins anew."""
     today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -99,5 +73,5 @@ def exhausted(quota: Quota, so_far: Used, now: float) -> tuple[str, int, float] 
     return None
 
 
-def _day(now: float) -> str:
+def day_of(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")

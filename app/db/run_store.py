@@ -8,18 +8,65 @@ digest of the request that it came with.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Integer, Text, bindparam, case, delete, select, update
+from sqlalchemy import insert as insert_into
 
 from app.db.answer_steps import AnswerStep, Usage, dump_steps
 from app.db.chat_store import Tree, add_message, chat_of, messages_of
-from app.db.sqlite import Database, KeyReused, NotThere, Row, WrongPlace, insert, new_id, row, rows, steady
+from app.db.connection import execute_many, insert, row
+from app.db.database import Database
+from app.db.sqlite import KeyReused, NotThere, Row, WrongPlace, new_id, steady
+from app.db.tables import chats, events, is_running, messages, run_keys, runs, traces
 
 KEPT_S = 24 * 3600.0
+
+_OF_KEY = (
+    select(run_keys.c.body, run_keys.c.run_id, run_keys.c.message_id, messages.c.parent_id)
+    .join(messages, messages.c.id == run_keys.c.message_id)
+    .join(chats, (chats.c.id == messages.c.chat_id) & chats.c.deleted_at.is_(None))
+    .where(
+        run_keys.c.user == bindparam("user"), run_keys.c.key == bindparam("key"),
+        run_keys.c.created_at > bindparam("since"),
+    )
+)  # fmt: skip
+_FORGET_KEYS = delete(run_keys).where(run_keys.c.created_at <= bindparam("until"))
+_RUN = (
+    select(runs)
+    .join(chats, chats.c.id == runs.c.chat_id)
+    .where(runs.c.id == bindparam("id"), chats.c.user == bindparam("user"), chats.c.deleted_at.is_(None))
+)
+_UNFINISHED = select(runs.c.id).where(is_running)
+_EVENTS = (
+    select(events.c.seq, events.c.type, events.c.data).where(events.c.run_id == bindparam("run")).order_by(events.c.seq)
+)
+_SOURCES = select(events.c.seq).where(events.c.type == "citation.sources", events.c.run_id == bindparam("run")).limit(1)
+_TRACE = select(traces.c.data).where(traces.c.run_id == bindparam("run"))
+# A chat may have been deleted under its run: then there is nothing to append to.
+_RUN_EXISTS = select(runs.c.id).where(runs.c.id == bindparam("run")).exists()
+_APPEND = insert_into(events).from_select(
+    ["run_id", "seq", "type", "data"],
+    select(bindparam("run", type_=Text), bindparam("number", type_=Integer), bindparam("kind", type_=Text),
+           bindparam("line", type_=Text)).where(_RUN_EXISTS),
+)  # fmt: skip
+_ADD_TRACE = insert_into(traces).from_select(
+    ["run_id", "data"], select(bindparam("run", type_=Text), bindparam("trace", type_=Text)).where(_RUN_EXISTS)
+)
+_LEAD = (
+    update(chats)
+    .where(chats.c.id == bindparam("chat"))
+    .values(
+        updated_at=bindparam("now"), leaf_id=bindparam("leaf"),
+        title=case((chats.c.title == "", bindparam("name")), else_=chats.c.title),
+    )
+)  # fmt: skip
+_END_RUN = update(runs).where(runs.c.id == bindparam("run"))
+_END_ANSWER = update(messages).where(messages.c.run_id == bindparam("run"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +95,8 @@ class RunKeys:
         Raises:
             KeyReused: it was begun with another body.
         """
-        found = await self._database.read(
-            lambda db: row(
-                db, "SELECT body, run_keys.run_id, run_keys.message_id, parent_id FROM run_keys "
-                "JOIN messages ON messages.id = run_keys.message_id "
-                "JOIN chats ON chats.id = chat_id AND chats.deleted_at IS NULL "
-                "WHERE run_keys.user = ? AND key = ? AND run_keys.created_at > ?",
-                user, key.key, steady() - KEPT_S,
-            )
-        )  # fmt: skip
+        since = steady() - KEPT_S
+        found = await self._database.read(lambda db: row(db, _OF_KEY, user=user, key=key.key, since=since))
         if found is None:
             return None
         if found["body"] != key.body:
@@ -67,12 +107,12 @@ class RunKeys:
         return Started(found["run_id"], found["message_id"], found["parent_id"])
 
 
-def remember(db: sqlite3.Connection, user: str, key: RunKey, run_id: str, message_id: str) -> None:
+def remember(db: Connection, user: str, key: RunKey, run_id: str, message_id: str) -> None:
     """In the database's thread, where the run begins. What is older than a day is forgotten."""
     now = steady()
-    db.execute("DELETE FROM run_keys WHERE created_at <= ?", [now - KEPT_S])
+    db.execute(_FORGET_KEYS, {"until": now - KEPT_S})
     kept = {"user": user, "key": key.key, "body": key.body, "run_id": run_id, "message_id": message_id}
-    insert(db, "run_keys", {**kept, "created_at": now})
+    insert(db, run_keys, {**kept, "created_at": now})
 
 
 RESTART_GAP = 1000  # where the disk failed before a crash, readers saw numbers it has not: they are not used again
@@ -149,10 +189,7 @@ class RunRows:
         Raises:
             NotThere: the user has no such run.
         """
-        found = await self._database.rows(
-            "SELECT runs.* FROM runs JOIN chats ON chats.id = runs.chat_id "
-            "WHERE runs.id = ? AND chats.user = ? AND chats.deleted_at IS NULL", run_id, user,
-        )  # fmt: skip
+        found = await self._database.rows(_RUN, id=run_id, user=user)
         if not found:
             raise NotThere("run", run_id)
         return found[0]
@@ -162,8 +199,7 @@ class RunRows:
 
     def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> Future[None]:
         """Append to a run's log, in one transaction; done when a crash of this process cannot take them."""
-        made = [(run_id, e.seq, e.type, e.data) for e in events]
-        return self._database.write(lambda db: _append(db, made))
+        return self._database.write(lambda db: _append(db, run_id, events))
 
     def end(self, run_id: str, answer: RunAnswer) -> None:
         """Record how a run ended, some time soon."""
@@ -171,11 +207,14 @@ class RunRows:
 
     def write_trace(self, run_id: str, trace: str) -> None:
         """Keep how a run can be made again, some time soon."""
-        add = "INSERT INTO traces (run_id, data) SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM runs WHERE id = ?1)"
-        self._database.write(lambda db: _do(db, add, run_id, trace))
+
+        def add(db: Connection) -> None:
+            db.execute(_ADD_TRACE, {"run": run_id, "trace": trace})
+
+        self._database.write(add)
 
     async def trace(self, run_id: str) -> str | None:
-        found = await self._database.rows("SELECT data FROM traces WHERE run_id = ?", run_id)
+        found = await self._database.rows(_TRACE, run=run_id)
         return str(found[0]["data"]) if found else None
 
     async def fail_unfinished(
@@ -186,20 +225,20 @@ class RunRows:
         `terminal.seq` is ignored: the event goes after each log's end.
         """
 
-        def fail(db: sqlite3.Connection) -> int:
-            unfinished = [run_id for (run_id,) in db.execute("SELECT id FROM runs WHERE status = 'running'")]
+        def fail(db: Connection) -> int:
+            unfinished = db.scalars(_UNFINISHED).all()
             for run_id in unfinished:
-                events = _events(db, run_id)
-                last = events[-1].seq if events else 0
-                _append(db, [(run_id, last + RESTART_GAP, terminal.type, terminal.data)])
-                _end(db, run_id, remains(events))
+                log = _events(db, run_id)
+                last = log[-1].seq if log else 0
+                _append(db, run_id, [replace(terminal, seq=last + RESTART_GAP)])
+                _end(db, run_id, remains(log))
             return len(unfinished)
 
         return await self._database.read(fail)
 
 
 def _begin(
-    db: sqlite3.Connection, user: str, chat_id: str, run_id: str, place: Place, params: Mapping[str, Any],
+    db: Connection, user: str, chat_id: str, run_id: str, place: Place, params: Mapping[str, Any],
     key: RunKey | None,
 ) -> Begun:  # fmt: skip
     chat, now = chat_of(db, user, chat_id), time.time()
@@ -217,25 +256,21 @@ def _begin(
     add_message(db, chat_id, {"id": answer, "parent_id": question, **awaited})
     branch = tree.branch(question)
     insert(
-        db, "runs",
+        db, runs,
         {
             "id": run_id, "chat_id": chat_id, "message_id": answer, "status": "running", "params": json.dumps(params),
             "created_at": now,
         },
     )  # fmt: skip
-    db.execute(
-        "UPDATE chats SET updated_at = ?, leaf_id = ?, title = CASE title WHEN '' THEN ? ELSE title END WHERE id = ?",
-        [now, answer, _title(branch[-1]["content"]), chat_id],
-    )
+    db.execute(_LEAD, {"now": now, "leaf": answer, "name": _title(branch[-1]["content"]), "chat": chat_id})
     if key is not None:
         remember(db, user, key, run_id, answer)
     return Begun(answer, branch, bool(chat["imported"]), _grounded(db, branch))
 
 
-def _grounded(db: sqlite3.Connection, branch: Sequence[Row]) -> bool:
+def _grounded(db: Connection, branch: Sequence[Row]) -> bool:
     made = [message["run_id"] for message in branch if message["run_id"] is not None]
-    read = "SELECT 1 FROM events WHERE type = 'citation.sources' AND run_id = ? LIMIT 1"
-    return any(db.execute(read, [run_id]).fetchone() for run_id in made)
+    return any(db.execute(_SOURCES, {"run": run_id}).first() for run_id in made)
 
 
 def _question(tree: Tree, id: str) -> str:
@@ -268,32 +303,23 @@ def _title(content: str) -> str:
     return f"{cut.rpartition(' ')[0] or cut}…"
 
 
-def _events(db: sqlite3.Connection, run_id: str) -> list[LoggedEvent]:
-    found = rows(db, "SELECT seq, type, data FROM events WHERE run_id = ? ORDER BY seq", run_id)
-    return [LoggedEvent(**each) for each in found]
+def _events(db: Connection, run_id: str) -> list[LoggedEvent]:
+    return [LoggedEvent(*each) for each in db.execute(_EVENTS, {"run": run_id})]
 
 
-def _append(db: sqlite3.Connection, made: Iterable[tuple[str, int, str, str]]) -> None:
-    # A chat may have been deleted under its run: then there is nothing to append to.
-    db.executemany(
-        "INSERT INTO events (run_id, seq, type, data) SELECT ?1, ?2, ?3, ?4 WHERE EXISTS "
-        "(SELECT 1 FROM runs WHERE id = ?1)",
-        made,
-    )
+def _append(db: Connection, run_id: str, made: Sequence[LoggedEvent]) -> None:
+    if made:
+        execute_many(db, _APPEND, [{"run": run_id, "number": e.seq, "kind": e.type, "line": e.data} for e in made])
 
 
-def _end(db: sqlite3.Connection, run_id: str, answer: RunAnswer) -> None:
+def _end(db: Connection, run_id: str, answer: RunAnswer) -> None:
     usage = answer.usage.model_dump_json() if answer.usage else None
-    db.execute("UPDATE runs SET status = ?, ended_at = ? WHERE id = ?", [answer.status, time.time(), run_id])
+    db.execute(_END_RUN, {"run": run_id, "status": answer.status, "ended_at": time.time()})
     db.execute(
-        "UPDATE messages SET status = ?, content = ?, thinking = ?, thinking_s = ?, ttft_s = ?, tokens_per_s = ?, "
-        "usage = ?, error = ?, steps = ? WHERE run_id = ?",
-        [
-            answer.status, answer.content, answer.thinking, answer.thinking_s, answer.ttft_s, answer.tokens_per_s,
-            usage, answer.error, dump_steps(answer.steps), run_id,
-        ],
+        _END_ANSWER,
+        {
+            "run": run_id, "status": answer.status, "content": answer.content, "thinking": answer.thinking,
+            "thinking_s": answer.thinking_s, "ttft_s": answer.ttft_s, "tokens_per_s": answer.tokens_per_s,
+            "usage": usage, "error": answer.error, "steps": dump_steps(answer.steps),
+        },
     )  # fmt: skip
-
-
-def _do(db: sqlite3.Connection, sql: str, *parameters: object) -> None:
-    db.execute(sql, parameters)

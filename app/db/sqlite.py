@@ -1,16 +1,13 @@
-"""The SQLite database, its errors, and the check for damage.
+"""SQLite files of a data directory: their lock, their rights and the check for damage; and the errors of what is kept.
 
-One thread has the file open, and a lock keeps other processes out. Calls reach the thread in the order they were made,
-so a read sees every write before it and `write` need not be awaited: tokens never wait for the disk. Before a server
-writes to any database, all are checked for damage; a damaged file is only read, and stays as it is until its operator
-decides. `steady` is the wall clock as it was at the start plus the time passed since, for waits and time limits:
-setting the machine's clock does not change them. Dates (a key's expiry, a quota's day, a message's time) follow the
-wall clock.
+A lock keeps other processes out. Before a server writes to any database, all are checked for damage; a damaged file is
+only read, and stays as it is until its operator decides. `steady` is the wall clock as it was at the start plus the
+time passed since, for waits and time limits: setting the machine's clock does not change them. Dates (a key's expiry, a
+quota's day, a message's time) follow the wall clock. Imports no SQLAlchemy: API workers have no database open.
 """
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import logging
 import math
@@ -19,112 +16,23 @@ import sqlite3
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 from urllib.parse import quote
 
 from app.config import BadSetting
-from app.db.migrations import NewerDatabase, migrate
 
 log = logging.getLogger("ponder")
-T = TypeVar("T")
 
 OTHERS = 0o077  # rights of group and others
 
-Row = dict[str, Any]  # a row of SQLite: its columns are in app/db/migrations.py
-
-
-class Database:
-    """The database of one data directory, which one process at a time may have open."""
-
-    def __init__(self, db: sqlite3.Connection, lock: IO[str], thread: ThreadPoolExecutor) -> None:
-        self._db = db
-        self._lock = lock
-        self._thread = thread
-
-    @classmethod
-    async def open(cls, data_dir: Path) -> Database:
-        """
-        Raises:
-            BadSetting: the directory cannot be used; the message says why.
-        """
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
-        loop = asyncio.get_running_loop()
-        try:
-            lock = await loop.run_in_executor(thread, _lock, data_dir)
-            db = await loop.run_in_executor(thread, _connect, data_dir / "ponder.db")
-        except (OSError, sqlite3.Error, NewerDatabase) as error:
-            thread.shutdown(wait=False)
-            raise BadSetting(f"The data directory {data_dir} cannot be used: {error}.") from None
-        return cls(db, lock, thread)
-
-    async def close(self) -> None:
-        """Finish every write, then let go of the directory. Idempotent."""
-        if self._lock.closed:
-            return
-        await asyncio.wrap_future(self._thread.submit(self._db.close))
-        self._thread.shutdown()
-        fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: a starting child may have a copy
-        self._lock.close()
-
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Returns the result of `work`, run in the database's thread, in one transaction: all is kept, or nothing."""
-        return await asyncio.wrap_future(self._thread.submit(self._transaction, work))
-
-    async def rows(self, sql: str, *parameters: object) -> list[Row]:
-        return await self.read(lambda db: rows(db, sql, *parameters))
-
-    def write(self, work: Callable[[sqlite3.Connection], None]) -> Future[None]:
-        """Do `work` some time soon, in one transaction; an error goes to the log. Done when it stands or has failed."""
-        try:
-            done = self._thread.submit(self._transaction, work)
-        except RuntimeError:  # closed already: the next start ends what this leaves open
-            log.warning("a write to the database came after it was closed")
-            done = Future()
-            done.set_result(None)
-        else:
-            done.add_done_callback(_report)
-        return done
-
-    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        with self._db:
-            return work(self._db)
-
-
-def rows(db: sqlite3.Connection, sql: str, *parameters: object) -> list[Row]:
-    """In the database's thread."""
-    cursor = db.execute(sql, parameters)
-    names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
-
-
-def row(db: sqlite3.Connection, sql: str, *parameters: object) -> Row | None:
-    """The first of the rows, in the database's thread."""
-    found = rows(db, sql, *parameters)
-    return found[0] if found else None
-
-
-def insert(db: sqlite3.Connection, table: str, values: Row) -> None:
-    """In the database's thread."""
-    columns, marks = ", ".join(values), ", ".join("?" * len(values))
-    db.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", list(values.values()))
+Row = dict[str, Any]  # a row of a table: its columns are in app/db/tables.py
 
 
 def new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, check_same_thread=False)
-    db.execute("PRAGMA busy_timeout = 5000")
-    db.execute("PRAGMA foreign_keys = ON")
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")  # with WAL, NORMAL loses commits that were acknowledged before a power cut
-    migrate(db)
-    return db
 
 
 def make_data_dir(path: Path) -> None:
@@ -135,7 +43,7 @@ def make_data_dir(path: Path) -> None:
         make_folder(path)
 
 
-def _lock(data_dir: Path) -> IO[str]:
+def lock_data_dir(data_dir: Path) -> IO[str]:
     """Hold the directory for this process: two servers would each take the other's running answers for dead."""
     make_data_dir(data_dir)
     lock = (data_dir / "lock").open("a+")
@@ -178,11 +86,6 @@ def make_private(data_dir: Path) -> None:
             close(os.path.join(folder, name))
     if left:
         log.warning("%d files in %s stay open to others, the first: %s", len(left), data_dir, left[0])
-
-
-def _report(done: Future[None]) -> None:
-    if error := done.exception():
-        log.error("a write to the database failed: %s", error)
 
 
 class NotThere(LookupError):

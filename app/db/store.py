@@ -21,21 +21,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from sqlalchemy import Connection, Integer, Table, bindparam, case, delete, func, literal_column, select, text, update
+from sqlalchemy.exc import IntegrityError
+
 from app.db.chat_exchange import ChatExchange
 from app.db.chat_store import Chats, Folders, chat_of, folder_of
+from app.db.connection import row
+from app.db.database import Database
 from app.db.run_store import LoggedEvent, RunKeys, RunRows
-from app.db.sqlite import Database, NameTaken, NotThere, Row, row, steady
+from app.db.sqlite import NameTaken, NotThere, Row, steady
+from app.db.tables import chats, events, folders, messages, runs
 
-# Runs are never taken out of their order: the newest rows are the newest runs.
-_NEWEST = """
-SELECT runs.id, chats.user, runs.status, runs.params, runs.created_at, runs.ended_at, messages.ttft_s,
-    messages.tokens_per_s, messages.usage,
-    CASE runs.status WHEN 'failed' THEN (
-        SELECT data FROM events WHERE events.run_id = runs.id ORDER BY seq DESC LIMIT 1) END AS last
-FROM (SELECT * FROM runs ORDER BY rowid DESC LIMIT ?) AS runs
-JOIN chats ON chats.id = runs.chat_id LEFT JOIN messages ON messages.id = runs.message_id
-ORDER BY runs.created_at DESC
-"""
+_BY_STATUS = select(runs.c.status, func.count().label("runs")).group_by(runs.c.status)
+# Runs are never taken out of their order: the newest rows, by SQLite's number, are the newest runs.
+_RUNS = (
+    select(runs)
+    .order_by(literal_column("runs.rowid", Integer).desc())
+    .limit(bindparam("limit", type_=Integer))
+    .subquery("run")
+)
+_LAST_EVENT = (
+    select(events.c.data).where(events.c.run_id == _RUNS.c.id).order_by(events.c.seq.desc()).limit(1).scalar_subquery()
+)
+_NEWEST = (
+    select(
+        _RUNS.c.id, chats.c.user, _RUNS.c.status, _RUNS.c.params, _RUNS.c.created_at, _RUNS.c.ended_at,
+        messages.c.ttft_s, messages.c.tokens_per_s, messages.c.usage,
+        case((_RUNS.c.status == "failed", _LAST_EVENT)).label("last"),
+    )
+    .join(chats, chats.c.id == _RUNS.c.chat_id)
+    .outerjoin(messages, messages.c.id == _RUNS.c.message_id)
+    .order_by(_RUNS.c.created_at.desc())
+)  # fmt: skip
 
 
 class Overview:
@@ -43,12 +60,12 @@ class Overview:
         self._database = database
 
     async def runs_by_status(self) -> dict[str, int]:
-        counted = await self._database.rows("SELECT status, count(*) AS runs FROM runs GROUP BY status")
+        counted = await self._database.rows(_BY_STATUS)
         return {each["status"]: each["runs"] for each in counted}
 
     async def newest_runs(self, limit: int) -> list[Row]:
         """The newest first; `model` is None for the default one."""
-        found = await self._database.rows(_NEWEST, limit)
+        found = await self._database.rows(_NEWEST, limit=limit)
         for each in found:
             last, usage = each.pop("last"), each.pop("usage")
             each["model"] = json.loads(each.pop("params")).get("model")
@@ -59,17 +76,18 @@ class Overview:
 
 _WORDS = 24  # of a snippet
 
-_SEARCH = """
-    WITH hits AS MATERIALIZED (SELECT rowid AS id, rank AS score FROM text_index WHERE text_index MATCH ?1),
+# SQLite's full-text search; its index is in app/db/migrations/chats.
+_SEARCH = text("""
+    WITH hits AS MATERIALIZED (SELECT rowid AS id, rank AS score FROM text_index WHERE text_index MATCH :query),
     placed AS (
         SELECT texts.id, chat_id, title, message_id, min(score) OVER (PARTITION BY chat_id) AS best,
             row_number() OVER (PARTITION BY chat_id ORDER BY message_id IS NULL, score, texts.id) AS place
         FROM hits JOIN texts ON texts.id = hits.id JOIN chats ON chats.id = texts.chat_id
-        WHERE chats.user = ?2 AND chats.deleted_at IS NULL),
-    shown AS MATERIALIZED (SELECT * FROM placed WHERE place = 1 ORDER BY best, id LIMIT ?3)
-    SELECT chat_id, title, message_id, snippet(text_index, 0, ?4, ?5, '…', ?6) AS snippet
+        WHERE chats.user = :user AND chats.deleted_at IS NULL),
+    shown AS MATERIALIZED (SELECT * FROM placed WHERE place = 1 ORDER BY best, id LIMIT :limit)
+    SELECT chat_id, title, message_id, snippet(text_index, 0, :opens, :closes, '…', :words) AS snippet
     FROM shown JOIN text_index ON text_index.rowid = shown.id
-    WHERE text_index MATCH ?1 ORDER BY best, id"""
+    WHERE text_index MATCH :query ORDER BY best, id""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +115,9 @@ class ChatSearch:
             return []
         # Marks that no text can have, as nobody knew them before.
         opens, closes = f"<{secrets.token_hex(8)}>", f"<{secrets.token_hex(8)}>"
-        found = await self._database.rows(_SEARCH, query, user, limit, opens, closes, _WORDS)
+        found = await self._database.rows(
+            _SEARCH, query=query, user=user, limit=limit, opens=opens, closes=closes, words=_WORDS
+        )
         return [
             FoundChat(each["chat_id"], each["title"], each["message_id"], *_marked(each["snippet"], opens, closes))
             for each in found
@@ -127,8 +147,8 @@ log = logging.getLogger("ponder")
 KEPT_S = 600.0
 
 Kind = Literal["chat", "folder"]
-_FIND: dict[Kind, Callable[[sqlite3.Connection, str, str], object]] = {"chat": chat_of, "folder": folder_of}
-_TABLES: dict[Kind, str] = {"chat": "chats", "folder": "folders"}
+_FIND: dict[Kind, Callable[[Connection, str, str], object]] = {"chat": chat_of, "folder": folder_of}
+_TABLES: dict[Kind, Table] = {"chat": chats, "folder": folders}
 
 
 class Deleted:
@@ -143,10 +163,10 @@ class Deleted:
             NotThere: the user has no such thing, or no longer.
         """
 
-        def delete(db: sqlite3.Connection) -> float:
+        def delete(db: Connection) -> float:
             _FIND[kind](db, user, id)
-            now = steady()
-            db.execute(f"UPDATE {_TABLES[kind]} SET deleted_at = ? WHERE id = ?", [now, id])
+            table, now = _TABLES[kind], steady()
+            db.execute(update(table).where(table.c.id == id).values(deleted_at=now))
             return now + KEPT_S
 
         until = await self._database.read(delete)
@@ -162,13 +182,13 @@ class Deleted:
         """
         table = _TABLES[kind]
 
-        def restore(db: sqlite3.Connection) -> None:
-            found = row(db, f"SELECT * FROM {table} WHERE user = ? AND id = ?", user, id)
+        def restore(db: Connection) -> None:
+            found = row(db, select(table).where(table.c.user == user, table.c.id == id))
             if found is None or (found["deleted_at"] is not None and found["deleted_at"] <= steady() - KEPT_S):
                 raise NotThere(kind, id)
             try:
-                db.execute(f"UPDATE {table} SET deleted_at = NULL WHERE id = ?", [id])
-            except sqlite3.IntegrityError:
+                db.execute(update(table).where(table.c.id == id).values(deleted_at=None))
+            except IntegrityError:
                 raise NameTaken(f"There is a folder {found['name']!r:.60} by now; rename or delete that one.") from None
 
         await self._database.read(restore)
@@ -176,11 +196,11 @@ class Deleted:
     async def purge(self, kept_s: float = KEPT_S) -> float | None:
         """Erase what was deleted that long ago, with all that belongs to it; in how many seconds more will be due."""
 
-        def purge(db: sqlite3.Connection) -> float | None:
+        def purge(db: Connection) -> float | None:
             now, left = steady(), list[float]()
             for table in _TABLES.values():
-                db.execute(f"DELETE FROM {table} WHERE deleted_at <= ?", [now - kept_s])
-                (oldest,) = db.execute(f"SELECT min(deleted_at) FROM {table}").fetchone()
+                db.execute(delete(table).where(table.c.deleted_at <= now - kept_s))
+                oldest: float | None = db.scalar(select(func.min(table.c.deleted_at)))
                 left += [] if oldest is None else [max(0.0, oldest + kept_s - now)]
             return min(left, default=None)
 

@@ -11,17 +11,22 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from sqlalchemy import bindparam, delete, literal, select
+
+from app.db.connection import insert
 from app.db.store import Store
+from app.db.tables import responses
 from app.errors import ApiError
 from app.openai.responses_items import Json
 
-_CHAIN = """
-    WITH RECURSIVE chain (id, previous_id, input, response, depth) AS (
-        SELECT id, previous_id, input, response, 0 FROM responses WHERE id = ?1 AND user = ?2
-        UNION ALL
-        SELECT r.id, r.previous_id, r.input, r.response, chain.depth + 1
-        FROM responses r JOIN chain ON r.id = chain.previous_id WHERE r.user = ?2)
-    SELECT previous_id, input, response FROM chain ORDER BY depth DESC"""
+_OF_USER = responses.c.user == bindparam("user")
+_RESPONSE = select(responses.c.input, responses.c.response).where(responses.c.id == bindparam("id"), _OF_USER)
+_KEPT = (responses.c.previous_id, responses.c.input, responses.c.response)
+_last = select(*_KEPT, literal(0).label("depth")).where(responses.c.id == bindparam("id"), _OF_USER)
+_chain = _last.cte("chain", recursive=True)
+_before = select(*_KEPT, _chain.c.depth + 1).join(_chain, responses.c.id == _chain.c.previous_id).where(_OF_USER)
+_chain = _chain.union_all(_before)
+_CHAIN = select(_chain.c.previous_id, _chain.c.input, _chain.c.response).order_by(_chain.c.depth.desc())
 
 
 class StoredResponses:
@@ -33,13 +38,11 @@ class StoredResponses:
 
     async def add(self, response: Json, items: Sequence[Json]) -> None:
         """Keep a response that has ended, and the items it was asked with."""
-        row = [
-            response["id"], self._user, response["previous_response_id"], response["created_at"],
-            json.dumps(items), json.dumps(response),
-        ]  # fmt: skip
-
-        add = "INSERT INTO responses (id, user, previous_id, created_at, input, response) VALUES (?, ?, ?, ?, ?, ?)"
-        await self._database.read(lambda db: db.execute(add, row).rowcount)
+        kept = {
+            "id": response["id"], "user": self._user, "previous_id": response["previous_response_id"],
+            "created_at": response["created_at"], "input": json.dumps(items), "response": json.dumps(response),
+        }  # fmt: skip
+        await self._database.read(lambda db: insert(db, responses, kept))
 
     async def get(self, id: str) -> Json:
         """
@@ -61,8 +64,8 @@ class StoredResponses:
         Raises:
             ApiError: 404.
         """
-        remove = "DELETE FROM responses WHERE id = ? AND user = ?"
-        if not await self._database.read(lambda db: db.execute(remove, [id, self._user]).rowcount):
+        remove = delete(responses).where(responses.c.id == id, responses.c.user == self._user)
+        if not await self._database.read(lambda db: db.execute(remove).rowcount):
             raise _missing(id)
 
     async def history(self, id: str) -> list[Any]:
@@ -71,7 +74,7 @@ class StoredResponses:
         Raises:
             ApiError: 400: it is not stored, or one before it is not any more.
         """
-        rows = await self._database.rows(_CHAIN, id, self._user)
+        rows = await self._database.rows(_CHAIN, id=id, user=self._user)
         if not rows or rows[0]["previous_id"] is not None:
             what = f"is {id!r:.80}, which is not stored" if not rows else "leads to a response that was deleted"
             raise ApiError(
@@ -81,8 +84,7 @@ class StoredResponses:
         return [item for row in rows for item in (*json.loads(row["input"]), *json.loads(row["response"])["output"])]
 
     async def _row(self, id: str) -> dict[str, Any]:
-        read = "SELECT input, response FROM responses WHERE id = ? AND user = ?"
-        rows = await self._database.rows(read, id, self._user)
+        rows = await self._database.rows(_RESPONSE, id=id, user=self._user)
         if not rows:
             raise _missing(id)
         return rows[0]

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from app.db.account_store import Accounts, Role
+from app.db.account_store import Accounts
+from app.db.accounts import Role
 from tests.app.conftest import Server, serving
 from tests.app.gate import GatedEmbedder
 

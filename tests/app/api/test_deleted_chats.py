@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import Connection, Table, text, update
 
 from app.config import LOCAL_USER
 from app.db.run_store import Place
 from app.db.sqlite import NotThere
 from app.db.store import KEPT_S, Store
+from app.db.tables import chats, folders
 from tests.app.chatting import Json, ask, begin, change, log_of, new_chat, read
 from tests.app.library import error
 
@@ -112,22 +113,22 @@ async def test_what_was_deleted_long_ago_is_erased(tmp_path: Path) -> None:
     for chat in (old, new):
         await store.deleted.delete("chat", LOCAL_USER, chat)
     await store.deleted.delete("folder", LOCAL_USER, box)
-    store.database.write(lambda db: _age(db, "chats", old))
-    store.database.write(lambda db: _age(db, "folders", box))
+    store.database.write(lambda db: _age(db, chats, old))
+    store.database.write(lambda db: _age(db, folders, box))
     with pytest.raises(NotThere):  # before it is erased, too
         await store.deleted.restore("chat", LOCAL_USER, old)
     due_s = await store.deleted.purge()
     assert due_s is not None and KEPT_S - 60 < due_s <= KEPT_S
-    assert await store.database.rows("SELECT id FROM chats") == [{"id": new}]
+    assert await store.database.rows(text("SELECT id FROM chats")) == [{"id": new}]
     for table in ("folders", "messages", "runs"):
-        assert await store.database.rows(f"SELECT count(*) AS n FROM {table}") == [{"n": 0}]
+        assert await store.database.rows(text(f"SELECT count(*) AS n FROM {table}")) == [{"n": 0}]
     await store.deleted.restore("chat", LOCAL_USER, new)
     assert await store.deleted.purge() is None
     await store.close()
 
 
-def _age(db: sqlite3.Connection, table: str, id: str) -> None:
-    db.execute(f"UPDATE {table} SET deleted_at = deleted_at - ? WHERE id = ?", [KEPT_S, id])
+def _age(db: Connection, table: Table, id: str) -> None:
+    db.execute(update(table).where(table.c.id == id).values(deleted_at=table.c.deleted_at - KEPT_S))
 
 
 async def test_the_purge_wakes_when_something_is_due(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ async def test_the_purge_wakes_when_something_is_due(tmp_path: Path) -> None:
     purging = asyncio.create_task(store.deleted.purge_when_due(0.02))
     chat = (await store.chats.create(LOCAL_USER))["id"]
     await store.deleted.delete("chat", LOCAL_USER, chat)
-    while await store.database.rows("SELECT id FROM chats"):
+    while await store.database.rows(text("SELECT id FROM chats")):
         await asyncio.sleep(0.005)
     purging.cancel()
     await store.close()

@@ -14,9 +14,11 @@ import openai
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from sqlalchemy import update
 
 from app.auth import COOKIE, FREE, MAX_S, LoginThrottle
 from app.db.account_store import Accounts
+from app.db.tables import keys
 from tests.app.chatting import ask, begin, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, beside, client_of, key_of
@@ -236,6 +238,6 @@ def never() -> Any:
 
 def expire(accounts: Accounts, key: str) -> str:
     _, found = accounts.find(key) or never()
-    with accounts._db as db:  # no hour has to pass
-        db.execute("UPDATE keys SET expires_at = ? WHERE id = ?", [time.time() - 1, found.id])
+    with accounts._writing():  # no hour has to pass
+        accounts._db.execute(update(keys).where(keys.c.id == found.id).values(expires_at=time.time() - 1))
     return found.id

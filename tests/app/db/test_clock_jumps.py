@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from app.admission.rate_limits import KeyLimits, RateWindows
 from app.auth import LoginThrottle
+from app.db.connection import insert
 from app.db.run_store import RunKey, remember
-from app.db.sqlite import NotThere, insert
+from app.db.sqlite import NotThere
 from app.db.store import Store
+from app.db.tables import messages, runs
 from app.sequences.leased import Lease
 
 DAY_S = 86_400.0
@@ -85,11 +87,11 @@ async def test_an_idempotency_key_is_known_for_its_day(jump: Jump, by_s: float, 
     try:
         chat = (await store.chats.create("ana"))["id"]
 
-        def begin(db: sqlite3.Connection) -> None:
+        def begin(db: Connection) -> None:
             run = {"id": "run", "chat_id": chat, "message_id": "message", "status": "completed", "params": "{}"}
-            insert(db, "runs", {**run, "created_at": 0.0})
+            insert(db, runs, {**run, "created_at": 0.0})
             message = {"id": "message", "chat_id": chat, "position": 1, "role": "assistant", "content": ""}
-            insert(db, "messages", {**message, "status": "completed", "created_at": 0.0, "parent_id": "question"})
+            insert(db, messages, {**message, "status": "completed", "created_at": 0.0, "parent_id": "question"})
             remember(db, "ana", key, "run", "message")
 
         await store.database.read(begin)

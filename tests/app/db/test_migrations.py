@@ -1,44 +1,52 @@
-"""Databases of earlier versions: what was said in them stays, as one branch, and is found."""
+"""Databases of earlier versions: what was said in them stays, as one branch, and is found; and their shape."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, MetaData, text, update
 
 from app.config import LOCAL_USER
 from app.db.chat_store import Tree
-from app.db.migrations import STEPS, migrate
+from app.db.connection import connect, transaction
+from app.db.migrations import Chain, NewerDatabase, _scripts, migrate, newest_revision, open_database
 from app.db.run_store import Place
 from app.db.store import Store
+from app.db.tables import CHATS, USERS, chats, messages
+from tests.app.db import before_alembic
 
 BEFORE_BRANCHES = 3
+STEPS: dict[Chain, before_alembic.Steps] = {"chats": before_alembic.CHATS, "users": before_alembic.USERS}
+TABLES: dict[Chain, MetaData] = {"chats": CHATS, "users": USERS}
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     """A data directory from before messages were a tree, with a chat of four messages and an empty one."""
-    db = sqlite3.connect(tmp_path / "ponder.db")
-    for statements in STEPS[:BEFORE_BRANCHES]:
-        for statement in statements:
-            db.execute(statement)
-    db.execute(f"PRAGMA user_version = {BEFORE_BRANCHES}")
-    db.executemany("INSERT INTO chats VALUES (?, ?, ?, ?)", [("chat_1", "Dams", 1.0, 2.0), ("chat_2", "", 3.0, 3.0)])
-    db.execute("INSERT INTO runs VALUES ('run_1', 'chat_1', 'm2', 'completed', '{}', 1.0, 1.5)")
     said = [
         ("m1", 1, "user", "granite?"),
         ("m2", 2, "assistant", "yes"),
         ("m4", 5, "user", "u"),
         ("m3", 7, "assistant", "a"),
     ]
-    db.executemany(
-        "INSERT INTO messages (id, chat_id, position, role, content, status, created_at) "
-        "VALUES (?, 'chat_1', ?, ?, ?, 'completed', 1.0)", said,
-    )  # fmt: skip
-    db.execute("INSERT INTO events VALUES ('run_1', 1, 'run.queued', '{}')")
-    db.commit()
-    db.close()
+    held = (
+        "INSERT INTO chats VALUES ('chat_1', 'Dams', 1.0, 2.0), ('chat_2', '', 3.0, 3.0)",
+        "INSERT INTO runs VALUES ('run_1', 'chat_1', 'm2', 'completed', '{}', 1.0, 1.5)",
+        *(
+            "INSERT INTO messages (id, chat_id, position, role, content, status, created_at) "
+            f"VALUES ('{id}', 'chat_1', {position}, '{role}', '{content}', 'completed', 1.0)"
+            for id, position, role, content in said
+        ),
+        "INSERT INTO events VALUES ('run_1', 1, 'run.queued', '{}')",
+    )
+    before_alembic.make(tmp_path / "ponder.db", before_alembic.CHATS[:BEFORE_BRANCHES], held)
     return tmp_path
 
 
@@ -69,17 +77,102 @@ async def test_old_chats_are_found_and_go_on(old: Path) -> None:
     await store.close()
 
 
-def test_an_old_database_ends_with_the_shape_of_a_new_one(old: Path) -> None:
-    def shape(db: sqlite3.Connection) -> set[tuple[str, ...]]:
-        migrate(db)
-        return set(db.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master"))
+def shape(path: Path) -> dict[str, object]:
+    """Returns tables by their columns and references, and the statements of everything else."""
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        found: dict[str, object] = {}
+        for kind, name, sql in db.execute(
+            "SELECT type, name, sql FROM sqlite_master WHERE tbl_name <> 'alembic_version'"
+        ):
+            if kind != "table" or "VIRTUAL" in sql:
+                found[name] = " ".join((sql or "").split())
+                continue
+            columns = {
+                (column, type_, bool(needed or key), default, key)
+                for _, column, type_, needed, default, key, _ in db.execute(f"PRAGMA table_xinfo({name})")
+            }
+            references = {each[2:7] for each in db.execute(f"PRAGMA foreign_key_list({name})")}
+            found[name] = (columns, references, "WITHOUT ROWID" in sql)
+        return found
 
-    aged, new = sqlite3.connect(old / "ponder.db"), sqlite3.connect(":memory:")
+
+@pytest.mark.parametrize(
+    ("chain", "version"), [(chain, version) for chain in STEPS for version in range(1, len(STEPS[chain]) + 1)]
+)
+def test_an_old_database_ends_with_the_shape_of_a_new_one(chain: Chain, version: int, tmp_path: Path) -> None:
+    aged, new = tmp_path / "aged.db", tmp_path / "new.db"
+    before_alembic.make(aged, STEPS[chain][:version])
+    for path in (aged, new):
+        for _ in range(2):
+            db = open_database(path, chain, 5)
+            assert taken(db) == (newest_revision(chain), f"{newest_revision(chain):04}")
+            db.close()
     assert shape(aged) == shape(new)
-    assert aged.execute("PRAGMA foreign_key_check").fetchall() == []
-    assert aged.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    aged.close()
-    new.close()
+
+
+def taken(db: Connection) -> tuple[int, str]:
+    with transaction(db):
+        stamped = db.scalars(text("SELECT version_num FROM alembic_version")).one()
+        return db.exec_driver_sql("PRAGMA user_version").scalar_one(), stamped
+
+
+@pytest.mark.parametrize("chain", STEPS)
+def test_the_tables_are_those_that_the_migrations_make(chain: Chain, tmp_path: Path) -> None:
+    open_database(tmp_path / "migrated.db", chain, 5).close()
+    declared = connect(tmp_path / "declared.db", 5)
+    with transaction(declared):
+        TABLES[chain].create_all(declared)
+    declared.close()
+    migrated = shape(tmp_path / "migrated.db").items()
+    assert {name: made for name, made in migrated if not re.match("text_index|(chat|message)_", name)} == shape(
+        tmp_path / "declared.db"
+    )
+
+
+def test_a_migration_goes_on_where_it_was_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ponder.db"
+
+    def cut_short() -> None:
+        from alembic import op
+
+        op.execute("CREATE TABLE texts (id INTEGER PRIMARY KEY)")
+        raise OSError("the power is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_scripts("chats").get_revision("0005").module, "upgrade", cut_short)
+        with pytest.raises(OSError, match="power"):
+            open_database(path, "chats", 5)
+    db = connect(path, 5)
+    assert taken(db) == (4, "0004")
+    migrate(db, "chats")
+    assert taken(db) == (6, "0006")
+    db.close()
+    open_database(tmp_path / "new.db", "chats", 5).close()
+    assert shape(path) == shape(tmp_path / "new.db")
+
+
+@pytest.mark.parametrize("newer", ["PRAGMA user_version = 7", "UPDATE alembic_version SET version_num = '0007'"])
+def test_a_newer_database_is_refused(newer: str, tmp_path: Path) -> None:
+    db = open_database(tmp_path / "ponder.db", "chats", 5)
+    with transaction(db):
+        db.exec_driver_sql(newer)
+    db.close()
+    with pytest.raises(NewerDatabase, match="has format 7 and this Ponder knows formats up to 6"):
+        open_database(tmp_path / "ponder.db", "chats", 5)
+
+
+def test_processes_that_open_a_new_file_together_each_find_it_migrated(tmp_path: Path) -> None:
+    """They also import nothing of Alembic's where the file is migrated already."""
+    opens = (
+        "import sys; from app.db.account_store import Accounts; from pathlib import Path; "
+        "print([user.id for user in Accounts.open(Path(sys.argv[1])).users()], 'alembic' in sys.modules)"
+    )
+    command = [sys.executable, "-c", opens, str(tmp_path)]
+    started = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert {each.communicate(timeout=60)[0].partition(" ")[0] for each in started} == {"['local']"}
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout == "['local'] False\n"
 
 
 async def test_a_chat_of_many_messages_is_deleted_whole(tmp_path: Path) -> None:
@@ -87,21 +180,20 @@ async def test_a_chat_of_many_messages_is_deleted_whole(tmp_path: Path) -> None:
     store = await Store.open(tmp_path)
     chat = (await store.chats.create(LOCAL_USER))["id"]
 
-    def fill(db: sqlite3.Connection) -> None:
-        rows = [
-            (f"m{n}", chat, n, f"m{n - 1}" if n else None, "user" if n % 2 == 0 else "assistant") for n in range(3000)
+    def fill(db: Connection) -> None:
+        made = [
+            {"id": f"m{n}", "position": n, "parent_id": f"m{n - 1}" if n else None, "role": role}
+            for n, role in enumerate(("user", "assistant") * 1500)
         ]
-        db.executemany(
-            "INSERT INTO messages (id, chat_id, position, parent_id, role, content, status, created_at) "
-            "VALUES (?, ?, ?, ?, ?, 'x', 'completed', 1.0)", rows,
-        )  # fmt: skip
-        db.execute("UPDATE chats SET leaf_id = 'm2999' WHERE id = ?", [chat])
+        same = {"chat_id": chat, "content": "x", "status": "completed", "created_at": 1.0}
+        db.execute(messages.insert(), [{**each, **same} for each in made])
+        db.execute(update(chats).where(chats.c.id == chat).values(leaf_id="m2999"))
 
     store.database.write(fill)
-    _, messages = await store.chats.whole(LOCAL_USER, chat)
-    assert len(Tree(messages).branch("m2999")) == 3000 and Tree(messages).newest_leaf("m0") == "m2999"
+    _, said = await store.chats.whole(LOCAL_USER, chat)
+    assert len(Tree(said).branch("m2999")) == 3000 and Tree(said).newest_leaf("m0") == "m2999"
     await store.deleted.delete("chat", LOCAL_USER, chat)
     assert await store.deleted.purge(0) is None
     for table in ("chats", "messages", "texts", "text_index"):
-        assert await store.database.rows(f"SELECT count(*) AS n FROM {table}") == [{"n": 0}]
+        assert await store.database.rows(text(f"SELECT count(*) AS n FROM {table}")) == [{"n": 0}]
     await store.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from openai.types.responses import ResponseItemList
+from sqlalchemy import Connection, text
 
 from tests.app.conftest import Server, all_is_back
 from tests.app.folding import events_of
@@ -107,7 +107,7 @@ def test_a_deleted_response_is_gone_and_so_is_what_went_through_it(ana: httpx.Cl
     error = refused(ana.post(PATH, json=body), 400)
     assert error["code"] == "previous_response_not_found" and "deleted" in error["message"]
     left = "SELECT count(*) AS n FROM responses WHERE input LIKE '%quodlibet%'"
-    kept = shelf.on_loop(shelf.app.state.ponder.store.database.rows(left))
+    kept = shelf.on_loop(shelf.app.state.ponder.store.database.rows(text(left)))
     assert kept == [{"n": 0}]
 
 
@@ -130,8 +130,8 @@ def test_what_cannot_be_stored_fails_and_says_so(ana: httpx.Client, shelf: Serve
     store = shelf.app.state.ponder.store
 
     def rename(old: str, new: str) -> None:
-        def work(db: sqlite3.Connection) -> None:
-            db.execute(f"ALTER TABLE {old} RENAME TO {new}")
+        def work(db: Connection) -> None:
+            db.execute(text(f"ALTER TABLE {old} RENAME TO {new}"))
 
         shelf.on_loop(store.database.read(work))
 

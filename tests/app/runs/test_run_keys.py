@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import Connection, update
 
 from app.config import LOCAL_USER
 from app.db.run_store import KEPT_S, Place, RunKey
 from app.db.sqlite import KeyReused
 from app.db.store import Store
+from app.db.tables import run_keys
 from tests.app.chatting import log_of, new_chat, read
 from tests.app.conftest import Server
 from tests.app.library import error
@@ -102,5 +104,5 @@ async def test_keys_outlast_a_restart_and_end_after_a_day(tmp_path: Path) -> Non
     await store.close()
 
 
-def _age(db: Any, by_s: float) -> None:
-    db.execute("UPDATE run_keys SET created_at = created_at - ?", [by_s])
+def _age(db: Connection, by_s: float) -> None:
+    db.execute(update(run_keys).values(created_at=run_keys.c.created_at - by_s))

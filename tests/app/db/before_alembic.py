@@ -1,16 +1,17 @@
-"""The database's shape, as numbered steps. A step that was released is never edited; a change is a new step.
+"""Databases as Ponder made them before Alembic: its numbered steps, counted by `PRAGMA user_version`.
 
-`PRAGMA user_version` holds the number of steps taken. Each runs in a transaction of its own, so a crash between two
-leaves a database that the next start can go on with.
+They are never edited: such databases exist.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 Steps = tuple[tuple[str, ...], ...]
 
-STEPS: Steps = (
+CHATS: Steps = (
     (
         """CREATE TABLE chats (
             id TEXT PRIMARY KEY, title TEXT NOT NULL, created_at REAL NOT NULL, updated_at REAL NOT NULL)""",
@@ -104,34 +105,35 @@ STEPS: Steps = (
     ),
 )
 
+USERS: Steps = (
+    (
+        "CREATE TABLE users (id TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, created_at REAL NOT NULL)",
+        """CREATE TABLE keys (
+            id TEXT PRIMARY KEY, user TEXT NOT NULL REFERENCES users (id), name TEXT NOT NULL, prefix TEXT NOT NULL,
+            hash TEXT NOT NULL UNIQUE, created_at REAL NOT NULL, expires_at REAL, revoked_at REAL, used_at REAL)""",
+        """CREATE TABLE sessions (
+            hash TEXT PRIMARY KEY, key_id TEXT NOT NULL REFERENCES keys (id) ON DELETE CASCADE,
+            expires_at REAL NOT NULL) WITHOUT ROWID""",
+        "CREATE INDEX sessions_key ON sessions (key_id)",
+        # Owns everything where nobody has to say who they are: a key for this user opens it from then on.
+        "INSERT INTO users VALUES ('local', 'local', 'operator', strftime('%s'))",
+    ),
+    (
+        "ALTER TABLE keys ADD COLUMN scopes TEXT",  # with blanks between; null: all there are and will be
+        "ALTER TABLE keys ADD COLUMN quota TEXT",  # as JSON
+        "ALTER TABLE users ADD COLUMN disabled_at REAL",
+        """CREATE TABLE usage (
+            key_id TEXT NOT NULL REFERENCES keys (id) ON DELETE CASCADE, day TEXT NOT NULL, requests INTEGER NOT NULL,
+            tokens INTEGER NOT NULL, PRIMARY KEY (key_id, day)) WITHOUT ROWID""",
+    ),
+    ("ALTER TABLE users ADD COLUMN quota TEXT",),  # as JSON, for all keys of the user
+)
 
-class NewerDatabase(Exception):
-    """The database was written by a newer Ponder than this one."""
 
-
-def migrate(db: sqlite3.Connection, steps: Steps = STEPS) -> None:
-    """Take the steps that `db` has not taken yet.
-
-    Raises:
-        NewerDatabase: it has taken more steps than there are here.
-    """
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version > len(steps):
-        raise NewerDatabase(
-            f"the database has format {version} and this Ponder knows formats up to {len(steps)}: "
-            "start the newer Ponder that wrote it, or choose another --data-dir"
-        )
-    for number, statements in enumerate(steps[version:], version + 1):
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            (taken,) = db.execute("PRAGMA user_version").fetchone()
-            if taken >= number:  # by another process, meanwhile
-                db.execute("ROLLBACK")
-                continue
-            for statement in statements:
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {number}")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
-        db.execute("COMMIT")
+def make(path: Path, steps: Steps, rows: tuple[str, ...] = ()) -> None:
+    """Makes a database that has taken these steps, and holds what the statements of `rows` put in."""
+    with closing(sqlite3.connect(path)) as db:
+        for statement in (*(each for step in steps for each in step), *rows):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {len(steps)}")
+        db.commit()

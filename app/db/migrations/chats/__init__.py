@@ -1,0 +1,1 @@
+"""Revisions of ponder.db, the oldest first."""

@@ -1,0 +1,1 @@
+"""Revisions of users.db, the oldest first."""

@@ -1,0 +1,185 @@
+"""Tables of the two databases, ponder.db (`CHATS`) and users.db (`USERS`), as the newest migrations leave them.
+
+A test holds them to the migrations (tests/app/db/test_migrations.py). The search index and its triggers are SQLite's
+own and are in the migrations alone. Knows nothing of who reads or writes.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)  # fmt: skip
+
+from app.db.column_types import FLAG, NUMBER
+
+CHATS = MetaData()
+USERS = MetaData()
+
+folders = Table(
+    "folders", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("user", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("created_at", NUMBER, nullable=False),
+    Column("deleted_at", NUMBER),
+)  # fmt: skip
+_kept, _deleted = folders.c.deleted_at.is_(None), folders.c.deleted_at.is_not(None)
+Index("folders_user", folders.c.user, folders.c.name, unique=True, sqlite_where=_kept, postgresql_where=_kept)
+Index("folders_deleted", folders.c.deleted_at, sqlite_where=_deleted, postgresql_where=_deleted)
+
+chats = Table(
+    "chats", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("title", Text, nullable=False),
+    Column("created_at", NUMBER, nullable=False),
+    Column("updated_at", NUMBER, nullable=False),
+    Column("user", Text, nullable=False, server_default="local"),
+    Column("leaf_id", Text),
+    Column("pinned", FLAG, nullable=False, server_default=text("0")),
+    Column("folder_id", Text, ForeignKey(folders.c.id, ondelete="SET NULL")),
+    Column("imported", FLAG, nullable=False, server_default=text("0")),
+    Column("deleted_at", NUMBER),
+)  # fmt: skip
+_deleted = chats.c.deleted_at.is_not(None)
+Index("chats_listed", chats.c.user, chats.c.pinned.desc(), chats.c.updated_at.desc())
+Index("chats_folder", chats.c.folder_id)
+Index("chats_deleted", chats.c.deleted_at, sqlite_where=_deleted, postgresql_where=_deleted)
+
+messages = Table(
+    "messages", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("chat_id", Text, ForeignKey(chats.c.id, ondelete="CASCADE"), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("content", Text, nullable=False),
+    Column("thinking", Text, nullable=False, server_default=""),
+    Column("run_id", Text),
+    Column("thinking_s", NUMBER),
+    Column("ttft_s", NUMBER),
+    Column("tokens_per_s", NUMBER),
+    Column("usage", Text),  # as JSON
+    Column("status", Text, nullable=False),
+    Column("error", Text),
+    Column("created_at", NUMBER, nullable=False),
+    # No reference: deleting a chain link by link would end at SQLite's limit of nested triggers.
+    Column("parent_id", Text),
+    Column("steps", Text),  # as JSON
+    UniqueConstraint("chat_id", "position"),
+    Index("messages_run", "run_id"),
+)  # fmt: skip
+
+runs = Table(
+    "runs", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("chat_id", Text, ForeignKey(chats.c.id, ondelete="CASCADE"), nullable=False),
+    Column("message_id", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("params", Text, nullable=False),  # as JSON
+    Column("created_at", NUMBER, nullable=False),
+    Column("ended_at", NUMBER),
+    Index("runs_chat", "chat_id"),
+)  # fmt: skip
+# A literal: SQLite takes the index only for a query that has the same one.
+is_running = runs.c.status == text("'running'")
+Index("runs_running", runs.c.status, sqlite_where=is_running, postgresql_where=is_running)
+
+events = Table(
+    "events", CHATS,
+    Column("run_id", Text, ForeignKey(runs.c.id, ondelete="CASCADE"), nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("data", Text, nullable=False),  # as JSON
+    PrimaryKeyConstraint("run_id", "seq"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+traces = Table(
+    "traces", CHATS,
+    Column("run_id", Text, ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("data", Text, nullable=False),
+)  # fmt: skip
+
+run_keys = Table(
+    "run_keys", CHATS,
+    Column("user", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("message_id", Text, nullable=False),
+    Column("run_id", Text, ForeignKey(runs.c.id, ondelete="CASCADE"), nullable=False),
+    Column("created_at", NUMBER, nullable=False),
+    PrimaryKeyConstraint("user", "key"),
+    Index("run_keys_run", "run_id"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+responses = Table(
+    "responses", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("user", Text, nullable=False),
+    Column("previous_id", Text),
+    Column("created_at", NUMBER, nullable=False),
+    Column("input", Text, nullable=False),  # as JSON
+    Column("response", Text, nullable=False),  # as JSON
+)  # fmt: skip
+
+texts = Table(  # titles (message_id is null) and messages, searched by their words
+    "texts", CHATS,
+    Column("id", Integer, primary_key=True),
+    Column("chat_id", Text, nullable=False),
+    Column("message_id", Text, unique=True),
+)  # fmt: skip
+_title = texts.c.message_id.is_(None)
+Index("texts_title", texts.c.chat_id, unique=True, sqlite_where=_title, postgresql_where=_title)
+
+users = Table(
+    "users", USERS,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("created_at", NUMBER, nullable=False),
+    Column("disabled_at", NUMBER),
+    Column("quota", Text),  # as JSON, for all keys of the user
+)  # fmt: skip
+
+keys = Table(
+    "keys", USERS,
+    Column("id", Text, primary_key=True),
+    Column("user", Text, ForeignKey(users.c.id), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("prefix", Text, nullable=False),
+    Column("hash", Text, nullable=False, unique=True),
+    Column("created_at", NUMBER, nullable=False),
+    Column("expires_at", NUMBER),
+    Column("revoked_at", NUMBER),
+    Column("used_at", NUMBER),
+    Column("scopes", Text),  # with blanks between; null: all there are and will be
+    Column("quota", Text),  # as JSON
+)  # fmt: skip
+
+sessions = Table(
+    "sessions", USERS,
+    Column("hash", Text, primary_key=True),
+    Column("key_id", Text, ForeignKey(keys.c.id, ondelete="CASCADE"), nullable=False),
+    Column("expires_at", NUMBER, nullable=False),
+    Index("sessions_key", "key_id"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+usage = Table(
+    "usage", USERS,
+    Column("key_id", Text, ForeignKey(keys.c.id, ondelete="CASCADE"), nullable=False),
+    Column("day", Text, nullable=False),
+    Column("requests", Integer, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    PrimaryKeyConstraint("key_id", "day"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
