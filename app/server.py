@@ -99,6 +99,7 @@ def create_app(
                 shelf,
                 tool_service,
                 Limits(settings.tool_steps, seconds=settings.tool_seconds),
+                extractive=state.quotes,
             )
             closing.push_async_callback(runs.stop)
             await runs.recover()

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from retrieval import Library
 
 
+WRITES_FROM = 1_000_000_000  # weights of a model that is trusted to write from documents by itself
+
+
 class UserLocks:
     """One thing of each user's at a time."""
 
@@ -80,6 +83,11 @@ class Serving:
         policy, name = self.settings.thinking_text, self.settings.summary_model
         served = self.models.default if name is None else self.models.get(name)
         return ThinkingSummary(policy, Summariser(served, user) if policy == "summarised" else None)
+
+    def quotes(self, served: ServedModel) -> bool:
+        """Returns whether answers from documents are sentences of theirs, and not written by the model."""
+        policy = self.settings.document_answers
+        return policy == "extractive" or (policy == "auto" and served.parameters < WRITES_FROM)
 
 
 @dataclass(slots=True)

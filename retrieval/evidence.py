@@ -58,7 +58,7 @@ def weigh(
         return Evidence(0.0, "none")
     asked, *found = embedder.tokens([question, *(window.text for window in windows)])
     whole = np.array([(_cosine(asked, t) + window.covered) / 2 for t, window in zip(found, windows, strict=True)])
-    shares = _token_shares(question, embedder, weights)
+    shares = token_shares(question, embedder, weights)
     by_word = max(_matched(asked, tokens, shares) for tokens in found)
     score = (float(whole.max()) + by_word) / 2
     if sufficient:
@@ -92,7 +92,7 @@ def _matched(asked: Vectors, tokens: Vectors, shares: Vectors) -> float:
     return float(nearest @ shares[: len(nearest)])  # of a long question the embedder reads the beginning
 
 
-def _token_shares(question: str, embedder: Embedder, weights: dict[str, float]) -> Vectors:
+def token_shares(question: str, embedder: Embedder, weights: dict[str, float]) -> Vectors:
     """Returns how much each of the embedder's tokens counts: its word's weight, shared among the word's pieces."""
     (spans,) = embedder.pieces([question])
     made = [0.0] * embedder.leading  # tokens before the text's own

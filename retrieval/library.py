@@ -32,6 +32,7 @@ from retrieval.parsing.parsed import Box
 from retrieval.parsing.parser import Parser
 from retrieval.parsing.sniff import PDF
 from retrieval.records import Among, Collection, Found, NotFound
+from retrieval.sentence_ranking import SentenceRanker
 
 T = TypeVar("T")
 
@@ -63,6 +64,7 @@ class Library:
         self.publisher = Publisher(store, views, embedder)
         self.ingest = Ingest(store, views, self.publisher, quota_bytes=quota_bytes)
         self._searcher = Searcher(store, views, embedder)
+        self.ranker = SentenceRanker(embedder)
         # Beside the one that ingests, which may be busy for long; two, so that one file cannot keep all others waiting.
         self._viewer = Parser(workers=2, deadline_s=VIEWED_S, max_deadline_s=VIEWED_S)
         self._parts = parts  # to be closed, the last opened first

@@ -126,6 +126,13 @@ class AnswerSettings(BaseModel):
         accepts="a sentence-transformers model, by name or directory",
         min_length=1,
     )
+    document_answers: Literal["auto", "extractive", "generative"] = setting(
+        "auto",
+        "how answers from documents are made: quoted by sentence, or written by the model",
+        more="`extractive` shows the sentences that answer, word for word, and asks no model; `auto` does so for "
+        "models of less than a billion weights",
+        accepts="auto, extractive or generative",
+    )
     plugins: Path | None = setting(
         None,
         "the directory of [tool plugins](plugins.md), which is watched",

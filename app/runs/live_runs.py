@@ -80,9 +80,13 @@ class Runs:
         library: Library,
         tool_service: ToolService,
         limits: Limits,
+        *,
+        extractive: Callable[[ServedModel], bool] = lambda served: False,
     ) -> None:
-        """`served` is the default model; `thoughts` is the visibility of an answer's thinking."""
+        """`served` is the default model; `thoughts` is the visibility of an answer's thinking. `extractive` tells whose
+        answers from documents are quoted."""
         self._served = served
+        self._extractive = extractive
         self._thoughts = thoughts
         self._tool_service = tool_service
         self._limits = limits
@@ -127,9 +131,11 @@ class Runs:
             raise ChatBusy
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
+        served = ask.served or self._served
         run = Run(
-            run_id, chat_id, ask.user, ask.served or self._served, self._thoughts(ask.user), self._library,
+            run_id, chat_id, ask.user, served, self._thoughts(ask.user), self._library,
             RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
+            extractive=ask.auto is None and self._extractive(served),
         )  # fmt: skip
         # Known before the store knows it: an id found there is found here.
         self._live[run_id], self._busy_chats[chat_id] = run, run_id

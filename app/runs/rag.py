@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from app.runs.events import CitationRef, CitationSources, SourceShown
 from retrieval import Query, layout, sources
 from retrieval.citations import CheckedText, CitationChecker, as_text
-from retrieval.evidence import Evidence, Verdict, investigate, weigh
+from retrieval.evidence import Evidence, Verdict, clauses, investigate, weigh
 from retrieval.prompt_context import PromptSource
 from retrieval.records import Among
+from retrieval.sentence_ranking import ANSWERS, RankedSentence
 
 if TYPE_CHECKING:
     from app.answering.served_model import ServedModel
@@ -43,6 +44,7 @@ class RetrievedContext:
     verdict: Verdict
     score: float
     questions: tuple[str, ...] = field(default=())
+    quoted: tuple[RankedSentence, ...] = ()  # the answer, where it is extractive
 
     def messages(self, turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """A chat with its sources before the first question, in one message with the instructions it begins with."""
@@ -66,18 +68,20 @@ class RetrievedContext:
 
 
 async def retrieve_context(
-    library: Library, served: ServedModel, user: str, question: str, collections: Among
+    library: Library, served: ServedModel, user: str, question: str, collections: Among, *, extractive: bool = False
 ) -> RetrievedContext:
-    """Search the user's documents for passages that answer a question.
+    """Search the user's documents for passages that answer a question; if `extractive`, for the sentences that do.
 
     Raises:
         BadQuery: the question is too long to be searched for.
         NotFound: there is no such collection.
     """
-    return await asyncio.to_thread(_retrieved, library, served, user, question, collections)
+    return await asyncio.to_thread(_retrieved, library, served, user, question, collections, extractive)
 
 
-def _retrieved(library: Library, served: ServedModel, user: str, question: str, collections: Among) -> RetrievedContext:
+def _retrieved(
+    library: Library, served: ServedModel, user: str, question: str, collections: Among, extractive: bool
+) -> RetrievedContext:
     last = Evidence(0.0, "none")
     rarity = library.rarity(user, collections)
 
@@ -92,10 +96,34 @@ def _retrieved(library: Library, served: ServedModel, user: str, question: str, 
     budget = min(MAX_TOKENS, int(SHARE * served.engine.max_model_len))
     shown = sources(
         library.store, user, found.hits, budget, lambda text: len(served.engine.tokenizer.encode(text)),
-        parents=budget >= PARENTS_FROM,
+        parents=budget >= PARENTS_FROM and not extractive,
     )  # fmt: skip
     verdict: Verdict = last.verdict if shown else "none"
-    return RetrievedContext(tuple(shown), verdict, last.score, found.questions)
+    if verdict == "none" or not extractive:
+        return RetrievedContext(tuple(shown), verdict, last.score, found.questions)
+    best = [library.ranker.rank(part, shown, rarity, 1) for part in clauses(question) or [question]]
+    quoted = tuple(dict.fromkeys(one for ranked in best for one in ranked if one.probability >= ANSWERS))
+    return RetrievedContext(tuple(shown), verdict if quoted else "none", last.score, found.questions, quoted)
+
+
+def quote(found: RetrievedContext) -> Iterable[tuple[str, CitationRef]]:
+    """Returns the sentences of an extractive answer, word for word, each with its citation."""
+    written = 0
+    for number, one in enumerate(found.quoted, 1):
+        source, words = one.source, " ".join(one.text.split())
+        text = f"{words} [{source.label}]"
+        at = source.start + one.start
+        cited = SourceShown(
+            label=source.label, document=source.document, title=source.title, page=source.page(at), start=at,
+            end=source.start + one.end, text=one.text, score=round(one.probability, 3),
+        )  # fmt: skip
+        yield (
+            f"{text}\n" if number < len(found.quoted) else text,
+            CitationRef(
+                sentence=number, start=written, end=written + len(text), support="supported", citations=[cited]
+            ),
+        )
+        written += len(text) + 1
 
 
 class CheckedAnswer:

@@ -43,7 +43,7 @@ from app.runs.events import (
     ThinkingStarted,
 )
 from app.runs.prompt_builder import DOCUMENTS, History, plan_run
-from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext, retrieve_context
+from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext, quote, retrieve_context
 from app.runs.trace import Trace, recorded_sampling
 from engine.outputs import Prefill
 from reasoning.agent import Called, Limited, Returned, Wrote
@@ -100,7 +100,10 @@ class Run:
         log: RunLog,
         watch: RequestWatch,
         on_end: Callable[[RunAnswer], None],
+        *,
+        extractive: bool = False,
     ) -> None:
+        """`extractive`: answers from documents are quoted."""
         self.id = id
         self.chat_id = chat_id
         self.user = user
@@ -111,6 +114,7 @@ class Run:
         self._served = served
         self._thoughts = thoughts
         self._library = library
+        self._extractive = extractive
         self._checked: CheckedAnswer | None = None  # where the answer rests on documents
         self.watch = watch
         self._on_end = on_end
@@ -174,10 +178,16 @@ class Run:
         if ask.collections is not None:
             among = among_of(ask.collections)
             with tracing.span("retrieval"):
-                found = await retrieve_context(self._library, self._served, ask.user, history.question, among)
+                extractive = self._extractive and self.tools is None  # tools are for a model to call
+                found = await retrieve_context(
+                    self._library, self._served, ask.user, history.question, among, extractive=extractive
+                )
             self.log.append(found.event())
             if found.verdict == "none":
                 self._answer(REFUSAL)
+                return "stop"
+            if found.quoted:
+                self._show(quote(found))
                 return "stop"
             self._checked = CheckedAnswer(found)
             if self.tools is not None:

@@ -58,6 +58,9 @@ def _no_config(path: Path) -> str:
     return f"{path} has no config.json{hint}"
 
 
+_CLIENTS = {"httpx", "httpcore", "httpx2", "httpcore2", "huggingface_hub", "requests"}  # of the hub, by its version
+
+
 def _download(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -88,7 +91,7 @@ def _download(model: str) -> Path:
     except OSError as error:  # httpx errors of the hub's client, full disks, broken connections
         raise CheckpointError(f"{model!r} could not be downloaded: {error}. {hint}") from error
     except Exception as error:
-        if type(error).__module__.split(".")[0] not in {"httpx", "httpcore", "huggingface_hub", "requests"}:
+        if type(error).__module__.split(".")[0] not in _CLIENTS:
             raise
         raise CheckpointError(f"{model!r} could not be downloaded: {error}. {hint}") from error
 

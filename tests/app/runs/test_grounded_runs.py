@@ -13,10 +13,10 @@ from tests.app.runs.test_runs import events
 DAM = "The dam of Orsk was finished in 1931. The city of Orsk paid for the dam."
 
 
-def answered(client: httpx.Client, question: str, collections: Any = "all") -> list[dict[str, Any]]:
+def answered(client: httpx.Client, question: str, collections: Any = "all", **more: Any) -> list[dict[str, Any]]:
     """The events of a run in a new chat."""
     chat = client.post("/api/chats", json={}).json()["id"]
-    wanted = {"content": question, "collections": collections, "max_tokens": 40}
+    wanted = {"content": question, "collections": collections, "max_tokens": 40, **more}
     reply = client.post(f"/api/chats/{chat}/runs", json=wanted)
     assert reply.status_code == 202, reply.text
     return [data for _, _, data in events(client, reply.json()["run_id"])]
@@ -34,7 +34,7 @@ def upload(client: httpx.Client, text: str, name: str = "dam.txt") -> int:
 
 def test_sources_come_before_the_answer_and_sentences_name_their_support(ana: httpx.Client) -> None:
     document = upload(ana, DAM)
-    log = answered(ana, "when was the dam of Orsk finished?")
+    log = answered(ana, "when was the dam of Orsk finished?", tools=["calculator"])  # the model writes
     kinds = [event["type"] for event in log]
     assert kinds.index("citation.sources") < kinds.index("run.started") < kinds.index("answer.done")
     (found,) = of_type(log, "citation.sources")
@@ -45,6 +45,26 @@ def test_sources_come_before_the_answer_and_sentences_name_their_support(ana: ht
     assert text == "".join(event["text"] for event in of_type(log, "answer.delta"))
     spans = [(event["start"], event["end"]) for event in of_type(log, "citation.ref")]
     assert spans and spans == sorted(spans) and spans[-1][1] <= len(text)
+
+
+def test_a_small_model_is_spared_and_the_sentence_that_answers_is_quoted(ana: httpx.Client) -> None:
+    document = upload(ana, f"{DAM}\n\nThe mill of Kel\nhas nine wheels.", "two.txt")
+    log = answered(ana, "when was the dam of Orsk finished?")
+    assert not of_type(log, "run.started") and log[-1]["type"] == "run.completed"
+    assert of_type(log, "answer.done")[0]["text"] == "The dam of Orsk was finished in 1931. [S1]"
+    (ref,) = of_type(log, "citation.ref")
+    (cited,) = ref["citations"]
+    assert ref["support"] == "supported" and (ref["start"], ref["end"]) == (0, 42)
+    assert cited["document"] == document and DAM[cited["start"] : cited["end"]] == cited["text"] == DAM[:37]
+
+
+def test_each_part_of_a_question_is_answered_by_its_sentence(ana: httpx.Client) -> None:
+    upload(ana, f"{DAM} The mill of Kel has nine wheels.", "parts.txt")
+    log = answered(ana, "when was the dam of Orsk finished, and how many wheels has the mill of Kel?")
+    text = of_type(log, "answer.done")[0]["text"]
+    assert text == "The dam of Orsk was finished in 1931. [S1]\nThe mill of Kel has nine wheels. [S1]"
+    refs = of_type(log, "citation.ref")
+    assert [text[ref["start"] : ref["end"]] for ref in refs] == text.split("\n")
 
 
 def test_what_is_not_in_the_documents_is_not_asked_of_the_model(ana: httpx.Client) -> None:
@@ -88,8 +108,7 @@ def test_the_kv_of_a_retrieved_prompt_is_found_by_its_user_alone(ana: httpx.Clie
     asked = "when was the dam of Orsk finished?"
     for who in (ana, bob):
         upload(who, DAM)
-    cached = [
-        of_type(answered(who, asked), "run.completed")[0]["usage"]["cached_tokens"] for who in (ana, ana, bob, bob)
-    ]
+    ended = [answered(who, asked, tools=["calculator"])[-1] for who in (ana, ana, bob, bob)]
+    cached = [end["usage"]["cached_tokens"] for end in ended]
     assert cached[0] == 0 and cached[2] == 0
     assert cached[1] > 0 and cached[3] > 0

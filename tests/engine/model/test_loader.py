@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -224,6 +225,18 @@ def test_unknown_repository_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unknown)
     with pytest.raises(CheckpointError, match="neither a directory nor a hub repository 'someone/some-model'"):
+        resolve("someone/some-model")
+
+
+@pytest.mark.parametrize("client", ["httpx", "httpx2"])
+def test_a_broken_download_says_so(monkeypatch: pytest.MonkeyPatch, client: str) -> None:
+    http = importlib.import_module(client)
+
+    def broken(*args: object, **kwargs: object) -> str:
+        raise http.ReadTimeout("timed out")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
+    with pytest.raises(CheckpointError, match="'someone/some-model' could not be downloaded: timed out"):
         resolve("someone/some-model")
 
 

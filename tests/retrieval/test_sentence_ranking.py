@@ -1,0 +1,61 @@
+"""Tests the ranking of sentences: the one that answers first, whatever is cached, and odd texts without an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrieval.prompt_context import PromptSource
+from retrieval.sentence_ranking import RankedSentence, SentenceRanker
+from tests.retrieval.words import WordEmbedder
+
+DAMS = (
+    "A green lake lies behind the hills. The dam of Orsk was finished in 1931. Who paid for the dam of Orsk? "
+    "The city of Orsk paid for it in ten years."
+)
+BRIDGE = "The bridge at Kel has nine arches. A storm took two of them."
+
+
+def source(number: int, text: str, start: int = 0) -> PromptSource:
+    return PromptSource(f"S{number}", number, "", start, start + len(text), text, 0.5)
+
+
+def ranked(question: str, *texts: str, ranker: SentenceRanker | None = None, limit: int = 5) -> list[RankedSentence]:
+    ranker = ranker or SentenceRanker(WordEmbedder())
+    found = [source(number, text) for number, text in enumerate(texts, 1)]
+    return ranker.rank(question, found, lambda stem: 1.0, limit)
+
+
+def test_the_sentence_that_answers_is_first_and_knows_its_place() -> None:
+    best = ranked("when was the dam of Orsk finished?", DAMS, BRIDGE)[0]
+    assert best.text == "The dam of Orsk was finished in 1931." and best.source.label == "S1"
+    assert DAMS[best.start : best.end] == best.text
+
+
+def test_a_question_in_a_source_is_no_answer() -> None:
+    found = ranked("who paid for the dam of Orsk?", DAMS)
+    assert not found[0].text.endswith("?")
+
+
+def test_what_fits_better_is_more_probable() -> None:
+    there = ranked("how many arches has the bridge at Kel?", BRIDGE)[0]
+    absent = ranked("who composed the opera of Vienna?", BRIDGE)[0]
+    assert 0.0 <= absent.probability < there.probability <= 1.0
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1_000, 64 << 20])
+def test_the_cache_changes_nothing(cache_bytes: int) -> None:
+    ranker = SentenceRanker(WordEmbedder(), cache_bytes)
+    questions = ("when was the dam finished?", "how many arches has the bridge?") * 2
+    for question in questions:
+        assert ranked(question, DAMS, BRIDGE, DAMS, ranker=ranker) == ranked(question, DAMS, BRIDGE, DAMS)
+
+
+def test_a_source_longer_than_a_window_is_ranked_to_its_end() -> None:
+    text = " ".join(f"Stone number {n} lies in the river." for n in range(100)) + " The miller was called Anselm."
+    assert ranked("what was the miller called?", text)[0].text == "The miller was called Anselm."
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\n\f", "湖は北にある。山は高い。", "word " * 700, "a" * 3_000])
+def test_odd_texts_are_no_error(text: str) -> None:
+    assert all(0.0 <= one.probability <= 1.0 for one in ranked("what is it?", text))
+    assert all(0.0 <= one.probability <= 1.0 for one in ranked("?", text, DAMS))
