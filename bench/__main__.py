@@ -110,7 +110,9 @@ def retrieval(
     work: Annotated[Path | None, typer.Option(help="A folder for indexes, found again the next time.")] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only this part, repeatable: judged, chunking, evidence, ingest, search, answers."),
+        typer.Option(
+            help="Only this part, repeatable: judged, chunking, evidence, sentences, ingest, search, answers."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option(help="A little of everything, to see whether it runs.")] = False,
     write: Annotated[bool, typer.Option(help="Keep the JSON and bring docs/retrieval.md up to date.")] = True,

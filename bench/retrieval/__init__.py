@@ -40,7 +40,7 @@ class RetrievalScale:
 QUICK = RetrievalScale(sizes=(2_000,), answers=6, ordered=6, pages=50, sets=())
 
 
-PARTS = ("judged", "chunking", "evidence", "ingest", "search", "answers")
+PARTS = ("judged", "chunking", "evidence", "sentences", "ingest", "search", "answers")
 
 
 def measure(
@@ -90,6 +90,9 @@ def measure(
             made["thresholds"] = quality.thresholds(embedder, work)
             some = asked if scale.sets else Random("evidence").sample(asked, 20)
             made["evidence"] = quality.evidence(data / "xquad_en_dev.json", embedder, work, (ANSWER, PARTIAL), some)
+        if "sentences" in parts:
+            tell("sentences")
+            made["sentences"] = quality.sentences(data / "xquad_en_dev.json", embedder, work)
         if "answers" in parts:
             tell("answers")
             made |= asyncio.run(_with_model(model, texts, asked, embedder, work, scale, tell))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval import Library, Query, Text, judged_search
+from retrieval import Library, Query, Text, judged_search, sources
 from retrieval.embedding import Embedder
 from retrieval.evidence import weigh
+from retrieval.sentence_ranking import ANSWERS, RankedSentence
 from training.text import essays
 
 Json = dict[str, Any]  # Any: plain JSON
@@ -152,6 +154,76 @@ def thresholds(embedder: Embedder, work: Path, most: int = 250) -> Json:
         "auroc": auroc(scores[:, 0], scores[:, 1]),
         "found_first_quantiles": {str(q): float(np.quantile(first, q)) for q in (0.02, 0.05, 0.1, 0.25)},
         "removed_quantiles": {str(q): float(np.quantile(scores[:, 1], q)) for q in (0.5, 0.75, 0.9, 0.95)},
+    }
+
+
+def sentences(path: Path, embedder: Embedder, work: Path) -> Json:
+    """Returns the ranking of sentences on XQuAD and on our own essays, each question with its answer there and without.
+
+    The ranker's probability was fitted on these essays, by the best sentence's MaxSim.
+    """
+    starts = {
+        (f"{a}-{p}", qa["question"]): qa["answers"][0]["answer_start"]
+        for a, article in enumerate(json.loads(path.read_text("utf-8"))["data"])
+        for p, paragraph in enumerate(article["paragraphs"])
+        for qa in paragraph["qas"]
+    }
+
+    def holds(one: JudgedQuestion, best: RankedSentence) -> bool:
+        start = best.source.start
+        return start + best.start <= starts[one.source, one.text] < start + best.end
+
+    rng = Random("thresholds")
+    pages = essays.paragraphs(rng, "train")
+    own = [Text(str(n), " ".join(sentence for sentence, *_ in page), "") for n, page in enumerate(pages)]
+    every = [JudgedQuestion(q, str(n), told) for n, page in enumerate(pages) for told, *asked in page for q in asked]
+    some = rng.sample(every, min(400, len(every)))
+    texts, asked = xquad(path)
+    return {
+        "xquad": _ranked(texts, asked, holds, embedder, work / "xquad"),
+        "essays": _ranked(own, some, lambda one, best: best.text in one.answer or one.answer in best.text, embedder,
+                          work / "ranked-essays"),
+    }  # fmt: skip
+
+
+def _ranked(
+    texts: Sequence[Text],
+    asked: Sequence[JudgedQuestion],
+    holds: Callable[[JudgedQuestion, RankedSentence], bool],
+    embedder: Embedder,
+    folder: Path,
+) -> Json:
+    there, gone, seconds = list[list[tuple[float, bool]]](), list[list[tuple[float, bool]]](), list[float]()
+    with Library.open(folder, embedder) as library:
+        mine = library.collection(USER)
+        if not mine.documents:
+            library.add(USER, mine.id, texts)
+        named = {document.id: document.source for document in library.store.documents(USER)}
+        rarity = library.rarity(USER)
+        for one in asked:
+            for kept, filters in ((there, {}), (gone, {"source": {"ne": one.source}})):
+                hits = library.search(Query(USER, one.text, 6, filters=filters)).hits
+                found = sources(library.store, USER, hits, 4000, lambda text: len(text) // 4, parents=False)
+                began = time.perf_counter()
+                ranked = library.ranker.rank(one.text, found, rarity)
+                seconds.append(time.perf_counter() - began)
+                kept.append(
+                    [
+                        (each.probability, named[each.source.document] == one.source and holds(one, each))
+                        for each in ranked
+                    ]
+                )
+    first = [ranked[0] if ranked else (0.0, False) for ranked in there]
+    return {
+        "questions": len(asked),
+        "first": float(np.mean([right for _, right in first])),
+        "among_five": float(np.mean([any(right for _, right in ranked) for ranked in there])),
+        "auroc": auroc(np.array([p for p, _ in first]), np.array([r[0][0] if r else 0.0 for r in gone])),
+        "right": float(np.mean([right and p >= ANSWERS for p, right in first])),
+        "wrong": float(np.mean([not right and p >= ANSWERS for p, right in first])),
+        "refused_though_there": float(np.mean([p < ANSWERS for p, _ in first])),
+        "answered_when_removed": float(np.mean([bool(r) and r[0][0] >= ANSWERS for r in gone])),
+        "p50_ms": float(np.median(seconds) * 1e3),
     }
 
 
