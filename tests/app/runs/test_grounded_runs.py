@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext
 from retrieval import PromptSource
+from tests.app.conftest import Server
 from tests.app.runs.test_runs import events
 
 DAM = "The dam of Orsk was finished in 1931. The city of Orsk paid for the dam."
 
 
-def answered(client: httpx.Client, question: str, collections: Any = "all", **more: Any) -> list[dict[str, Any]]:
+def answered(client: httpx.Client, question: str, collections: Any = "all") -> list[dict[str, Any]]:
     """The events of a run in a new chat."""
     chat = client.post("/api/chats", json={}).json()["id"]
-    wanted = {"content": question, "collections": collections, "max_tokens": 40, **more}
+    wanted = {"content": question, "collections": collections, "max_tokens": 40}
     reply = client.post(f"/api/chats/{chat}/runs", json=wanted)
     assert reply.status_code == 202, reply.text
     return [data for _, _, data in events(client, reply.json()["run_id"])]
@@ -32,9 +34,16 @@ def upload(client: httpx.Client, text: str, name: str = "dam.txt") -> int:
     return int(reply.json()["documents"][0]["id"])
 
 
+@pytest.fixture
+def written(shelf: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model writes the answers, as with `document_answers = "generative"`."""
+    monkeypatch.setattr(shelf.app.state.ponder.runs, "_extractive", lambda served: False)
+
+
+@pytest.mark.usefixtures("written")
 def test_sources_come_before_the_answer_and_sentences_name_their_support(ana: httpx.Client) -> None:
     document = upload(ana, DAM)
-    log = answered(ana, "when was the dam of Orsk finished?", tools=["calculator"])  # the model writes
+    log = answered(ana, "when was the dam of Orsk finished?")
     kinds = [event["type"] for event in log]
     assert kinds.index("citation.sources") < kinds.index("run.started") < kinds.index("answer.done")
     (found,) = of_type(log, "citation.sources")
@@ -104,11 +113,12 @@ def test_a_sentence_is_shown_when_it_is_whole_and_checked() -> None:
     assert second[0] == "It has nine green towers. [unsupported]" and second[1].start == len(first[0])
 
 
+@pytest.mark.usefixtures("written")
 def test_the_kv_of_a_retrieved_prompt_is_found_by_its_user_alone(ana: httpx.Client, bob: httpx.Client) -> None:
     asked = "when was the dam of Orsk finished?"
     for who in (ana, bob):
         upload(who, DAM)
-    ended = [answered(who, asked, tools=["calculator"])[-1] for who in (ana, ana, bob, bob)]
+    ended = [answered(who, asked)[-1] for who in (ana, ana, bob, bob)]
     cached = [end["usage"]["cached_tokens"] for end in ended]
     assert cached[0] == 0 and cached[2] == 0
     assert cached[1] > 0 and cached[3] > 0
