@@ -10,10 +10,11 @@ recently used are evicted first. Knows nothing of models that write.
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,11 @@ COSINE, PASSAGE = 0.35, 0.4
 QUESTION = -2.0  # a question answers none: behind all statements
 # A logistic regression of "the passages answer" on the best MaxSim, on our own essays (`bench/retrieval/quality.py`).
 SLOPE, MIDDLE = 14.4, 0.503
+_PRONOUN = re.compile(
+    r"[\"'“‘(\[]*(?:it|he|she|they|this|that|these|those|its|his|her|their|such|there|here|then|both|also|however|but|"
+    r"instead)\b",
+    re.IGNORECASE,
+)
 ANSWERS = 0.5  # the probability from which on a sentence is given as the answer
 
 
@@ -48,6 +54,9 @@ class RankedSentence:
     @property
     def text(self) -> str:
         return self.source.text[self.start : self.end]
+
+    def contains(self, other: RankedSentence) -> bool:
+        return self.source is other.source and self.start <= other.start and other.end <= self.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,20 @@ class SentenceRanker:
                 if own:  # else it is past the window of the embedder, or has no word
                     made[number].append(_Sentence(start, end, vectors[own[0] : own[-1] + 1].astype(np.float16)))
         return [tuple(cut) for cut in made]
+
+
+def with_context(question: str, best: RankedSentence) -> RankedSentence:
+    """Extends a sentence to the next one, where that has a word of the question which it lacks itself; else to the one
+    before, where it begins with a pronoun."""
+    text, title = best.source.text, content(best.source.title)
+    cut = list(sentences(text))
+    at = next(number for number, (start, end) in enumerate(cut) if start <= best.start < end)
+    lacking = set(content(question)) - set(content(best.text)) - set(title)
+    if at + 1 < len(cut) and lacking & set(content(text[slice(*cut[at + 1])])):
+        return replace(best, end=cut[at + 1][1])
+    if at and _PRONOUN.match(best.text):
+        return replace(best, start=cut[at - 1][0])
+    return best
 
 
 def _sigmoid(max_sim: float) -> float:

@@ -19,7 +19,7 @@ from retrieval.citations import CheckedText, CitationChecker, as_text
 from retrieval.evidence import Evidence, Verdict, clauses, investigate, weigh
 from retrieval.prompt_context import PromptSource
 from retrieval.records import Among
-from retrieval.sentence_ranking import ANSWERS, RankedSentence
+from retrieval.sentence_ranking import ANSWERS, RankedSentence, with_context
 
 if TYPE_CHECKING:
     from app.answering.served_model import ServedModel
@@ -101,9 +101,12 @@ def _retrieved(
     verdict: Verdict = last.verdict if shown else "none"
     if verdict == "none" or not extractive:
         return RetrievedContext(tuple(shown), verdict, last.score, found.questions)
-    best = [library.ranker.rank(part, shown, rarity, 1) for part in clauses(question) or [question]]
-    quoted = tuple(dict.fromkeys(one for ranked in best for one in ranked if one.probability >= ANSWERS))
-    return RetrievedContext(tuple(shown), verdict if quoted else "none", last.score, found.questions, quoted)
+    quoted = list[RankedSentence]()
+    for part in clauses(question) or [question]:
+        for best in library.ranker.rank(part, shown, rarity, 1):
+            if best.probability >= ANSWERS and not any(other.contains(best) for other in quoted):
+                quoted.append(with_context(part, best))
+    return RetrievedContext(tuple(shown), verdict if quoted else "none", last.score, found.questions, tuple(quoted))
 
 
 def quote(found: RetrievedContext) -> Iterable[tuple[str, CitationRef]]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from retrieval import Library, Query, Text, judged_search, sources
 from retrieval.embedding import Embedder
 from retrieval.evidence import weigh
-from retrieval.sentence_ranking import ANSWERS, RankedSentence
+from retrieval.sentence_ranking import ANSWERS, RankedSentence, with_context
 from training.text import essays
 
 Json = dict[str, Any]  # Any: plain JSON
@@ -194,12 +194,17 @@ def _ranked(
     folder: Path,
 ) -> Json:
     there, gone, seconds = list[list[tuple[float, bool]]](), list[list[tuple[float, bool]]](), list[float]()
+    longer = list[tuple[bool, bool]]()
     with Library.open(folder, embedder) as library:
         mine = library.collection(USER)
         if not mine.documents:
             library.add(USER, mine.id, texts)
         named = {document.id: document.source for document in library.store.documents(USER)}
         rarity = library.rarity(USER)
+
+        def right(one: JudgedQuestion, each: RankedSentence) -> bool:
+            return named[each.source.document] == one.source and holds(one, each)
+
         for one in asked:
             for kept, filters in ((there, {}), (gone, {"source": {"ne": one.source}})):
                 hits = library.search(Query(USER, one.text, 6, filters=filters)).hits
@@ -207,20 +212,20 @@ def _ranked(
                 began = time.perf_counter()
                 ranked = library.ranker.rank(one.text, found, rarity)
                 seconds.append(time.perf_counter() - began)
-                kept.append(
-                    [
-                        (each.probability, named[each.source.document] == one.source and holds(one, each))
-                        for each in ranked
-                    ]
-                )
+                kept.append([(each.probability, right(one, each)) for each in ranked])
+                if kept is there and ranked:
+                    quoted = with_context(one.text, ranked[0])
+                    longer.append((right(one, quoted) and quoted.probability >= ANSWERS, quoted != ranked[0]))
     first = [ranked[0] if ranked else (0.0, False) for ranked in there]
     return {
         "questions": len(asked),
-        "first": float(np.mean([right for _, right in first])),
-        "among_five": float(np.mean([any(right for _, right in ranked) for ranked in there])),
+        "first": float(np.mean([ok for _, ok in first])),
+        "among_five": float(np.mean([any(ok for _, ok in ranked) for ranked in there])),
         "auroc": auroc(np.array([p for p, _ in first]), np.array([r[0][0] if r else 0.0 for r in gone])),
-        "right": float(np.mean([right and p >= ANSWERS for p, right in first])),
-        "wrong": float(np.mean([not right and p >= ANSWERS for p, right in first])),
+        "right": float(np.mean([ok and p >= ANSWERS for p, ok in first])),
+        "right_with_neighbour": float(np.mean([ok for ok, _ in longer])),
+        "with_neighbour": float(np.mean([extended for _, extended in longer])),
+        "wrong": float(np.mean([not ok and p >= ANSWERS for p, ok in first])),
         "refused_though_there": float(np.mean([p < ANSWERS for p, _ in first])),
         "answered_when_removed": float(np.mean([bool(r) and r[0][0] >= ANSWERS for r in gone])),
         "p50_ms": float(np.median(seconds) * 1e3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retrieval.prompt_context import PromptSource
-from retrieval.sentence_ranking import RankedSentence, SentenceRanker
+from retrieval.sentence_ranking import RankedSentence, SentenceRanker, with_context
 from tests.retrieval.words import WordEmbedder
 
 DAMS = (
@@ -59,3 +59,21 @@ def test_a_source_longer_than_a_window_is_ranked_to_its_end() -> None:
 def test_odd_texts_are_no_error(text: str) -> None:
     assert all(0.0 <= one.probability <= 1.0 for one in ranked("what is it?", text))
     assert all(0.0 <= one.probability <= 1.0 for one in ranked("?", text, DAMS))
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("when was the dam of Orsk finished?", "The dam of Orsk was finished in 1931."),
+        ("which engineer designed the lighthouse of Lindau?",
+         "The lighthouse of Lindau was built in 1853. It was designed by the engineer Ruber."),
+        ("how tall is a mast?", "The mast is made of oak. It is 20 metres tall."),
+    ],
+)  # fmt: skip
+def test_a_sentence_brings_the_one_that_it_needs(question: str, answer: str) -> None:
+    text = (
+        "The dam of Orsk was finished in 1931. A lake lies there. The lighthouse of Lindau was built in 1853. It was "
+        "designed by the engineer Ruber. Dogs are welcome. The mast is made of oak. It is 20 metres tall."
+    )
+    best = with_context(question, ranked(question, text)[0])
+    assert best.text == answer and text[best.start : best.end] == answer
