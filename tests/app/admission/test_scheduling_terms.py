@@ -17,6 +17,8 @@ from app.db.quotas import Quota
 from tests.app.chatting import begin, log_of, new_chat
 from tests.app.conftest import Server, serving
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 
 
@@ -67,14 +69,16 @@ def test_a_better_class_is_answered_first(classed: Server) -> None:
             assert http.post(CHAT, json=body(**fields)).status_code == 200
         ended.append(name)
 
-    before = {"max_tokens": 1000, "n": 4, "stream": True, "ignore_eos": True, "priority": -100}
+    long = {"max_tokens": 1000, "n": 4, "ignore_eos": True}
+    before = {**long, "stream": True, "priority": -100}
     with client(classed) as http, http.stream("POST", CHAT, json=body(**before)) as first:
         assert first.status_code == 200
         chunks = first.iter_raw()  # kept: without it the connection would be closed
         next(chunks)
         asked = []
-        for name, priority in (("low", 50), ("high", -50)):
-            asked.append(threading.Thread(target=ask, args=(name,), kwargs={"priority": priority}))
+        for name, fields in (("low", {**long, "priority": 50}), ("high", {"priority": -50})):
+            priority = fields["priority"]
+            asked.append(threading.Thread(target=ask, args=(name,), kwargs=fields))
             asked[-1].start()
             classed.until(lambda stats: str(priority) in shown(classed))  # noqa: B023  (called before the next round)
         assert shown(classed) == {"-100": 1, "-50": 1, "50": 1}
