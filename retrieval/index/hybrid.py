@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
 from retrieval.document_store import DocumentStore
-from retrieval.embedding import Embedder
-from retrieval.filters import Filters
+from retrieval.embedding import Embedder, Vectors
+from retrieval.index.filters import Filters
 from retrieval.index.lexical import terms
 from retrieval.index.views import Views
 from retrieval.records import Among, Found, Hit
@@ -172,7 +172,15 @@ class Searcher:
         if query.rerank or scorer:
             hits = self._reranked(text, hits, scorer)
             clock.lap("rerank")
-        return Found(tuple(hits[: query.limit]), clock.laps)
+        hits = self._measured(hits[: query.limit], vector[0])
+        clock.lap("cosine")
+        return Found(tuple(hits), clock.laps)
+
+    def _measured(self, hits: Sequence[Hit], query: Vectors) -> list[Hit]:
+        """The hits with their cosines, from stored vectors. One whose passage went meanwhile has none."""
+        rows = self._views.stored([hit.passage.id for hit in hits])
+        cosines = {chunk: float(vector @ query) for chunk, vector in rows.items()}
+        return [replace(hit, cosine=cosines.get(hit.passage.id)) for hit in hits]
 
     def _reranked(self, query: str, hits: list[Hit], scorer: Scorer | None) -> list[Hit]:
         """The first of them ordered anew by both scores; the rest stays behind them."""

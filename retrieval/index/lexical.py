@@ -15,6 +15,7 @@ import math
 import re
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +38,8 @@ K1, B = 1.2, 0.75  # of BM25, as tantivy has them
 SHARES = {"text": 1.0, "title": 0.5}  # of the fields in a score
 LENGTH_BITS = 16  # of a field's number of words
 REMOVED_AT_ONCE = 10_000  # chunks
-MAX_WORDS = 12  # different words of a query that are looked up: the rarest, which find nearly all there is
+K3 = 8.0  # of BM25: how soon a word that the query repeats gains no more (Robertson et al., TREC-4)
+LOOKUP_WORDS = 24  # of a query, those that weigh most: they choose the candidates, and all its words score them
 
 _WORD = re.compile(r"[^\W_]+(?:[_'’.-][^\W_]+)*")
 _PARTS = re.compile(r"[A-Z]+(?![a-zà-þ])|[A-ZÀ-Þ]?[a-zà-þß]+|\d+|[^\W\d_]+")
@@ -248,7 +250,7 @@ class LexicalIndex:
         if not any(each.weights for each in asked.values()):
             return np.zeros(0, np.int64), []
         must = [
-            (tantivy.Occur.Must, self._query(searcher, asked)),
+            (tantivy.Occur.Must, self._candidates(searcher, asked)),
             (tantivy.Occur.Must, self._among("collection", collections)),
         ]
         if documents is not None:
@@ -264,25 +266,36 @@ class LexicalIndex:
 
     @staticmethod
     def _asked(query: str, counted: _Counted) -> dict[str, _Asked]:
-        """The rarest of a query's words, as each of the fields has them."""
-        stemmed = set(content(query)) or set(stems(query))
-        rarest = sorted(stemmed, key=lambda stem: (-counted.rarity(stem), stem))[:MAX_WORDS]
+        """A query's words with their weights in each of the fields."""
+        times = Counter(content(query)) or Counter(stems(query))
+        repeated = {stem: count * (K3 + 1) / (count + K3) for stem, count in times.items()}
         return {
             field: _Asked(
-                {stem: share * counted.rarity(stem, field) for stem in rarest if counted.holding(stem, field)},
+                {
+                    stem: share * weight * counted.rarity(stem, field)
+                    for stem, weight in repeated.items()
+                    if counted.holding(stem, field)
+                },
                 counted.mean_length(field),
             )
             for field, share in SHARES.items()
         }
 
-    def _query(self, searcher: tantivy.Searcher, asked: Mapping[str, _Asked]) -> tantivy.Query:
-        """Any of the words, with tantivy's weights, which count over the whole index, put right."""
+    def _candidates(self, searcher: tantivy.Searcher, asked: Mapping[str, _Asked]) -> tantivy.Query:
+        """Any of the words that weigh most, with tantivy's weights, which count over the whole index, put right."""
+        weights = {
+            stem: max(each.weights.get(stem, 0.0) for each in asked.values())
+            for each in asked.values()
+            for stem in each.weights
+        }
+        heaviest = sorted(weights, key=lambda stem: (-weights[stem], stem))[:LOOKUP_WORDS]
         should = []
         for field, each in asked.items():
-            for stem, weight in each.weights.items():
-                boost = weight / max(_rarity(searcher.doc_freq(field, stem), searcher.num_docs), 1e-6)
-                term = tantivy.Query.term_query(self._schema, field, stem)
-                should.append((tantivy.Occur.Should, tantivy.Query.boost_query(term, boost)))
+            for stem in heaviest:
+                if weight := each.weights.get(stem):
+                    boost = weight / max(_rarity(searcher.doc_freq(field, stem), searcher.num_docs), 1e-6)
+                    term = tantivy.Query.term_query(self._schema, field, stem)
+                    should.append((tantivy.Occur.Should, tantivy.Query.boost_query(term, boost)))
         return tantivy.Query.boolean_query(should)
 
     def _among(self, field: str, numbers: Collection[int]) -> tantivy.Query:
@@ -353,15 +366,23 @@ class _Asked:
 
     def scores(self, hashes: Sequence[bytes]) -> NDArray[np.float64]:
         """BM25 of one field of some passages, by the hashes of their stems, as `_hashes` makes them."""
+        if not self.weights or not hashes:
+            return np.zeros(len(hashes))
+        weights = {_hash(stem): weight for stem, weight in self.weights.items()}
+        stems = np.array(sorted(weights), np.uint32)
         lengths = np.array([len(each) // 4 for each in hashes], np.int64)
         passages = np.repeat(np.arange(len(hashes)), lengths)
         held = np.frombuffer(b"".join(hashes), np.uint32)
+        likely = np.zeros(1 << 16, bool)  # by half a hash: few of the stems are asked for, and searching takes longer
+        likely[stems & 0xFFFF] = True
+        (those,) = likely[held & 0xFFFF].nonzero()
+        at = np.minimum(np.searchsorted(stems, held[those]), len(stems) - 1)
+        asked = stems[at] == held[those]
+        cells = passages[those[asked]] * len(stems) + at[asked]
+        times = np.bincount(cells, minlength=len(hashes) * len(stems)).reshape(len(hashes), len(stems))
         norm = K1 * (1 - B + B * lengths / self.mean_length)
-        scores = np.zeros(len(hashes))
-        for stem, weight in self.weights.items():
-            times = np.bincount(passages[held == _hash(stem)], minlength=len(hashes))
-            scores += weight * times * (K1 + 1) / (times + norm)
-        return scores
+        gained: NDArray[np.float64] = times * (K1 + 1) / (times + norm[:, None])
+        return gained @ np.array([weights[stem] for stem in stems.tolist()])
 
 
 def _hash(stem: str) -> int:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retrieval.chunking import ChunkShape, cut
 from retrieval.document_store import DocumentStore
 from retrieval.embedding import Embedder
+from retrieval.index.chunking import ChunkShape, cut
 from retrieval.index.views import Views, embedded_text
 from retrieval.parsing.parsed import Parsed
 from retrieval.records import Metadata, New
@@ -48,14 +48,15 @@ class Publisher:
         self._shape = shape or ChunkShape()
 
     def prepare(
-        self, source: str, version: str, parsed: Parsed, metadata: Metadata, size: int, file: Path | None, owned: bool
-    ) -> Prepared:
+        self, source: str, version: str, parsed: Parsed, metadata: Metadata, size: int, file: Path | None = None,
+        owned: bool = False, root: Path | None = None, folder: int | None = None,
+    ) -> Prepared:  # fmt: skip
         """Cut a text; `size` is that of its file in bytes."""
         made = cut(parsed, self._embedder.pieces, self._shape)
         title = parsed.title or source
         texts = [embedded_text(title, c.context, parsed.text[c.start : c.end]) for c in made.chunks]
         hashes = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
-        return Prepared(New(source, version, parsed, made, hashes, size, metadata, file, owned), texts)
+        return Prepared(New(source, version, parsed, made, hashes, size, metadata, file, owned, root, folder), texts)
 
     def embed(self, documents: Sequence[Prepared], done: Callable[[set[bytes]], None] = lambda known: None) -> None:
         """Embed texts that no document had before. After each batch `done` gets the hashes that have vectors."""
@@ -69,15 +70,16 @@ class Publisher:
             known |= set(some)
             done(known)
 
-    def show(self, user: str, collection: int, documents: Sequence[Prepared]) -> list[int]:
+    def show(self, user: str, collection: int, documents: Sequence[Prepared], replace: bool = True) -> list[int]:
         """Make documents visible, all at once. Returns their numbers.
 
         Raises:
             NotFound: there is no such collection.
             NotAllowed: the user may only read it.
+            SourceTaken: another user added one of a source, and `replace` is false.
         """
         with self._views.changing():
-            numbers, replaced = self._store.put(user, collection, [each.new for each in documents])
+            numbers, replaced = self._store.put(user, collection, [each.new for each in documents], replace)
         for file in replaced:
             file.unlink(missing_ok=True)
         return numbers
@@ -94,9 +96,7 @@ class Publisher:
         for number, one in enumerate(texts, 1):
             parsed = Parsed(one.text, one.title, "prose", "text/plain")
             version = hashlib.sha256(f"{one.title}\0{one.text}".encode()).hexdigest()
-            group.append(
-                self.prepare(one.source, version, parsed, one.metadata, len(one.text.encode()), None, owned=False)
-            )
+            group.append(self.prepare(one.source, version, parsed, one.metadata, len(one.text.encode())))
             if number == len(texts) or sum(len(each.texts) for each in group) >= GROUP_CHUNKS:
                 self.embed(group)
                 self.show(user, collection, group)

@@ -263,6 +263,11 @@ class Views:
             known |= dict(zip(texts, made, strict=True))
         return np.stack([known[row.hash] for row in rows]) if rows else np.zeros((0, self._embedder.size), np.float32)
 
+    def stored(self, chunks: Sequence[int]) -> dict[int, Vectors]:
+        """The vectors of those of the chunks that are there, by number."""
+        rows = self._chunks.rows(chunks)
+        return {row.id: vector for row, vector in zip(rows, self.vectors(rows), strict=True)}
+
     def allowed(self, collections: Collection[int], documents: Collection[int] | None) -> Bits:
         """The chunks of these collections, and of these documents if given. Call it while `reading`."""
         return self._places.bits(collections, documents)

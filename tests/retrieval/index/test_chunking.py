@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from retrieval.chunking import ChunkShape, Cut, cut
+from retrieval.index.chunking import ChunkShape, Cut, cut
 from retrieval.parsing.parsed import Kind, Parsed
 from tests.retrieval.words import WordEmbedder
 

@@ -11,7 +11,7 @@ import pytest
 from retrieval import BadFilter, BadQuery, Library, NotFound, Query, Text
 from retrieval.index import dense
 from retrieval.index.dense import DenseIndex
-from retrieval.index.lexical import terms
+from retrieval.index.lexical import LOOKUP_WORDS, terms
 from tests.retrieval.words import WordEmbedder
 
 
@@ -46,6 +46,29 @@ def test_a_hit_says_where_it_came_from(lakes: Library) -> None:
 @pytest.mark.parametrize("query", ["http header", "parse_http_header", "HTTPHeader", "parseHttpHeader", "raw line"])
 def test_identifiers_are_found_by_their_parts(lakes: Library, query: str) -> None:
     assert found(lakes, query, dense_share=0.0) == ["d"]
+
+
+def scores(library: Library, text: str) -> dict[str, float]:
+    hits = library.search(Query("ana", text, dense_share=0.0)).hits
+    return {hit.passage.source: hit.lexical or 0.0 for hit in hits}
+
+
+def test_words_that_no_passage_has_do_not_displace_those_of_a_long_question(lakes: Library) -> None:
+    unknown = " ".join(f"quibble{chr(97 + n)}" for n in range(LOOKUP_WORDS + 1))
+    assert found(lakes, f"{unknown} oaks", dense_share=0.0) == ["c"]
+
+
+def test_a_word_that_the_query_repeats_counts_more_but_not_as_often(lakes: Library) -> None:
+    once, thrice = scores(lakes, "oaks north"), scores(lakes, "oaks north north north")
+    assert thrice["c"] == once["c"] and once["b"] * 1.5 < thrice["b"] < once["b"] * 3
+
+
+def test_all_words_of_a_long_question_score_and_not_only_those_looked_up(library: Library) -> None:
+    rare = " ".join(f"rare{chr(97 + n)}" for n in range(LOOKUP_WORDS))
+    texts = [Text("a", f"{rare} stone"), Text("b", f"{rare} water"), Text("c", "water"), Text("d", "stone water")]
+    library.add("ana", library.collection("ana").id, texts)
+    hits = library.search(Query("ana", f"{rare} water", limit=2, dense_share=0.0, repeats=True)).hits
+    assert [hit.passage.source for hit in hits] == ["b", "a"] and hits[0].score > hits[1].score
 
 
 def test_identifiers_are_split_and_kept_whole() -> None:
@@ -167,3 +190,24 @@ def test_what_was_deleted_or_replaced_is_in_neither_index(lakes: Library) -> Non
     assert len(lakes.views.lexical) == len(lakes.views.dense) == 3
     ids, _ = lakes.views.lexical.search("lake", 10, [mine])
     assert not len(ids)
+
+
+def test_the_cosine_of_a_passage_is_the_same_whatever_else_is_indexed(library: Library) -> None:
+    number = library.collection("ana").id
+    library.add("ana", number, [Text("a", "A green lake below the dam of Orsk.")])
+
+    def of_a() -> tuple[float | None, float]:
+        found = library.search(Query("ana", "granite below the dam", 9, rerank=True)).hits
+        hit = next(hit for hit in found if hit.passage.source == "a")
+        return hit.cosine, hit.score
+
+    alone = of_a()
+    library.add("ana", number, [Text("b", "Granite below the dam."), Text("c", "Granite of the dam.")])
+    among = of_a()
+    assert alone[0] is not None and among[0] == pytest.approx(alone[0]) and among[1] != pytest.approx(alone[1])
+
+
+def test_a_passage_found_by_its_words_alone_has_a_cosine(library: Library) -> None:
+    library.add("ana", library.collection("ana").id, [Text("a", "A green lake below the dam of Orsk.")])
+    (hit,) = library.search(Query("ana", "Orsk", 9, dense_share=0.0)).hits
+    assert hit.dense is None and hit.cosine is not None and 0 < hit.cosine < 1
