@@ -22,7 +22,7 @@ from engine.errors import (
 from engine.handle import Sequence, SpanStream
 from engine.model.tokenizer import Tokenizer
 from engine.outputs import FinishReason, Prefill, SpanOutput, SpanResult, Stats, TokenLogprob
-from engine.params import GREEDY, MAX_LOGPROBS, Sampling, Span
+from engine.params import GREEDY, MAX_LOGPROBS, RepetitionDetection, Sampling, Span
 
 __all__ = [
     "GREEDY",
@@ -39,6 +39,7 @@ __all__ = [
     "InvalidParameter",
     "Prefill",
     "QueueFull",
+    "RepetitionDetection",
     "Sampling",
     "Sequence",
     "SequenceBusy",

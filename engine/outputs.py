@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "cancelled", "deadline"]
+FinishReason = Literal["stop", "length", "repetition", "cancelled", "deadline"]
 Kind = Literal["text", "thought", "body"]  # free text, thinking as marked by a layout, and a constrained body
 
 

@@ -60,6 +60,32 @@ GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionDetection:
+    """A span ends once its newest tokens are one pattern, of `min_pattern_size` to `max_pattern_size` tokens, that
+    stands there `min_count` times without a gap. Named as in vLLM.
+
+    Raises:
+        InvalidParameter: a value is out of range.
+    """
+
+    max_pattern_size: int  # in tokens; each token costs one comparison for each size
+    min_pattern_size: int = 1
+    min_count: int = 8
+
+    def __post_init__(self) -> None:
+        name, accepted = "repetition_detection.max_pattern_size", f"1 to {MAX_PATTERN_SIZE} tokens"
+        _check(1 <= self.max_pattern_size <= MAX_PATTERN_SIZE, name, self.max_pattern_size, accepted)
+        name, accepted = "repetition_detection.min_pattern_size", f"1 to max_pattern_size ({self.max_pattern_size})"
+        _check(1 <= self.min_pattern_size <= self.max_pattern_size, name, self.min_pattern_size, accepted)
+        name, accepted = "repetition_detection.min_count", f"2 to {MAX_REPETITIONS}"
+        _check(2 <= self.min_count <= MAX_REPETITIONS, name, self.min_count, accepted)
+
+
+MAX_PATTERN_SIZE = 256
+MAX_REPETITIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """One stretch of generation.
 
@@ -71,6 +97,10 @@ class Span:
     `min_tokens` then holds in free text alone, and stop strings are looked for in free text and in a body that is the
     whole answer, not in sections between markers. Where only one text can follow it is appended without running the
     model (jump-forward), unless `logprobs` are requested.
+
+    With `repetition_detection` a span that runs in circles ends, with the finish reason "repetition" and the repeated
+    tokens in it; not before `min_tokens`. It sees this span's own tokens, and none of a constrained body or of markers:
+    JSON may have as many zeros as it likes.
 
     Raises:
         InvalidParameter: a value is out of range.
@@ -86,6 +116,7 @@ class Span:
     logprobs: int | None = None  # None: none; k: the chosen token's log-probability and the k likeliest (k may be 0)
     prompt_logprobs: int | None = None  # the same for the tokens already in the sequence, sent with the first output
     constraint: Constrained | None = None
+    repetition_detection: RepetitionDetection | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:

@@ -111,6 +111,7 @@ class Style:
     after_calls: Callable[[Sequence[tuple[str, str]], Sequence[str]], list[int]]
     opens_thinking: Callable[[list[int]], bool] = lambda tokens: False
     closes_thinking: Callable[[list[int]], bool] = lambda tokens: False
+    first: ToolPlan | None = None  # of the first turn, where it is another
 
 
 @dataclass(slots=True)
@@ -193,6 +194,8 @@ class Agent:
 
     async def _turn(self, seq: EngineSequence, remaining: int, *, wrap_up: bool) -> AsyncGenerator[Piece, None]:
         plan, sampling = self.style.plan, self.span.sampling
+        if self.style.first is not None and self.steps == 0:
+            plan = self.style.first
         constraint = plan.constrained
         if wrap_up and plan.layout.begin is not None:
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, plan.layout.begin: NEVER})

@@ -121,6 +121,7 @@ class BudgetForcing:
         opened: bool,
         closed: bool = False,
         calls: bool = False,
+        answer_tokens: int | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """`think_and_answer` within the budget. A budget that demands thinking opens it, if the prompt has not.
 
@@ -136,11 +137,14 @@ class BudgetForcing:
         if demanded:
             self._check(span, closed)
         if closed and span.constraint is not None and not span.constraint.layout.free:
-            async with aclosing(think_and_answer(seq, span, self._markers, opened=opened, closed=True)) as pieces:
+            unthinking = think_and_answer(
+                seq, span, self._markers, opened=opened, closed=True, answer_tokens=answer_tokens
+            )
+            async with aclosing(unthinking) as pieces:
                 async for piece in pieces:
                     yield piece
             return
-        answer = Answering(seq, span, self._markers, opened=opened, calls=calls)
+        answer = Answering(seq, span, self._markers, opened=opened, calls=calls, answer_tokens=answer_tokens)
         if demanded and not opened:
             answer.marker = self._markers.opening
             for piece in answer.switch():

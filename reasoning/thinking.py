@@ -87,6 +87,10 @@ class Tally:
     completion_tokens: int = 0
     reasoning_tokens: int = 0
 
+    @property
+    def answer_tokens(self) -> int:
+        return self.completion_tokens - self.reasoning_tokens
+
     def add(self, piece: Piece) -> None:
         self.completion_tokens += piece.spent
         if piece.part == "thinking":
@@ -130,20 +134,23 @@ async def think_and_answer(
     closed: bool = False,
     calls: bool = False,
     thinking_logprobs: int | None = None,
+    answer_tokens: int | None = None,
 ) -> AsyncGenerator[Piece, None]:
     """Generate on `seq` within `span`. `span.max_tokens` must be set; it covers thinking and answer together.
 
     `span`'s stops, `min_tokens`, `logprobs` and constraint are the answer's. With `opened` the prompt has opened the
     thinking, with `closed` it has closed it: then a constraint that leaves nothing free leaves no thinking either. With
     `calls` the bodies that the constraint governs are calls, not the answer's content. `thinking_logprobs` asks for the
-    log-probabilities of the thinking, as `span.logprobs` does for the answer's.
+    log-probabilities of the thinking, as `span.logprobs` does for the answer's. `answer_tokens` bounds the answer
+    alone, however long its thinking is.
     """
     if markers is None or (closed and span.constraint is not None and not span.constraint.layout.free):
-        async with aclosing(plain(seq, span, calls=calls)) as pieces:
+        limit = span.max_tokens if answer_tokens is None else min(span.max_tokens or answer_tokens, answer_tokens)
+        async with aclosing(plain(seq, replace(span, max_tokens=limit), calls=calls)) as pieces:
             async for piece in pieces:
                 yield piece
         return
-    answer = Answering(seq, span, markers, opened=opened, calls=calls)
+    answer = Answering(seq, span, markers, opened=opened, calls=calls, answer_tokens=answer_tokens)
     while True:
         part = answer.next_span()
         part = replace(part, logprobs=thinking_logprobs) if answer.part == "thinking" else part
@@ -166,12 +173,14 @@ class Answering:
     """
 
     def __init__(
-        self, seq: EngineSequence, span: Span, markers: Markers, *, opened: bool = False, calls: bool = False
-    ) -> None:
-        """`span.max_tokens` must be set."""
+        self, seq: EngineSequence, span: Span, markers: Markers, *, opened: bool = False, calls: bool = False,
+        answer_tokens: int | None = None,
+    ) -> None:  # fmt: skip
+        """`span.max_tokens` must be set. `answer_tokens` bounds what is no thinking."""
         assert span.max_tokens is not None
         self.seq = seq
         self.left = span.max_tokens
+        self._answer_left = self.left if answer_tokens is None else answer_tokens
         self.part: Part = "thinking" if opened else "answer"
         self.marker: int | None = None  # the marker that ended the newest stretch, if another part follows
         self._span = span
@@ -186,7 +195,8 @@ class Answering:
 
     def next_span(self) -> Span:
         """Returns the span of the part that is being written."""
-        return _span_of(self.part, self._span, self.left, self._markers, self._calls and self._last > 0, self._thought)
+        left = self.left if self.part == "thinking" else min(self.left, self._answer_left)
+        return _span_of(self.part, self._span, left, self._markers, self._calls and self._last > 0, self._thought)
 
     async def write(self, span: Span) -> AsyncGenerator[Piece, None]:
         """One stretch. Its last piece has the finish reason unless a marker ended it."""
@@ -195,6 +205,7 @@ class Answering:
         with self.seq.generate(span) as outputs:
             async for out in outputs:
                 self.left -= len(out.token_ids)
+                self._answer_left -= len(out.token_ids) if part == "answer" else 0
                 text = out.text
                 if out.section:
                     out = replace(out, section=self._before + out.section)

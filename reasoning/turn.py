@@ -47,7 +47,7 @@ class CallMore:
 
 
 Delta = Content | Reasoning | CallStart | CallMore
-TurnFinish = Literal["stop", "length", "tool_calls"]
+TurnFinish = Literal["stop", "length", "repetition", "tool_calls"]
 
 
 class Turn:
@@ -106,8 +106,13 @@ class Turn:
         deltas = [] if self._bodies is None else self._read(self._bodies.end())
         if self._space and not self._calls:
             deltas.append(Content(self._space, self._space_logprobs))
-        stopped = piece.finish_reason == "stop"
-        self.finish_reason = ("tool_calls" if self._calls else "stop") if stopped else "length"
+        match piece.finish_reason:
+            case "stop":
+                self.finish_reason = "tool_calls" if self._calls else "stop"
+            case "repetition":
+                self.finish_reason = "repetition"
+            case _:
+                self.finish_reason = "length"
         return deltas
 
 

@@ -20,6 +20,7 @@ from app.answering.answer_plan import AnswerPlan, remaining_context
 from app.answering.reasoning_config import ReasoningResolver, reduced_by_load
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
+from app.answering.tool_selection import ToolSelector
 from app.config import AUTO_NAME
 from app.errors import invalid
 from app.openai.event_stream import event, text_json
@@ -45,14 +46,20 @@ async def chat_job(request: ChatRequest, state: Serving, user: str) -> ChatJob:
     if request.model == AUTO_NAME and state.models.auto is not None and request.n > 1:
         raise invalid("n", f"n is {request.n}; accepted: 1 together with the model 'auto'.")
     plans, auto = await state.models.plans(
-        request.model, lambda served: plan_chat(request, served, state.reasoning_resolver, user)
+        request.model,
+        lambda served: plan_chat(request, served, state.reasoning_resolver, state.tool_selector, user),
     )
     pipeline = AnswerPipeline(partial(state.counting.watch, "chat"), plans, request.n, user, auto)
     return ChatJob(request, pipeline, partial(state.thoughts, user))
 
 
 async def plan_chat(
-    request: ChatRequest, served: ServedModel, resolver: ReasoningResolver, user: str, field: str = "messages"
+    request: ChatRequest,
+    served: ServedModel,
+    resolver: ReasoningResolver,
+    selector: ToolSelector,
+    user: str,
+    field: str = "messages",
 ) -> AnswerPlan:
     """Plans a chat request for one model: reasoning, tools, constraint, prompt, sampling. `field` has the messages.
 
@@ -63,10 +70,11 @@ async def plan_chat(
     reasoning_config.check(answers=request.n)
     variables = {**reasoning_config.variables, **request.chat_template_kwargs}
     calling = await Calling.of(request, served, user)
+    await calling.select(request, served, selector, user)
     held = await constrain_text(request, served, user) if calling.plan is None else None
     constraint = None if held is None else held.constrained
     if calling.plan is not None:
-        constraint = calling.plan.constrained
+        constraint = (calling.plan if calling.selected is None else calling.selected.plan).constrained
     prompt = await served.chat_tokens(request.template_messages(), variables, calling.shown)
     prompt = reasoning_config.prompt(prompt, served)
     remaining = remaining_context(served, prompt, request.token_limit, field)
@@ -77,6 +85,7 @@ async def plan_chat(
     return AnswerPlan(
         served, prompt, span, remaining, reasoning_config, variables, calling.plan,
         check=None if held is None else held.check, warnings=calling.warnings if held is None else held.warnings,
+        selected=calling.selected,
     )  # fmt: skip
 
 
@@ -112,7 +121,7 @@ class ChatJob:
                     "index": index,
                     "message": whole.message(),
                     "logprobs": self._logprobs(whole.logprobs) if self.request.logprobs else None,
-                    "finish_reason": reason,
+                    **ended_json(reason),
                 }
                 for index, (whole, reason) in enumerate(zip(wholes, reasons, strict=True))
             ],
@@ -128,10 +137,11 @@ class ChatJob:
         thoughts = [self.thoughts() for _ in range(self.request.n)]
         empty = b'""' if pipeline.plan.tool_plan is None else b"null"  # there may be no content at all
 
-        def chunk(index: int, delta: bytes, logprobs: bytes = b"null", finish: str | None = None) -> bytes:
-            reason = b"null" if finish is None else b'"%b"' % finish.encode()
-            return b'%b,"choices":[{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":%b}]%b' % (
-                start, index, delta, logprobs, reason, end,
+        def chunk(
+            index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b'"finish_reason":null'
+        ) -> bytes:
+            return b'%b,"choices":[{"index":%d,"delta":{%b},"logprobs":%b,%b}]%b' % (
+                start, index, delta, logprobs, finish, end,
             )  # fmt: skip
 
         async with aclosing(pipeline.stream()) as stream:
@@ -150,7 +160,7 @@ class ChatJob:
                         continue
                     data += chunk(index, _delta_json(delta), logprobs)
                 if wrote.finish_reason is not None:
-                    data += chunk(index, b"", finish=wrote.finish_reason)
+                    data += chunk(index, b"", finish=_json(ended_json(wrote.finish_reason))[1:-1])
                 if data:
                     yield data
         if pipeline.plan.warnings:
@@ -188,6 +198,13 @@ def _delta_json(delta: Delta) -> bytes:
             return b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (index, text_json(arguments))
 
 
+def ended_json(reason: str | None) -> dict[str, str | None]:
+    """The end of a choice: a finish reason of OpenAI's, and where it repeated itself vLLM's `stop_reason`."""
+    if reason == "repetition":
+        return {"finish_reason": "stop", "stop_reason": REPEATED}
+    return {"finish_reason": reason}
+
+
 def usage_json(tally: Tally) -> dict[str, Any]:
     """`usage` in OpenAI's shape."""
     return {
@@ -199,6 +216,7 @@ def usage_json(tally: Tally) -> dict[str, Any]:
     }
 
 
+REPEATED = "repetition_detected"
 _FLOOR = -9999.0  # JSON has no infinity
 
 

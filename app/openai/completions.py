@@ -21,7 +21,7 @@ from app.answering.answer_plan import AnswerPlan, remaining_context
 from app.answering.model_registry import ModelRegistry
 from app.errors import invalid
 from app.observability.metrics import Counting
-from app.openai.chat_completions import finite_logprob, usage_json
+from app.openai.chat_completions import ended_json, finite_logprob, usage_json
 from app.openai.event_stream import event
 from app.openai.request_models import CompletionRequest
 from app.openai.text_constraints import constrain_text
@@ -107,7 +107,7 @@ class CompletionJob:
         replies = []
         for index, choice in enumerate(choices):
             text, logprobs = choice.take()
-            replies.append({"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason})
+            replies.append({"index": index, "text": text, "logprobs": logprobs, **ended_json(choice.finish_reason)})
         return {**self._head(), "choices": replies, "usage": self._usage(), **self._warnings()}
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -122,7 +122,7 @@ class CompletionJob:
                 choice.add(wrote.piece)
                 text, logprobs = choice.take()
                 if text or choice.finish_reason or logprobs:
-                    reply = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+                    reply = {"index": index, "text": text, "logprobs": logprobs, **ended_json(choice.finish_reason)}
                     yield event({**head, "choices": [reply], **tail})
         if self.pipeline.plan.warnings:
             yield event({**head, "choices": [], **self._warnings(), **tail})
@@ -167,7 +167,8 @@ class _Choice:
             self._text.append(piece.text)
             self._entries += [(entry.token_id, entry) for entry in piece.logprobs]
         if piece.finish_reason is not None:
-            self.finish_reason = "stop" if piece.finish_reason == "stop" and not self._discard else "length"
+            ended = piece.finish_reason in ("stop", "repetition") and not self._discard
+            self.finish_reason = piece.finish_reason if ended else "length"
 
     def take(self) -> tuple[str, dict[str, Any] | None]:
         text = "".join(self._text)

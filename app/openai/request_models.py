@@ -19,7 +19,7 @@ from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.errors import invalid
 from app.request_body import json_value
-from engine.params import Sampling, Span
+from engine.params import MAX_PATTERN_SIZE, MAX_REPETITIONS, RepetitionDetection, Sampling, Span
 from engine.tool_parsers.tools import NAME
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -167,6 +167,28 @@ DeadlineS = Annotated[float | None, Field(gt=0, le=MAX_DEADLINE_S, description=D
 OutputTokens = Annotated[int | None, Field(ge=1, description="an integer of 1 or more")]
 
 
+class RepetitionFields(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    max_pattern_size: int = Field(ge=1, le=MAX_PATTERN_SIZE)
+    min_pattern_size: int = Field(1, ge=1)
+    min_count: int = Field(ge=2, le=MAX_REPETITIONS)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RepetitionFields:
+        if self.min_pattern_size > self.max_pattern_size:
+            name = "repetition_detection.min_pattern_size"
+            accepted = f"1 to max_pattern_size ({self.max_pattern_size})"
+            raise invalid(name, f"{name} is {self.min_pattern_size}; accepted: {accepted}.")
+        return self
+
+
+REPETITION = (
+    f'{{"max_pattern_size": 1 to {MAX_PATTERN_SIZE} tokens, "min_pattern_size"?: 1 to max_pattern_size, '
+    f'"min_count": 2 to {MAX_REPETITIONS}}}'
+)
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -205,6 +227,7 @@ class SamplingRequest(BaseModel):
     )
     min_tokens: int = Field(0, ge=0, description="an integer of 0 or more, at most max_tokens")
     ignore_eos: bool = Field(False, description="true or false")
+    repetition_detection: RepetitionFields | None = Field(None, description=REPETITION)
     response_format: Any = Field(  # checked where its constraint is made (constraints.py)
         None, description='{"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {…}}'
     )
@@ -299,6 +322,9 @@ class SamplingRequest(BaseModel):
             stop=tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            repetition_detection=None
+            if self.repetition_detection is None
+            else RepetitionDetection(**dict(self.repetition_detection)),
         )
 
 

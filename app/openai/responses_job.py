@@ -76,6 +76,7 @@ class ServedTools:
         return [outcome.text for outcome in outcomes]
 
 
+REPEATED_WARNING = "The answer ended because it repeated itself (repetition_detection)."
 _FIRST = ("response.created", "response.in_progress")
 
 
@@ -109,6 +110,7 @@ class ResponseJob:
     thoughts: ThinkingSummary
     id: str
     created: int = field(default_factory=lambda: int(time.time()))
+    repeated: bool = False  # the answer ended as it repeated itself
     _numbers: int = 0
 
     @classmethod
@@ -134,7 +136,8 @@ class ResponseJob:
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
         chat = await asyncio.to_thread(request.chat, messages, offer, shown)
         plans, auto = await state.models.plans(
-            request.model, lambda served: plan_chat(chat, served, state.reasoning_resolver, user, "input")
+            request.model,
+            lambda served: plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user, "input"),
         )
         pipeline = AnswerPipeline(partial(state.counting.watch, "responses"), plans, 1, user, auto)
         tools: ServedTools | None = None
@@ -189,6 +192,7 @@ class ResponseJob:
                 match each:
                     case Wrote(piece, deltas, _):
                         finish = piece.finish_reason or finish
+                        self.repeated = finish == "repetition"
                         ended = piece.finish_reason is not None
                         for delta in await self.thoughts.seen(deltas, ended=ended):
                             events += self.output.take(delta)
@@ -215,6 +219,7 @@ class ResponseJob:
         plan = pipeline.plan
         sampling = plan.span.sampling
         ended = status in ("completed", "incomplete")
+        warnings = [*plan.warnings, *([REPEATED_WARNING] if self.repeated else [])]
         return {
             "id": self.id,
             "object": "response",
@@ -243,7 +248,7 @@ class ResponseJob:
             "usage": _usage(pipeline.tally) if ended else None,
             "user": request.user,
             **({} if pipeline.auto is None else {"routing": pipeline.routing}),
-            **({"warnings": list(plan.warnings)} if plan.warnings else {}),
+            **({"warnings": warnings} if warnings else {}),
         }
 
 

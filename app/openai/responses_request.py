@@ -18,6 +18,7 @@ from app.config.efforts import EFFORTS, THINKING
 from app.errors import ApiError, invalid
 from app.openai.request_models import (
     MAX_TOP_LOGPROBS,
+    REPETITION,
     ChatRequest,
     DeadlineS,
     OutputTokens,
@@ -78,6 +79,7 @@ class ResponseRequest(BaseModel):
     temperature: Temperature = None
     top_p: TopP = None
     seed: Seed = None
+    repetition_detection: dict[str, Any] | None = Field(None, description=REPETITION)  # checked as a chat request's
     priority: Priority = None
     deadline_s: DeadlineS = None
     text: dict[str, Any] | None = Field(None, description=f'{{"format": …}}, where a format is {_FORMATS}')
@@ -131,6 +133,7 @@ class ResponseRequest(BaseModel):
         body = {
             "model": self.model, "messages": messages, "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature, "top_p": self.top_p, "seed": self.seed,
+            "repetition_detection": self.repetition_detection,
             "response_format": _response_format(self.text), "tools": list(shown),
             "tool_choice": offer.choice, "parallel_tool_calls": self.parallel_tool_calls,
             "logprobs": bool(self.include), "top_logprobs": self.top_logprobs,

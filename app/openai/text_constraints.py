@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from app.answering.answer_plan import constraint_error, plan_calls
+from app.answering.answer_plan import SelectedCall, constraint_error, plan_calls, select_call, without_calls
 from app.answering.served_model import ServedModel
+from app.answering.tool_selection import ToolSelector
 from app.errors import invalid
 from app.request_body import is_large, json_value
 from engine.errors import InvalidParameter
@@ -135,6 +136,11 @@ async def constrain_text(request: SamplingRequest, served: ServedModel, user: st
     field, body = asked
     if request.ignore_eos:
         raise invalid("ignore_eos", f"ignore_eos is true; accepted: false together with {field}, which has an end.")
+    if request.repetition_detection is not None:
+        raise invalid(
+            "repetition_detection", f"repetition_detection is given together with {field}, whose text may repeat "
+            "itself; accepted: one of them.",
+        )  # fmt: skip
     warnings = format_warnings(field, json.loads(body.source)) if isinstance(body, JsonSchema) else ()
     layout = Layout(breaks=served.line_breaks)
     try:
@@ -190,6 +196,8 @@ class Calling:
     ) -> None:
         self.shown = tools  # to the model, by its template
         self.plan = plan
+        self.selected: SelectedCall | None = None  # the call that the answer begins with
+        self.fits = True  # a tool may be called
         self.warnings = tuple(
             warning
             for at, tool in enumerate(tools if plan is not None else ())
@@ -200,10 +208,22 @@ class Calling:
         self._avoided = avoided  # the token that begins a call, where none is wanted
 
     def without_calls(self, sampling: Sampling) -> Sampling:
-        """The sampling, with calls as unlikely as a bias makes them where tools are given and none may be called."""
+        """The sampling, with calls as unlikely as a bias makes them where tools are given and none may be called, or
+        none fits."""
+        if not self.fits and self.plan is not None:
+            return without_calls(sampling, self.plan)
         if self._avoided is None:
             return sampling
         return replace(sampling, logit_bias={**sampling.logit_bias, self._avoided: -100.0})
+
+    async def select(self, request: ChatRequest, served: ServedModel, selector: ToolSelector, user: str) -> None:
+        """Selects the tool that the answer calls, where neither the request nor the model does. Raises ApiError."""
+        if self.plan is None or request.tool_choice not in (None, "auto") or not selector.selects(served):
+            return
+        tools = await asyncio.to_thread(read_tools, self.shown)
+        found = await selector.select(served, request.template_messages(), tools)
+        self.fits = found != ()
+        self.selected = await select_call(served, found, tools, request.parallel_tool_calls is not False, user)
 
     @classmethod
     async def of(cls, request: ChatRequest, served: ServedModel, user: str) -> Calling:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
+from app.answering.tool_selection import ToolSelector
 from app.db.run_store import Begun, LoggedEvent, RunAnswer, RunKey, Started
 from app.db.sqlite import NotThere
 from app.db.store import Store
@@ -82,11 +83,13 @@ class Runs:
         limits: Limits,
         *,
         extractive: Callable[[ServedModel], bool] = lambda served: False,
+        tool_selector: ToolSelector | None = None,
     ) -> None:
         """`served` is the default model; `thoughts` is the visibility of an answer's thinking. `extractive` tells whose
-        answers from documents are quoted."""
+        answers from documents are quoted. `tool_selector` chooses tools for small models."""
         self._served = served
         self._extractive = extractive
+        self._tool_selector = tool_selector
         self._thoughts = thoughts
         self._tool_service = tool_service
         self._limits = limits
@@ -135,7 +138,7 @@ class Runs:
         run = Run(
             run_id, chat_id, ask.user, served, self._thoughts(ask.user), self._library,
             RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
-            extractive=ask.auto is None and self._extractive(served),
+            extractive=ask.auto is None and self._extractive(served), tool_selector=self._tool_selector,
         )  # fmt: skip
         # Known before the store knows it: an id found there is found here.
         self._live[run_id], self._busy_chats[chat_id] = run, run_id

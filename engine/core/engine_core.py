@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.core import messages as m
 from engine.core.async_steps import DeviceThread, InFlightSteps, StepTimer
 from engine.core.output_processor import OutputProcessor, score_jobs
+from engine.core.repetition import RepetitionDetector
 from engine.core.request import ScoreJob, SequenceState, SpanJob
 from engine.core.sampler import is_greedy, looks_back
 from engine.core.scheduler import Scheduler
@@ -244,6 +245,7 @@ class EngineCore:
             prompt_logprobs=[None],
             announced=command.begun,
             delivered=command.delivered,
+            repetition=None if span.repetition_detection is None else RepetitionDetector(span.repetition_detection),
         )
         if span.constraint is None:
             self._submit(seq, job)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+from engine.core.repetition import RepetitionDetector
 from engine.core.sampling_types import mix64
 from engine.kv_cache.block_pool import chain_digest
 from engine.model.detokenizer import SpanText
@@ -45,7 +46,8 @@ class SpanJob:
     fresh: list[SpanOutput] = field(default_factory=list)  # of a constrained span: outputs not yet emitted
     token: int | None = None  # of any other: sampled and not yet emitted
     logprob: TokenLogprob | None = None  # the token's
-    ended: tuple[FinishReason, int | None] | None = None  # set by the newest token's id, or by the span's length
+    ended: tuple[FinishReason, int | None] | None = None  # by the newest token's id, a repetition or the span's length
+    repetition: RepetitionDetector | None = None
 
     def logits_from(self, length: int) -> int:
         return 0 if self.reading_prompt else length - 1

@@ -42,8 +42,9 @@ class SpanState:
     """Advances spans; `eos` are the model's end-of-sequence ids, `make_decoder` gives a fresh detokeniser.
 
     A token is taken in two parts. `take` does the part that the next step depends on: the sequence grows, and the span
-    may end by the token's id or its length. `outputs` does the rest, and may be called while the next step runs: text,
-    stop strings, outputs. In a constrained span the next token depends on all of it, so `take` does it at once.
+    may end by the token's id, a repetition or its length. `outputs` does the rest, and may be called while the next
+    step runs: text, stop strings, outputs. In a constrained span the next token depends on all of it, so `take` does it
+    at once.
     """
 
     def __init__(self, make_decoder: Callable[[], Utf8Decoder], eos: frozenset[int]) -> None:
@@ -69,6 +70,9 @@ class SpanState:
             return job.fresh[-1].finish_reason is None
         job.produced += 1
         seq.push(token)
+        if _repeats(job, token):
+            job.ended = ("repetition", None)
+            return False
         if job.produced >= job.max_tokens:
             job.ended = ("length", None)
             return False
@@ -159,6 +163,8 @@ class SpanState:
             return [*before, _output(job, (token,), text, logprobs, "stop", matched)]
         if modes.must_end():
             return [*before, self.finish(job, "stop", None, (token,), logprobs, text)]
+        if _repeats(job, token if modes.kind in ("text", "thought") else None):
+            return [*before, self.finish(job, "repetition", None, (token,), logprobs, text)]
         if job.produced >= job.max_tokens:
             return [*before, self.finish(job, "length", None, (token,), logprobs, text)]
         return [*before, _output(job, (token,), text, logprobs)]
@@ -178,6 +184,16 @@ class SpanState:
         assert job.modes is not None
         job.text, job.kind, job.section = None, "text", job.modes.section
         return outputs
+
+
+def _repeats(job: SpanJob, token: int | None) -> bool:
+    """Returns whether the span ends with its newest token for a repetition. None: a token of a body, or a marker."""
+    if job.repetition is None:
+        return False
+    if token is None:
+        job.repetition.clear()
+        return False
+    return job.repetition.push(token) and job.produced >= job.span.min_tokens
 
 
 def _output(

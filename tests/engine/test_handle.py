@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +20,7 @@ from engine import (
     InvalidParameter,
     Prefill,
     QueueFull,
+    RepetitionDetection,
     Sampling,
     SequenceBusy,
     SequenceClosed,
@@ -235,6 +237,9 @@ async def test_bad_tokens_and_parameters_are_refused_by_name(engine: Engine) -> 
     for bad_span in ({"max_tokens": 0}, {"min_tokens": -1}, {"stop": ("",)}, {"logprobs": 1000}):
         with pytest.raises(InvalidParameter, match=next(iter(bad_span))):
             Span(**bad_span)
+    for bad_detection in ({"max_pattern_size": 0}, {"min_pattern_size": 5}, {"min_count": 1}):
+        with pytest.raises(InvalidParameter, match=rf"repetition_detection\.{next(iter(bad_detection))} is"):
+            RepetitionDetection(**{"max_pattern_size": 4, **bad_detection})
     for option in ({"ageing_s": 0.0}, {"kv_blocks": 0}, {"max_running": 0}, {"dtype": "int3"}):
         with pytest.raises(InvalidParameter, match=next(iter(option))):
             EngineConfig("model", **option)
@@ -257,6 +262,22 @@ async def test_stop_tokens_end_a_span_and_are_kept_only_on_request(engine: Engin
             assert (result.finish_reason, result.stop_reason) == ("stop", ids[at])
             assert result.token_ids == ids[: at + keep]
             assert seq.tokens == PROMPT + list(result.token_ids)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 9])
+async def test_a_span_that_repeats_itself_ends(engine: Engine, min_tokens: int) -> None:
+    loop = Sampling(temperature=0.0, logit_bias={65: 100.0})
+    async with await engine.open([*PROMPT, *[65] * 20]) as seq:
+        plain = Span(loop, max_tokens=12, ignore_eos=True, stop=("never",))
+        assert (await seq.generate_all(plain)).finish_reason == "length"
+        span = replace(plain, min_tokens=min_tokens, repetition_detection=RepetitionDetection(3, 1, 5))
+        for part in (seq, seq.fork()[0]):
+            before = len(part)
+            result = await part.generate_all(span)
+            count = max(5, min_tokens)
+            assert (result.finish_reason, result.stop_reason) == ("repetition", None)
+            assert (result.token_ids, result.text) == ((65,) * count, "b" * count)
+            assert part.tokens[before:] == [65] * count
 
 
 async def test_min_tokens_holds_off_stop_tokens(engine: Engine) -> None:

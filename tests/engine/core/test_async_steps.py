@@ -19,7 +19,7 @@ from engine.core.scheduler import MAX_STEPS_AHEAD
 from engine.core.step import Step
 from engine.kv_cache.block_pool import BlockPool
 from engine.outputs import SpanOutput
-from engine.params import GREEDY, Sampling, Span
+from engine.params import GREEDY, RepetitionDetection, Sampling, Span
 from engine.structured_output.bitmask import Constraints, Masks
 from engine.structured_output.layout import Constrained, Layout
 from tests.engine.core import test_scheduler
@@ -99,6 +99,7 @@ def spans(draw: st.DrawFn) -> Span:
         logprobs=draw(st.sampled_from([None, 1])),
         prompt_logprobs=draw(st.sampled_from([None, None, 0])),
         constraint=None if layout is None else Constrained(ANY, layout),
+        repetition_detection=draw(st.sampled_from([None, RepetitionDetection(3, 1, 2), RepetitionDetection(4, 2, 3)])),
     )
 
 
@@ -213,7 +214,7 @@ def test_who_waits_for_a_prefix_that_is_being_computed_has_it_at_once() -> None:
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_a_row_for_nothing_leaves_nothing(length: int) -> None:
-    """Where K/V ends with a block, the row had another: where it stands, no block of the cache could."""
+    """Finds as many cached tokens as without a queue; where K/V ends with a block, the row had begun another."""
 
     def cached(queues: bool) -> int:
         bench = Bench(queues=queues)

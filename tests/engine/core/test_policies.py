@@ -42,7 +42,7 @@ class Timed(FakeRunner):
 
 @dataclass
 class Told:
-    """When an answer's tokens came, and when it was asked for."""
+    """Times of an answer's tokens and of its request, in seconds."""
 
     asked: float
     times: list[float] = field(default_factory=list)

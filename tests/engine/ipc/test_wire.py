@@ -12,7 +12,7 @@ from engine.core import messages as m
 from engine.errors import CheckpointError, InvalidParameter, UnsupportedArchitecture
 from engine.ipc import wire
 from engine.outputs import Prefill, SpanOutput, Stats, TokenLogprob
-from engine.params import Sampling, Span
+from engine.params import RepetitionDetection, Sampling, Span
 from engine.structured_output.layout import Constrained, Layout
 from engine.structured_output.spec import (
     JSON_OBJECT,
@@ -37,6 +37,7 @@ BODY = Sequence(
 SPAN = Span(
     Sampling(0.5, 3, 0.9, 0.1, 1.1, 0.2, 0.3, {7: -1.5}, -(2**62)), 9, 2, ("stop", "é"), (1, 2), True, False, 3, 0,
     Constrained(BODY, Layout(begin=5, end=6, several=True, breaks=frozenset({10, 13}), think=(3, 4))),
+    RepetitionDetection(32, 2, 6),
 )  # fmt: skip
 BIG = m.first_id(3)
 COMMANDS: list[m.Command] = [
