@@ -3,6 +3,9 @@
 Validity is the mask's doing: `jsonschema` must find every finished call valid, with the bundled model and with random
 weights, where nothing but the mask makes a call. Rightness is the model's, and is reported as it is: the share of
 questions with calls among the answers that BFCL accepts, and of those without a fitting tool that are not called.
+
+With `--selection` the tool is chosen by embedding (`app/answering/tool_selection.py`), and by the model beside it, also
+among up to eight tools of other questions. What each part adds is fitted on the even questions and counted on the odd.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import shutil
 import tempfile
 import time
@@ -18,18 +22,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jsonschema import Draft202012Validator
 
+from app.answering.copied_arguments import held_to_question
+from app.answering.tool_selection import FITS, ToolRanker
 from bench import hardware
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
 from engine.errors import ContextLengthExceeded
 from engine.structured_output.layout import Constrained
 from engine.tool_parsers import Bodies, ParsedCall, ToolChoice, ToolSpec, choose_parser, fold
+from reasoning.evaluate.measure import wilson
+from retrieval.embedding import SentenceEmbedder
 from tests.engine.structured_output import bfcl
 
 PEBBLE = Path(__file__).parent.parent / "models" / "pebble"
 FILES = ("simple_python", "live_simple", "multiple", "parallel", "irrelevance")
 MAX_TOKENS = 400
+MAX_MIXED = 8  # tools
+MIXED = ("simple_python", "live_simple")  # files whose questions get tools of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +127,17 @@ def _read(file: Path) -> list[Any]:
 
 
 async def ask(
-    engine: Engine, question: ToolQuestion, choice: ToolChoice, sampling: Sampling
+    engine: Engine,
+    question: ToolQuestion,
+    choice: ToolChoice,
+    sampling: Sampling,
+    callable_tools: Sequence[ToolSpec] | None = None,
 ) -> tuple[list[ParsedCall], bool]:
-    """The calls that the model writes, and whether it came to an end."""
+    """The calls that the model writes, and whether it came to an end. Only `callable_tools` may be called, if given."""
     tokenizer = engine.tokenizer
     tool_parser = choose_parser(tokenizer, tokenizer.tool_template)
     assert tool_parser is not None, "the model cannot call tools"
-    plan = tool_parser.plan(question.tools, choice)
+    plan = tool_parser.plan(callable_tools or question.tools, choice)
     opening, closing = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
     assert opening is not None and closing is not None
     layout = replace(plan.layout, think=(opening, closing)) if choice == "auto" else plan.layout
@@ -177,6 +192,113 @@ def _valid(call: ParsedCall, schemas: dict[str, Any]) -> bool:
     return call.name in schemas and Draft202012Validator(schemas[call.name]).is_valid(arguments)
 
 
+@dataclass(slots=True)
+class SelectionScore:
+    """Counts over the questions of one file. `right_tool`: the tool that is called first is one of those accepted, or
+    none is called where none is."""
+
+    asked: int = 0
+    right_tool: int = 0
+    right: int = 0
+
+
+def mixed(name: str, seed: int = 0) -> Iterator[ToolQuestion]:
+    """The questions of a file, each with up to `MAX_MIXED` tools: its own and those of other questions."""
+    rng = random.Random(seed)
+    others = [tool for file in (*MIXED, "multiple") for question in questions(file) for tool in question.tools]
+    for question in questions(name):
+        tools = {tool.name: tool for tool in question.tools}
+        for _ in range(rng.randint(0, MAX_MIXED - 1)):
+            tool = rng.choice(others)
+            tools.setdefault(tool.name, tool)
+        shuffled = list(tools.values())
+        rng.shuffle(shuffled)
+        yield replace(question, tools=tuple(shuffled))
+
+
+def selection_sets() -> dict[str, list[ToolQuestion]]:
+    return {
+        **{f"{name}, 1 to {MAX_MIXED} tools": list(mixed(name)) for name in MIXED},
+        **{name: list(questions(name)) for name in ("multiple", "irrelevance")},
+    }
+
+
+async def score_selection(
+    engine: Engine, asked: Sequence[ToolQuestion], ranker: ToolRanker | None, copied: bool
+) -> SelectionScore:
+    """Scores answers whose tool is chosen by `ranker`, or by the model without one. `copied`: arguments are held to the
+    question."""
+    total, gate = SelectionScore(), asyncio.Semaphore(16)
+
+    async def one(question: ToolQuestion) -> None:
+        async with gate:
+            calls, ended = list[ParsedCall](), True
+            best = None if ranker is None else ranker.rank(question.text, question.tools)[0]
+            if best is None or best.probability >= FITS:
+                choice: ToolChoice = "auto" if best is None else "required"
+                try:
+                    tools = None if best is None else [best.tool]
+                    if copied and tools:
+                        tools = [held_to_question(tools[0], question.text)]
+                    calls, ended = await ask(engine, question, choice, GREEDY, tools)
+                except ContextLengthExceeded:
+                    return
+            total.asked += 1
+            names = {name for name, _ in question.accepted}
+            total.right_tool += (calls[0].name in names) if calls else not names
+            total.right += ended and right(calls, question.accepted)
+
+    await asyncio.gather(*(one(question) for question in asked))
+    return total
+
+
+def fitted_parts(ranker: ToolRanker) -> Iterator[tuple[str, float, float, float]]:
+    """For each set of features, fitted on the even questions: the area under the ROC curve, and the shares of questions
+    with a fitting tool that are called and of those without that are not, on the odd ones."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
+    rows, fits, held = list[Any](), list[bool](), list[bool]()  # Any: a row of features
+    for name in (*MIXED, "multiple", "irrelevance"):
+        for at, question in enumerate(questions(name)):
+            features = ranker.features(question.text, question.tools)
+            rows.append(features[int(features[:, 0].argmax())])
+            fits.append(name != "irrelevance")
+            held.append(at % 2 == 1)
+    x, y, odd = np.array(rows), np.array(fits), np.array(held)
+    for label, columns in (
+        ("cosine", [0]), ("MaxSim of the name", [1]), ("both", [0, 1]), ("and numbers that lack", [0, 1, 2]),
+    ):  # fmt: skip
+        model = LogisticRegression(class_weight="balanced", C=100).fit(x[~odd][:, columns], y[~odd])
+        likely = model.predict_proba(x[odd][:, columns])[:, 1]
+        if len(columns) == x.shape[1]:
+            label += f" (weights {np.round(model.coef_[0], 1)}, intercept {model.intercept_[0]:.1f})"
+        called = likely >= FITS
+        yield label, float(roc_auc_score(y[odd], likely)), called[y[odd]].mean(), 1 - called[~y[odd]].mean()
+
+
+async def measure_selection(model: Path, limit: int) -> None:
+    """Prints both tables: the choice of a tool, and what each part of it adds."""
+    ranker = ToolRanker(SentenceEmbedder())
+    print(
+        "| chosen by | questions | asked | right tool, or no call where none fits | right call |\n|---|---|---|---|---|"
+    )
+    async with await Engine.start(EngineConfig(model=str(model), max_running=16)) as engine:
+        for label, chooser, copied in (
+            ("the model", None, False), ("embedding", ranker, False), ("embedding, arguments copied", ranker, True),
+        ):  # fmt: skip
+            for name, asked in selection_sets().items():
+                if copied and name == "irrelevance":
+                    continue
+                s = await score_selection(engine, asked[:limit], chooser, copied)
+                interval = "{:.0%} – {:.0%}".format(*wilson(s.right_tool, s.asked))
+                share, whole = s.right_tool / s.asked, f"{s.right / s.asked:.0%}" if name != "irrelevance" else "–"
+                print(f"| {label} | {name} | {s.asked} | {share:.0%} ({interval}) | {whole} |", flush=True)
+    print("\n| features | AUROC | called, a tool fits | not called, none fits |\n|---|---|---|---|")
+    for label, area, called, kept in fitted_parts(ranker):
+        print(f"| {label} | {area:.3f} | {called:.0%} | {kept:.0%} |")
+
+
 def random_weights(folder: Path) -> Path:
     """A model of Pebble's shape and tokenizer with random weights."""
     import torch
@@ -198,10 +320,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.tool_calls", description="Tool calls on BFCL's questions.")
     parser.add_argument("--model", type=Path, default=PEBBLE)
     parser.add_argument("--questions", type=int, default=1000, help="of each file, at most")
+    parser.add_argument("--selection", action="store_true", help="measure the choice of a tool by embedding instead")
     options = parser.parse_args()
     began = time.monotonic()
     if not (bfcl.SHARED / "data/bfcl").is_dir():
         parser.exit(1, f"no questions at {bfcl.SHARED / 'data/bfcl'}; set PONDER_SHARED\n")
+    if options.selection:
+        asyncio.run(measure_selection(options.model, options.questions))
+        hw = hardware.describe()
+        print(f"\n{hw['gpu'] or hw['cpu']}, {hw['cores']} cores; {time.monotonic() - began:.0f} s.")
+        return
     with tempfile.TemporaryDirectory() as folder:
         runs = [
             (options.model.name, "auto", options.model, GREEDY),

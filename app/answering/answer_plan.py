@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from app.admission.request_budget import output_limit
 from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.errors import ApiError, invalid
-from engine.params import Span
+from engine.params import Sampling, Span
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.tool_parsers import Named, ToolChoice, ToolPlan, ToolSpec
-from reasoning.agent import Agent, Limits, Style, Tools
+from reasoning.agent import NEVER, Agent, Limits, Style, Tools
 from reasoning.dialogue import after_calls
 from reasoning.strategy import Event
 from reasoning.thinking import Piece, plain
@@ -37,12 +37,22 @@ class ToolLoop:
 
 
 @dataclass(frozen=True, slots=True)
+class SelectedCall:
+    """A call that an answer has to begin with, of one of `tools`; their schemas may be narrower than those given."""
+
+    tools: tuple[ToolSpec, ...]
+    plan: ToolPlan
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerPlan:
     """A checked request, ready to run on one model. `span.max_tokens` is set.
 
     `remaining`: context after the prompt, in tokens. `tool_plan`: how the answer's calls are written, None where there
     are none. `check`: a JSON schema (as text) that the whole answer is validated against, where the mask allows a
-    superset. `warnings`: parts of the request that are not enforced.
+    superset. `warnings`: parts of the request that are not enforced. `answer_tokens` bounds the answer without its
+    thinking; a strategy's answers have the span's limit alone. `selected`: the tools of which the first turn has to
+    call one, and how; later turns are free.
     """
 
     served: ServedModel
@@ -55,6 +65,8 @@ class AnswerPlan:
     chat: bool = True  # thinking is separated
     check: str | None = None
     warnings: tuple[str, ...] = ()
+    answer_tokens: int | None = None
+    selected: SelectedCall | None = None
 
     @property
     def limit(self) -> int:
@@ -76,7 +88,7 @@ class AnswerPlan:
 
     def generator(self, on_event: Callable[[Event], None] = lambda event: None) -> AnswerGenerator:
         """Returns the generator of the answer's turns; `on_event` hears the events of its strategy."""
-        return AnswerGenerator(self.reasoning_config, self.served, self.variables, on_event)
+        return AnswerGenerator(self.reasoning_config, self.served, self.variables, on_event, self.answer_tokens)
 
     def generate(
         self, seq: EngineSequence, on_event: Callable[[Event], None] = lambda event: None
@@ -96,7 +108,8 @@ class AnswerPlan:
         def appended(calls: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[int]:
             return after_calls(served.engine.tokenizer, calls, texts, self.variables)
 
-        style = Style(self.tool_plan, served.markers, appended, served.opens_thinking, served.closes_thinking)
+        first = None if self.selected is None else self.selected.plan
+        style = Style(self.tool_plan, served.markers, appended, served.opens_thinking, served.closes_thinking, first)
         return Agent(style, loop.tools, self.span, loop.limits, answers=self.generator(on_event), clock=loop.clock)
 
     def turn(self) -> Turn:
@@ -169,6 +182,35 @@ async def plan_calls(
     except ConstraintRefused as refusal:
         raise constraint_error("tools", refusal) from None
     return plan
+
+
+async def select_call(
+    served: ServedModel,
+    selected: Sequence[ToolSpec] | None,
+    given: Sequence[ToolSpec],
+    parallel: bool,
+    user: str = "",
+) -> SelectedCall | None:
+    """Returns the plan of a call of one of the `selected` tools, None where there are none. Where they cannot be held
+    as they are narrowed, those `given` of the same names are. Raises as `plan_calls`."""
+    if not selected:
+        return None
+    if served.tool_parser is not None and selected[0] not in given:
+        try:
+            await served.engine.compile(served.tool_parser.plan(selected, "required", parallel).body, tenant=user)
+        except ConstraintRefused:
+            names = {tool.name for tool in selected}
+            selected = [tool for tool in given if tool.name in names]
+    plan = await plan_calls(served, selected, "required", parallel, user)
+    return SelectedCall(tuple(selected), plan)
+
+
+def without_calls(sampling: Sampling, plan: ToolPlan) -> Sampling:
+    """Returns the sampling, with calls as unlikely as a bias makes them; tools stay in the prompt, and its K/V with
+    them. A form of calls that no token begins stays free."""
+    if plan.layout.begin is None:
+        return sampling
+    return replace(sampling, logit_bias={**sampling.logit_bias, plan.layout.begin: NEVER})
 
 
 def constraint_error(field: str, refusal: ConstraintRefused, *, loosely: bool = False) -> ApiError:

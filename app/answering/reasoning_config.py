@@ -252,8 +252,11 @@ class AnswerGenerator:
         served: ServedModel,
         variables: Mapping[str, Any],  # Any: a model's authors name them
         on_event: Callable[[Event], None] = lambda event: None,
+        answer_tokens: int | None = None,
     ) -> None:
+        """`answer_tokens`: at most so many tokens of a turn are no thinking."""
         self._reasoning_config = reasoning_config
+        self._answer_tokens = answer_tokens
         self._served = served
         self._variables = variables
         self._on_event = on_event
@@ -282,7 +285,9 @@ class AnswerGenerator:
         elif (chosen := self._reasoning_config.strategy) is not None:
             happening = self._by(chosen, seq, span, markers, opened=opened, closed=closed, calls=calls)
         else:
-            happening = think_and_answer(seq, span, markers, opened=opened, closed=closed, calls=calls)
+            happening = think_and_answer(
+                seq, span, markers, opened=opened, closed=closed, calls=calls, answer_tokens=self._answer_tokens
+            )
         async with aclosing(happening) as each_happening:
             async for each in each_happening:
                 if isinstance(each, Event):
@@ -295,7 +300,7 @@ class AnswerGenerator:
     ) -> Yields:
         """Within the budget; each Wait is reported just before its piece."""
         waits = forcing.waits
-        async with aclosing(forcing.answer(seq, span, markers, **prompt)) as pieces:
+        async with aclosing(forcing.answer(seq, span, markers, **prompt, answer_tokens=self._answer_tokens)) as pieces:
             async for piece in pieces:
                 if forcing.waits > waits:
                     waits = forcing.waits

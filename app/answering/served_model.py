@@ -33,6 +33,7 @@ _STARTERS = (
     "Explain step by step how to add 27 and 58.",
     "Write a short poem about the sea.",
 )
+SMALL_BELOW = 1_000_000_000  # weights; a smaller model is not trusted to write from documents
 _LONG_TEXT = 4_000  # characters; encoding more than this would be felt by the other streams
 _MANY = 100  # messages; the same
 

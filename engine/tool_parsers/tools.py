@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from engine.errors import InvalidParameter
 from engine.tool_parsers.schemas import Schema, check_schema, closed, invalid
@@ -43,6 +43,12 @@ class ToolSpec:
         if not self.parameters:
             return _NO_PARAMETERS
         return closed({**self.parameters, "type": "object"})
+
+    def spec(self) -> dict[str, Any]:  # Any: JSON
+        """Returns the tool as a request's `tools` has it, for `read_tools`."""
+        given = {"description": self.description, "parameters": self.parameters}
+        function = {"name": self.name, **{key: value for key, value in given.items() if value is not None}}
+        return {"type": "function", "function": {**function, "strict": self.strict}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def test_first_calls_satisfy_the_schema_of_a_tool_that_was_offered() -> None:
 
 
 def test_arguments_are_in_the_words_of_the_user() -> None:
-    """Whatever is no enum, no flag and not implied by the wording stands in the request as it stands in the call."""
+    """Finds every argument in the request, but for enums, flags and those that the wording implies."""
     implied = {0}  # "mute the speaker", "close the blinds"
     for chat in _conversations():
         schemas = _schemas(chat)

@@ -196,6 +196,7 @@ def test_closing_it_while_the_first_writes_frees_both_engines(both: Server) -> N
             await asyncio.sleep(0)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
+        assert first.cancelled()  # it was still writing
         await answering.aclose()
         await free(both)
 

@@ -29,6 +29,8 @@ from engine.tool_parsers import (
 from tests.engine.structured_output.sources import pebble
 from tests.engine.tool_parsers.samples import TEMPLATES, joined, rendered, tool_parser
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 850  # for each of four tool parsers and three ways of splitting: over 10,000 in all
 TOOLS = read_tools(
     [
