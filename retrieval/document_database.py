@@ -178,4 +178,24 @@ STEPS: Mapping[str, tuple[str, ...]] = {
             created_at REAL NOT NULL, PRIMARY KEY (collection, user)) WITHOUT ROWID""",
         "CREATE INDEX invitations_user ON invitations (user)",
     ),
+    "3-roots": (
+        "ALTER TABLE documents ADD COLUMN root TEXT",
+        "ALTER TABLE job_files ADD COLUMN root TEXT",
+    ),
+    "4-folders": (
+        """CREATE TABLE folders (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            collection INTEGER NOT NULL REFERENCES collections (id) ON DELETE CASCADE, user TEXT NOT NULL,
+            path TEXT NOT NULL, name TEXT NOT NULL, created_at REAL NOT NULL,
+            UNIQUE (collection, user, path), UNIQUE (collection, name))""",
+        "ALTER TABLE documents ADD COLUMN folder INTEGER REFERENCES folders (id) ON DELETE SET NULL",
+        "CREATE INDEX documents_folder ON documents (folder)",
+        "ALTER TABLE job_files ADD COLUMN folder INTEGER",
+        "ALTER TABLE job_files ADD COLUMN change TEXT",
+    ),
+    "5-added-by": (
+        "ALTER TABLE documents ADD COLUMN added_by TEXT",
+        "UPDATE documents SET added_by = (SELECT owner FROM collections c WHERE c.id = documents.collection)",
+        "ALTER TABLE jobs ADD COLUMN replace INTEGER NOT NULL DEFAULT 0",
+    ),
 }

@@ -7,6 +7,7 @@ of parsing, embedding or searching.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,11 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.document_database import DatabaseFile, marks
-from retrieval.filters import Filters, as_sql
+from retrieval.folders import Folders
 from retrieval.index.chunks import Chunks
+from retrieval.index.filters import Filters, as_sql
 from retrieval.parsing.parsed import ParsedPage, ParseFault
-from retrieval.records import Document, New, NotFound, Passage
-from retrieval.rights import Rights
+from retrieval.records import Document, New, NotFound, Passage, SourceTaken
+from retrieval.rights import Rights, check_source
+
+_CURSOR = re.compile(r"(\d{1,12}\.\d{1,20})_(\d{1,18})", re.ASCII)  # when it was updated, its number
+
+
+class BadCursor(ValueError):
+    """A text that is no place in a list."""
 
 
 class DocumentStore:
@@ -32,6 +40,7 @@ class DocumentStore:
         """
         self.database = DatabaseFile(path)
         self.rights = Rights(self.database)
+        self.folders = Folders(self.database, self.rights)
         self.chunks = Chunks(self.database)
 
     def close(self) -> None:
@@ -39,7 +48,9 @@ class DocumentStore:
 
     # Changes
 
-    def put(self, user: str, collection: int, documents: Sequence[New]) -> tuple[list[int], list[Path]]:
+    def put(
+        self, user: str, collection: int, documents: Sequence[New], replace: bool = True
+    ) -> tuple[list[int], list[Path]]:
         """Store documents, each in place of the one with its source, in one transaction.
 
         Returns their numbers, and the files of ours that nothing refers to any more.
@@ -47,16 +58,19 @@ class DocumentStore:
         Raises:
             NotFound: there is no such collection.
             NotAllowed: the user may only read it.
+            SourceTaken: another user added one of a source, and `replace` is false.
         """
         with self.database.writing() as db:
             self.rights.need(db, user, collection, "add documents to")
+            for new in () if replace else documents:
+                check_source(db, user, collection, new.source)
             generation = _next_generation(db)
             loose = set[bytes]()
             numbers, files = list[int](), list[Path]()
             for new in documents:
                 if old_file := self._make_room(db, collection, new, generation, loose):
                     files.append(old_file)
-                numbers.append(self._put(db, collection, new, generation))
+                numbers.append(self._put(db, user, collection, new, generation))
             _forget_vectors(db, loose)
         return numbers, files
 
@@ -74,7 +88,7 @@ class DocumentStore:
             db.execute(f"DELETE FROM {table} WHERE document = ?", (old["id"],))
         return Path(old["file"]) if old["owned"] and old["file"] != str(new.file) else None
 
-    def _put(self, db: sqlite3.Connection, collection: int, new: New, generation: int) -> int:
+    def _put(self, db: sqlite3.Connection, user: str, collection: int, new: New, generation: int) -> int:
         now = time.time()
         values = {
             "collection": collection,
@@ -89,6 +103,9 @@ class DocumentStore:
             "text": new.parsed.text,
             "file": str(new.file) if new.file else None,
             "owned": new.owned,
+            "root": str(new.root) if new.root else None,
+            "folder": _folder(db, collection, new.folder),
+            "added_by": user,
             "created_at": now,
             "updated_at": now,
         }
@@ -133,6 +150,36 @@ class DocumentStore:
             self.rights.need(db, user, collection, "delete documents from")
             return self._delete(db, "id = ?", "document = ?", document)
 
+    def rename(self, user: str, document: int, source: str) -> None:
+        """Give a document another source. One that has no title of its own is titled by it anew: the indexes get its
+        chunks again, with the vectors that they have.
+
+        Raises:
+            NotFound: there is none, or the user may not read it.
+            NotAllowed: the user may only read it.
+            SourceTaken: another document of the collection has that source.
+        """
+        with self.database.writing() as db:
+            collection = self._collection_of(db, user, document)
+            self.rights.need(db, user, collection, "add documents to")
+            taken = "SELECT id FROM documents WHERE collection = ? AND source = ? AND id != ?"
+            if other := db.execute(taken, (collection, source, document)).fetchone():
+                raise SourceTaken(f"Document {other['id']} of the collection is called {source!r:.60} already.")
+            titled = "SELECT 1 FROM documents WHERE id = ? AND title = source"
+            renamed = db.execute(titled, (document,)).fetchone() is not None
+            db.execute(
+                "UPDATE documents SET source = ?1, title = iif(?2, ?1, title) WHERE id = ?3",
+                (source, renamed, document),
+            )
+            if renamed:
+                generation = _next_generation(db)
+                columns = "document, collection, number, start, end, parent, context, text, hash"
+                db.execute(
+                    f"INSERT INTO chunks ({columns}, added) SELECT {columns}, ? FROM chunks WHERE document = ?",
+                    (generation, document),
+                )
+                _remove_chunks(db, "document = ? AND added < ?", (document, generation), generation)
+
     def delete_collection(self, user: str, collection: int) -> list[Path]:
         """Delete it with all its documents. Returns the files that were ours.
 
@@ -144,6 +191,20 @@ class DocumentStore:
             self.rights.need(db, user, collection, "delete")
             files = self._delete(db, "collection = ?", "collection = ?", collection)
             db.execute("DELETE FROM collections WHERE id = ?", (collection,))
+        return files
+
+    def delete_folder(self, user: str, collection: int, folder: int) -> list[Path]:
+        """Delete a folder with all its documents. Returns the files that were ours.
+
+        Raises:
+            NotFound: the user has no such folder there.
+            NotAllowed: the user may only read the collection.
+        """
+        self.folders.get(user, collection, folder)
+        with self.database.writing() as db:
+            self.rights.need(db, user, collection, "delete documents from")
+            files = self._delete(db, "folder = ?", "document IN (SELECT id FROM documents WHERE folder = ?)", folder)
+            db.execute("DELETE FROM folders WHERE id = ?", (folder,))
         return files
 
     @staticmethod
@@ -161,6 +222,24 @@ class DocumentStore:
         """The document of that source, if there is one."""
         rows = self.database.rows(f"{_DOCUMENTS} WHERE d.collection = ? AND d.source = ?", (collection, source))
         return _document(rows[0]) if rows else None
+
+    def settle(self, document: int, folder: int | None, place: tuple[Path, Path | None] | None) -> None:
+        """Note the folder of a document whose bytes are the same, and where they are now: the file, and the folder from
+        which on no link to it is followed. A file of ours stays."""
+        file, root = (str(each) if each else None for each in place or (None, None))
+        differs = """SELECT collection FROM documents WHERE id = ?1
+                     AND ((?2 IS NOT NULL AND folder IS NOT ?2) OR (?3 IS NOT NULL AND NOT owned AND file IS NOT ?3))"""
+        if not self.database.rows(differs, (document, folder, file)):
+            return
+        with self.database.writing() as db:
+            db.execute(
+                """UPDATE documents SET folder =
+                       (SELECT f.id FROM folders f WHERE f.id = ?1 AND f.collection = documents.collection)
+                   WHERE id = ?2 AND ?1 IS NOT NULL""",
+                (folder, document),
+            )
+            moved = "UPDATE documents SET file = ?1, root = ?2 WHERE id = ?3 AND NOT owned AND ?1 IS NOT NULL"
+            db.execute(moved, (file, root, document))
 
     def relocate(self, folder: Path) -> None:
         """Point to our files in `folder`, where a data directory was moved or put back elsewhere."""
@@ -269,6 +348,33 @@ class DocumentStore:
         )
         return [_document(row) for row in rows]
 
+    def page(
+        self, user: str, collection: int | None, folder: int | None, limit: int, before: str | None
+    ) -> tuple[list[Document], str | None]:
+        """At most `limit` of the documents that the user may read, of a collection, or of a folder of the user's,
+        the newest first; and the place where the list goes on, if it does.
+
+        Raises:
+            NotFound: there is no such collection or folder.
+            BadCursor: `before` is no place that a list gave.
+        """
+        among = sorted(self.rights.readable(user, "all" if collection is None else (collection,)))
+        where, values = f"d.collection IN ({marks(among)})", list[int | float](among)
+        if folder is not None:
+            if not self.database.rows("SELECT 1 FROM folders WHERE id = ? AND user = ?", (folder, user)):
+                raise NotFound(f"There is no folder {folder} of yours.")
+            where, values = f"{where} AND d.folder = ?", [*values, folder]
+        if before is not None:
+            place = _CURSOR.fullmatch(before)
+            if place is None:
+                raise BadCursor(before)
+            where, values = f"{where} AND (d.updated_at, d.id) < (?, ?)", [*values, float(place[1]), int(place[2])]
+        rows = self.database.rows(
+            f"{_DOCUMENTS} WHERE {where} ORDER BY d.updated_at DESC, d.id DESC LIMIT ?", [*values, limit + 1]
+        )
+        found = [_document(row) for row in rows[:limit]]
+        return found, f"{found[-1].updated_at!r}_{found[-1].id}" if len(rows) > limit else None
+
     def pages(self, user: str, document: int) -> tuple[ParsedPage, ...]:
         """
         Raises:
@@ -279,18 +385,19 @@ class DocumentStore:
             rows = db.execute("SELECT number, start, end FROM pages WHERE document = ? ORDER BY start", (document,))
             return tuple(ParsedPage(*row) for row in rows)
 
-    def file(self, user: str, document: int) -> Path:
-        """Returns where the document was read from.
+    def file(self, user: str, document: int) -> tuple[Path, Path | None]:
+        """Returns the path that the document was read from, and the folder from which on no link to it is followed.
 
         Raises:
             NotFound: there is no such document, the user may not read it, or it came as text.
         """
         with self.database.reading() as db:
             self._collection_of(db, user, document)
-            (found,) = db.execute("SELECT file FROM documents WHERE id = ?", (document,)).fetchone()
-        if found is None:
+            row = db.execute("SELECT file, owned, root FROM documents WHERE id = ?", (document,)).fetchone()
+        if row["file"] is None:
             raise NotFound(f"Document {document} came as text; it has no file.")
-        return Path(found)
+        path = Path(row["file"])
+        return path, None if row["owned"] else Path(row["root"] or path.parent)
 
     def _collection_of(self, db: sqlite3.Connection, user: str, document: int) -> int:
         """The collection of a document that the user may read."""
@@ -302,6 +409,12 @@ class DocumentStore:
         except NotFound:
             pass
         raise NotFound(f"There is no document {document}.")
+
+
+def _folder(db: sqlite3.Connection, collection: int, folder: int | None) -> int | None:
+    """The folder's number while it is there: it may have been forgotten since the job began."""
+    row = db.execute("SELECT id FROM folders WHERE id = ? AND collection = ?", (folder, collection)).fetchone()
+    return None if row is None else int(row["id"])
 
 
 def _next_generation(db: sqlite3.Connection) -> int:
@@ -327,7 +440,8 @@ def _forget_vectors(db: sqlite3.Connection, hashes: Iterable[bytes]) -> None:
 
 
 _DOCUMENTS = """SELECT d.id, d.collection, d.source, d.title, d.media_type, d.version, d.bytes, d.characters,
-    d.metadata, d.faults, d.created_at, d.updated_at, (SELECT count(*) FROM chunks c WHERE c.document = d.id) AS chunks,
+    d.metadata, d.faults, d.created_at, d.updated_at, d.folder,
+    (SELECT count(*) FROM chunks c WHERE c.document = d.id) AS chunks,
     (SELECT count(*) FROM pages p WHERE p.document = d.id) AS pages
     FROM documents d"""
 

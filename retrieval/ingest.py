@@ -9,7 +9,7 @@ embedded already is not embedded again.
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
 import logging
 import sqlite3
@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
-from pathlib import Path
 
 from pebble import ProcessFuture
 
@@ -26,9 +25,10 @@ from retrieval.document_store import DocumentStore
 from retrieval.index.publish import GROUP_CHUNKS, Prepared, Publisher
 from retrieval.index.views import Views
 from retrieval.jobs import File, Given, Job, JobStore
+from retrieval.parsing import safe_open
 from retrieval.parsing.parsed import Parsed, Unreadable
 from retrieval.parsing.parser import Parser
-from retrieval.records import NotAllowed, NotFound
+from retrieval.records import NotAllowed, NotFound, SourceTaken
 
 log = logging.getLogger("ponder.retrieval")
 
@@ -86,15 +86,16 @@ class Ingest:
             self._thread.join()
         self._parser.close()
 
-    def submit(self, user: str, collection: int, given: Sequence[Given]) -> Job:
-        """Queue files as one job.
+    def submit(self, user: str, collection: int, given: Sequence[Given], replace: bool = False) -> Job:
+        """Queue files as one job. `replace`: documents that other users added may be replaced.
 
         Raises:
             NotFound: there is no such collection.
             NotAllowed: the user may only read it.
+            SourceTaken: a document of another user has the source of a file, and `replace` is false.
             OverQuota: the collection's owner may not keep that much.
         """
-        job = self.jobs.create(user, collection, given)
+        job = self.jobs.create(user, collection, given, replace)
         with self._condition:
             self._waiting.setdefault(user, deque()).append(job.id)
             self._condition.notify_all()
@@ -255,10 +256,14 @@ class Ingest:
             raise
         except CancelledError:
             raise _Cancelled from None
+        except OSError as error:
+            raise Unreadable(said(error)) from None
         except Exception as error:  # a parser's defect costs its file, not the job
             log.exception("The parser of %s failed", file.source)
             raise Unreadable(f"The file could not be read: an internal error ({type(error).__name__}).") from None
-        made = self._publisher.prepare(file.source, version, parsed, file.metadata, file.bytes, file.path, file.owned)
+        made = self._publisher.prepare(
+            file.source, version, parsed, file.metadata, file.bytes, file.path, file.owned, file.root, file.folder
+        )
         faults = json.dumps([(fault.message, fault.page) for fault in parsed.faults])
         come = {"status": "embedding", "pages": len(parsed.pages), "chunks": len(made.texts), "faults": faults}
         self.jobs.update(job.id, {file.number: come})
@@ -267,17 +272,18 @@ class Ingest:
     def _begin(self, job: Job, file: File) -> tuple[str, ProcessFuture[Parsed]] | None:
         """Its version and its future text; None where there is nothing to do or nothing to read."""
         try:
-            version = f"{FORMAT}:{_digest(file.path)}"
+            version = f"{FORMAT}:{safe_open.digest(file.path, file.root)}"
         except OSError as error:
             self.jobs.update(job.id, {file.number: {"status": "failed", "error": said(error)}})
             return None
         stored = self._store.stored(job.collection, file.source)
         if stored is not None and stored.version == version and dict(stored.metadata) == dict(file.metadata):
+            self._store.settle(stored.id, file.folder, None if file.owned else (file.path, file.root))
             same = {"status": "unchanged", "document": stored.id, "chunks": stored.chunks}
             self.jobs.update(job.id, {file.number: same})
             return None
-        self.jobs.update(job.id, {file.number: {"status": "reading"}})
-        return version, self._parser.submit(file.path, file.source)
+        self.jobs.update(job.id, {file.number: {"status": "reading", "change": "changed" if stored else "new"}})
+        return version, self._parser.submit(file.path, file.source, file.root)
 
     def _publish(self, job: Job, group: Sequence[_Ready]) -> None:
         """Embed new texts of the group, then publish all of it at once."""
@@ -292,7 +298,14 @@ class Ingest:
         documents = [made for _, made in group]
         self._publisher.embed(documents, embedded)
         try:
-            numbers = self._publisher.show(job.user, job.collection, documents)
+            numbers = self._publisher.show(job.user, job.collection, documents, job.replace)
+        except SourceTaken as error:  # another user's came meanwhile
+            if len(group) > 1:
+                for each in group:
+                    self._publish(job, [each])
+            else:
+                self.jobs.update(job.id, {group[0][0].number: {"status": "failed", "error": str(error)}})
+            return
         except (NotFound, NotAllowed) as error:  # the collection went, or the right to write to it
             self.jobs.update(job.id, {file.number: {"status": "failed", "error": str(error)} for file, _ in group})
             return
@@ -312,13 +325,10 @@ def said(error: BaseException) -> str:
         return "The disk is full. Free some space; the job goes on at the next start."
     if "readonly" in text.lower() or "read-only" in text.lower() or getattr(error, "errno", None) == 30:
         return "The data directory cannot be written to. Make it writable; the job goes on at the next start."
+    if getattr(error, "errno", None) == errno.ELOOP:
+        return safe_open.LINK
     if isinstance(error, FileNotFoundError):
         return f"The file is not there: {error.filename}"
     if isinstance(error, PermissionError):
         return f"The file may not be read: {error.filename}"
     return text or type(error).__name__
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Literal
 
 from retrieval.document_database import DatabaseFile
+from retrieval.folders import Folders
 from retrieval.parsing.parsed import ParseFault
 from retrieval.records import Metadata, NotFound
-from retrieval.rights import Rights
+from retrieval.rights import Rights, check_source
 
 FileStatus = Literal["queued", "reading", "embedding", "done", "unchanged", "failed", "cancelled"]
 JobStatus = Literal["running", "done", "cancelled"]
@@ -31,17 +32,21 @@ OVER = ("done", "unchanged", "failed", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A file to be ingested under the name `source`. `owned`: it is a copy that goes when its document goes."""
+    """A file to be ingested under the name `source`. `owned`: it is a copy that goes when its document goes. `root`:
+    the folder from which on no link to it is followed; its own folder if left out. `folder`: the number of the one
+    that it is indexed with."""
 
     source: str
     path: Path
     metadata: Metadata = field(default_factory=dict)
     owned: bool = False
+    root: Path | None = None
+    folder: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """The progress of a job's file."""
+    """The progress of a job's file. `change`: against the document of its source, once it is being read."""
 
     number: int
     source: str
@@ -56,11 +61,15 @@ class File:
     embedded: int = 0
     error: str | None = None
     faults: tuple[ParseFault, ...] = ()
+    root: Path | None = None
+    folder: int | None = None
+    change: Literal["new", "changed"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job with its files. `seconds_left` is None while nothing is known of its speed."""
+    """A job with its files. `seconds_left` is None while nothing is known of its speed. `replace`: documents that other
+    users added may be replaced."""
 
     id: str
     collection: int
@@ -69,6 +78,7 @@ class Job:
     created_at: float
     ended_at: float | None
     files: tuple[File, ...]
+    replace: bool = False
 
     @property
     def counts(self) -> dict[FileStatus, int]:
@@ -104,30 +114,39 @@ class JobStore:
     def __init__(self, database: DatabaseFile, rights: Rights, quota_bytes: int | None = None) -> None:
         self._database = database
         self._rights = rights
+        self._folders = Folders(database, rights)
         self._quota_bytes = quota_bytes
 
-    def create(self, user: str, collection: int, given: Sequence[Given]) -> Job:
+    def create(self, user: str, collection: int, given: Sequence[Given], replace: bool = False) -> Job:
         """
         Raises:
-            NotFound: there is no such collection.
+            NotFound: there is no such collection, or no such folder of the user's in it.
             NotAllowed: the user may only read it.
+            SourceTaken: a document of another user has the source of a file, and `replace` is false.
             OverQuota: its owner may not keep that much.
         """
+        for folder in {one.folder for one in given if one.folder is not None}:
+            self._folders.get(user, collection, folder)
         number = f"job_{uuid.uuid4().hex}"
         with self._database.writing() as db:
             self._rights.need(db, user, collection, "add documents to")
+            for source in () if replace else {one.source for one in given}:
+                check_source(db, user, collection, source)
             self._check_quota(db, collection, given)
             db.execute(
-                "INSERT INTO jobs (id, collection, user, status, created_at) VALUES (?, ?, ?, 'running', ?)",
-                (number, collection, user, time.time()),
+                """INSERT INTO jobs (id, collection, user, status, created_at, replace)
+                   VALUES (?, ?, ?, 'running', ?, ?)""",
+                (number, collection, user, time.time(), replace),
             )
             last = {one.source: at for at, one in enumerate(given)}
             db.executemany(
-                """INSERT INTO job_files (job, number, source, path, owned, metadata, bytes, status, error)
-                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                """INSERT INTO job_files
+                       (job, number, source, path, owned, root, folder, metadata, bytes, status, error)
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
                 [
                     (
-                        *(number, at, one.source, str(one.path), one.owned, json.dumps(dict(one.metadata))),
+                        *(number, at, one.source, str(one.path), one.owned, _root(one), one.folder),
+                        json.dumps(dict(one.metadata)),
                         *(_size(one.path), *(("queued", None) if last[one.source] == at else ("failed", TWICE))),
                     )
                     for at, one in enumerate(given)
@@ -173,7 +192,7 @@ class JobStore:
             if row is None:
                 raise NotFound(f"There is no job {job!r:.60}.")
             files = db.execute("SELECT * FROM job_files WHERE job = ? ORDER BY number", (job,)).fetchall()
-        return Job(**dict(row), files=tuple(_file(each) for each in files))
+        return Job(**{**dict(row), "replace": bool(row["replace"])}, files=tuple(_file(each) for each in files))
 
     def of(self, user: str, running: bool = False) -> list[str]:
         """The jobs of a user by number, the newest first."""
@@ -223,9 +242,14 @@ def _file(row: sqlite3.Row) -> File:
     values = {key: row[key] for key in row.keys() if key != "job"}  # noqa: SIM118  # a Row iterates over its values
     values["path"] = Path(values["path"])
     values["owned"] = bool(values["owned"])
+    values["root"] = Path(values["root"]) if values["root"] else None
     values["metadata"] = json.loads(values["metadata"])
     values["faults"] = tuple(ParseFault(message, page) for message, page in json.loads(values["faults"]))
     return File(**values)
+
+
+def _root(given: Given) -> str | None:
+    return None if given.owned else str(given.root or given.path.parent)
 
 
 def _size(path: Path) -> int:

@@ -124,7 +124,7 @@ class Library:
             NotFound: there is no such document, the user may not read it, or it has no pages or no file any more.
         """
         pages = [p for p in self.store.pages(user, document) if p.start < end and start < p.end]
-        return self._viewer.boxes(self._pdf(user, document), pages, start, end)
+        return self._viewer.boxes(*self._pdf(user, document), pages, start, end)
 
     def sizes(self, user: str, document: int) -> ProcessFuture[list[tuple[float, float]]]:
         """Width and height of each page of a PDF as it is shown, in points; `viewed` takes it.
@@ -132,7 +132,7 @@ class Library:
         Raises:
             NotFound: as `boxes`.
         """
-        return self._viewer.sizes(self._pdf(user, document))
+        return self._viewer.sizes(*self._pdf(user, document))
 
     def draw(self, user: str, document: int, page: int, width: int) -> ProcessFuture[bytes]:
         """A page of a PDF as a PNG `width` pixels wide, once rendered; `viewed` takes it.
@@ -140,20 +140,24 @@ class Library:
         Raises:
             NotFound: as `boxes`.
         """
-        return self._viewer.draw(self._pdf(user, document), page, width)
+        return self._viewer.draw(*self._pdf(user, document), page, width)
 
     def viewed(self, future: ProcessFuture[T]) -> T:
         """
         Raises:
             Unreadable: the file changed, cannot be read any more, or not in time.
+            NotFound: it is gone, or a link is in its place.
         """
-        return self._viewer.result(future)
+        try:
+            return self._viewer.result(future)
+        except OSError as error:
+            raise NotFound(f"The document's file cannot be opened: {error.strerror}.") from None
 
-    def _pdf(self, user: str, document: int) -> Path:
-        path = self.store.file(user, document)
+    def _pdf(self, user: str, document: int) -> tuple[Path, Path | None]:
+        path, root = self.store.file(user, document)
         if self.store.document(user, document).media_type != PDF or not path.is_file():
             raise NotFound(f"Document {document} has no pages to show.")
-        return path
+        return path, root
 
     def delete(self, user: str, document: int) -> None:
         """Delete a document from everything at once.
@@ -165,6 +169,15 @@ class Library:
             files = self.store.delete(user, document)
         _unlink(files)
 
+    def rename(self, user: str, document: int, source: str) -> None:
+        """Give a document another source.
+
+        Raises:
+            NotFound, NotAllowed, SourceTaken: as `DocumentStore.rename`.
+        """
+        with self.views.changing():
+            self.store.rename(user, document, source)
+
     def delete_collection(self, user: str, collection: int) -> None:
         """Delete a collection with its documents from everything at once.
 
@@ -173,6 +186,16 @@ class Library:
         """
         with self.views.changing():
             files = self.store.delete_collection(user, collection)
+        _unlink(files)
+
+    def delete_folder(self, user: str, collection: int, folder: int) -> None:
+        """Delete a folder with its documents from everything at once.
+
+        Raises:
+            NotFound, NotAllowed: as `DocumentStore.delete_folder`.
+        """
+        with self.views.changing():
+            files = self.store.delete_folder(user, collection, folder)
         _unlink(files)
 
     def new_file(self) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from retrieval.chunking import Cut
+from retrieval.index.chunking import Cut
 from retrieval.parsing.parsed import Parsed, ParseFault
 
 Role = Literal["owner", "writer", "reader"]
@@ -26,6 +26,10 @@ class NotAllowed(Exception):
 
 class CollectionNameTaken(Exception):
     """The owner has another collection of this name."""
+
+
+class SourceTaken(Exception):
+    """The collection has another document of this source; the message names it."""
 
 
 class TooManyInvited(Exception):
@@ -66,7 +70,7 @@ class Invitation:
 @dataclass(frozen=True, slots=True)
 class Document:
     """`version` is of its bytes; `characters` and `chunks` count its text and its indexed pieces. `pages` is 0 where
-    there are none."""
+    there are none; `folder` is the number of the folder that it was indexed with."""
 
     id: int
     collection: int
@@ -82,6 +86,7 @@ class Document:
     faults: tuple[ParseFault, ...]
     created_at: float
     updated_at: float
+    folder: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,8 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """A document to be stored; `hashes` are those of its chunks, in order. `owned`: its file is ours to delete."""
+    """A document to be stored; `hashes` are those of its chunks, in order. `owned`: its file is ours to delete. `root`:
+    the folder from which on no link to the file is followed."""
 
     source: str
     version: str
@@ -115,17 +121,22 @@ class New:
     metadata: Metadata
     file: Path | None
     owned: bool = False
+    root: Path | None = None
+    folder: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage found; `score` orders the hits, the others say where it came from (None: not among that index's)."""
+    """A passage found; `score` orders the hits of one search, `cosine` is its nearness to the query in meaning on the
+    embedder's own scale, the same in every search. The others say where it came from (None: not among that index's).
+    """
 
     passage: Passage
     score: float
     dense: float | None = None
     lexical: float | None = None
     rerank: float | None = None
+    cosine: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from retrieval.records import (
     NotAllowed,
     NotFound,
     Role,
+    SourceTaken,
     TooManyInvited,
 )
 
@@ -239,6 +240,19 @@ class Rights:
             raise NotFound(f"There is no invitation to collection {collection}.")
         role: MemberRole = row["role"]
         return role
+
+
+def check_source(db: sqlite3.Connection, user: str, collection: int, source: str) -> None:
+    """
+    Raises:
+        SourceTaken: another user's document of the collection has that source.
+    """
+    sql = "SELECT 1 FROM documents WHERE collection = ? AND source = ? AND added_by IS NOT ?"
+    if db.execute(sql, (collection, source, user)).fetchone():
+        raise SourceTaken(
+            f"The collection has a document {source!r:.300} that another user added. Give yours another name, or "
+            "say that it is to take that one's place (replace=true)."
+        )
 
 
 def _checked(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The commands of `ponder keys`, `ponder tools` and `ponder backup`.
+"""The commands of `ponder documents`, `keys`, `tools` and `backup`.
 
 Only arguments and help are here. Each command imports its work when it runs, so `ponder --help` loads no torch.
 """
@@ -119,6 +119,47 @@ def keys_enable(
     from app.cli import keys as work
 
     or_explain(work.disable, user, False, settings)
+
+
+documents = typer.Typer(name="documents", help="The documents that were indexed or uploaded: list, delete.")
+
+
+@documents.command("list")
+def documents_list(
+    collection: Annotated[
+        str | None, typer.Option(metavar="NAME", help=r"Those of this one. \[all]", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as GET /api/documents answers.")] = False,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """List the documents, the newest first: id, name, collection, kind, size, chunks."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import documents_command as work
+
+    or_explain(work.list_documents, collection, as_json, settings)
+
+
+@documents.command("delete")
+def documents_delete(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME…", help="Names or ids, as `documents list` has them.", show_default=False),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="All that was indexed from this folder.", show_default=False)
+    ] = None,
+    collection: Annotated[
+        str | None, typer.Option(metavar="NAME", help=r"In this one. \[all]", show_default=False)
+    ] = None,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Delete documents from the index. The files that they were read from stay."""
+    settings = settings_of(config, data_dir=data_dir)
+    from app.cli import documents_command as work
+
+    or_explain(work.delete, names or [], folder, collection, settings)
 
 
 tools = typer.Typer(name="tools", help="The tools that models may call: list them, run one, write one.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,12 +20,14 @@ from rich.text import Text
 
 from app.api.response_models import FileShown, JobShown, PassageShown
 from app.cli.document_source import DocumentSource, Picked, RefusedFile, open_documents, pick
-from app.config import Settings
+from app.cli.folder_changes import FolderChanges, enter_folders
+from app.config import BadSetting, Settings
 from retrieval.index.lexical import terms
 
 POLL_S, LINE_S = 0.2, 5.0
 TELLING = 0.05  # of the work: from then on its speed says when it will be done
 SNIPPET = 320  # characters
+MAX_NAMED = 20  # files that are gone, in the output
 _OVER = ("done", "unchanged", "failed", "cancelled")
 
 
@@ -84,27 +87,30 @@ class Work:
     def line(self) -> str:
         """Describes the progress in words."""
         chunks = sum(file.embedded for file in self.files)
-        parts = [f"{self.count(*_OVER) + len(self.refused)} of {_many(self._files, 'file')}", _many(chunks, "chunk")]
+        parts = [f"{self.count(*_OVER) + len(self.refused)} of {many(self._files, 'file')}", many(chunks, "chunk")]
         parts += [f"{count} {stage}" for stage in ("reading", "embedding") if (count := self.count(stage))]
         if TELLING <= (share := self.share) < 1:
             parts.append(f"about {_duration((time.monotonic() - self._began) * (1 - share) / share)} left")
         return ", ".join(parts)
 
 
-def index(paths: Sequence[Path], collection: str | None, settings: Settings) -> int:
-    """Index files and folders; the exit code.
+def index(paths: Sequence[Path], collection: str | None, prune: bool, settings: Settings) -> int:
+    """Index files and folders; the exit code. `prune`: documents whose files are gone from the folders go, too.
 
     Raises:
-        BadSetting: a path is not there, or the documents cannot be used.
+        BadSetting: a path is not there, the documents cannot be used, or there is no folder to prune.
     """
     picks = pick(paths)
+    if prune and not picks.folders:
+        raise BadSetting("--prune is for folders; a document alone is removed with `ponder documents delete`.")
     shelf = open_documents(settings)
     try:
-        work = Work(shelf, picks.files)
+        files, changes = enter_folders(shelf, picks, collection)
+        work = Work(shelf, files)
         cancelled = False
         try:
             with _Shown() as shown:
-                for group in shelf.groups(picks.files) if picks.files else ():
+                for group in shelf.groups(files) if files else ():
                     work.submit(group, collection)
                     work.look()
                     shown.update(work)
@@ -115,24 +121,53 @@ def index(paths: Sequence[Path], collection: str | None, settings: Settings) -> 
             print("Stopping; press Ctrl-C again to leave at once.", file=sys.stderr)
             work.cancel()
             cancelled = True
+        if prune and not cancelled:
+            for document in changes.gone:
+                shelf.delete(document.id)
     finally:
         shelf.close()
+    for name, reason in picks.links:
+        print(f"skipped: {visible(name)}: {visible(reason)}.", file=sys.stderr)
     failed = [*picks.failed, *work.refused]
     failed += [(file.source, file.error or "It failed.") for file in work.files if file.status == "failed"]
-    failed += [(_many(len(job.files), "file"), job.stalled) for job in work.jobs.values() if job.stalled]
+    failed += [(many(len(job.files), "file"), job.stalled) for job in work.jobs.values() if job.stalled]
     for file in work.files:
         for fault in file.faults:
             where = file.source if fault.page is None else f"{file.source}, page {fault.page}"
-            print(f"note: {_visible(where)}: {_visible(fault.message)}", file=sys.stderr)
+            print(f"note: {visible(where)}: {visible(fault.message)}", file=sys.stderr)
     for name, reason in failed:
-        print(f"failed: {_visible(name)}: {_visible(reason)}", file=sys.stderr)
-    chunks = sum(file.chunks for file in work.files if file.status == "done")
-    said = [f"{_many(work.count('done'), 'document')} indexed ({_many(chunks, 'chunk')})"]
-    said += [f"{count} {status}" for status in ("unchanged", "cancelled") if (count := work.count(status))]
+        print(f"failed: {visible(name)}: {visible(reason)}", file=sys.stderr)
+    _tell(changes, pruned := prune and not cancelled)
+    done = [file for file in work.files if file.status == "done"]
+    made = Counter(file.change for file in done)
+    facts = [f"{made[change]} {change}" for change in ("new", "changed") if made[change]]
+    facts.append(many(sum(file.chunks for file in done), "chunk"))
+    said = [f"{many(len(done), 'document')} indexed ({', '.join(facts)})"]
+    names = {new for _, new in changes.renamed}
+    same = [file for file in work.files if file.status == "unchanged" and file.source not in names]
+    said += [f"{len(same)} unchanged"] if same else []
+    said += [f"{len(names)} renamed"] if names else []
+    said += [f"{len(changes.gone)} {'removed' if pruned else 'gone'}"] if changes.gone else []
+    said += [f"{count} cancelled"] if (count := work.count("cancelled")) else []
     said += [f"{len(failed)} failed"] if failed else []
-    said += [f"{count} skipped ({reason})" for reason, count in sorted(picks.skipped.items())]
+    skipped = {**picks.skipped, **({"a link out of the folder": len(picks.links)} if picks.links else {})}
+    said += [f"{count} skipped ({reason})" for reason, count in sorted(skipped.items())]
     print(", ".join(said) + ".")
+    if changes.gone and not pruned:
+        are, them = ("file is", "it") if len(changes.gone) == 1 else ("files are", "them")
+        print(f"{len(changes.gone)} {are} gone; run with --prune to remove {them} from the index.")
     return 130 if cancelled else 1 if failed else 0
+
+
+def _tell(changes: FolderChanges, pruned: bool) -> None:
+    """Names what was renamed and what is gone, on standard error."""
+    lines = [f"note: {visible(note)}" for note in changes.notes]
+    lines += [f"renamed: {visible(old)} → {visible(new)}" for old, new in changes.renamed]
+    gone = [f"{'removed' if pruned else 'gone'}: {visible(document.source)}" for document in changes.gone]
+    lines += gone[:MAX_NAMED]
+    lines += [f"… and {len(gone) - MAX_NAMED} more"] if len(gone) > MAX_NAMED else []
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 class _Shown(AbstractContextManager["_Shown"]):
@@ -186,7 +221,7 @@ def search(query: str, limit: int, collection: str | None, rerank: bool, as_json
     wanted = _words(query)
     for number, passage in enumerate(found.passages, 1):
         console.print(_head(number, passage))
-        snippet = Text("   " + _snippet(_visible(passage.text), wanted))
+        snippet = Text("   " + _snippet(visible(passage.text), wanted))
         if wanted is not None:
             snippet.highlight_regex(wanted, "bold")
         console.print(snippet)
@@ -202,8 +237,8 @@ def _head(number: int, passage: PassageShown) -> Text:
     document, span = passage.document, passage.span
     page = "" if span.page is None else f", page {span.page}"
     head = Text(f"{number}. ")
-    head.append(_visible(document.title), "bold")
-    source = "" if document.source == document.title else f"{_visible(document.source)}, "
+    head.append(visible(document.title), "bold")
+    source = "" if document.source == document.title else f"{visible(document.source)}, "
     place = page.removeprefix(", ") + ", " if page else ""
     head.append(f"  {source}{place}characters {span.start}–{span.end}, score {passage.score:.2f}", "dim")
     return head
@@ -229,12 +264,12 @@ def _snippet(text: str, wanted: re.Pattern[str] | None) -> str:
     return f"{'… ' if start else ''}{cut} …"
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """A text in one line, of characters that a terminal only shows."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def _many(count: int, noun: str) -> str:
+def many(count: int, noun: str) -> str:
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count} {noun if count == 1 else plural}"
 

@@ -1,4 +1,4 @@
-"""The command line, also `app.cli`: `ponder serve`, `chat`, `index`, `search`, `tools`, `keys`, `backup`, `eval` …
+"""The command line, also `app.cli`: `ponder serve`, `chat`, `index`, `search`, `documents`, `tools`, `keys`, `eval` …
 
 Options are checked where settings are (app/config/), so that a flag, a variable and the file complain alike; here
 they are only named. Imports are made by the command that needs them: `ponder --help` loads no torch.
@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from app.cli.commands import backup, keys, tools
+from app.cli.commands import backup, documents, keys, tools
 from app.cli.errors import DataDir, fail, or_explain, settings_of
 from app.cli.serve_command import Commands, serve, settings
 
@@ -86,13 +86,16 @@ def index(
         str | None,
         typer.Option(metavar="NAME", help=r"Where to put them; made if need be. \[Documents]", show_default=False),
     ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove the documents whose files are gone from the folders.")
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Index documents, so that chats and searches find them. Again: only what changed is read."""
     settings = settings_of(None, data_dir=data_dir)
     from app.cli import index_command
 
-    raise typer.Exit(or_explain(index_command.index, paths, collection, settings))
+    raise typer.Exit(or_explain(index_command.index, paths, collection, prune, settings))
 
 
 @cli.command()
@@ -206,7 +209,7 @@ def eval_reasoning(
     or_explain(evaluate_reasoning, tasks, strategy or [], effort or [], n, max_tokens, as_json, plot, settings)
 
 
-for group in (tools, keys, backup):
+for group in (documents, tools, keys, backup):
     cli.add_typer(group, no_args_is_help=True)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _METAVARS = {"int": "N", "float": "NUMBER", "ByteSize": "SIZE", "Path": "PATH"}
-_RENAMED_FLAGS = {"tool_dialect": "--tool-dialect"}
+_PANELS = ("Server", "Limits", "Engine")  # of --help, in its order
 
 
 def serve() -> None:
@@ -44,45 +44,47 @@ class Commands(TyperGroup):
 
 def _with_options() -> Callable[..., None]:
     """Returns `serve` with an option for each setting, in the order of --help."""
+    from app.config.load import RENAMED
     from app.config.settings import Settings
 
     options = [_config_option()]
     for name, field in Settings.model_fields.items():
         if get_origin(field.annotation) is not dict or _extra(field)["flag"]:
-            options.append(_option(name, field, _panel(name)))
-    options += [
-        _parameter(name, str, typer.Option(flag, hidden=True, show_default=False))
-        for name, flag in _RENAMED_FLAGS.items()
-    ]
-    options.sort(key=lambda option: ["Server", "Limits", "Engine"].index(_panel(option.name)))
+            options.append(_option(name, field))
+    options += [_parameter(name, str, typer.Option(_flag(name), hidden=True, show_default=False)) for name in RENAMED]
+    options.sort(key=lambda option: _PANELS.index(_panel(option.name)))
 
-    def run(**given: Any) -> None:
+    def run(**values: Any) -> None:
         from app.config import unknown_variables
 
-        settings = settings_of(given.pop("config"), serving=True, **given)
+        settings = settings_of(values.pop("config"), serving=True, **values)
         for name in unknown_variables():
             typer.echo(f"Warning: {name} is set, but is no setting of Ponder's.", err=True)
         from app.cli.serve import serve as serve_until_stopped
 
         or_explain(serve_until_stopped, settings)
 
+    # typer makes a command's options from its signature and annotations, and its help from its docstring.
     run.__doc__ = serve.__doc__
-    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # what typer reads
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # inspect's; not in typeshed
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
 
 
-def _panel(name: str) -> str:
+def _panel(setting: str) -> str:
+    """Returns the panel of --help that a setting's option is in."""
     from app.config.engine_settings import EngineSettings
     from app.config.sections import LimitSettings
 
-    return (
-        "Engine"
-        if name in EngineSettings.model_fields
-        else "Limits"
-        if name in LimitSettings.model_fields
-        else "Server"
-    )
+    if setting in EngineSettings.model_fields:
+        return "Engine"
+    if setting in LimitSettings.model_fields:
+        return "Limits"
+    return "Server"
+
+
+def _flag(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
 
 
 def _config_option() -> inspect.Parameter:
@@ -92,26 +94,34 @@ def _config_option() -> inspect.Parameter:
     return _parameter("config", Path, option)
 
 
-def _option(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
-    kinds = [each for each in (field.annotation, *get_args(field.annotation)) if each is not type(None)]
-    words, flag, kind = _plain(field.title or ""), _extra(field)["flag"], kinds[-1]
-    choices = [str(each) for each in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
+def _option(setting: str, field: FieldInfo) -> inspect.Parameter:
+    """Returns the option of a setting: a switch, one that is repeatable, or one with a value, which pydantic parses."""
+    is_literal = get_origin(field.annotation) is Literal
+    choices = [str(choice) for choice in get_args(field.annotation)] if is_literal else []
+    repeatable = _extra(field)["flag"]  # such an option has a name of its own
+    text = _plain(field.title or "")
     if choices:
-        words += f" ({', '.join(choices[:-1])} or {choices[-1]})"
-    text = f"{words[:1].upper()}{words[1:]}".replace("[", r"\[")
+        text += f" ({', '.join(choices[:-1])} or {choices[-1]})"
+    text = f"{text[:1].upper()}{text[1:]}".replace("[", r"\[")
     default = _plain(_default(field))
-    if default and not flag and default != "none":
+    if default and not repeatable and default != "none":
         text += rf" \[{default}]"
-    shown: dict[str, Any] = {"help": text, "rich_help_panel": panel, "show_default": False}
-    long = "--" + name.replace("_", "-")
+    if repeatable:
+        text += ". Repeatable."
+    shown: dict[str, Any] = {"help": text, "rich_help_panel": _panel(setting), "show_default": False}
+    flag = _flag(setting)
     if field.annotation is bool:
-        return _parameter(name, bool, typer.Option(f"{long}/--no-{long[2:]}", **shown))
-    if flag:
-        shown["help"] += ". Repeatable."
+        return _parameter(setting, bool, typer.Option(f"{flag}/--no-{flag[2:]}", **shown))
+    if repeatable:
         metavar = "NAME=DIR|NAME" if get_origin(field.annotation) is dict else "TEXT"
-        return _parameter(name, list[str], typer.Option(flag, metavar=metavar, **shown))
-    metavar = "NAME" if choices else _METAVARS.get(getattr(kind, "__name__", ""), "TEXT")
-    return _parameter(name, str, typer.Option(long, metavar=metavar, **shown))
+        return _parameter(setting, list[str], typer.Option(repeatable, metavar=metavar, **shown))
+    metavar = "NAME" if choices else _metavar(field.annotation)
+    return _parameter(setting, str, typer.Option(flag, metavar=metavar, **shown))
+
+
+def _metavar(annotation: Any) -> str:  # Any: a type, or one or None
+    some = [kind for kind in (annotation, *get_args(annotation)) if kind is not type(None)]
+    return _METAVARS.get(getattr(some[-1], "__name__", ""), "TEXT")
 
 
 def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:  # Any: types as values, typer's OptionInfo

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from charset_normalizer import from_bytes
 
 from retrieval.parsing.parsed import ParseFault
+from retrieval.parsing.sniff import unmarked_unicode
 
 _MARKS = re.compile(
     r"^(?:[ \t]*(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)"
@@ -89,8 +90,14 @@ _BOMS = (
     (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
 )
 _SAMPLE = 1 << 16  # bytes that the encoding is guessed from
-_TELLING = 64  # bytes beyond ASCII in it: with fewer a guess is no better than the most common encoding
+_TELLING = 8  # bytes beyond ASCII in it: with fewer a guess is no better than the most common encoding
 _COMMON = "cp1252"
+# The encodings before Unicode that browsers read (WHATWG's Encoding Standard): rarer ones are guessed by mistake only.
+_LEGACY = [
+    "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp874", "iso8859_2",
+    "iso8859_5", "iso8859_7", "koi8_r", "koi8_u", "cp866", "mac_cyrillic", "shift_jis", "euc_jp", "gb18030", "big5",
+    "cp949",
+]  # fmt: skip
 _UNWANTED = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff]")  # control characters; tab, line and page ends stay
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -114,6 +121,8 @@ def _decode(data: bytes, declared: str | None) -> tuple[str, ParseFault | None]:
         if data.startswith(mark):
             text = data.decode(encoding, "replace")
             return text, ParseFault(f"What is not {name} in it was left out.") if "\ufffd" in text else None
+    if (wide := unmarked_unicode(data[:_SAMPLE])) and (whole := _strictly(data, wide)) is not None:
+        return whole, None
     for encoding in ("utf-8", declared or "utf-8"):
         if (whole := _strictly(data, encoding)) is not None:
             return whole, None
@@ -148,7 +157,7 @@ def _nearly(line: bytes) -> str | None:
 def _guess(sample: bytes) -> str:
     if sum(byte > 127 for byte in sample) < _TELLING and _strictly(sample, _COMMON) is not None:
         return _COMMON
-    found = from_bytes(sample)
+    found = from_bytes(sample, cp_isolation=_LEGACY)
     best = found.best()
     if best is None or _COMMON in best.could_be_from_charset:
         return _COMMON

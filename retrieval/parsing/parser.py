@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from retrieval.parsing import markdown, sniff
+from retrieval.parsing import markdown, safe_open, sniff
 from retrieval.parsing import markdown as text
 from retrieval.parsing.parsed import MAX_LENGTH, Box, Kind, Parsed, ParsedPage, Unreadable
 
@@ -97,29 +97,32 @@ class Parser:
         """Seconds that reading the file may take."""
         return min(self._max_deadline_s, self._deadline_s + DEADLINE_S_PER_BYTE * _size(path))
 
-    def submit(self, path: Path, name: str) -> ProcessFuture[Parsed]:
-        """A future of the parsed file; `result` takes it."""
-        return self._begin(self._parse, path, name)
+    def submit(self, path: Path, name: str, root: Path | None = None) -> ProcessFuture[Parsed]:
+        """A future of the parsed file; `result` takes it. Here and below, links from `root` on are not followed."""
+        return self._begin(self._parse, path, root, name)
 
-    def boxes(self, path: Path, pages: Sequence[ParsedPage], start: int, end: int) -> ProcessFuture[list[Box]]:
+    def boxes(
+        self, path: Path, root: Path | None, pages: Sequence[ParsedPage], start: int, end: int
+    ) -> ProcessFuture[list[Box]]:
         """A future of the rectangles that the characters `start` to `end` of a PDF's text take on these pages."""
-        return self._begin(_boxes, path, pages, start, end)
+        return self._begin(_boxes, path, root, pages, start, end)
 
-    def sizes(self, path: Path) -> ProcessFuture[list[tuple[float, float]]]:
+    def sizes(self, path: Path, root: Path | None) -> ProcessFuture[list[tuple[float, float]]]:
         """A future of the width and height of each page of a PDF, in points."""
-        return self._begin(_sizes, path)
+        return self._begin(_sizes, path, root)
 
-    def draw(self, path: Path, page: int, width: int) -> ProcessFuture[bytes]:
+    def draw(self, path: Path, root: Path | None, page: int, width: int) -> ProcessFuture[bytes]:
         """A future of a page of a PDF as a PNG, rendered by `pdf.draw`."""
-        return self._begin(_draw, path, page, width)
+        return self._begin(_draw, path, root, page, width)
 
-    def _begin(self, work: Callable[..., T], path: Path, *arguments: object) -> ProcessFuture[T]:
-        return self._pool.schedule(_within, args=(work, path, *arguments), timeout=self.deadline_s(path))
+    def _begin(self, work: Callable[..., T], path: Path, root: Path | None, *arguments: object) -> ProcessFuture[T]:
+        return self._pool.schedule(_within, args=(work, path, root, *arguments), timeout=self.deadline_s(path))
 
     def result(self, future: ProcessFuture[T]) -> T:
         """
         Raises:
             Unreadable: it could not be parsed, in time, in memory and without a crash.
+            OSError: it could not be opened.
         """
         try:
             made: T = future.result()
@@ -143,9 +146,9 @@ class Parser:
             raise Unreadable("The file is nested too deeply to be read.") from None
         return made
 
-    def parse(self, path: Path, name: str) -> Parsed:
+    def parse(self, path: Path, name: str, root: Path | None = None) -> Parsed:
         """Both at once."""
-        return self.result(self.submit(path, name))
+        return self.result(self.submit(path, name, root))
 
     def close(self) -> None:
         """Ends the processes and gives up the files they are reading."""
@@ -171,14 +174,15 @@ def _draw(path: Path, page: int, width: int) -> bytes:
     return pdf.draw(path, page, width)
 
 
-def _within(work: Callable[..., T], path: Path, *arguments: object) -> T:
+def _within(work: Callable[..., T], path: Path, root: Path | None, *arguments: object) -> T:
     """`work` on the file, within the memory limit for a file of its size. The libraries' memory does not count."""
-    _import_parser(path)
-    memory = min(MAX_MEMORY, MEMORY + MEMORY_PER_BYTE * _size(path))
-    mapped, used = _pages()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + max(memory - used, memory // 4), hard))
-    return work(path, *arguments)
+    with safe_open.opened(path, root) as file:
+        _import_parser(file)
+        memory = min(MAX_MEMORY, MEMORY + MEMORY_PER_BYTE * _size(file))
+        mapped, used = _pages()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + max(memory - used, memory // 4), hard))
+        return work(file, *arguments)
 
 
 def _import_parser(path: Path) -> None:

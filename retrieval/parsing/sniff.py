@@ -5,6 +5,7 @@ A name that contradicts the bytes is refused rather than obeyed: the name may be
 
 from __future__ import annotations
 
+import codecs
 import zipfile
 from pathlib import Path, PurePosixPath
 
@@ -86,13 +87,33 @@ def _by_bytes(path: Path, head: bytes, named: str | None) -> str | None:
         )
     if head.startswith(b"{\\rtf"):
         raise Unreadable("The content is RTF. Save it as DOCX.")
-    binary = b"\0" in head and not head.startswith(_WIDE)
+    binary = b"\0" in head and not head.startswith(_WIDE) and unmarked_unicode(head) is None
     for mark, what in _FOREIGN:
         if head.startswith(mark) and (binary or not mark.isascii()):
             raise Unreadable(f"The content is {what}. What can be read: {ACCEPTED}.")
     if binary:
         raise Unreadable(f"The content is binary data. What can be read: {ACCEPTED}.")
     return None
+
+
+def unmarked_unicode(head: bytes) -> str | None:
+    """The encoding of a file that is UTF-16 or UTF-32 without a mark, by its first bytes; None for any other.
+
+    In the right one all characters can be printed and some are spaces or line ends. A space has a zero byte; read in
+    the other order it is U+2000, which texts hardly have.
+    """
+    if b"\0" not in head:
+        return None
+    best, most = None, 0
+    for encoding, width in (("utf-32-le", 4), ("utf-32-be", 4), ("utf-16-le", 2), ("utf-16-be", 2)):
+        try:
+            text = codecs.getincrementaldecoder(encoding)().decode(head[: len(head) // width * width])
+        except UnicodeDecodeError:
+            continue
+        breaks = sum(map(text.count, " \n"))
+        if breaks > most and all(character.isprintable() or character.isspace() for character in text):
+            best, most = encoding, breaks
+    return best
 
 
 def _office(path: Path) -> str:

@@ -280,7 +280,7 @@ class Slow:
         self.begun = threading.Event()
         self.futures: list[Future[Parsed]] = []
 
-    def submit(self, path: Path, name: str) -> Future[Parsed]:
+    def submit(self, path: Path, name: str, root: Path | None = None) -> Future[Parsed]:
         self.futures.append(Future())
         return self.futures[-1]
 

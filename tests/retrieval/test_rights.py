@@ -8,10 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from retrieval import Library, Member, NotAllowed, NotFound, Query, Text, TooManyInvited, document_database, rights
+from retrieval import (
+    Given,
+    Library,
+    Member,
+    NotAllowed,
+    NotFound,
+    Query,
+    SourceTaken,
+    Text,
+    TooManyInvited,
+    document_database,
+    rights,
+)
 from retrieval.browse import Browser
 from retrieval.document_store import DocumentStore
 from tests.retrieval.conftest import admit
+from tests.retrieval.words import WordEmbedder
 
 
 def _shared(library: Library) -> tuple[int, int]:
@@ -188,6 +201,46 @@ def test_members_of_before_there_were_invitations_stay_members(tmp_path: Path) -
     with closing(DocumentStore(path)) as store:
         assert store.rights.members("ana", 1) == [Member("ben", "reader", "member"), Member("cy", "writer", "member")]
         assert store.rights.readable("ben") == {1} and store.rights.readable("ben", "own") == frozenset()
+
+
+def test_a_document_that_came_while_a_job_waited_is_not_replaced(tmp_path: Path, embedder: WordEmbedder) -> None:
+    def given(user: str, *names: str) -> list[Given]:
+        (tmp_path / user).mkdir()
+        for name in names:
+            (tmp_path / user / name).write_text(f"A lake of {user}.")
+        return [Given(name, tmp_path / user / name) for name in names]
+
+    with Library.open(tmp_path / "library", embedder) as library:
+        number = library.collection("ana").id
+        admit(library, "ana", number, "ben", "writer")
+        waiting = library.ingest.jobs.create("ben", number, given("ben", "a.txt", "b.txt"))  # worked off below
+        library.ingest.wait(library.ingest.submit("ana", number, given("ana", "a.txt")).id, 60)
+    with Library.open(tmp_path / "library", embedder) as library:
+        files = library.ingest.wait(waiting.id, 60).files
+        assert [file.status for file in files] == ["failed", "done"] and "another user added" in (files[0].error or "")
+        texts = {each.source: library.store.text("ana", each.id) for each in library.store.documents("ana")}
+    assert texts == {"a.txt": "A lake of ana.", "b.txt": "A lake of ben."}
+
+
+def test_documents_of_before_are_their_owners(tmp_path: Path) -> None:
+    path = tmp_path / "documents.db"
+    with closing(sqlite3.connect(path)) as old, old:
+        old.execute(
+            "CREATE TABLE _sqlite_migrations (id INTEGER PRIMARY KEY, migration_set TEXT, name TEXT, applied_at TEXT)"
+        )
+        for number, name in enumerate(("1-documents", "2-invitations"), 1):
+            old.execute("INSERT INTO _sqlite_migrations VALUES (?, 'retrieval', ?, '2026-11-20')", (number, name))
+            for statement in document_database.STEPS[name]:
+                old.execute(statement)
+        old.execute("INSERT INTO collections VALUES (1, 'Dams', 'ana', 0.0)")
+        old.execute(
+            """INSERT INTO documents (collection, source, version, title, media_type, bytes, characters, text, owned,
+               created_at, updated_at) VALUES (1, 'a.txt', '1:0', 'a.txt', 'text/plain', 1, 1, 'a', 0, 0.0, 0.0)"""
+        )
+    with closing(DocumentStore(path)) as store, store.database.reading() as db:
+        rights.check_source(db, "ana", 1, "a.txt")
+        with pytest.raises(SourceTaken):
+            rights.check_source(db, "ben", 1, "a.txt")
 
 
 def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

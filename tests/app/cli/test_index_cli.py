@@ -7,7 +7,7 @@ import os
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app import document_library
-from app.cli import evaluation
-from app.cli.document_source import LocalDocuments
+from app.cli import document_source, evaluation, index_command
+from app.cli.document_source import LocalDocuments, Picks
 from app.cli.main import cli
 from retrieval import Library
 from tests.app.conftest import Server, serving
@@ -62,7 +62,7 @@ def test_a_folder_is_indexed_and_found(ponder: Ponder, papers: Path) -> None:
     shown = ponder("index", "papers")
     assert shown.exit_code == 0, shown.output
     assert shown.stdout == (
-        "3 documents indexed (3 chunks), 1 skipped (empty), 1 skipped (of a kind that is not read).\n"
+        "3 documents indexed (3 new, 3 chunks), 1 skipped (empty), 1 skipped (of a kind that is not read).\n"
     )
     found = json.loads(ponder("search", "when was the dam finished", "--json").stdout)
     assert DAM in found["passages"][0]["text"] and found["passages"][0]["document"]["source"] == "papers/dam.md"
@@ -78,20 +78,20 @@ def test_what_is_hidden_or_made_by_programs_is_not_indexed(ponder: Ponder, paper
 def test_what_did_not_change_is_not_indexed_again(ponder: Ponder, papers: Path) -> None:
     ponder("index", "papers")
     (papers / "dam.md").write_text("# The dam\n\nIt was blown up.")
-    assert ponder("index", "papers").stdout.startswith("1 document indexed (1 chunk), 2 unchanged")
+    assert ponder("index", "papers").stdout.startswith("1 document indexed (1 changed, 1 chunk), 2 unchanged")
 
 
 def test_files_that_fail_are_told_at_the_end_and_by_the_exit_code(ponder: Ponder, papers: Path) -> None:
     (papers / "bad.pdf").write_text("This is no PDF.")
     shown = ponder("index", "papers")
     assert shown.exit_code == 1 and "failed: papers/bad.pdf: The name ends in .pdf" in shown.stderr
-    assert shown.stdout.startswith("3 documents indexed (3 chunks), 1 failed")
+    assert shown.stdout.startswith("3 documents indexed (3 new, 3 chunks), 1 failed")
 
 
 def test_a_file_that_is_named_is_tried_whatever_it_is(ponder: Ponder, papers: Path) -> None:
     shown = ponder("index", "papers/photo.png", "papers/.hidden.txt")
     assert shown.exit_code == 1 and "failed: photo.png: The content is a PNG picture" in shown.stderr
-    assert shown.stdout == "1 document indexed (1 chunk), 1 failed.\n"
+    assert shown.stdout == "1 document indexed (1 new, 1 chunk), 1 failed.\n"
 
 
 def test_a_path_that_is_not_there_is_told(ponder: Ponder) -> None:
@@ -104,6 +104,192 @@ def test_two_files_with_one_name_are_not_mixed_up(ponder: Ponder, papers: Path) 
     shown = ponder("index", "papers/README.md", "papers/b/README.md")
     assert shown.exit_code == 1 and "would both be called 'README.md'" in shown.stderr
     assert ponder("index", "papers", "papers").exit_code == 0  # one and the same is no second one
+
+
+@pytest.fixture(params=["here", "through a server"])
+def anywhere(request: pytest.FixtureRequest) -> None:
+    """Once without a server, once through one that has the documents open."""
+    if request.param == "through a server":
+        request.getfixturevalue("served")
+
+
+def _listed(ponder: Ponder, *options: str) -> dict[str, int]:
+    """Documents' ids by source."""
+    listed = json.loads(ponder("documents", "list", "--json", *options).stdout)
+    return {document["source"]: document["id"] for document in listed["documents"]}
+
+
+def test_what_is_gone_is_named_and_removed_when_asked(ponder: Ponder, papers: Path, anywhere: None) -> None:
+    ponder("index", "papers")
+    (papers / "dam.md").unlink()
+    shown = ponder("index", "papers")
+    assert shown.exit_code == 0 and "gone: papers/dam.md\n" in shown.stderr
+    assert shown.stdout.startswith("0 documents indexed (0 chunks), 2 unchanged, 1 gone, ")
+    assert shown.stdout.endswith("1 file is gone; run with --prune to remove it from the index.\n")
+    assert "papers/dam.md" in _listed(ponder)
+    shown = ponder("index", "papers", "--prune")
+    assert "removed: papers/dam.md\n" in shown.stderr and "2 unchanged, 1 removed" in shown.stdout
+    assert _listed(ponder).keys() == {"papers/b/bees.txt", "papers/b/README.md"}
+    assert "granite" not in ponder("search", "granite dam").stdout
+
+
+def test_a_renamed_file_is_the_same_document(
+    ponder: Ponder, papers: Path, anywhere: None, embedder: GatedEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ponder("index", "papers")
+    before = _listed(ponder)
+    (papers / "b" / "bees.txt").rename(papers / "wasps.txt")
+    monkeypatch.setattr(type(embedder), "embed", None)
+    shown = ponder("index", "papers", "--prune")
+    assert shown.exit_code == 0 and "renamed: papers/b/bees.txt → papers/wasps.txt\n" in shown.stderr
+    assert shown.stdout.startswith("0 documents indexed (0 chunks), 2 unchanged, 1 renamed, ")
+    assert _listed(ponder)["papers/wasps.txt"] == before["papers/b/bees.txt"]
+
+
+def test_another_kind_by_name_is_read_anew(ponder: Ponder, papers: Path) -> None:
+    ponder("index", "papers")
+    (papers / "b" / "bees.txt").rename(papers / "b" / "bees.md")
+    shown = ponder("index", "papers")
+    assert shown.stdout.startswith("1 document indexed (1 new, 1 chunk), 2 unchanged, 1 gone")
+
+
+def test_what_cannot_be_looked_at_is_not_gone(
+    ponder: Ponder, papers: Path, anywhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ponder("index", "papers")
+    really_scan = os.scandir
+
+    def scandir(path: str | Path) -> object:
+        if str(path) == str(papers / "b"):
+            raise PermissionError(13, "Permission denied")
+        return really_scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    (papers / "dam.md").unlink()
+    shown = ponder("index", "papers", "--prune")
+    assert shown.exit_code == 1 and "Permission denied" in shown.stderr and "1 removed" in shown.stdout
+    assert _listed(ponder).keys() == {"papers/b/bees.txt", "papers/b/README.md"}
+
+
+def test_two_folders_of_one_name_are_kept_apart(ponder: Ponder, papers: Path, tmp_path: Path, anywhere: None) -> None:
+    other = tmp_path / "other" / "papers"
+    other.mkdir(parents=True)
+    (other / "dam.md").write_text("# Another\n\nThis dam is of clay.")
+    ponder("index", "papers")
+    shown = ponder("index", "other/papers")
+    assert f"note: {other} is kept as 'papers (2)', as the collection has another 'papers'." in shown.stderr
+    assert shown.stdout == "1 document indexed (1 new, 1 chunk).\n"
+    assert {"papers/dam.md", "papers (2)/dam.md"} < _listed(ponder).keys()
+    assert ponder("index", "papers", "other/papers").stdout.startswith("0 documents indexed (0 chunks), 4 unchanged, ")
+
+
+def test_names_that_an_upload_changes_are_not_gone(ponder: Ponder, papers: Path, anywhere: None) -> None:
+    (papers / "b" / "evil\x1b[2J.txt").write_text("granite")
+    (papers / " c").mkdir()
+    (papers / " c" / "x .txt").write_text("more granite")
+    ponder("index", "papers")
+    assert ponder("index", "papers").stdout.startswith("0 documents indexed (0 chunks), 5 unchanged, 1 skipped")
+
+
+def test_prune_wants_a_folder(ponder: Ponder, papers: Path) -> None:
+    shown = ponder("index", "papers/dam.md", "--prune")
+    assert shown.exit_code == 1 and "--prune is for folders" in shown.stderr
+
+
+def test_a_folder_and_a_file_of_it_may_be_named_together(ponder: Ponder, papers: Path) -> None:
+    assert ponder("index", "papers", "papers/dam.md").exit_code == 0
+    assert _listed(ponder).keys() == {"papers/dam.md", "papers/b/bees.txt", "papers/b/README.md", "dam.md"}
+
+
+def test_documents_are_listed(ponder: Ponder, papers: Path, anywhere: None) -> None:
+    assert ponder("documents", "list").stdout == "0 documents.\n"
+    ponder("index", "papers")
+    ponder("index", "papers/dam.md", "--collection", "Work")
+    lines = ponder("documents", "list").stdout.splitlines()
+    assert lines[-1] == "4 documents." and lines[0].split() == ["id", "name", "collection", "kind", "bytes", "chunks"]
+    assert lines[1].split()[:4] == [str(_listed(ponder)["dam.md"]), "dam.md", "Work", "markdown"]
+    assert _listed(ponder, "--collection", "Work").keys() == {"dam.md"}
+
+
+def test_documents_are_deleted_by_name_by_id_and_by_folder(ponder: Ponder, papers: Path, anywhere: None) -> None:
+    ponder("index", "papers", "papers/dam.md")
+    shown = ponder("documents", "delete", "papers/dam.md", str(_listed(ponder)["dam.md"]))
+    assert (shown.exit_code, shown.stdout) == (0, "2 documents deleted.\n")
+    assert (papers / "dam.md").exists() and "granite" not in ponder("search", "granite dam").stdout
+    shown = ponder("documents", "delete", "--folder", "papers")
+    assert (shown.exit_code, shown.stdout) == (0, f"2 documents deleted, all of {papers}.\n")
+    assert _listed(ponder) == {}
+
+
+def test_a_document_that_is_not_there_is_told_and_nothing_deleted(ponder: Ponder, papers: Path) -> None:
+    ponder("index", "papers")
+    ponder("index", "papers", "--collection", "Work")
+    before = ponder("documents", "list").stdout
+    for arguments, message in (
+        (["papers/dam.md", "dan.md", "--collection", "Work"], "There is no document 'dan.md'. "),
+        (["papers/dan.md"], "There is no document 'papers/dan.md'. Did you mean 'papers/dam.md'"),
+        (["papers/dam.md"], "2 documents are called 'papers/dam.md'; accepted: their ids "),
+        (["--folder", "."], "was never indexed; accepted: "),
+        (["--folder", "papers"], "is in 2 collections; say which with --collection."),
+        ([], "Name documents, or a folder with --folder"),
+        (["x", "--collection", "Play"], "There is no collection 'Play'; accepted: "),
+    ):
+        shown = ponder("documents", "delete", *arguments)
+        assert shown.exit_code == 1 and message in shown.stderr, shown.stderr
+    assert ponder("documents", "list").stdout == before
+
+
+def _secret(tmp_path: Path) -> Path:
+    (tmp_path / "outside").mkdir()
+    secret = tmp_path / "outside" / "secret.txt"
+    secret.write_text("The password is swordfish.")
+    return secret
+
+
+def test_no_link_is_followed_out_of_the_folder(ponder: Ponder, papers: Path, tmp_path: Path) -> None:
+    secret = _secret(tmp_path)
+    (papers / "link.txt").symlink_to(secret)
+    (papers / "b" / "all").symlink_to(secret.parent)
+    shown = ponder("index", "papers")
+    assert shown.exit_code == 0
+    for name, target in (("papers/link.txt", secret), ("papers/b/all", secret.parent)):
+        assert f"skipped: {name}: it is a link that leads out of the folder, to {target}." in shown.stderr
+    assert "3 documents indexed" in shown.stdout and "2 skipped (a link out of the folder)" in shown.stdout
+    assert "swordfish" not in ponder("search", "password swordfish").stdout
+
+
+def test_a_link_within_the_folder_is_no_second_document(ponder: Ponder, papers: Path) -> None:
+    (papers / "again.md").symlink_to("dam.md")
+    (papers / "b" / "round").symlink_to("..")
+    (papers / "itself").symlink_to("itself")
+    (papers / "dangling").symlink_to("nothing")
+    shown = ponder("index", "papers")
+    assert shown.exit_code == 0 and shown.stdout.startswith("3 documents indexed (3 new, 3 chunks)")
+    assert "2 skipped (a link that leads nowhere), 2 skipped (a link within the folder)" in shown.stdout
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_file_that_becomes_a_link_while_it_waits_is_not_read(
+    ponder: Ponder, papers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
+    remote: bool,
+) -> None:  # fmt: skip
+    if remote:
+        request.getfixturevalue("served")
+    secret = _secret(tmp_path)
+
+    def pick(paths: Sequence[Path]) -> Picks:
+        picks = document_source.pick(paths)
+        (papers / "dam.md").unlink()
+        (papers / "dam.md").symlink_to(secret)
+        (papers / "b").rename(papers / "c")
+        (papers / "b").symlink_to(papers / "c")
+        return picks
+
+    monkeypatch.setattr(index_command, "pick", pick)
+    shown = ponder("index", "papers")
+    assert shown.exit_code == 1 and "failed: papers/dam.md: It" in shown.stderr
+    assert "a link" in shown.stderr and "0 documents indexed (0 chunks), 3 failed" in shown.stdout
+    assert "swordfish" not in ponder("search", "password swordfish").stdout
 
 
 def test_a_collection_is_indexed_and_searched_by_name(ponder: Ponder, papers: Path) -> None:
@@ -183,7 +369,7 @@ def test_a_servers_documents_are_indexed_through_it(ponder: Ponder, served: Serv
     (papers / "bad.pdf").write_text("This is no PDF.")
     shown = ponder("index", "papers", "--collection", "Work")
     assert shown.exit_code == 1 and "failed: papers/bad.pdf: The name ends in .pdf" in shown.stderr
-    assert shown.stdout.startswith("3 documents indexed (3 chunks), 1 failed"), shown.output
+    assert shown.stdout.startswith("3 documents indexed (3 new, 3 chunks), 1 failed"), shown.output
     with httpx.Client(base_url=served.url, timeout=30) as http:
         assert search(http, "how bees dance")[0]["document"]["source"] == "papers/b/bees.txt"
     found = json.loads(ponder("search", "how bees dance", "--collection", "Work", "--json").stdout)
@@ -196,7 +382,7 @@ def test_files_that_a_server_finds_too_large_fail_alone(ponder: Ponder, served: 
     (papers / "large.txt").write_text("large " * 2000)
     shown = ponder("index", "papers")
     assert shown.exit_code == 1 and "failed: papers/large.txt: The body has " in shown.stderr
-    assert shown.stdout.startswith("3 documents indexed (3 chunks), 1 failed"), shown.output
+    assert shown.stdout.startswith("3 documents indexed (3 new, 3 chunks), 1 failed"), shown.output
 
 
 @pytest.mark.parametrize("url", [None, "http://127.0.0.1:9"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from retrieval.chunking import ChunkShape, cut
+from retrieval.index.chunking import ChunkShape, cut
 from retrieval.library import VIEWED_S
 from retrieval.parsing import parser as files
 from retrieval.parsing.parsed import Parsed, Unreadable
@@ -141,7 +141,7 @@ def test_a_file_made_to_harm_ends_soon_and_small_with_a_sentence(write: Write, n
         else:
             parser.parse(write("good.txt", "Good."), "good.txt")  # the process is there
         with Watched(others) as watched, pytest.raises(Unreadable, match=message) as told:
-            parser.result(parser.draw(path, 1, 1200)) if name in DRAWN else parser.parse(path, name)
+            parser.result(parser.draw(path, None, 1, 1200)) if name in DRAWN else parser.parse(path, name)
         size = f"{path.stat().st_size >> 10} KiB"
         print(f"| {name} | {size} | {watched.seconds:.1f} s | {watched.peak >> 20} MiB | {told.value} |")
         assert watched.seconds < SECONDS and watched.peak <= PEAK

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from retrieval.chunking import cut
+from retrieval.index.chunking import cut
+from retrieval.parsing.parsed import Unreadable
 from retrieval.parsing.parser import parse
 from tests.retrieval import made
 from tests.retrieval.words import WordEmbedder
@@ -130,6 +131,96 @@ def test_cyrillic_without_a_mark_is_guessed(write: Write) -> None:
     text = "Съешь же ещё этих мягких французских булок, да выпей чаю. " * 20
     parsed = parse(write("a.txt", text.encode("cp1251")), "a.txt")
     assert parsed.text == text and "Windows-1251" in parsed.faults[0].message
+
+
+PROSE = {
+    "german": (
+        "Der Damm am Bärenbach wurde im Herbst des Jahres neunzehnhunderteinunddreißig fertig. Man baute"
+        " ihn aus grauem Granit, der auf einem schmalen Gleis aus dem Steinbruch hinter dem Wald geholt "
+        "wurde. Im Frühling stieg das Wasser bis zur Krone, und der Wärter lief die ganze Nacht mit der "
+        "Laterne über den Deich und hörte, ob es irgendwo rauschte. Gegen Morgen hörte der Regen auf, un"
+        "d die Leute im Tal schliefen zum ersten Mal seit einer Woche ruhig."
+    ),
+    "french": (
+        "Le barrage du ruisseau de l’Ours fut achevé à l’automne mil neuf cent trente et un. On l’éleva "
+        "en granit gris, amené par une voie étroite depuis la carrière située derrière la forêt. Au prin"
+        "temps, l’eau monta jusqu’à la crête, et le gardien passa la nuit entière à marcher sur la digue"
+        ", sa lanterne à la main, écoutant s’il n’y avait pas de fuite. Vers le matin, la pluie cessa en"
+        "fin."
+    ),
+    "russian": (
+        "Плотину на Медвежьем ручье достроили осенью тысяча девятьсот тридцать первого года. Её сложили "
+        "из серого гранита, который возили по узкой колее из карьера за лесом. Весной вода поднялась до "
+        "самого гребня, и сторож всю ночь ходил по насыпи с фонарём, прислушиваясь, не шумит ли где-нибу"
+        "дь течь. К утру дождь кончился, и люди в долине впервые за неделю уснули спокойно."
+    ),
+    "polish": (
+        "Zaporę na Niedźwiedzim Potoku ukończono jesienią tysiąc dziewięćset trzydziestego pierwszego ro"
+        "ku. Zbudowano ją z szarego granitu, który wożono wąskim torem z kamieniołomu za lasem. Wiosną w"
+        "oda podniosła się aż po koronę, a strażnik przez całą noc chodził po wale z latarnią i nasłuchi"
+        "wał, czy gdzieś nie szumi przeciek. Nad ranem deszcz ustał i ludzie w dolinie po raz pierwszy o"
+        "d tygodnia zasnęli spokojnie."
+    ),
+    "greek": (
+        "Το φράγμα στο ρέμα της Αρκούδας τελείωσε το φθινόπωρο του χίλια εννιακόσια τριάντα ένα. Χτίστηκ"
+        "ε από γκρίζο γρανίτη, που τον έφερναν με στενή γραμμή από το λατομείο πίσω από το δάσος. Την άν"
+        "οιξη το νερό ανέβηκε ως την κορυφή, και ο φύλακας όλη τη νύχτα περπατούσε στο ανάχωμα με το φαν"
+        "άρι και άκουγε μήπως κάπου τρέχει νερό. Το πρωί η βροχή σταμάτησε και οι άνθρωποι κοιμήθηκαν ήσ"
+        "υχοι."
+    ),
+    "japanese": (
+        "熊沢の堤防は一九三一年の秋に完成した。灰色の花崗岩で築かれ、石は森の向こうの採石場から狭い線路で運ば"
+        "れた。春になると水は天端まで上がり、見張りの男は一晩じゅう提灯を下げて土手を歩き、どこかで漏れる音が"
+        "しないかと耳を澄ませた。朝には雨がやみ、谷の人々は一週間ぶりに安心して眠った。"
+    ),
+    "chinese": (
+        "熊溪的水坝于一九三一年秋天建成。它用灰色的花岗岩砌成，石料沿着一条窄轨从森林后面的采石场运来。春天，"
+        "水位涨到了坝顶，守坝人整夜提着灯笼在堤上走来走去，倾听哪里有漏水的声音。到了早晨，雨停了，山谷里的人"
+        "们一个星期以来第一次安心地睡着了。"
+    ),
+}  # fmt: skip
+ENCODED = [
+    ("russian", "cp1251"), ("russian", "koi8-r"), ("russian", "cp866"), ("japanese", "shift_jis"),
+    ("japanese", "euc-jp"), ("chinese", "gb18030"), ("german", "latin-1"), ("french", "cp1252"), ("polish", "cp1250"),
+    ("polish", "iso8859-2"),
+    ("greek", "cp1253"),
+]  # fmt: skip
+
+
+def _prose(language: str) -> str:
+    return PROSE[language] * (1 + 300 // len(PROSE[language]))
+
+
+@pytest.mark.parametrize(("language", "encoding"), ENCODED)
+def test_prose_without_a_mark_is_read_in_its_encoding(write: Write, language: str, encoding: str) -> None:
+    parsed = parse(write("a.txt", _prose(language).encode(encoding)), "a.txt")
+    assert parsed.text == _prose(language) and len(parsed.faults) == 1
+
+
+@pytest.mark.parametrize(("language", "encoding"), [("russian", "cp1251"), ("russian", "koi8-r"), ("greek", "cp1253")])
+def test_a_sentence_is_enough_to_guess_by(write: Write, language: str, encoding: str) -> None:
+    text = PROSE[language][:45]
+    assert parse(write("a.txt", text.encode(encoding)), "a.txt").text == text
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xff\xfe", b"\xfe\xff"])
+@pytest.mark.parametrize("language", ["german", "russian"])
+def test_utf_16_is_read_with_and_without_a_mark(write: Write, language: str, mark: bytes) -> None:
+    for encoding in ("utf-16-le",) if mark == b"\xff\xfe" else ("utf-16-be",) if mark else ("utf-16-le", "utf-16-be"):
+        parsed = parse(write("a.txt", mark + _prose(language).encode(encoding)), "a.txt")
+        assert (parsed.text, parsed.faults) == (_prose(language), ())
+
+
+def test_utf_32_is_read_without_a_mark(write: Write) -> None:
+    assert parse(write("a.txt", _prose("german").encode("utf-32-le")), "a.txt").text == _prose("german")
+
+
+@pytest.mark.parametrize(
+    "data", [b"\0\x01\x02 \0 \0" * 50, b"a \0b\0\0" * 99, b"\0" * 64, bytes(range(256)) * 4, b"MZ\0\0 \0 \0"]
+)
+def test_zero_bytes_do_not_make_binary_data_text(write: Write, data: bytes) -> None:
+    with pytest.raises(Unreadable, match="binary data|a program"):
+        parse(write("a.txt", data), "a.txt")
 
 
 def test_lines_of_another_encoding_are_read_by_themselves(write: Write) -> None:
