@@ -4,7 +4,8 @@ SQLite is the truth, the indexes are views of it. Knows nothing of engines, chat
 counters are passed in.
 """
 
-from retrieval.filters import BadFilter
+from retrieval.folders import Folder
+from retrieval.index.filters import BadFilter
 from retrieval.index.hybrid import BadQuery, Query
 from retrieval.index.publish import Text
 from retrieval.jobs import Given, Job, OverQuota
@@ -21,6 +22,7 @@ from retrieval.records import (
     NotAllowed,
     NotFound,
     Passage,
+    SourceTaken,
     TooManyInvited,
 )
 
@@ -30,6 +32,7 @@ __all__ = [
     "Collection",
     "CollectionNameTaken",
     "Document",
+    "Folder",
     "Found",
     "Given",
     "Hit",
@@ -44,6 +47,7 @@ __all__ = [
     "Passage",
     "PromptSource",
     "Query",
+    "SourceTaken",
     "Text",
     "TooManyInvited",
     "layout",

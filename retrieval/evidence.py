@@ -63,8 +63,11 @@ def weigh(
     score = (float(whole.max()) + by_word) / 2
     if sufficient:
         score = (score + sufficient(question, [hit.passage.text for hit in hits[:PASSAGES]])) / 2
-    verdict: Verdict = "answer" if score >= ANSWER else "partial" if score >= PARTIAL else "none"
-    return Evidence(score, verdict, windows[int(whole.argmax())].text)
+    return Evidence(score, verdict_of(score), windows[int(whole.argmax())].text)
+
+
+def verdict_of(score: float) -> Verdict:
+    return "answer" if score >= ANSWER else "partial" if score >= PARTIAL else "none"
 
 
 def _windows(hits: Sequence[Hit], weights: dict[str, float]) -> list[_Window]:
@@ -131,7 +134,7 @@ class Investigation:
 def clauses(question: str, hits: Sequence[Hit] = ()) -> list[str]:
     """The parts of a question that asks several things; none where it asks one."""
     parts = [part.strip(" ?.,") for part in _BORDERS.split(question)]
-    parts = [part for part in parts if len(content(part)) >= 2]
+    parts = [part for part in parts if content(part)]
     return parts if len(parts) > 1 else []
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import json
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,11 +39,25 @@ class Judged:
     corpus: Mapping[str, tuple[str, str]]  # title and text
     queries: Mapping[str, str]
     grades: Mapping[str, Mapping[str, int]]
+    omitted: Mapping[str, str] = field(default_factory=dict)  # of some queries, a document that is not searched
 
     @property
     def asked(self) -> list[str]:
         """The queries that have a relevant document."""
         return [query for query, grades in self.grades.items() if query in self.queries and max(grades.values()) > 0]
+
+    def asked_by_document(self, least: int = 4) -> Judged:
+        """Returns long questions: for each query with at least `least` relevant documents, the text of one of them,
+        chosen by chance, which is to find the others."""
+        rng = random.Random("long questions")
+        queries, grades, omitted = dict[str, str](), dict[str, Mapping[str, int]](), dict[str, str]()
+        for query in self.asked:
+            relevant = sorted(one for one, grade in self.grades[query].items() if grade > 0 and one in self.corpus)
+            if len(relevant) >= least:
+                omitted[query] = rng.choice(relevant)
+                queries[query] = self.corpus[omitted[query]][1]
+                grades[query] = {one: g for one, g in self.grades[query].items() if one != omitted[query]}
+        return replace(self, queries=queries, grades=grades, omitted=omitted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +125,22 @@ def run(
     split: str | None = None,
     rerank: bool = False,
     dense_share: float = DENSE_SHARE,
+    by_document: bool = False,
     embedder: Embedder | None = None,
     workplace: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Quality:
     """Index the corpus of a judged set and search for its queries, one at a time. `progress` hears of documents.
 
-    The index is made in `workplace`, or in a folder that is deleted afterwards.
+    The index is made in `workplace`, or in a folder that is deleted afterwards. `by_document` asks as
+    `Judged.asked_by_document` says.
 
     Raises:
         BadSet: as `read`.
     """
     judged = read(folder, split)
+    if by_document:
+        judged = judged.asked_by_document()
     with TemporaryDirectory() as temporary, Library.open(workplace or Path(temporary), embedder) as library:
         mine = library.collection(USER)
         if not mine.documents:
@@ -131,16 +150,17 @@ def run(
         rankings, seconds = dict[str, list[str]](), list[float]()
         for query in judged.asked:
             began = time.perf_counter()
-            rankings[query] = _ranking(library, judged.queries[query], rerank, dense_share)
+            rankings[query] = _ranking(library, judged, query, rerank, dense_share)
             seconds.append(time.perf_counter() - began)
     return measure(judged, rankings, seconds)
 
 
-def _ranking(library: Library, text: str, rerank: bool, dense_share: float) -> list[str]:
+def _ranking(library: Library, judged: Judged, asked: str, rerank: bool, dense_share: float) -> list[str]:
     """Documents by their best chunk. Copies are shown: a judged set may rate both as relevant."""
     query = Query(
-        USER, text[:MAX_QUERY_LENGTH], 3 * max(RECALL_AT), rerank=rerank, repeats=True, dense_share=dense_share
-    )
+        USER, judged.queries[asked][:MAX_QUERY_LENGTH], 3 * max(RECALL_AT), rerank=rerank, repeats=True,
+        dense_share=dense_share, filters={"source": {"ne": judged.omitted[asked]}} if asked in judged.omitted else None,
+    )  # fmt: skip
     return list(dict.fromkeys(hit.passage.source for hit in library.search(query).hits))
 
 

@@ -1,10 +1,11 @@
 """Ranks the sentences of retrieved passages by how well each answers a question (extractive question answering).
 
 Late interaction (ColBERT's MaxSim, Khattab and Zaharia 2020) over the question's content words, weighed by rarity. The
-embedder computes the token vectors of a whole passage, so a sentence is read in its context. The nearness of the
-sentence as a whole and its passage's score are added. The kind of thing asked for (a name, a number, a date) and the
-score of the sentence before did not help on held-out questions. Token vectors of passages stay in memory; the least
-recently used are evicted first. Knows nothing of models that write.
+embedder computes the token vectors of a whole passage, so a sentence is read in its context. A word of the question
+also counts where the sentence before has it, or the headings above, though less. The nearness of the sentence as a
+whole and its passage's score are added. The kind of thing asked for (a name, a number, a date) and the words of the
+sentence after did not help on held-out questions. Token vectors of passages stay in memory; the least recently used are
+evicted first. Knows nothing of models that write.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,47 +25,77 @@ from retrieval.embedding import Embedder
 from retrieval.evidence import Rarity, token_shares
 from retrieval.index.lexical import content
 from retrieval.prompt_context import PromptSource
-from retrieval.spans import sentences
+from retrieval.spans import ENDS, Statement, statements
+
+Half = NDArray[np.float16]
 
 CACHE_BYTES = 64 << 20  # of token vectors, in float16
 WINDOW = 200  # word pieces of a source that are embedded at once; embedders read 256 and more
 
 # Ratios fitted on the questions of the chunking set by a softmax over sentences; XQuAD decided nothing.
 COSINE, PASSAGE = 0.35, 0.4
+ABOVE, BEFORE = 0.6, 0.8  # of a word's nearness to headings and to the sentence before
 QUESTION = -2.0  # a question answers none: behind all statements
 # A logistic regression of "the passages answer" on the best MaxSim, on our own essays (`bench/retrieval/quality.py`).
-SLOPE, MIDDLE = 14.4, 0.503
+SLOPE, MIDDLE = 14.5, 0.511
 _PRONOUN = re.compile(
     r"[\"'“‘(\[]*(?:it|he|she|they|this|that|these|those|its|his|her|their|such|there|here|then|both|also|however|but|"
     r"instead)\b",
     re.IGNORECASE,
 )
+SECTION = 400  # characters of a section that are quoted together
+_IDENTIFIER = re.compile(r"\b[A-Za-z]+[-_]?\d[\w-]*")  # E3, LT-220
 ANSWERS = 0.5  # the probability from which on a sentence is given as the answer
 
 
 @dataclass(frozen=True, slots=True)
 class RankedSentence:
-    """Characters `start` to `end` of a source's text. `probability`: that the passages answer, by this sentence."""
+    """Neighbouring statements of a source. `probability`: that the passages answer, by them."""
 
     source: PromptSource
-    start: int
-    end: int
+    statements: tuple[Statement, ...]
     score: float
     probability: float
+
+    @property
+    def start(self) -> int:
+        """Returns where it begins in the source's text."""
+        return self.statements[0].start
+
+    @property
+    def end(self) -> int:
+        return self.statements[-1].end
 
     @property
     def text(self) -> str:
         return self.source.text[self.start : self.end]
 
+    @property
+    def shown(self) -> str:
+        """Returns the text as a reader gets it: without marks of lists, a row with the names of its columns."""
+        *most, last = (each.shown(self.source.text) for each in self.statements)
+        return " ".join([*(each if each.endswith(ENDS) else f"{each};" for each in most), last])
+
     def contains(self, other: RankedSentence) -> bool:
         return self.source is other.source and self.start <= other.start and other.end <= self.end
 
 
+class _Key(NamedTuple):
+    """The parts of a source that its token vectors depend on."""
+
+    title: str
+    context: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
-class _Sentence:
-    start: int
-    end: int
-    vectors: NDArray[np.float16]  # (tokens, size), each of length 1
+class _Embedded:
+    """A statement's token vectors, each of length 1, and those of the title and the headings that it stands under."""
+
+    statement: Statement
+    vectors: Half  # (tokens, size)
+    above: Half  # (tokens, size)
+    heading: frozenset[str]  # stems of the innermost one
 
 
 class SentenceRanker:
@@ -72,94 +104,153 @@ class SentenceRanker:
     def __init__(self, embedder: Embedder, cache_bytes: int = CACHE_BYTES) -> None:
         self._embedder = embedder
         self._max_bytes = cache_bytes
-        self._cached: OrderedDict[str, tuple[_Sentence, ...]] = OrderedDict()
+        self._cached: OrderedDict[_Key, tuple[_Embedded, ...]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
     def rank(
         self, question: str, found: Sequence[PromptSource], rarity: Rarity, limit: int = 5
     ) -> list[RankedSentence]:
-        """Returns the sentences of `found` that answer best, the best first."""
+        """Returns the statements of `found` that answer best, the best first; none of a source without an identifier
+        that the question has."""
         weights = {stem: rarity(stem) for stem in content(question)}
         (asked,) = self._embedder.tokens([question])
         shares = token_shares(question, self._embedder, weights)[: len(asked)]
-        mean = asked.mean(axis=0)
+        mean, words = asked.mean(axis=0), asked[: len(shares)]
         ranked = list[RankedSentence]()
-        for source, cut in zip(found, self._sentences([source.text for source in found]), strict=True):
+        found = [source for source in found if _has_all(_IDENTIFIER.findall(question), source)]
+        for source, cut in zip(found, self._statements([_key(source) for source in found]), strict=True):
+            block, before = -1, np.zeros(len(words), np.float32)
             for each in cut:
-                vectors = each.vectors.astype(np.float32)
-                own = vectors.mean(axis=0)
-                max_sim = float((asked[: len(shares)] @ vectors.T).max(axis=1) @ shares)
-                cosine = float(mean @ own / math.sqrt(float(mean @ mean) * float(own @ own)))
+                at, vectors = each.statement, each.vectors.astype(np.float32)
+                own, above = (words @ vectors.T).max(axis=1), (words @ each.above.astype(np.float32).T).max(axis=1)
+                if at.block != block:
+                    block, before = at.block, np.zeros_like(before)
+                titled = bool(weights) and weights.keys() <= each.heading
+                max_sim = float(np.maximum.reduce([own, (1.0 if titled else ABOVE) * above, BEFORE * before]) @ shares)
+                before = own
+                centre = vectors.mean(axis=0)
+                cosine = float(mean @ centre / math.sqrt(float(mean @ mean) * float(centre @ centre)))
                 score = max_sim + COSINE * cosine + PASSAGE * source.score
-                if source.text[each.start : each.end].rstrip().endswith("?"):
+                if source.text[at.start : at.end].endswith(("?", "？")):
                     score += QUESTION
-                ranked.append(RankedSentence(source, each.start, each.end, score, _sigmoid(max_sim)))
+                ranked.append(RankedSentence(source, (at,), score, _sigmoid(max_sim)))
         return sorted(ranked, key=lambda sentence: -sentence.score)[:limit]
 
-    def _sentences(self, texts: Sequence[str]) -> list[tuple[_Sentence, ...]]:
+    def _statements(self, keys: Sequence[_Key]) -> list[tuple[_Embedded, ...]]:
         with self._lock:
-            known = {text: self._cached[text] for text in texts if text in self._cached}
-            for text in known:
-                self._cached.move_to_end(text)
-        missing = [text for text in dict.fromkeys(texts) if text not in known]
+            known = {key: self._cached[key] for key in keys if key in self._cached}
+            for key in known:
+                self._cached.move_to_end(key)
+        missing = [key for key in dict.fromkeys(keys) if key not in known]
         made = dict(zip(missing, self._embedded(missing), strict=True))
         with self._lock:
-            for text, cut in made.items():
-                if text not in self._cached:
-                    self._cached[text] = cut
+            for key, cut in made.items():
+                if key not in self._cached:
+                    self._cached[key] = cut
                     self._bytes += _size(cut)
             while self._bytes > self._max_bytes:
                 self._bytes -= _size(self._cached.popitem(last=False)[1])
-        return [known[text] if text in known else made[text] for text in texts]
+        return [known[key] if key in known else made[key] for key in keys]
 
-    def _embedded(self, texts: Sequence[str]) -> list[tuple[_Sentence, ...]]:
-        """Embeds texts in windows of whole sentences, and cuts the vectors into those of each sentence."""
-        windows = list[tuple[int, list[tuple[int, int]]]]()  # a text's number, and its sentences
-        for number, (text, pieces) in enumerate(zip(texts, self._embedder.pieces(texts), strict=True)):
-            size = WINDOW
-            for start, end in sentences(text):
-                count = sum(start <= first and last <= end for first, last in pieces)
-                if size + count > WINDOW:
-                    windows.append((number, []))
-                    size = 0
-                windows[-1][1].append((start, end))
-                size += count
-        parts = [texts[number][cut[0][0] : cut[-1][1]] for number, cut in windows]
-        made: list[list[_Sentence]] = [[] for _ in texts]
+    def _embedded(self, keys: Sequence[_Key]) -> list[tuple[_Embedded, ...]]:
+        """Embeds texts in windows of whole spans, and cuts the vectors into those of each; a table's row with the names
+        of its columns, and what a whole text stands under, by itself."""
+        cuts = [statements(key.text, key.context) for key in keys]
+        windows = list(self._windows(keys, cuts))
+        parts = [keys[number].text[spans[0][0] : spans[-1][1]] for number, spans in windows]
+        rows = [(number, each) for number, cut in enumerate(cuts) for each in cut if each.header]
+        alone = [*(each.shown(keys[number].text) for number, each in rows), *(f"{k.title}. {k.context}" for k in keys)]
         lead = self._embedder.leading
-        for (number, cut), vectors, pieces in zip(
-            windows, self._embedder.tokens(parts), self._embedder.pieces(parts), strict=True
-        ):
-            first = cut[0][0]
-            for start, end in cut:
+        vectors = [each.astype(np.float16) for each in self._embedder.tokens([*parts, *alone])]
+        held: list[dict[tuple[int, int], Half]] = [{} for _ in keys]
+        for (number, spans), made, pieces in zip(windows, vectors, self._embedder.pieces(parts), strict=False):
+            first = spans[0][0]
+            for start, end in spans:
                 own = [
                     lead + at
                     for at, (left, right) in enumerate(pieces)
-                    if start <= first + left and first + right <= end and lead + at < len(vectors)
+                    if start <= first + left and first + right <= end and lead + at < len(made)
                 ]
                 if own:  # else it is past the window of the embedder, or has no word
-                    made[number].append(_Sentence(start, end, vectors[own[0] : own[-1] + 1].astype(np.float16)))
-        return [tuple(cut) for cut in made]
+                    held[number][start, end] = made[own[0] : own[-1] + 1]
+        for (number, each), made in zip(rows, vectors[len(parts) :], strict=False):
+            held[number][each.start, each.end] = made
+        tops = vectors[len(vectors) - len(keys) :]
+        return [
+            tuple(
+                _Embedded(
+                    each, by_span[each.start, each.end], np.concatenate([top, *_of(each.headings, by_span)]),
+                    _heading_words(key.text, each),
+                )
+                for each in cut
+                if (each.start, each.end) in by_span
+            )
+            for key, cut, by_span, top in zip(keys, cuts, held, tops, strict=True)
+        ]  # fmt: skip
+
+    def _windows(
+        self, keys: Sequence[_Key], cuts: Sequence[Sequence[Statement]]
+    ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Yields a text's number and those of its spans, headings among them, that are embedded at once."""
+        for number, pieces in enumerate(self._embedder.pieces([key.text for key in keys])):
+            spans = {(each.start, each.end) for each in cuts[number] if not each.header}
+            window, size = list[tuple[int, int]](), 0
+            for start, end in sorted(spans.union(*(each.headings for each in cuts[number]))):
+                count = sum(start <= first and last <= end for first, last in pieces)
+                if window and size + count > WINDOW:
+                    yield number, window
+                    window, size = [], 0
+                window.append((start, end))
+                size += count
+            if window:
+                yield number, window
 
 
 def with_context(question: str, best: RankedSentence) -> RankedSentence:
-    """Extends a sentence to the next one, where that has a word of the question which it lacks itself; else to the one
-    before, where it begins with a pronoun."""
-    text, title = best.source.text, content(best.source.title)
-    cut = list(sentences(text))
-    at = next(number for number, (start, end) in enumerate(cut) if start <= best.start < end)
-    lacking = set(content(question)) - set(content(best.text)) - set(title)
-    if at + 1 < len(cut) and lacking & set(content(text[slice(*cut[at + 1])])):
-        return replace(best, end=cut[at + 1][1])
-    if at and _PRONOUN.match(best.text):
-        return replace(best, start=cut[at - 1][0])
+    """Extends a statement to what it needs: to its section, where the heading has all of the question's words; to the
+    next one, where that has a word of the question which it lacks itself; to the one before, where it begins with a
+    pronoun."""
+    text, wanted, (own,) = best.source.text, set(content(question)), best.statements
+    if own.header:
+        return best
+    every = statements(text, best.source.context)
+    at = next(number for number, each in enumerate(every) if (each.start, each.end) == (own.start, own.end))
+    heading = _heading_words(text, own)
+    if wanted and wanted <= heading:
+        section = [each for each in every if each.headings == own.headings and not each.header]
+        if section[-1].end - section[0].start <= SECTION:
+            return replace(best, statements=tuple(section))
+    lacking = wanted - set(content(best.text)) - set(content(best.source.title)) - heading
+    after = every[at + 1] if at + 1 < len(every) and every[at + 1].block == own.block else None
+    if after and lacking & set(content(text[after.start : after.end])):
+        return replace(best, statements=(own, after))
+    if at and every[at - 1].block == own.block and _PRONOUN.match(best.text):
+        return replace(best, statements=(every[at - 1], own))
     return best
+
+
+def _heading_words(text: str, statement: Statement) -> frozenset[str]:
+    """Returns the stems of the innermost heading that a statement stands under."""
+    return frozenset(content(text[slice(*statement.headings[-1])])) if statement.headings else frozenset()
+
+
+def _key(source: PromptSource) -> _Key:
+    return _Key(source.title, source.context, source.text)
+
+
+def _has_all(words: Iterable[str], source: PromptSource) -> bool:
+    held = f"{source.title} {source.context} {source.text}".lower()
+    return all(word.lower() in held for word in words)
+
+
+def _of(spans: Iterable[tuple[int, int]], held: Mapping[tuple[int, int], Half]) -> list[Half]:
+    return [held[span] for span in spans if span in held]
 
 
 def _sigmoid(max_sim: float) -> float:
     return 1.0 / (1.0 + math.exp(-SLOPE * (max_sim - MIDDLE)))
 
 
-def _size(cut: Sequence[_Sentence]) -> int:
-    return sum(each.vectors.nbytes for each in cut)
+def _size(cut: Sequence[_Embedded]) -> int:
+    return sum(each.vectors.nbytes + each.above.nbytes for each in cut)

@@ -83,10 +83,21 @@ class AnswerDelta(BaseModel):
     text: str
 
 
+class AnswerChecking(BaseModel):
+    """A sentence of an answer from documents is held back until it is whole and checked: `tokens` of it so far."""
+
+    type: Literal["answer.checking"] = "answer.checking"
+    tokens: int
+
+
 class AnswerDone(BaseModel):
+    """`length`: the run's `max_tokens` were reached. `sources`: it grew as long as its sources. `repetition`: the model
+    wrote the same again and again.
+    """
+
     type: Literal["answer.done"] = "answer.done"
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "sources", "repetition"]
     outcome: Literal["answered", "unknown"] = "answered"  # unknown: it says that it does not know, in so many words
 
 
@@ -120,7 +131,7 @@ class CitationRef(BaseModel):
     sentence: int
     start: int
     end: int
-    support: Literal["supported", "elsewhere", "unsupported", "plain"]
+    support: Literal["supported", "elsewhere", "partial", "unsupported", "plain"]
     citations: list[SourceShown]
 
 
@@ -369,6 +380,7 @@ Event = Annotated[
     | ThinkingWait
     | ThinkingDone
     | AnswerDelta
+    | AnswerChecking
     | AnswerDone
     | CitationSources
     | CitationRef

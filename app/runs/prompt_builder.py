@@ -6,6 +6,7 @@ K/V is used again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from app.admission.request_budget import output_limit
-from app.answering.answer_plan import AnswerPlan, plan_calls
+from app.answering.answer_plan import AnswerPlan, plan_calls, select_call, without_calls
 from app.answering.reasoning_config import ReasoningConfig
 from app.answering.served_model import ServedModel
+from app.answering.tool_selection import ToolSelector
 from app.db.answer_steps import AnswerStep
 from app.db.sqlite import Row
 from app.errors import ApiError, invalid
 from engine.errors import ChatTemplateError
-from engine.params import Span
+from engine.params import RepetitionDetection, Span
 from engine.tool_parsers import read_tools
 
 if TYPE_CHECKING:
@@ -41,6 +43,12 @@ class History:
     plain: Messages
     question: str
     read_from: frozenset[str]
+
+    @property
+    def turns(self) -> list[tuple[str, str]]:
+        """Returns the earlier questions with their answers."""
+        said = [each["content"] for each in self.plain[:-1] if each["role"] != "system"]
+        return list(zip(said[::2], said[1::2], strict=True))
 
     @classmethod
     def of(
@@ -99,6 +107,9 @@ def _untrusted(steps: Sequence[AnswerStep]) -> set[str]:
     }
 
 
+# Ends an answer after 12 repetitions that are 96 tokens or more: a shorter pattern counts by its multiples, so that a
+# line of 80 dashes, a row of zeros or "ha ha ha" goes through, whatever the tokens are.
+REPETITION = RepetitionDetection(max_pattern_size=64, min_pattern_size=8, min_count=12)
 MIN_REMAINING = 256  # tokens for an answer; with fewer, earlier answers' calls are left out of the prompt
 
 
@@ -112,8 +123,10 @@ async def plan_run(
     sampling: Mapping[str, Any],
     max_tokens: int | None,
     user: str,
+    tool_selector: ToolSelector | None = None,
 ) -> AnswerPlan:
-    """`sampling` overrides the model authors' defaults.
+    """`sampling` overrides the model authors' defaults. An answer that repeats itself ends, and one from documents is
+    not longer than its sources.
 
     Raises:
         ApiError, InvalidParameter: the conversation leaves no context for an answer, or the model cannot be offered
@@ -148,6 +161,22 @@ async def plan_run(
     chosen = replace(served.sampling, **sampling)
     if chosen.seed is None:
         chosen = replace(chosen, seed=secrets.randbits(53))  # so that it can be made again
-    span = Span(sampling=chosen, max_tokens=min(max_tokens or longest or remaining, remaining))
-    tool_plan = await plan_calls(served, read_tools(specs), "auto", True, user) if specs else None
-    return AnswerPlan(served, prompt, span, remaining, reasoning_config, variables, tool_plan)
+    limit = min(max_tokens or longest or remaining, remaining)
+    if not specs:
+        answer_tokens: int | None = None
+        if found is not None:  # with tools, their results are sources, too, and not known yet
+            answer_tokens = await asyncio.to_thread(found.answer_limit, served.engine.tokenizer)
+            if served.markers is None:  # there is nothing but the answer
+                limit = min(limit, answer_tokens)
+        span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
+        return AnswerPlan(
+            served, prompt, span, remaining, reasoning_config, variables, answer_tokens=answer_tokens
+        )  # fmt: skip
+    span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
+    tools = read_tools(specs)
+    tool_plan = await plan_calls(served, tools, "auto", True, user)
+    selected = None if tool_selector is None else await tool_selector.select(served, history.messages, tools)
+    if selected == ():
+        span = replace(span, sampling=without_calls(span.sampling, tool_plan))
+    call = await select_call(served, selected, tools, True, user)
+    return AnswerPlan(served, prompt, span, remaining, reasoning_config, variables, tool_plan, selected=call)

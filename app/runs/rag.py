@@ -1,9 +1,9 @@
-"""Answers from a user's documents: retrieval for a question, the retrieved context in the prompt, and the checked
-answer.
+"""Answers from a user's documents: retrieval for a question, the retrieved context in the prompt, and the answer,
+checked or quoted.
 
 Sources come first in the prompt and in a fixed order, so that the K/V of an earlier question on them is used again. If
-the passages do not seem to answer, the model is not asked. Every sentence is checked against its source before it is
-shown.
+the passages do not seem to answer, the model is not asked. A sentence that the model writes is checked against its
+source before it is shown; an extractive answer asks no model and quotes the sentences that answer.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from app.runs.events import CitationRef, CitationSources, SourceShown
+from app.runs.events import AnswerChecking, CitationRef, CitationSources, SourceShown
 from retrieval import Query, layout, sources
 from retrieval.citations import CheckedText, CitationChecker, as_text
-from retrieval.evidence import Evidence, Verdict, clauses, investigate, weigh
+from retrieval.evidence import Verdict, investigate, verdict_of, weigh
 from retrieval.prompt_context import PromptSource
+from retrieval.query_rewriting import ResolvedQuestion, resolve
 from retrieval.records import Among
 from retrieval.sentence_ranking import ANSWERS, RankedSentence, with_context
 
 if TYPE_CHECKING:
     from app.answering.served_model import ServedModel
+    from engine import Tokenizer
     from retrieval import Hit, Library
 
 INSTRUCTION = (
@@ -34,6 +36,10 @@ MAX_SOURCES = 6
 SHARE = 1 / 3  # of the model's context that sources may take
 PARENTS_FROM = 1500  # tokens of sources from which on their surroundings are given too
 MAX_TOKENS = 4000
+PARAGRAPH = "\n\n"  # between the sentences of an extractive answer
+MIN_ANSWER_LIMIT = 256  # tokens
+HELD_TOKENS, HELD_S = 40, 1.0  # of a sentence that is held back: from either on a reader is told
+TELL_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +51,17 @@ class RetrievedContext:
     score: float
     questions: tuple[str, ...] = field(default=())
     quoted: tuple[RankedSentence, ...] = ()  # the answer, where it is extractive
+    unanswered: tuple[str, ...] = ()  # parts of the question that no sentence answers, beside others that one does
 
     def messages(self, turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """A chat with its sources before the first question, in one message with the instructions it begins with."""
         given = [turn["content"] for turn in turns[:1] if turn["role"] == "system"]
         text = "\n\n".join([*given, INSTRUCTION, layout(self.sources)])
         return [{"role": "system", "content": text}, *turns[len(given) :]]
+
+    def answer_limit(self, tokenizer: Tokenizer) -> int:
+        """Returns the most tokens of an answer: it quotes its sources, so it need not be longer than they are."""
+        return max(MIN_ANSWER_LIMIT, sum(len(tokenizer.encode(source.text)) for source in self.sources))
 
     def event(self) -> CitationSources:
         return CitationSources(
@@ -68,65 +79,88 @@ class RetrievedContext:
 
 
 async def retrieve_context(
-    library: Library, served: ServedModel, user: str, question: str, collections: Among, *, extractive: bool = False
-) -> RetrievedContext:
+    library: Library, served: ServedModel, user: str, question: str, earlier: Sequence[tuple[str, str]],
+    collections: Among, *, extractive: bool = False,
+) -> RetrievedContext:  # fmt: skip
     """Search the user's documents for passages that answer a question; if `extractive`, for the sentences that do.
+    `earlier`: the chat's questions before it, with their answers.
 
     Raises:
         BadQuery: the question is too long to be searched for.
         NotFound: there is no such collection.
     """
-    return await asyncio.to_thread(_retrieved, library, served, user, question, collections, extractive)
+    asked = resolve(question, earlier)
+    return await asyncio.to_thread(_retrieved, library, served, user, asked, collections, extractive)
 
 
 def _retrieved(
-    library: Library, served: ServedModel, user: str, question: str, collections: Among, extractive: bool
+    library: Library, served: ServedModel, user: str, question: ResolvedQuestion, collections: Among, extractive: bool
 ) -> RetrievedContext:
-    last = Evidence(0.0, "none")
     rarity = library.rarity(user, collections)
+    weights = question.rarity(rarity)
+    budget = min(MAX_TOKENS, int(SHARE * served.engine.max_model_len))
+
+    def prompt_sources(hits: Sequence[Hit]) -> list[PromptSource]:
+        return sources(
+            library.store, user, hits, budget, lambda text: len(served.engine.tokenizer.encode(text)),
+            parents=budget >= PARENTS_FROM and not extractive,
+        )  # fmt: skip
 
     def covered(asked: str, hits: Sequence[Hit]) -> float:
-        nonlocal last
-        last = weigh(asked, hits, library.embedder, rarity)
-        return last.score
+        if extractive:
+            ranked = library.ranker.rank(asked, prompt_sources(hits), weights, 1)
+            return ranked[0].probability if ranked else 0.0
+        return weigh(asked, hits, library.embedder, weights).score
 
     found = investigate(
-        lambda text: library.search(Query(user, text, MAX_SOURCES, collections)), covered, question, limit=MAX_SOURCES
-    )
-    budget = min(MAX_TOKENS, int(SHARE * served.engine.max_model_len))
-    shown = sources(
-        library.store, user, found.hits, budget, lambda text: len(served.engine.tokenizer.encode(text)),
-        parents=budget >= PARENTS_FROM and not extractive,
+        lambda text: library.search(Query(user, text, MAX_SOURCES, collections)), covered, question.text,
+        limit=MAX_SOURCES,
     )  # fmt: skip
-    verdict: Verdict = last.verdict if shown else "none"
-    if verdict == "none" or not extractive:
-        return RetrievedContext(tuple(shown), verdict, last.score, found.questions)
-    quoted = list[RankedSentence]()
-    for part in clauses(question) or [question]:
-        for best in library.ranker.rank(part, shown, rarity, 1):
-            if best.probability >= ANSWERS and not any(other.contains(best) for other in quoted):
-                quoted.append(with_context(part, best))
-    return RetrievedContext(tuple(shown), verdict if quoted else "none", last.score, found.questions, tuple(quoted))
+    shown = prompt_sources(found.hits)
+    parts = question.parts()
+    if extractive:
+        quoted = list[RankedSentence]()
+        unanswered = list[str]()
+        for part in parts:
+            best = next(iter(library.ranker.rank(part.text, shown, part.rarity(rarity), 1)), None)
+            if best is None or best.probability < ANSWERS:
+                unanswered.append(part.asked)
+            elif not any(other.contains(best) for other in quoted):
+                quoted.append(with_context(part.text, best))
+        return RetrievedContext(
+            tuple(shown), "answer" if quoted else "none", found.coverage, found.questions, tuple(quoted),
+            tuple(unanswered) if quoted else (),
+        )  # fmt: skip
+    verdict = verdict_of(found.coverage)
+    if verdict == "none" and any(verdict_of(covered(part.text, found.hits)) != "none" for part in parts):
+        verdict = "partial"
+    return RetrievedContext(tuple(shown), verdict if shown else "none", found.coverage, found.questions)
 
 
 def quote(found: RetrievedContext) -> Iterable[tuple[str, CitationRef]]:
-    """Returns the sentences of an extractive answer, word for word, each with its citation."""
-    written = 0
-    for number, one in enumerate(found.quoted, 1):
-        source, words = one.source, " ".join(one.text.split())
-        text = f"{words} [{source.label}]"
-        at = source.start + one.start
-        cited = SourceShown(
+    """Returns the sentences of an extractive answer, word for word, each with its citation; then the parts of the
+    question that none answers."""
+    lines = [_quotation(one) for one in found.quoted]
+    lines += [(f"The sources do not say: {part}", []) for part in found.unanswered]
+    start = 0
+    for number, (text, cited) in enumerate(lines, 1):
+        end = start + len(text)
+        support: Literal["supported", "plain"] = "supported" if cited else "plain"
+        yield (
+            text + PARAGRAPH if number < len(lines) else text,
+            CitationRef(sentence=number, start=start, end=end, support=support, citations=cited),
+        )
+        start = end + len(PARAGRAPH)
+
+
+def _quotation(one: RankedSentence) -> tuple[str, list[SourceShown]]:
+    source, at = one.source, one.source.start + one.start
+    return f"{one.shown} [{source.label}]", [
+        SourceShown(
             label=source.label, document=source.document, title=source.title, page=source.page(at), start=at,
             end=source.start + one.end, text=one.text, score=round(one.probability, 3),
-        )  # fmt: skip
-        yield (
-            f"{text}\n" if number < len(found.quoted) else text,
-            CitationRef(
-                sentence=number, start=written, end=written + len(text), support="supported", citations=[cited]
-            ),
         )
-        written += len(text) + 1
+    ]  # fmt: skip
 
 
 class CheckedAnswer:
@@ -134,12 +168,29 @@ class CheckedAnswer:
 
     def __init__(self, found: RetrievedContext) -> None:
         self._checker = CitationChecker(found.sources)
+        self._held_tokens = 0  # since the newest sentence was let through
+        self._held_since: float | None = None
+        self._told_at = float("-inf")
         self._written = 0  # characters let through
         self._number = 0
 
     def feed(self, text: str) -> Iterable[tuple[str, CitationRef]]:
         """More of the answer; returns the checked parts, each with its citations."""
         yield from map(self._shown, self._checker.feed(text))
+
+    def hold(self, tokens: int, now: float) -> AnswerChecking | None:
+        """Counts `tokens` that were fed, at `now` in seconds of any clock. Returns the event of a sentence that is held
+        back for long, at most once a second.
+        """
+        if not self._checker.held:
+            return None
+        self._held_tokens += tokens
+        self._held_since = now if self._held_since is None else self._held_since
+        long = self._held_tokens >= HELD_TOKENS or now - self._held_since >= HELD_S
+        if not long or now - self._told_at < TELL_EVERY_S:
+            return None
+        self._told_at = now
+        return AnswerChecking(tokens=self._held_tokens)
 
     def skip(self, characters: int) -> None:
         """Count characters that were shown without a check."""
@@ -151,6 +202,7 @@ class CheckedAnswer:
     def _shown(self, checked: CheckedText) -> tuple[str, CitationRef]:
         text = as_text(checked)
         start, self._written = self._written, self._written + len(text)
+        self._held_tokens, self._held_since = 0, None
         self._number += 1
         return text, CitationRef(
             sentence=self._number, start=start, end=start + len(text.rstrip()), support=checked.support,

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.answering.answer_pipeline import Admitted, AnswerPipeline
@@ -19,6 +19,7 @@ from app.answering.model_cascade import ModelCascade, allowed_models
 from app.answering.reasoning_config import ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
+from app.answering.tool_selection import ToolSelector
 from app.config import AUTO_NAME, LOCAL_USER
 from app.db.answer_steps import Usage
 from app.db.run_store import Place, RunAnswer
@@ -51,6 +52,7 @@ from reasoning.strategy import Event
 from reasoning.thinking import Piece, Tally
 from reasoning.turn import Content, Delta, Reasoning
 from retrieval.citations import is_refusal
+from retrieval.query_rewriting import is_small_talk
 from retrieval.records import among_of
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 _METRICS_S = 0.25
 _PREFILL_S = 0.1
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "sources", "repetition"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,9 @@ class Run:
         on_end: Callable[[RunAnswer], None],
         *,
         extractive: bool = False,
+        tool_selector: ToolSelector | None = None,
     ) -> None:
-        """`extractive`: answers from documents are quoted."""
+        """`extractive`: answers from documents are quoted. `tool_selector` chooses tools for small models."""
         self.id = id
         self.chat_id = chat_id
         self.user = user
@@ -115,6 +118,7 @@ class Run:
         self._thoughts = thoughts
         self._library = library
         self._extractive = extractive
+        self._tool_selector = tool_selector
         self._checked: CheckedAnswer | None = None  # where the answer rests on documents
         self.watch = watch
         self._on_end = on_end
@@ -175,12 +179,18 @@ class Run:
     async def _generate(self, history: History, ask: RunSpec) -> Finish:
         """Makes the answer; returns how it finished."""
         found: RetrievedContext | None = None
-        if ask.collections is not None:
+        if ask.collections is not None and not is_small_talk(history.question):
             among = among_of(ask.collections)
             with tracing.span("retrieval"):
                 extractive = self._extractive and self.tools is None  # tools are for a model to call
                 found = await retrieve_context(
-                    self._library, self._served, ask.user, history.question, among, extractive=extractive
+                    self._library,
+                    self._served,
+                    ask.user,
+                    history.question,
+                    history.turns,
+                    among,
+                    extractive=extractive,
                 )
             self.log.append(found.event())
             if found.verdict == "none":
@@ -198,7 +208,7 @@ class Run:
         async def make(served: ServedModel) -> AnswerPlan:
             return await plan_run(
                 served, reasoning_config, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens,
-                user=ask.user,
+                user=ask.user, tool_selector=None if self._checked is not None else self._tool_selector,
             )  # fmt: skip
 
         if reasoning_config.reduced and reasoning_config.budget is not None:
@@ -226,6 +236,9 @@ class Run:
                 self.trace.tokens = pipeline.sequence.tokens
         if self._checked is not None:
             self._show(self._checked.finish())
+        bound = pipeline.plan.answer_tokens
+        if finish == "length" and bound is not None and self._tally.answer_tokens >= bound:
+            return "sources"
         return finish
 
     def _record(self, plan: AnswerPlan) -> None:
@@ -236,6 +249,8 @@ class Run:
             [] if self.tools is None else self.tools.specs, len(plan.prompt), plan.prompt,
             manner=plan.reasoning_config.recorded(), fingerprint=served.engine.fingerprint.hex(),
             numerics=served.engine.numerics.recorded(),
+            repetition=None if plan.span.repetition_detection is None else asdict(plan.span.repetition_detection),
+            selected=[] if plan.selected is None else [tool.spec() for tool in plan.selected.tools],
         )  # fmt: skip
 
     async def _write(self, pipeline: AnswerPipeline) -> Finish:
@@ -245,7 +260,7 @@ class Run:
                 match each:
                     case Wrote(piece, deltas, reason):
                         await self._take(piece, deltas)
-                        finish = "stop" if reason in ("stop", "tool_calls") else "length"
+                        finish = "stop" if reason == "tool_calls" else reason or "length"
                     case Called():
                         self._steps.next()
                         self._deltas.flush()
@@ -291,6 +306,9 @@ class Run:
                         self._show(self._checked.feed(text))
                     else:
                         self._answer(text)
+        if self._checked is not None and piece.part == "answer" and (held := self._checked.hold(piece.spent, now)):
+            self._deltas.flush()
+            self.log.append(held)
         if now - self._metrics_at >= _METRICS_S and (metrics := self._metrics()):
             self._metrics_at = now
             self.log.append(metrics)

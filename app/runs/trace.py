@@ -14,10 +14,10 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.answering.answer_plan import AnswerPlan, ToolLoop, plan_calls
+from app.answering.answer_plan import AnswerPlan, ToolLoop, plan_calls, select_call
 from app.answering.reasoning_config import ReasoningResolver, restored
 from engine.model.numerics import Numerics
-from engine.params import Sampling, Span
+from engine.params import RepetitionDetection, Sampling, Span
 from engine.tool_parsers import read_tools
 from reasoning.agent import Agent, Limit, Limits
 from tools.outcome import Call
@@ -38,8 +38,9 @@ class Trace:
     """The recipe. `tokens` is the whole sequence at the end, its first `prompt_tokens` the prompt.
 
     `results`: the texts of each step's calls, as the model read them. `limit`: which ended the calling, after how many
-    steps. `manner`: the answer's recorded `ReasoningConfig`. `fingerprint` is of the model's files, in hex; `numerics`
-    are None in traces of old. Any: JSON.
+    steps. `selected`: the tool that the first turn had to call, its parameters as they were constrained. `manner`: the
+    answer's recorded `ReasoningConfig`. `fingerprint` is of the model's files, in hex; `numerics` and `repetition`,
+    which would have ended the answer, are None in traces of old. Any: JSON.
     """
 
     model: str
@@ -55,6 +56,8 @@ class Trace:
     manner: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     numerics: dict[str, Any] | None = None
+    repetition: dict[str, int] | None = None
+    selected: list[dict[str, Any]] = field(default_factory=list)
     format: int = FORMAT
     type: Literal["trace"] = "trace"
 
@@ -77,7 +80,14 @@ class Trace:
             )
         names = {each.name for each in dataclasses.fields(cls)}
         if isinstance(value, dict):  # those of old have none of these
-            value = {"manner": {}, "fingerprint": "", "numerics": None, **value}
+            old: dict[str, Any] = {
+                "manner": {},
+                "fingerprint": "",
+                "numerics": None,
+                "repetition": None,
+                "selected": [],
+            }
+            value = {**old, **value}
         if not isinstance(value, dict) or value.get("type") != "trace" or value.keys() != names:
             raise BadTrace("Its first line is not a trace of Ponder's; accepted: what GET /api/runs/{id}/trace gives.")
         if value["format"] != FORMAT:
@@ -166,10 +176,14 @@ async def replay(served: ServedModel, trace: Trace, reasoning_resolver: Reasonin
     Raises:
         ApiError, EngineError: this model cannot make it.
     """
-    tool_plan = await plan_calls(served, read_tools(trace.tools), "auto", True, "replay") if trace.tools else None
-    prompt, span = trace.tokens[: trace.prompt_tokens], Span(sampling=_sampling(trace), max_tokens=trace.max_tokens)
+    tools = read_tools(trace.tools)
+    tool_plan = await plan_calls(served, tools, "auto", True, "replay") if tools else None
+    selected = await select_call(served, read_tools(trace.selected), tools, True, "replay")
+    prompt = trace.tokens[: trace.prompt_tokens]
+    repetition = None if trace.repetition is None else RepetitionDetection(**trace.repetition)
+    span = Span(sampling=_sampling(trace), max_tokens=trace.max_tokens, repetition_detection=repetition)
     reasoning_config = restored(trace.manner, served, reasoning_resolver)
-    plan = AnswerPlan(served, prompt, span, trace.room, reasoning_config, trace.variables, tool_plan)
+    plan = AnswerPlan(served, prompt, span, trace.room, reasoning_config, trace.variables, tool_plan, selected=selected)
     async with await served.engine.open(prompt, tenant="replay") as seq:
         if trace.tools:
             limits = Limits(steps=10**6, tokens=trace.max_tokens, seconds=float("inf"))

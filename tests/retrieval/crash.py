@@ -40,7 +40,7 @@ PLACES: tuple[tuple[Any, str], ...] = (
 class HereParser:
     """Parses in this process: a child that dies leaves no other behind."""
 
-    def submit(self, path: Path, name: str) -> Future[Parsed]:
+    def submit(self, path: Path, name: str, root: Path | None = None) -> Future[Parsed]:
         made = Future[Parsed]()
         made.set_result(parser.parse(path, name))
         return made

@@ -32,7 +32,7 @@ LEFT, TOP, WIDTH, HEIGHT = 72.0, 720.0, 612.0, 792.0
 
 @dataclass(frozen=True)
 class Drawn:
-    """Where a word is drawn, in points from the page's lower left corner."""
+    """Place of a word, in points from the page's lower left corner."""
 
     page: int
     left: float

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import PromptSource
-from retrieval.citations import CheckedText, CitationChecker, as_text, is_refusal
+from retrieval.citations import MAX_HELD, CheckedText, CitationChecker, as_text, is_refusal
 from retrieval.parsing.parsed import ParsedPage
 
 BEGUN = "The dam of Orsk was begun in 1925. It was planned by A. Lindqvist, an engineer of the railway."
@@ -53,6 +53,27 @@ def test_a_label_is_read_wherever_it_stands(answer: str) -> None:
     assert supports(answer) == [("supported", ["S2"])]
 
 
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_sentence_that_never_ends_is_cut_at_a_word(size: int) -> None:
+    text = "The dam of Orsk was begun in 1925, " + "and the dam and " * 300 + "so it was. It was planned by Lindqvist."
+    made = checked(text, list(range(size, len(text), size)))
+    assert "".join(one.text + one.space for one in made) == text
+    assert len(made) == 4 and all(len(one.text) <= MAX_HELD for one in made)
+    assert all(one.space == " " for one in made[:-1]) and made[-1].text == "It was planned by Lindqvist."
+    (word, rest) = checked("x" * (MAX_HELD + 10), list(range(size, MAX_HELD, size)))
+    assert (len(word.text), rest.text) == (MAX_HELD, "x" * 10)
+
+
+def test_text_is_held_until_its_sentence_ends() -> None:
+    checker = CitationChecker(SOURCES)
+    held = [
+        checker.held for text in ("\n", "The dam of Orsk", " was begun in 1925. ", "It") if checker.feed(text) or True
+    ]
+    assert held == [False, True, True, True]
+    checker.finish()
+    assert not checker.held
+
+
 def test_a_citation_is_the_span_in_its_document() -> None:
     (one,) = checked("It was planned by Lindqvist, an engineer of the railway [S1].")
     (citation,) = one.citations
@@ -85,6 +106,34 @@ def test_what_the_source_does_not_say_is_unsupported(answer: str, why: str) -> N
     assert supports(answer) == [("unsupported", [])], why
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("The dam of Orsk was begun in 1925 by seabranes [S1].", "a word that stands in no source"),
+        ("Orsk railway begun A. Lindqvist dam engineer 1925 planned [S1].", "a word salad"),
+        ("The railway of A. Lindqvist planned an engineer [S1].", "swapped roles"),
+    ],
+)
+def test_words_in_another_order_or_foreign_are_supported_in_part(answer: str, why: str) -> None:
+    assert supports(answer) == [("partial", ["S1"])], why
+
+
+def test_of_two_sources_that_say_it_in_part_the_better_one_is_cited() -> None:
+    texts = ("The old mill of Kel grinds fine white flour.", "The old mill of Kel grinds fine white flour daily.")
+    checker = CitationChecker([PromptSource(f"S{n}", n, "", 0, len(t), t, 0.5) for n, t in enumerate(texts, 1)])
+    (one,) = [*checker.feed("The old mill of Kel grinds fine white flour daily indoors."), *checker.finish()]
+    assert one.support == "partial" and [citation.label for citation in one.citations] == ["S2"]
+
+
+@pytest.mark.parametrize("answer", ["The people, as many do not know, built it of gold.", "1942.", "Neptunium."])
+def test_short_claims_and_asides_are_checked_too(answer: str) -> None:
+    assert supports(answer) == [("unsupported", [])]
+
+
+def test_a_passive_sentence_may_turn_the_order() -> None:
+    assert supports("A. Lindqvist, an engineer of the railway, planned it [S1].")[0][0] == "supported"
+
+
 def test_a_wrong_label_is_put_right_and_said() -> None:
     assert supports("The dam of Orsk was begun in 1925 [S2].") == [("elsewhere", ["S1"])]
 
@@ -94,7 +143,16 @@ def test_a_label_of_no_source_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["I don't know. The sources do not say.", "Hello!", "Which dam do you mean?", "\n\n"]
+    "answer",
+    [
+        "I don't know. The sources do not say.",
+        "Hello!",
+        "Which dam do you mean?",
+        "\n\n",
+        "Certainly.",
+        "Unfortunately, your documents do not mention who paid.",
+        "There is no information about that.",
+    ],
 )
 def test_what_claims_nothing_is_plain(answer: str) -> None:
     assert {support for support, _ in supports(answer)} <= {"plain"}

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertModel
-from transformers.activations import ACT2FN
 
 from retrieval.embedding import SentenceEmbedder
 from retrieval.packing import PackedLinear, pack
@@ -44,8 +42,37 @@ def test_there_is_nothing_to_embed(embedder: SentenceEmbedder) -> None:
     assert embedder.embed([]).shape == (0, embedder.size) and embedder.tokens([]) == [] and embedder.pieces([]) == []
 
 
+@pytest.mark.parametrize(
+    ("amx", "avx512_bf16", "dtype"),
+    [(True, True, torch.bfloat16), (False, True, torch.bfloat16), (False, False, torch.float32)],
+)
+def test_layers_are_in_bfloat16_where_the_cpu_multiplies_it(
+    monkeypatch: pytest.MonkeyPatch, amx: bool, avx512_bf16: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr("retrieval.packing.pack", lambda model: None)  # packed weights are no parameters
+    model = SentenceEmbedder(device="cpu")._model
+    assert {weights.dtype for weights in model.parameters()} == {dtype}
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this CPU")
+def test_vectors_in_bfloat16_are_searched_among_those_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["Who built the dam?", "The dam at Hollow Creek was finished in 1931.", "Bees dance in the hive. " * 60]
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    made = []
+    for supported in (False, True):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda found=supported: found)
+        made.append(SentenceEmbedder(device="cpu").embed(texts))
+    exact, rounded = made
+    assert (exact != rounded).any() and (exact * rounded).sum(axis=1).min() > 0.999
+
+
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
 def test_packed_layers_compute_the_same(activation: str) -> None:
+    from transformers import BertConfig, BertModel  # here, since it takes seconds
+    from transformers.activations import ACT2FN
+
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=50,

@@ -46,6 +46,21 @@ def test_a_judged_set_is_indexed_searched_and_measured(judged: Path) -> None:
     assert told[-1] == (3, 3) and 0 < quality.p50_ms <= quality.p99_ms
 
 
+def test_a_document_asks_for_the_others_that_answer_the_same_question(judged: Path) -> None:
+    (judged / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t2\nq2\td3\t1\n")
+    made = read(judged).asked_by_document(least=2)
+    assert made.asked == ["q2"]
+    chosen = made.omitted["q2"]
+    (other,) = {"d2", "d3"} - {chosen}
+    assert made.queries["q2"] == made.corpus[chosen][1] and set(made.grades["q2"]) == {other}
+    with (judged / "corpus.jsonl").open("a") as corpus, (judged / "qrels/test.tsv").open("a") as grades:
+        for name in ("d4", "d5"):
+            corpus.write(json.dumps({"_id": name, "text": "A green lake lies behind the hills."}) + "\n")
+            grades.write(f"q2\t{name}\t1\n")
+    found = run(judged, embedder=WordEmbedder(), by_document=True)
+    assert found.queries == 1 and found.ndcg_10 == 1.0  # were it found itself, it would stand before the others
+
+
 @pytest.mark.parametrize(
     ("broken", "said"),
     [

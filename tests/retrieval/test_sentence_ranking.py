@@ -77,3 +77,37 @@ def test_a_sentence_brings_the_one_that_it_needs(question: str, answer: str) -> 
     )
     best = with_context(question, ranked(question, text)[0])
     assert best.text == answer and text[best.start : best.end] == answer
+
+
+HOURS = "# Kel library\n\n## Opening hours\n\nMonday to Friday from nine.\n\nClosed in May.\n\n## Rules\n\nNo dogs.\n"
+
+
+def test_a_section_is_quoted_whole_where_its_heading_is_asked_for() -> None:
+    (best,) = ranked("what are the opening hours?", HOURS, limit=1)
+    whole = with_context("what are the opening hours?", best)
+    assert whole.shown == "Monday to Friday from nine. Closed in May." and whole.probability > 0.5
+
+
+def test_headings_and_the_sentence_before_count() -> None:
+    asked = "who mends the tap of the mill?"
+    alone, heading, before = (
+        ranked(asked, text, limit=1)[0].probability
+        for text in (
+            "Tom mends it.",
+            "# The tap of the mill\n\nTom mends it.",
+            "A tap of the mill leaks. Tom mends it.",
+        )
+    )
+    assert alone < heading and alone < before
+
+
+def test_a_row_is_found_by_the_names_of_its_columns() -> None:
+    table = "| code | meaning |\n|---|---|\n| E3 | pump blocked |\n| E4 | too hot |\n"
+    best = ranked("what is the meaning of code E4?", table)[0]
+    assert best.shown == "code: E4; meaning: too hot" and best.text == "| E4 | too hot |"
+    assert with_context("what is the meaning of code E4?", best) == best
+
+
+def test_a_source_without_the_identifier_of_the_question_does_not_answer() -> None:
+    table = "| code | meaning |\n|---|---|\n| E3 | pump blocked |\n| E4 | too hot |\n"
+    assert ranked("what is the meaning of code E7?", table, BRIDGE) == []

@@ -18,6 +18,8 @@ import pytest
 from tests.app.conftest import PEBBLE, Server, serving
 from tests.app.runs.test_runs import events
 
+pytestmark = pytest.mark.slow
+
 NOTES = "The Kestrel project began in 1987."
 ORDERS = [("Ana", "lamp", 40), ("Ben", "chair", 85), ("Ana", "desk", 210), ("Cleo", "lamp", 40)]
 

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.runs import rag
 from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext
 from retrieval import PromptSource
 from tests.app.conftest import Server
@@ -71,9 +72,38 @@ def test_each_part_of_a_question_is_answered_by_its_sentence(ana: httpx.Client) 
     upload(ana, f"{DAM} The mill of Kel has nine wheels.", "parts.txt")
     log = answered(ana, "when was the dam of Orsk finished, and how many wheels has the mill of Kel?")
     text = of_type(log, "answer.done")[0]["text"]
-    assert text == "The dam of Orsk was finished in 1931. [S1]\nThe mill of Kel has nine wheels. [S1]"
+    assert text == "The dam of Orsk was finished in 1931. [S1]\n\nThe mill of Kel has nine wheels. [S1]"
     refs = of_type(log, "citation.ref")
-    assert [text[ref["start"] : ref["end"]] for ref in refs] == text.split("\n")
+    assert [text[ref["start"] : ref["end"]] for ref in refs] == text.split("\n\n")
+
+
+def test_a_part_that_nothing_answers_is_named(ana: httpx.Client) -> None:
+    upload(ana, DAM, "one-part.txt")
+    log = answered(ana, "when was the dam of Orsk finished, and who sells zebras?")
+    text = of_type(log, "answer.done")[0]["text"]
+    assert text == "The dam of Orsk was finished in 1931. [S1]\n\nThe sources do not say: who sells zebras"
+    refs = of_type(log, "citation.ref")
+    assert [ref["support"] for ref in refs] == ["supported", "plain"]
+    assert [text[ref["start"] : ref["end"]] for ref in refs] == text.split("\n\n")
+
+
+def test_a_follow_up_is_searched_for_with_what_it_leaves_out(ana: httpx.Client) -> None:
+    upload(ana, f"{DAM}\n\nThe mill of Kel was finished in 1822. It has nine wheels.", "mill.txt")
+    chat = ana.post("/api/chats", json={}).json()["id"]
+    answers = list[str]()
+    for question in ("when was the mill of Kel finished?", "and how many wheels has it?"):
+        wanted = {"content": question, "collections": "all"}
+        run = ana.post(f"/api/chats/{chat}/runs", json=wanted).json()["run_id"]
+        log = [data for _, _, data in events(ana, run)]
+        answers.append(of_type(log, "answer.done")[0]["text"])
+    assert "1822" in answers[0] and "nine wheels" in answers[1]
+    assert "mill" in of_type(log, "citation.sources")[0]["questions"][0]
+
+
+def test_thanks_are_not_searched_for(ana: httpx.Client) -> None:
+    upload(ana, DAM)
+    log = answered(ana, "Thanks!")
+    assert not of_type(log, "citation.sources") and of_type(log, "run.started")
 
 
 def test_what_is_not_in_the_documents_is_not_asked_of_the_model(ana: httpx.Client) -> None:
@@ -111,6 +141,36 @@ def test_a_sentence_is_shown_when_it_is_whole_and_checked() -> None:
     (second,) = [*answer.feed(" green towers."), *answer.finish()]
     assert first[0] == "The dam of Orsk was finished in 1931. [S1] " and first[1].support == "supported"
     assert second[0] == "It has nine green towers. [unsupported]" and second[1].start == len(first[0])
+
+
+def test_a_sentence_that_is_held_back_is_told_of_once_a_second() -> None:
+    answer = CheckedAnswer(RetrievedContext((PromptSource("S1", 1, "Dam", 0, len(DAM), DAM, 1.0),), "answer", 0.9))
+
+    def told(words: int, now: float, text: str = "dam ") -> int | None:
+        shown.extend(answer.feed(text))
+        event = answer.hold(words, now)
+        return None if event is None else event.tokens
+
+    shown = list[Any]()
+    slow = [told(1, now) for now in (10.0, 10.5, 11.0, 11.5, 11.9, 12.0)]
+    assert slow == [None, None, 3, None, None, 6], "after a second, then each second"
+    assert told(50, 12.1, "was. It") is None and len(shown) == 1, "a new sentence has been held for no time yet"
+    assert told(5, 12.9) is None, "as many tokens as that were told of at once, but the last event is too near"
+    assert told(5, 13.0) == 60
+    assert [*answer.finish()] and answer.hold(1, 99.0) is None, "nothing is held"
+
+
+@pytest.mark.usefixtures("written")
+def test_a_run_tells_that_it_checks_a_sentence(ana: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rag, "HELD_TOKENS", 8)
+    upload(ana, DAM)
+    chat = ana.post("/api/chats", json={}).json()["id"]
+    body = {"content": "when was the dam of Orsk finished?", "collections": "all", "thinking": False}
+    run = ana.post(f"/api/chats/{chat}/runs", json={**body, "temperature": 0, "max_tokens": 40}).json()["run_id"]
+    log = [data for _, _, data in events(ana, run)]
+    kinds = [event["type"] for event in log]
+    assert of_type(log, "answer.checking")[0]["tokens"] == 8
+    assert kinds.index("answer.checking") < kinds.index("answer.delta") < kinds.index("answer.done")
 
 
 @pytest.mark.usefixtures("written")

@@ -75,6 +75,7 @@ def test_a_key_that_is_none_is_refused(ana: httpx.Client, chat: str, key: str) -
     headers = [(b"Idempotency-Key", key.encode("latin-1"))]
     reply = ana.post(f"/api/chats/{chat}/runs", json={"content": "x"}, headers=headers)
     error(reply, 400, "invalid_value", "Idempotency-Key")
+    assert read(ana, chat)["messages"] == []
 
 
 def test_two_keys_are_refused(ana: httpx.Client, chat: str) -> None:
