@@ -16,7 +16,7 @@ from typing import Any
 
 from bench import hardware
 from bench.retrieval import answers as retrieval_answers
-from bench.retrieval import growth, quality, speed
+from bench.retrieval import everyday, growth, quality, speed
 from engine import Engine, EngineConfig
 from retrieval import Library
 from retrieval.embedding import SentenceEmbedder
@@ -81,7 +81,13 @@ def measure(
         if "search" in parts:
             made["search"] = growth.searching(scale.sizes, real, corpora, embedder, work / "grown", tell)
         if "judged" in parts:
-            made["judged"] = {name: quality.stages(data / name, embedder, work, tell) for name in scale.sets}
+            made["judged"] = {
+                f"{name}{', long questions' * long}": quality.stages(
+                    data / name, embedder, work, tell, by_document=long
+                )
+                for name in scale.sets
+                for long in (False, True)
+            }
         if "chunking" in parts:
             tell("chunking")
             made["chunking"] = quality.chunk_recall(data / "chunking", embedder, work)
@@ -93,6 +99,7 @@ def measure(
         if "sentences" in parts:
             tell("sentences")
             made["sentences"] = quality.sentences(data / "xquad_en_dev.json", embedder, work)
+            made["everyday"] = everyday.measure(embedder, work)
         if "answers" in parts:
             tell("answers")
             made |= asyncio.run(_with_model(model, texts, asked, embedder, work, scale, tell))

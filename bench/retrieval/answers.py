@@ -88,7 +88,7 @@ async def _without(served: ServedModel, library: Library, one: JudgedQuestion, w
 
 
 async def _answer(served: ServedModel, library: Library, one: JudgedQuestion, collections: frozenset[int]) -> Answered:
-    found = await retrieve_context(library, served, USER, one.text, collections)
+    found = await retrieve_context(library, served, USER, one.text, [], collections)
     if found.verdict == "none":
         return Answered(REFUSAL, (), "none", 0, 1)
     checked = CheckedAnswer(found)

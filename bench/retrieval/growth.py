@@ -91,7 +91,7 @@ def _fill(library: Library, drawn: Sequence[str], size: int, tell: Tell) -> None
         while wanted > 0 and not mine.documents:
             text = " ".join(drawn[n] for n in rng.integers(0, len(drawn), SENTENCES))
             parsed, name = Parsed(text, "", "prose", "text/plain"), f"{len(documents)}"
-            documents.append(library.publisher.prepare(name, "1", parsed, {}, len(text), None, owned=False))
+            documents.append(library.publisher.prepare(name, "1", parsed, {}, len(text)))
             wanted -= len(documents[-1].texts)
         library.publisher.embed(documents)
         if documents:

@@ -40,8 +40,11 @@ class JudgedQuestion:
     ranges: tuple[tuple[int, int], ...] = ()
 
 
-def stages(folder: Path, embedder: Embedder, work: Path, tell: Tell) -> list[Json]:
-    """Cranfield, or any set in the layout of BEIR, with one stage after the other switched on."""
+def stages(folder: Path, embedder: Embedder, work: Path, tell: Tell, *, by_document: bool = False) -> list[Json]:
+    """Cranfield, or any set in the layout of BEIR, with one stage after the other switched on.
+
+    `by_document` asks with whole documents, as `judged_search.Judged.asked_by_document` says.
+    """
     made = []
     for name, options in {
         "BM25": {"dense_share": 0.0},
@@ -49,8 +52,14 @@ def stages(folder: Path, embedder: Embedder, work: Path, tell: Tell) -> list[Jso
         "fused": {},
         "fused, reranked by late interaction": {"rerank": True},
     }.items():
-        tell(f"{folder.name}: {name}")
-        q = judged_search.run(folder, embedder=embedder, workplace=work / folder.name, **options)  # type: ignore[arg-type]  # names of options
+        tell(f"{folder.name}{', long questions' * by_document}: {name}")
+        q = judged_search.run(
+            folder,
+            embedder=embedder,
+            workplace=work / folder.name,
+            by_document=by_document,
+            **options,  # type: ignore[arg-type]  # names of options
+        )
         made.append(
             {"stage": name, "ndcg@10": q.ndcg_10, "mrr@10": q.mrr_10, "p50_ms": q.p50_ms, "p99_ms": q.p99_ms}
             | {f"recall@{k}": value for k, value in q.recall.items()}
@@ -157,8 +166,22 @@ def thresholds(embedder: Embedder, work: Path, most: int = 250) -> Json:
     }
 
 
+OTHERS = 2000  # documents that answer none of the questions
+
+
+def other_documents(data: Path) -> list[Text]:
+    """Returns Cranfield's abstracts, and pieces of the chunking set's corpora as documents."""
+    lines = (data / "cranfield" / "corpus.jsonl").read_text("utf-8").splitlines()
+    made = [Text(f"cranfield-{one['_id']}", one["text"], one.get("title", "")) for one in map(json.loads, lines)]
+    for path in sorted((data / "chunking").glob("*.md")):
+        text = path.read_text("utf-8")
+        made += [Text(f"{path.stem}-{at}", text[at : at + 1500]) for at in range(0, min(len(text), 450_000), 1500)]
+    return [text for text in made if text.text.strip()][:OTHERS]
+
+
 def sentences(path: Path, embedder: Embedder, work: Path) -> Json:
-    """Returns the ranking of sentences on XQuAD and on our own essays, each question with its answer there and without.
+    """Returns the ranking of sentences on XQuAD, alone and among other documents, and on our own essays, each question
+    with its answer there and without.
 
     The ranker's probability was fitted on these essays, by the best sentence's MaxSim.
     """
@@ -181,6 +204,9 @@ def sentences(path: Path, embedder: Embedder, work: Path) -> Json:
     texts, asked = xquad(path)
     return {
         "xquad": _ranked(texts, asked, holds, embedder, work / "xquad"),
+        "xquad_among_others": _ranked(
+            [*texts, *other_documents(path.parent)], asked, holds, embedder, work / "xquad-among-others"
+        ),
         "essays": _ranked(own, some, lambda one, best: best.text in one.answer or one.answer in best.text, embedder,
                           work / "ranked-essays"),
     }  # fmt: skip

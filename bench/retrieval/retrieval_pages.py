@@ -18,7 +18,8 @@ def tables(made: Json) -> str:
     hw = made["hardware"]
     lines = [
         f"Measured on {made['date']} with `{made['command']}`: {hw['gpu'] or hw['cpu']}, {hw['cores']} cores, "
-        f"{hw['cpu_capability']}, torch {hw['torch']}; embedder {made['embedder']}, model {made['model']}.",
+        f"{hw['cpu_capability']}, torch {hw['torch']};",
+        f"embedder {made['embedder']}, model {made['model']}.",
         "",
     ]
     for name, stages in made["judged"].items():
