@@ -31,7 +31,7 @@ from engine.errors import (
     SequenceClosed,
 )
 from engine.structured_output.matcher import ConstraintFailed, ConstraintRefused
-from retrieval import BadFilter, BadQuery, NotAllowed, NotFound, OverQuota
+from retrieval import BadFilter, BadQuery, NotAllowed, NotFound, OverQuota, SourceTaken
 
 log = logging.getLogger("ponder")
 
@@ -97,6 +97,8 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
             return ApiError(409, str(error), param="name", code="name_taken")
         case KeyReused():
             return ApiError(409, str(error), param="Idempotency-Key", code="idempotency_key_reused")
+        case SourceTaken():
+            return ApiError(409, str(error), param="source", code="name_taken")
         case NotFound():
             return ApiError(404, str(error), code="not_found")
         case OverQuota():
@@ -150,7 +152,7 @@ def install(
         return note(request.scope, from_exception(error)).response()
 
     ours = (NotThere, WrongPlace, NameTaken, KeyReused)
-    for kind in (*ours, EngineError, NotFound, NotAllowed, OverQuota, OSError, sqlite3.Error):
+    for kind in (*ours, EngineError, NotFound, NotAllowed, OverQuota, SourceTaken, OSError, sqlite3.Error):
         app.add_exception_handler(kind, _known)
 
     @app.exception_handler(HTTPException)

@@ -19,8 +19,9 @@ from app.admission import Admission, AdmissionGate
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningResolver
 from app.answering.served_model import ServedModel
+from app.answering.tool_selection import ToolRanker, ToolSelector
 from app.answering.tool_service import ToolService
-from app.api import accounts, chats, collections, documents, operator, permissions, search, sequences, tools
+from app.api import accounts, chats, collections, documents, jobs, operator, permissions, search, sequences, tools
 from app.api import runs as run_routes
 from app.api.mcp_endpoint import McpEndpoint
 from app.auth import Auth, RequireUser
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 # Exports come before chats: their addresses would be those of a chat's id.
 ROUTERS = (
     chats.exchange_router, chats.router, run_routes.router, chats.folders_router, documents.router,
-    documents.pages_router, documents.jobs_router, collections.router, search.router, tools.router, permissions.router,
+    documents.pages_router, jobs.router, collections.router, search.router, tools.router, permissions.router,
     sequences.router, tools.strategies_router, accounts.session_router, operator.router, accounts.router,
 )  # fmt: skip
 
@@ -73,7 +74,16 @@ def create_app(
         state.auth.later(lambda accounts: accounts.add_use(key_id, 1, tokens))
 
     admission = Admission(settings, meter.queue_estimates, meter.refusal, used)
-    state = State(settings, models, meter, ReasoningResolver.of_settings(settings), Drain(), meter, admission)
+    state = State(
+        settings,
+        models,
+        meter,
+        ReasoningResolver.of_settings(settings),
+        Drain(),
+        ToolSelector.of_settings(settings),
+        meter,
+        admission,
+    )
     if settings.summary_model is not None and settings.summary_model not in models.names:
         accepted = ", ".join(models.names)
         raise BadSetting(f"summary_model is {settings.summary_model!r}; accepted: a served model: {accepted}.")
@@ -88,6 +98,7 @@ def create_app(
             closing.callback(state.auth.close)
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
+            state.tool_selector.ranker = ToolRanker(shelf.embedder)  # loaded once for both
             tool_service = await closing.enter_async_context(ToolService(settings, shelf))
             state.reasoning_resolver.checkers.tool_service = tool_service
             closing.push_async_callback(state.reasoning_resolver.checkers.close)
@@ -100,6 +111,7 @@ def create_app(
                 tool_service,
                 Limits(settings.tool_steps, seconds=settings.tool_seconds),
                 extractive=state.quotes,
+                tool_selector=state.tool_selector,
             )
             closing.push_async_callback(runs.stop)
             await runs.recover()

@@ -13,8 +13,9 @@ from fastapi import FastAPI, Request
 from app.admission import Admission
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningResolver
-from app.answering.served_model import ServedModel
+from app.answering.served_model import SMALL_BELOW, ServedModel
 from app.answering.thinking_summary import Summariser, ThinkingSummary
+from app.answering.tool_selection import ToolSelector
 from app.config import Settings
 from app.connections import Drain
 from app.observability.metrics import Counting, ServerMetrics
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from app.runs.live_runs import Runs
     from app.sequences.registry import Sequences
     from retrieval import Library
-
-
-WRITES_FROM = 1_000_000_000  # weights of a model that is trusted to write from documents by itself
 
 
 class UserLocks:
@@ -59,6 +57,7 @@ class Serving:
     counting: Counting
     reasoning_resolver: ReasoningResolver
     drain: Drain
+    tool_selector: ToolSelector
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -87,7 +86,7 @@ class Serving:
     def quotes(self, served: ServedModel) -> bool:
         """Returns whether answers from documents are sentences of theirs, and not written by the model."""
         policy = self.settings.document_answers
-        return policy == "extractive" or (policy == "auto" and served.parameters < WRITES_FROM)
+        return policy == "extractive" or (policy == "auto" and served.parameters < SMALL_BELOW)
 
 
 @dataclass(slots=True)

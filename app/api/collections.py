@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.response_models import CollectionShown, InvitationShown, MemberShown
+from app.api.response_models import CollectionShown, FolderShown, InvitationShown, MemberShown
 from app.current_user import AppState, User
 from app.errors import ApiError, invalid
 from app.query_params import ONLY_KNOWN, number_in_path
@@ -22,6 +22,7 @@ from retrieval import CollectionNameTaken, TooManyInvited
 router = APIRouter(prefix="/api", tags=["Collections"], dependencies=[ONLY_KNOWN])
 
 MAX_USER_LENGTH = 200
+MAX_PATH_LENGTH = 4096
 
 
 class CollectionRequest(BaseModel):
@@ -33,6 +34,20 @@ class CollectionRequest(BaseModel):
 
 
 CollectionBody = Annotated[CollectionRequest, Depends(JsonBody(CollectionRequest))]
+
+
+class FolderRequest(BaseModel):
+    """The body of `POST /api/collections/{id}/folders`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    path: str = Field(
+        min_length=1, max_length=MAX_PATH_LENGTH,
+        description=f"a path of 1 to {MAX_PATH_LENGTH} characters, on the machine of the one who asks",
+    )  # fmt: skip
+
+
+FolderBody = Annotated[FolderRequest, Depends(JsonBody(FolderRequest))]
 
 
 class MemberRequest(BaseModel):
@@ -90,6 +105,25 @@ async def rename(user: User, state: AppState, collection_id: str, wanted: Collec
 async def delete(user: User, state: AppState, collection_id: str) -> None:
     number = number_in_path(collection_id, "collection")
     await asyncio.to_thread(state.library.delete_collection, user, number)
+
+
+@router.get("/collections/{collection_id}/folders")
+async def folders(user: User, state: AppState, collection_id: str) -> dict[str, list[FolderShown]]:
+    number = number_in_path(collection_id, "collection")
+    found = await asyncio.to_thread(state.library.store.folders.of, user, number)
+    return {"folders": [FolderShown.of(each) for each in found]}
+
+
+@router.post("/collections/{collection_id}/folders")
+async def enter_folder(user: User, state: AppState, collection_id: str, wanted: FolderBody) -> FolderShown:
+    number = number_in_path(collection_id, "collection")
+    return FolderShown.of(await asyncio.to_thread(state.library.store.folders.enter, user, number, wanted.path))
+
+
+@router.delete("/collections/{collection_id}/folders/{document_folder}", status_code=204)
+async def delete_folder(user: User, state: AppState, collection_id: str, document_folder: str) -> None:
+    collection, folder = number_in_path(collection_id, "collection"), number_in_path(document_folder, "folder")
+    await asyncio.to_thread(state.library.delete_folder, user, collection, folder)
 
 
 @router.get("/collections/{collection_id}/members")

@@ -1,4 +1,4 @@
-"""Routes of documents, their ingestion jobs and pictures of pages.
+"""Routes of documents and pictures of their pages.
 
 An upload goes to disk as it arrives and becomes a job; the response waits a little for the job's end. No file is ever
 sent for a browser to display, as a document may be made to harm the person who opens it. A page's picture is rendered
@@ -21,17 +21,21 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse
 from pebble import ProcessFuture
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Receive, Scope, Send
 
+from app.api.jobs import job_shown
 from app.api.multipart import BadForm, Form, plain_path
-from app.api.response_models import DocumentShown, Ingested, JobShown, JobSummary
+from app.api.response_models import DocumentShown, DocumentsShown, Ingested, JobShown
 from app.connections import while_connected
 from app.current_user import AppState, User
 from app.errors import ApiError, invalid
 from app.query_params import ONLY_KNOWN, QueryParams, WholeNumber, number_in_path, whole_number
-from app.request_body import json_value, pieces
+from app.request_body import JsonBody, json_value, pieces
 from app.state import State
 from retrieval import Document, Given, Job, Library, NotFound
+from retrieval.document_store import BadCursor
+from retrieval.parsing import safe_open
 from retrieval.parsing.parsed import Unreadable
 from retrieval.parsing.sniff import PDF
 from retrieval.records import Metadata
@@ -46,7 +50,8 @@ MAX_TEXT = 1_000_000  # characters in one answer
 MAX_METADATA = 100
 MAX_SOURCE_LENGTH = 1000  # characters
 _AT_ONCE = 1 << 20  # bytes of an upload that are parsed and written in one go
-FIELDS = ("file", "source", "collection", "metadata", "wait")
+_LISTED, _MAX_LISTED = 100, 500
+FIELDS = ("file", "source", "collection", "folder", "metadata", "replace", "wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,9 @@ class _Options:
 
     sources: list[str]
     collection: int | None
+    folder: int | None
     metadata: Metadata
+    replace: bool
     wait_s: float
 
 
@@ -73,9 +80,26 @@ class DocumentsQuery(BaseModel):
     """The parameters of `GET /api/documents`."""
 
     collection: WholeNumber | None = Field(None, description=_WHOLE)
+    folder: WholeNumber | None = Field(None, description=_WHOLE)
+    limit: WholeNumber = Field(_LISTED, ge=1, le=_MAX_LISTED, description=f"a whole number from 1 to {_MAX_LISTED}")
+    before: str | None = Field(None, description="what `next` of the page before says")
 
 
 DocumentsParams = Annotated[DocumentsQuery, Depends(QueryParams(DocumentsQuery))]
+
+
+_SOURCE = f"a name of 1 to {MAX_SOURCE_LENGTH} characters"
+
+
+class SourceRequest(BaseModel):
+    """The body of `PATCH /api/documents/{id}`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    source: str = Field(min_length=1, max_length=MAX_SOURCE_LENGTH, description=_SOURCE)
+
+
+SourceBody = Annotated[SourceRequest, Depends(JsonBody(SourceRequest))]
 
 
 class SpanQuery(BaseModel):
@@ -112,13 +136,13 @@ async def upload(request: Request, response: Response, user: User, state: AppSta
     try:
         options = _options(form)
         given = [
-            Given(source, file.path, options.metadata, owned=True)
+            Given(source, file.path, options.metadata, owned=True, folder=options.folder)
             for source, file in zip(options.sources, form.files, strict=True)
         ]
 
         def submit() -> Job:
             number = library.collection(user).id if options.collection is None else options.collection
-            return form.hand_over(lambda: library.ingest.submit(user, number, given))
+            return form.hand_over(lambda: library.ingest.submit(user, number, given, options.replace))
 
         job = await asyncio.to_thread(submit)
     finally:
@@ -134,14 +158,28 @@ async def upload(request: Request, response: Response, user: User, state: AppSta
 
 
 @router.get("/documents")
-async def documents(user: User, state: AppState, given: DocumentsParams) -> dict[str, list[DocumentShown]]:
-    found = await asyncio.to_thread(state.library.store.documents, user, given.collection)
-    return {"documents": [DocumentShown.of(document) for document in found]}
+async def documents(user: User, state: AppState, given: DocumentsParams) -> DocumentsShown:
+    page = state.library.store.page
+    try:
+        found, more = await asyncio.to_thread(page, user, given.collection, given.folder, given.limit, given.before)
+    except BadCursor as error:
+        message = f"before is {str(error)!r:.60}; accepted: what `next` of the page before says."
+        raise invalid("before", message) from None
+    return DocumentsShown(documents=[DocumentShown.of(document) for document in found], next=more)
 
 
 @router.get("/documents/{document_id}")
 async def document(found: Readable) -> DocumentShown:
     return DocumentShown.of(found)
+
+
+@router.patch("/documents/{document_id}")
+async def rename(user: User, state: AppState, found: Readable, wanted: SourceBody) -> DocumentShown:
+    source = plain_path(wanted.source)
+    if not source:
+        raise invalid("source", f"source is {wanted.source!r:.60}; accepted: {_SOURCE}.")
+    await asyncio.to_thread(state.library.rename, user, found.id, source)
+    return DocumentShown.of(await asyncio.to_thread(state.library.store.document, user, found.id))
 
 
 @router.delete("/documents/{document_id}", status_code=204)
@@ -174,11 +212,13 @@ async def boxes(request: Request, user: User, state: AppState, found: Readable, 
 
 @router.get("/documents/{document_id}/file")
 async def file(user: User, state: AppState, found: Readable) -> Response:
-    path = await asyncio.to_thread(state.library.store.file, user, found.id)
-    if not await asyncio.to_thread(lambda: path.is_file() and os.access(path, os.R_OK)):
-        raise gone(found)
-    return FileResponse(
-        path,
+    path, root = await asyncio.to_thread(state.library.store.file, user, found.id)
+    try:
+        opened = await asyncio.to_thread(safe_open.descriptor, path, root or path.parent)
+    except OSError:
+        raise gone(found) from None
+    return _Opened(
+        opened,
         media_type="application/octet-stream",
         filename=PurePosixPath(found.source).name,
         content_disposition_type="attachment",
@@ -188,6 +228,20 @@ async def file(user: User, state: AppState, found: Readable) -> Response:
             "Cache-Control": "private, no-cache",
         },
     )
+
+
+class _Opened(FileResponse):
+    """Sends a file that is open already, and closes it."""
+
+    def __init__(self, descriptor: int, **options: Any) -> None:  # Any: FileResponse's own
+        super().__init__(f"/dev/fd/{descriptor}", **options)
+        self._descriptor = descriptor
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            os.close(self._descriptor)
 
 
 async def _received(request: Request, state: State) -> Form:
@@ -228,8 +282,8 @@ def _options(form: Form) -> _Options:
         raise invalid("file", "file is missing; accepted: one file or more.", "missing_required_parameter")
     given = {name: values[0] for name, values in form.fields.items() if name != "source" and values[0].strip()}
     return _Options(
-        _sources(form), _collection(given.get("collection")), _metadata(given.get("metadata", "{}")),
-        _wait(given.get("wait")),
+        _sources(form), _number("collection", given.get("collection")), _number("folder", given.get("folder")),
+        _metadata(given.get("metadata", "{}")), _replace(given.get("replace", "false")), _wait(given.get("wait")),
     )  # fmt: skip
 
 
@@ -243,15 +297,15 @@ def _sources(form: Form) -> list[str]:
     sources = [plain_path(name) for name in names]
     for name, source in zip(names, sources, strict=True):
         if not source or len(source) > MAX_SOURCE_LENGTH:
-            raise invalid("source", f"source is {name!r:.60}; accepted: a name of 1 to {MAX_SOURCE_LENGTH} characters.")
+            raise invalid("source", f"source is {name!r:.60}; accepted: {_SOURCE}.")
     return sources
 
 
-def _collection(text: str | None) -> int | None:
+def _number(name: str, text: str | None) -> int | None:
     if text is None:
         return None
     if (number := whole_number(text)) is None:
-        raise invalid("collection", f"collection is {text!r:.60}; accepted: the number of a collection.")
+        raise invalid(name, f"{name} is {text!r:.60}; accepted: the number of a {name}.")
     return number
 
 
@@ -269,6 +323,12 @@ def _metadata(text: str) -> Metadata:
         if isinstance(part, int) and not -(2**63) <= part < 2**63:
             raise invalid("metadata", f"metadata.{name:.60} is too large; accepted: 64-bit integers.")
     return dict(value)
+
+
+def _replace(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise invalid("replace", f"replace is {text!r:.60}; accepted: true or false.")
+    return text == "true"
 
 
 def _wait(text: str | None) -> float:
@@ -297,14 +357,6 @@ async def _followed(state: State, user: str, job: str, seconds: float) -> JobSho
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(state.ending.wait(), min(pause, left))
         pause = min(1.5 * pause, 0.25)
-
-
-def job_shown(library: Library, user: str, job: str) -> JobShown:
-    """
-    Raises:
-        NotFound: the user has no such job.
-    """
-    return JobShown.of(library.ingest.jobs.get(job, user), library.ingest.stalled(job))
 
 
 def _those_left(library: Library, user: str, numbers: list[int]) -> list[Document]:
@@ -355,32 +407,6 @@ def gone(found: Document) -> ApiError:
     """The refusal where a document's file is needed and is not there."""
     message = f"The file that {found.source} was read from is not there any more, or not as it was."
     return ApiError(404, message, code="file_gone")
-
-
-jobs_router = APIRouter(prefix="/api", tags=["Documents"], dependencies=[ONLY_KNOWN])
-
-MAX_JOBS = 100  # in the list
-
-
-@jobs_router.get("/jobs")
-async def jobs(user: User, state: AppState) -> dict[str, list[JobSummary]]:
-    library = state.library
-
-    def newest() -> list[JobSummary]:
-        return [job_shown(library, user, job).summary() for job in library.ingest.jobs.of(user)[:MAX_JOBS]]
-
-    return {"jobs": await asyncio.to_thread(newest)}
-
-
-@jobs_router.get("/jobs/{job_id}")
-async def job(user: User, state: AppState, job_id: str) -> JobShown:
-    return await asyncio.to_thread(job_shown, state.library, user, job_id)
-
-
-@jobs_router.post("/jobs/{job_id}/cancel", status_code=202)
-async def cancel(user: User, state: AppState, job_id: str) -> dict[str, str]:
-    await asyncio.to_thread(state.library.ingest.cancel, user, job_id)
-    return {"id": job_id}
 
 
 pages_router = APIRouter(prefix="/api", tags=["Documents"], dependencies=[ONLY_KNOWN])

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel
 
-from retrieval import Collection, Document, Found, Hit, Invitation, Job, Member
+from retrieval import Collection, Document, Folder, Found, Hit, Invitation, Job, Member
 from retrieval.jobs import FileStatus
 from retrieval.parsing.parsed import ParseFault
 from retrieval.records import MemberRole, Metadata, Role
@@ -42,6 +42,7 @@ class DocumentShown(BaseModel):
     faults: list[FaultShown]
     created_at: float
     updated_at: float
+    folder: int | None
 
     @classmethod
     def of(cls, document: Document) -> DocumentShown:
@@ -49,11 +50,33 @@ class DocumentShown(BaseModel):
         return cls(**{name: getattr(document, name) for name in cls.model_fields if name != "faults"}, faults=faults)
 
 
+class DocumentsShown(BaseModel):
+    """A page of a list; `next`, where it is not null, is `before` of the following one."""
+
+    documents: list[DocumentShown]
+    next: str | None
+
+
+class FolderShown(BaseModel):
+    """A folder that its user has indexed. The sources of its documents begin with `name` and a slash."""
+
+    id: int
+    collection: int
+    path: str
+    name: str
+    documents: int
+
+    @classmethod
+    def of(cls, folder: Folder) -> FolderShown:
+        return cls(**{name: getattr(folder, name) for name in cls.model_fields})
+
+
 class FileShown(BaseModel):
-    """Progress of a file of a job."""
+    """Progress of a file of a job. `change`: against the document of its source, once it is being read."""
 
     source: str
     status: FileStatus
+    change: Literal["new", "changed"] | None
     document: int | None
     bytes: int
     pages: int
@@ -182,11 +205,12 @@ class SpanShown(BaseModel):
 
 
 class Scores(BaseModel):
-    """Scores of a hit by source; null: not among the best of that index, or not reranked."""
+    """Scores of a hit by source; null: not among the best of that index, or not reranked. `cosine` is absolute."""
 
     dense: float | None
     lexical: float | None
     rerank: float | None
+    cosine: float | None
 
 
 class PassageShown(BaseModel):
@@ -208,7 +232,7 @@ class PassageShown(BaseModel):
             ),
             span=SpanShown(start=passage.start, end=passage.end, page=passage.page),
             score=hit.score,
-            scores=Scores(dense=hit.dense, lexical=hit.lexical, rerank=hit.rerank),
+            scores=Scores(dense=hit.dense, lexical=hit.lexical, rerank=hit.rerank, cosine=hit.cosine),
             context=passage.context,
             metadata=passage.metadata,
         )

@@ -21,7 +21,7 @@ from app.query_params import ONLY_KNOWN
 from app.request_body import JsonBody
 from engine.errors import EngineError
 from retrieval import BadFilter, BadQuery, Query
-from retrieval.filters import as_sql
+from retrieval.index.filters import as_sql
 from retrieval.index.hybrid import MAX_HITS
 from retrieval.records import among_of
 

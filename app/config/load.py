@@ -17,12 +17,12 @@ from app.config.settings import Settings, file_values, read_file
 
 log = logging.getLogger("ponder")
 
-_RENAMED = {"tool_dialect": "tool_call_parser"}  # old names that this version takes for the last time
+RENAMED = {"tool_dialect": "tool_call_parser"}  # old names that this version takes for the last time
 
 
 def unknown_variables() -> list[str]:
     """Environment variables with our prefix that mean nothing to us: likely misspelt."""
-    names = {*Settings.model_fields, *_RENAMED}
+    names = {*Settings.model_fields, *RENAMED}
     known = {f"{ENV_PREFIX}{name}".upper() for name in names} | {CONFIG_VARIABLE, KEY_VARIABLE}
     return sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
 
@@ -49,7 +49,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
 
 def _rename(values: dict[str, Any], given: dict[str, Any]) -> None:
     """Moves values of old names to the new ones, with a warning each; a value of the new name goes before."""
-    for old, new in _RENAMED.items():
+    for old, new in RENAMED.items():
         variable = f"{ENV_PREFIX}{old}".upper()
         for source in (given, os.environ, values):
             name = variable if source is os.environ else old

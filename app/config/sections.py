@@ -133,6 +133,19 @@ class AnswerSettings(BaseModel):
         "models of less than a billion weights",
         accepts="auto, extractive or generative",
     )
+    tool_selection: Literal["auto", "embedding", "model"] = setting(
+        "auto",
+        "how [a tool is chosen](tools.md#choosing-a-tool) where `tool_choice` is `auto`: by embedding, or by the model",
+        more="`embedding` has the model call the tool that fits the question best, and none where none fits; `auto` "
+        "does so for models of less than 100 million weights",
+        accepts="auto, embedding or model",
+    )
+    tool_arguments: Literal["auto", "copied", "free"] = setting(
+        "auto",
+        "the arguments of a call [chosen by embedding](tools.md#choosing-a-tool): copied from the question, or free",
+        more="`auto` copies for models of less than 100 million weights",
+        accepts="auto, copied or free",
+    )
     plugins: Path | None = setting(
         None,
         "the directory of [tool plugins](plugins.md), which is watched",

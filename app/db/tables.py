@@ -1,4 +1,5 @@
-"""Tables of the two databases, ponder.db (`CHATS`) and users.db (`USERS`), as the newest migrations leave them.
+"""Tables of the two databases, ponder.db (`CHATS`) and users.db (`USERS`), as the newest migrations leave them, and the
+column types that the migrations use, too.
 
 A test holds them to the migrations (tests/app/db/test_migrations.py). The search index and its triggers are SQLite's
 own and are in the migrations alone. Knows nothing of who reads or writes.
@@ -7,7 +8,10 @@ own and are in the migrations alone. Knows nothing of who reads or writes.
 from __future__ import annotations
 
 from sqlalchemy import (
+    REAL,
+    Boolean,
     Column,
+    Double,
     ForeignKey,
     Index,
     Integer,
@@ -17,12 +21,16 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     text,
-)  # fmt: skip
-
-from app.db.column_types import FLAG, NUMBER
+)
+from sqlalchemy.types import TypeEngine
 
 CHATS = MetaData()
 USERS = MetaData()
+
+# SQLite's files have its own names for these already. Numbers are of eight bytes in both; moments are seconds since the
+# epoch.
+NUMBER: TypeEngine[float] = Double().with_variant(REAL(), "sqlite")
+FLAG: TypeEngine[bool] = Boolean().with_variant(Integer(), "sqlite")
 
 folders = Table(
     "folders", CHATS,

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from app import errors, openai
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningResolver
+from app.answering.tool_selection import ToolSelector
 from app.config import Settings
 from app.connections import Drain, DrainMiddleware
 from app.middleware import add_middleware
@@ -42,7 +43,8 @@ def create_worker_app(models: ModelRegistry, settings: Settings, primary: Primar
     if models.auto is not None:
         models.auto.hear = lambda model, given: remote_metrics.at_once().routed.append((model, given))
     app = FastAPI(title="Ponder", openapi_url=None, docs_url=None, redoc_url=None)
-    serving = Serving(settings, models, remote_metrics, ReasoningResolver.of_settings(settings), Drain())
+    resolver, selector = ReasoningResolver.of_settings(settings), ToolSelector.of_settings(settings)
+    serving = Serving(settings, models, remote_metrics, resolver, Drain(), selector)
     serving.attach(app)
     errors.install(app, lambda error: remote_metrics.at_once().errors.append(error.code or str(error.status)))
     app.include_router(openai.router)

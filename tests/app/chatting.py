@@ -1,4 +1,4 @@
-"""What tests of chats do often: begin one, ask in it and wait for the answer, read it, send a file of chats."""
+"""Helpers for tests of chats: begin one, ask in it and wait for the answer, read it, send a file of chats."""
 
 from __future__ import annotations
 

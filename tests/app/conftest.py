@@ -73,8 +73,9 @@ def serving(
 ) -> Iterator[Server]:
     """With an `embedder`, documents need no weights, and users say who they are with X-User. `also`: further models.
 
-    `changed` are other settings.
+    `changed` are other settings. The model chooses its tools unless a test says otherwise.
     """
+    changed.setdefault("tool_selection", "model")
     settings = Settings(model=str(model), data_dir=data, databases=databases or {}, models=also or {}, **changed)
     started: list[Server] = []
     ready, stop = threading.Event(), threading.Event()

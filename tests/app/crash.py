@@ -254,7 +254,10 @@ async def _serve(folder: Path) -> None:
     from app.server import create_app
     from engine import Engine
 
-    settings = Settings(model=str(ROOT / "models/pebble"), data_dir=folder / "data", sandbox=False)
+    # The model chooses its tools: an embedder, which is loaded at the first question, would outlast most of the lives.
+    settings = Settings(
+        model=str(ROOT / "models/pebble"), data_dir=folder / "data", sandbox=False, tool_selection="model"
+    )
     listener = bind("127.0.0.1", 0)
     async with await Engine.start(_config()) as engine:
         web = uvicorn.Server(uvicorn.Config(create_app(engine, settings), log_config=None))

@@ -1,4 +1,4 @@
-"""What tests of documents say often."""
+"""Helpers for tests of documents: two texts, a search, and the check of a refusal."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class _File:
 
 
 class Disk:
-    """What is on a disk, and what is on its way there."""
+    """Content of a disk, and the writes that are on their way there."""
 
     def __init__(self) -> None:
         self._files = dict[int, _File]()  # by inode

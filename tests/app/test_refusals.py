@@ -71,6 +71,24 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"frequency_penalty": -3}, "frequency_penalty", "-2 to 2"),
     ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
     ({"min_tokens": 3}, "min_tokens", "max_tokens"),
+    ({"repetition_detection": 8}, "repetition_detection", "max_pattern_size"),
+    ({"repetition_detection": {"max_pattern_size": 8}}, "repetition_detection.min_count", "2 to 100000"),
+    (
+        {"repetition_detection": {"max_pattern_size": 257, "min_count": 2}},
+        "repetition_detection.max_pattern_size", "1 to 256",
+    ),
+    (
+        {"repetition_detection": {"max_pattern_size": 8, "min_count": 2, "min_pattern_size": 9}},
+        "repetition_detection.min_pattern_size", "1 to max_pattern_size (8)",
+    ),
+    (
+        {"repetition_detection": {"max_pattern_size": 8, "min_count": 2, "window": 9}},
+        "repetition_detection.window", "min_count",
+    ),
+    (
+        {"repetition_detection": {"max_pattern_size": 8, "min_count": 2}, "response_format": {"type": "json_object"}},
+        "repetition_detection", "together with response_format",
+    ),
     ({"stream": "yes"}, "stream", "true or false"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),

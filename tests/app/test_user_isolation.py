@@ -38,6 +38,8 @@ BODIES: dict[str, Any] = {  # accepted, were the thing one's own
     "PUT /api/chats/{chat_id}/permissions": {"classes": []},
     "PATCH /api/folders/{folder_id}": {"name": "mine"},
     "PATCH /api/collections/{collection_id}": {"name": "mine"},
+    "POST /api/collections/{collection_id}/folders": {"path": "/mine"},
+    "PATCH /api/documents/{document_id}": {"source": "mine.txt"},
     "PUT /api/collections/{collection_id}/members/{member}": {"role": "reader"},
     "POST /api/runs/{run_id}/approvals/{approval_id}": {"decision": "once"},
     "POST /api/runs/{run_id}/questions/{question_id}": {"text": "yes"},
@@ -121,7 +123,8 @@ class Two:
             "/api/notes",
             f"/v1/responses/{self.ids['response_id']}",
         )
-        shelf = ("/api/documents", "/api/collections", f"/api/collections/{self.ids['collection_id']}/members")
+        own = f"/api/collections/{self.ids['collection_id']}"
+        shelf = ("/api/documents", "/api/collections", f"{own}/members", f"{own}/folders")
         sequence = f"/api/sequences/{self.ids['sequence_id']}"
         told = (self.bob.get(path).text for path in (*chats, *shelf, sequence))
         return [re.sub(r'"(expires|exported)_at":[\d.]+', "", each) for each in told]
@@ -150,6 +153,7 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
     server.app.state.ponder.library.rights.invite("carol", _carols(server), "bob", "reader")
     collection = bob.post("/api/collections", json={"name": SECRET}).json()["id"]
     document = add(bob, f"{SECRET}.txt", f"{SECRET} is an island.", collection=collection)
+    papers = bob.post(f"/api/collections/{collection}/folders", json={"path": f"/home/bob/{SECRET}"}).json()["id"]
     job = bob.get("/api/jobs").json()["jobs"][0]["id"]
     folder = bob.post("/api/folders", json={"name": SECRET}).json()["id"]
     sequence = bob.post("/api/sequences", json={"prompt": SECRET, "lease_s": 300}).json()["id"]
@@ -158,6 +162,7 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
         "chat_id": chat, "run_id": run, "folder_id": folder, "collection_id": str(collection), "job_id": job,
         "document_id": str(document["id"]), "sequence_id": sequence, "response_id": said, "grant_id": grant.id,
         "number": str(note), "member": "alice", "page": "1", "approval_id": "call-1", "question_id": "call-1",
+        "document_folder": str(papers),
     }  # fmt: skip
 
 
@@ -190,7 +195,7 @@ def test_no_list_of_alices_has_what_is_bobs(two: Two, route: str) -> None:
     mine, his = (client.request(method, path, **LISTS[route]) for client in (two.alice, two.bob))
     assert (mine.status_code, his.status_code) == (200, 200), mine.text
     shown = {SECRET, *two.ids.values()} - {
-        two.ids[name] for name in ("collection_id", "document_id", "number", "member", "page")
+        two.ids[name] for name in ("collection_id", "document_id", "document_folder", "number", "member", "page")
     }
     assert not [each for each in shown if each in mine.text]
     assert [each for each in shown if each in his.text], "bob does not see it either: this shows nothing"

@@ -1,4 +1,4 @@
-"""What clients could put into the fields of forms and tools, as hypothesis strategies: sound, half sound and not."""
+"""Hypothesis strategies for the fields of forms and tools, as clients could fill them: sound, half sound and not."""
 
 from __future__ import annotations
 

@@ -68,6 +68,7 @@ def renumbered(chat: Json) -> Json:
     return {**chat, "leaf_id": ids[chat["leaf_id"]], "messages": messages}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sent=st.lists(chats(), min_size=1, max_size=3))
 def test_what_is_imported_is_exported_but_for_ids(ana: httpx.Client, sent: list[Json]) -> None:
@@ -170,6 +171,7 @@ def test_a_file_that_is_too_large_is_refused(http: httpx.Client) -> None:
     assert "more than 10,485,760 characters; accepted: at most that many" in error(reply, 400, "invalid_json")
 
 
+@pytest.mark.slow
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda parts: st.lists(parts, max_size=4) | st.dictionaries(texts, parts, max_size=4),

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from retrieval import rights
+from tests.app.conftest import Server
 from tests.app.library import BEES, DAM, add, error, search, upload
 
 
@@ -98,6 +99,30 @@ def test_a_writer_adds_and_deletes_documents_but_does_not_share(ana: httpx.Clien
     assert ana.get(f"/api/documents/{document['id']}").json() == document
     assert bob.delete(f"/api/documents/{document['id']}").status_code == 204
     error(bob.put(f"/api/collections/{collection}/members/eve", json={"role": "reader"}), 403, "not_allowed")
+
+
+@pytest.mark.parametrize("owner_first", [True, False])
+def test_no_member_replaces_anothers_document_unasked(
+    ana: httpx.Client, bob: httpx.Client, shelf: Server, owner_first: bool
+) -> None:
+    collection = made(ana)
+    share(ana, collection, bob, "writer")
+    first, second = (ana, bob) if owner_first else (bob, ana)
+    document = add(first, "dam.txt", DAM, collection=collection)
+    kept = set((shelf.data / "documents" / "files").iterdir())
+    refused = upload(second, ("bees.txt", BEES), ("dam.txt", BEES), collection=collection)
+    assert "replace=true" in error(refused, 409, "name_taken", "source")
+    assert second.get("/api/documents").json()["documents"] == [document]
+    assert set((shelf.data / "documents" / "files").iterdir()) == kept
+    assert add(first, "dam.txt", f"{DAM} It leaks.", collection=collection)["id"] == document["id"]
+    replaced = upload(second, ("dam.txt", BEES), collection=collection, replace="true").json()["documents"][0]
+    assert replaced["id"] == document["id"] and search(first, "bees", collections=[collection])[0]["text"] == BEES
+    error(upload(first, ("dam.txt", DAM), collection=collection), 409, "name_taken", "source")
+
+
+def test_replace_is_true_or_false(ana: httpx.Client) -> None:
+    message = error(upload(ana, ("dam.txt", DAM), replace="yes"), 400, "invalid_value", "replace")
+    assert message == "replace is 'yes'; accepted: true or false."
 
 
 def test_a_right_that_is_taken_back_is_gone_at_once(ana: httpx.Client, bob: httpx.Client) -> None:

@@ -79,6 +79,7 @@ def test_nobody_restores_anothers(ana: httpx.Client, bob: httpx.Client) -> None:
     error(bob.post(f"/api/folders/{work}/restore"), 404, "folder_not_found")
     error(ana.post("/api/chats/chat_x/restore"), 404, "chat_not_found")
     error(ana.post(f"/api/chats/{chat}/restore?colour=red"), 400, "unknown_parameter", "colour")
+    assert ids(ana) == ids(bob) == [] and ana.get("/api/folders").json()["folders"] == []
 
 
 def test_a_deleted_folder_comes_back_with_its_chats(ana: httpx.Client) -> None:
@@ -136,7 +137,9 @@ async def test_the_purge_wakes_when_something_is_due(tmp_path: Path) -> None:
     purging = asyncio.create_task(store.deleted.purge_when_due(0.02))
     chat = (await store.chats.create(LOCAL_USER))["id"]
     await store.deleted.delete("chat", LOCAL_USER, chat)
-    while await store.database.rows(text("SELECT id FROM chats")):
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(60):  # else it would wait for ever
+        while await store.database.rows(text("SELECT id FROM chats")):
+            await asyncio.sleep(0.005)
+    assert not purging.done()
     purging.cancel()
     await store.close()

@@ -54,10 +54,83 @@ def test_an_upload_becomes_a_document(ana: httpx.Client) -> None:
     assert (document["source"], document["title"], document["media_type"]) == ("dam.md", "The dam", "text/markdown")
     assert document["metadata"] == {"year": 1931, "kept": True} and document["chunks"] == 1
     assert ana.get(f"/api/documents/{document['id']}").json() == document
-    assert ana.get("/api/documents").json() == {"documents": [document]}
+    assert ana.get("/api/documents").json() == {"documents": [document], "next": None}
     job = reply.json()["job"]
     assert job["status"] == "done" and job["counts"]["done"] == 1 and job["stalled"] is None
     assert job["chunks"] == {"embedded": 1, "total": 1}
+
+
+def test_a_file_of_a_folder_that_became_a_link_is_not_sent(ana: httpx.Client, shelf: Server, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("swordfish")
+    file = tmp_path / "papers" / "dam.txt"
+    file.parent.mkdir()
+    file.write_text(DAM)
+    library, user = shelf.app.state.ponder.library, ana.headers["X-User"]
+    job = library.ingest.submit(user, library.collection(user).id, [Given("dam.txt", file, root=file.parent)])
+    number = library.ingest.wait(job.id, 30).files[0].document
+    assert ana.get(f"/api/documents/{number}/file").text == DAM
+    file.unlink()
+    file.symlink_to(tmp_path / "secret.txt")
+    error(ana.get(f"/api/documents/{number}/file"), 404, "file_gone")
+
+
+def _listed(http: httpx.Client, **params: Any) -> list[list[str]]:
+    """The sources of each page of the list."""
+    pages, before = list[list[str]](), dict[str, str]()
+    while True:
+        page = http.get("/api/documents", params={**params, **before}).json()
+        pages.append([document["source"] for document in page["documents"]])
+        if page["next"] is None:
+            return pages
+        before = {"before": page["next"]}
+
+
+def test_the_list_comes_in_pages(ana: httpx.Client) -> None:
+    upload(ana, *((f"{n}.txt", f"Text {n}.") for n in range(5)))
+    assert _listed(ana, limit=2) == [["4.txt", "3.txt"], ["2.txt", "1.txt"], ["0.txt"]]
+    assert _listed(ana, limit=5) == _listed(ana) == [["4.txt", "3.txt", "2.txt", "1.txt", "0.txt"]]
+
+
+def test_a_page_goes_on_where_the_last_one_ended_whatever_comes_and_goes(ana: httpx.Client) -> None:
+    upload(ana, *((f"{n}.txt", f"Text {n}.") for n in range(4)))
+    first = ana.get("/api/documents?limit=2").json()
+    ana.delete(f"/api/documents/{first['documents'][1]['id']}")
+    add(ana, "new.txt", "A newer text.")
+    second = ana.get("/api/documents", params={"limit": 2, "before": first["next"]}).json()
+    assert [document["source"] for document in second["documents"]] == ["1.txt", "0.txt"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("limit", "0"), ("limit", "501"), ("before", "x"), ("before", "1_2")])
+def test_a_page_that_is_none_is_refused(ana: httpx.Client, name: str, value: str) -> None:
+    assert "accepted: " in error(ana.get("/api/documents", params={name: value}), 400, "invalid_value", name)
+
+
+def test_a_document_takes_another_name_unless_it_is_taken(ana: httpx.Client) -> None:
+    first, second = add(ana, "a.txt", DAM), add(ana, "b.txt", BEES)
+    address = f"/api/documents/{first['id']}"
+    renamed = ana.patch(address, json={"source": "x/../c.txt"}).json()
+    assert (renamed["source"], renamed["title"], renamed["id"]) == ("x/c.txt", "x/c.txt", first["id"])
+    assert search(ana, "Hollow Creek")[0]["document"]["source"] == "x/c.txt"
+    refused = ana.patch(address, json={"source": "b.txt"})
+    assert f"Document {second['id']} of" in error(refused, 409, "name_taken", "source")
+    error(ana.patch(address, json={"source": "/.."}), 400, "invalid_value", "source")
+
+
+def test_a_folders_documents_are_its_own(ana: httpx.Client) -> None:
+    number = ana.post("/api/collections", json={"name": "Work"}).json()["id"]
+    address = f"/api/collections/{number}/folders"
+    folder = ana.post(address, json={"path": "/home/ana/notes"}).json()
+    assert folder == ana.post(address, json={"path": "/home/ana/notes"}).json() | {"documents": 0}
+    assert ana.post(address, json={"path": "/mnt/notes"}).json()["name"] == "notes (2)"
+    document = add(ana, "a.txt", DAM, source="notes/a.txt", collection=number, folder=folder["id"])
+    add(ana, "b.txt", BEES, collection=number)
+    assert document["folder"] == folder["id"]
+    assert ana.get(f"/api/documents?folder={folder['id']}").json()["documents"] == [document]
+    assert [each["documents"] for each in ana.get(address).json()["folders"]] == [1, 0]
+    assert ana.delete(f"{address}/{folder['id']}").status_code == 204
+    assert _listed(ana) == [["b.txt"]]
+    error(ana.get(f"/api/documents?folder={folder['id']}"), 404, "not_found")
+    error(upload(ana, ("c.txt", DAM), collection=number, folder=folder["id"]), 404, "not_found")
 
 
 def test_several_files_come_in_one_request(ana: httpx.Client) -> None:
@@ -186,7 +259,7 @@ def test_what_is_somebody_elses_is_not_there(ana: httpx.Client, bob: httpx.Clien
         assert message.replace(str(document["id"]), "999999999") == absent
     error(bob.delete(address), 404, "not_found")
     error(upload(bob, ("x.txt", BEES), collection=document["collection"]), 404, "not_found")
-    assert bob.get("/api/documents").json() == {"documents": []}
+    assert bob.get("/api/documents").json()["documents"] == []
     assert ana.get(address).status_code == 200
 
 
@@ -199,7 +272,7 @@ def test_a_file_that_cannot_be_read_says_why_and_leaves_nothing(ana: httpx.Clien
     before = files(shelf)
     assert "program" in error(upload(ana, ("a.txt", b"\x7fELF\0\0")), 400, "unreadable_document", "file")
     assert "empty" in error(upload(ana, ("b.txt", b"")), 400, "unreadable_document", "file")
-    assert files(shelf) == before and ana.get("/api/documents").json() == {"documents": []}
+    assert files(shelf) == before and ana.get("/api/documents").json()["documents"] == []
 
 
 def test_one_bad_file_does_not_harm_the_rest(ana: httpx.Client) -> None:

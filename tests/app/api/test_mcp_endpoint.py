@@ -77,7 +77,7 @@ def until_offered(server: Server, http: httpx.Client, name: str) -> None:
 
 
 class Person:
-    """Who is asked by the client."""
+    """Person in front of the client, who answers what it asks."""
 
     def __init__(self, approve: bool) -> None:
         self.asked = list[str]()

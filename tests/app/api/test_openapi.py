@@ -59,10 +59,12 @@ def ids(told: Server) -> dict[str, str]:
         sequence = http.post("/api/sequences", json={"prompt": "abc", "lease_s": 500}).json()["id"]
         response = http.post("/v1/responses", json={"model": "default", "input": "a"}).json()["id"]
         document = made["documents"][0]
+        papers = http.post(f"/api/collections/{document['collection']}/folders", json={"path": "/papers"}).json()["id"]
         return {
             "chat_id": chat, "run_id": run, "folder_id": folder, "document_id": str(document["id"]), "page": "1",
             "collection_id": str(document["collection"]), "job_id": str(made["job"]["id"]), "sequence_id": sequence,
             "response_id": response, "name": "tiny", "user_id": "local", "member": "ana",
+            "document_folder": str(papers),
         }  # fmt: skip
 
 
@@ -120,7 +122,7 @@ def _value(known: dict[str, str], at: re.Match[str]) -> str:
 
 
 def test_a_part_of_a_path_may_be_as_long_as_it_likes(told: Server, ids: dict[str, str]) -> None:
-    """Whatever it would name: a file, a row, a key, a model."""
+    """Tries it in place of all that a path names: a file, a row, a key, a model."""
     with httpx.Client(base_url=told.url, timeout=60) as http:
         for length in (256, 5_000, 20_000):
             for place in ("/", "/assets/", "/chat/", "/api/", "/v1/", "/mcp/", f"/{'a/' * 4000}"):

@@ -33,6 +33,7 @@ def test_a_passage_has_its_place(ana: httpx.Client) -> None:
     assert hit["document"] == {name: document[name] for name in ("id", "title", "source", "collection")}
     assert hit["score"] > 0 and hit["scores"]["dense"] > 0 and hit["scores"]["lexical"] > 0
     assert hit["scores"]["rerank"] is None and hit["metadata"] == {"year": 1931}
+    assert hit["scores"]["cosine"] == pytest.approx(hit["scores"]["dense"], abs=2e-3)
 
 
 def test_the_better_passage_comes_first(ana: httpx.Client) -> None:

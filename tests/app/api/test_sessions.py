@@ -212,6 +212,7 @@ def test_waits_double_up_to_five_minutes_and_are_forgotten() -> None:
 )
 def test_a_bad_form_is_told(keyed: Server, page: httpx.Client, body: object, code: str, param: str) -> None:
     error(page.post("/api/session", json=body), 400, code, param)
+    assert not page.cookies
 
 
 def test_where_nobody_is_asked_everybody_is_the_local_operator(http: httpx.Client) -> None:

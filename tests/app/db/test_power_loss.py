@@ -40,7 +40,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a server wrote, and what its users were told while it did."""
+    """Writes of a server, and the replies that its users had meanwhile."""
 
     root: str
     log: Path

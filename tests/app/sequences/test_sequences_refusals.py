@@ -194,7 +194,7 @@ _some_ids = st.lists(_ids, min_size=1, max_size=9)
 
 
 class Histories(RuleBasedStateMachine):
-    """Whatever is done in whatever order, each sequence has the tokens that a plain list would have."""
+    """Holds each sequence to the tokens that a plain list would have, after any steps in any order."""
 
     url: str  # set by the test
     sequences = Bundle("sequences")

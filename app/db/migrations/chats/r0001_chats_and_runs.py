@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from app.db.column_types import NUMBER
+from app.db.tables import NUMBER
 
 revision = "0001"
 down_revision: str | None = None

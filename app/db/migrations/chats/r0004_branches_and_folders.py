@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from app.db.column_types import FLAG, NUMBER
+from app.db.tables import FLAG, NUMBER
 
 revision = "0004"
 down_revision: str | None = "0003"

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from app.config import LOCAL_USER
-from app.db.column_types import NUMBER
+from app.db.tables import NUMBER
 
 revision = "0001"
 down_revision: str | None = None
