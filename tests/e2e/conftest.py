@@ -55,7 +55,7 @@ def documents_server(library_server: RealServer) -> RealServer:
 
 @dataclass
 class Watch:
-    """What went wrong on the pages of a test. Checked when the test ends, unless it says that something would."""
+    """Errors on the pages of a test. Checked when the test ends, unless it says that there would be some."""
 
     wrong: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)

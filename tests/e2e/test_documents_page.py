@@ -258,6 +258,22 @@ def test_a_collection_is_shared_and_asked_about(page: Page, server: RealServer) 
     expect(page.get_by_text("From Documents")).to_be_visible()
 
 
+def test_a_long_list_is_fetched_as_it_is_read(page: Page, server: RealServer) -> None:
+    named = [f"{number:03}.txt" for number in range(105)]
+    parts = [("file", (name, f"Text number {name}.")) for name in named]
+    assert server.http.post("/api/documents", files=parts, data={"wait": "60"}, timeout=90).status_code == 201
+    page.reload()
+    rows = page.get_by_role("list", name="Documents in All documents").get_by_role("listitem")
+    expect(rows).to_have_count(100)
+    page.get_by_role("button", name="Show more").click()
+    expect(rows).to_have_count(105)
+    expect(page.get_by_role("link", name="004.txt")).to_be_focused()  # the first of those that came
+    expect(page.get_by_role("button", name="Show more")).to_have_count(0)
+    page.get_by_role("button", name="Delete “000.txt”").click()
+    page.get_by_role("button", name="Delete?").click()
+    expect(rows).to_have_count(104)
+
+
 def invited(server: RealServer, name: str) -> None:
     """Somebody else's collection with a document, and an invitation to it, written beside the server."""
     with closing(DocumentStore(server.folder / "data/documents/documents.db")) as store:

@@ -52,7 +52,7 @@ WISHES = {"tools": ["calculate"], "sampling": {"temperature": 0}, "maxTokens": 2
 
 
 class Tool:
-    """What the plugin did, and what it is to do."""
+    """Plugin of the server under test: tells it what to do, and reads what it did."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

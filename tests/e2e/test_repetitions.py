@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from playwright.sync_api import expect
 
+from app.runs.events import AnswerDone
 from tests.e2e.support.fake_server import FakeServer, answer
 
 if TYPE_CHECKING:
@@ -39,6 +40,19 @@ def test_an_answer_that_repeats_itself_is_shown_streamed_and_stored(page: Page, 
     page.reload()
     expect(said).to_contain_text("Here it begins.")
     expect(said).to_contain_text("Here it ends.")
+
+
+@pytest.mark.parametrize(
+    ("finish", "said"), [("repetition", "the answer repeated itself"), ("sources", "longer than its sources")]
+)
+def test_it_is_said_why_an_answer_was_ended(
+    page: Page, fake: FakeServer, finish: Literal["repetition", "sources"], said: str
+) -> None:
+    fake.play([AnswerDone(text=each.text, finish_reason=finish) if isinstance(each, AnswerDone) else each
+               for each in answer("The dam, the dam, the dam")])  # fmt: skip
+    page.get_by_role("textbox", name="Message").fill("Where?")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("article", name="Ponder")).to_contain_text(said)
 
 
 def test_a_message_that_cannot_be_shown_takes_no_other_with_it(page: Page, fake: FakeServer, watch: Watch) -> None:

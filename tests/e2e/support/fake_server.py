@@ -50,14 +50,14 @@ USAGE = Usage(prompt_tokens=31, completion_tokens=20, reasoning_tokens=7, cached
 
 @dataclass(frozen=True)
 class Gate:
-    """Where a run waits for the test."""
+    """Place of a script at which the run waits for the test."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Where a run waits for a while."""
+    """Place of a script at which the run waits for some seconds."""
 
     seconds: float
 
@@ -150,7 +150,7 @@ class Run:
 
 @dataclass
 class Offer:
-    """What there is to choose from, as the real server's routes tell it. Any: JSON."""
+    """Models, strategies and the like to choose from, as the real server's routes tell them. Any: JSON."""
 
     models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "fake"}, {"id": "default"}])
     strategies: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What tests of the page do on it and read from it, when it is the real server's."""
+"""Helpers for tests of the real server's page: actions on it, and what it shows."""
 
 from __future__ import annotations
 

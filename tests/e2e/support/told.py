@@ -1,4 +1,4 @@
-"""What runs tell on the way to an answer, for scripts of the fake server: calls, sources, searches, several answers."""
+"""Events of runs on the way to an answer, for scripts of the fake server: calls, sources, searches, several answers."""
 
 from __future__ import annotations
 

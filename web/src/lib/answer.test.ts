@@ -227,6 +227,16 @@ test("what goes on is told from the first moment, and not when something else sh
   expect(now(SEARCHED, 14)).toBe("comparing");
 });
 
+test("a sentence that is held back is told of until there is text again", () => {
+  const held = { type: "answer.checking", tokens: 52 } as const;
+  const text = { type: "answer.delta", text: "It was built in 1931. " } as const;
+  const log: RunEvent[] = [started, held, text, held, { type: "answer.delta", text: "It is tall." }, held, completed];
+  const folded = log.map((_, i) => fold(log, EMPTY, 0, i + 1));
+  expect(folded.map(({ checking }) => checking)).toEqual([null, 52, null, 52, null, 52, null]);
+  expect(folded.map(doing)).toEqual(["thinking", "checking", null, "checking", null, "checking", null]);
+  expect(folded.at(-1)?.text).toBe("It was built in 1931. It is tall.");
+});
+
 test("an event of a newer server changes nothing but the place in the log", () => {
   const strange = { type: "picture.drawn" } as unknown as RunEvent;
   expect(reduce(EMPTY, 1, strange)).toEqual({ ...EMPTY, seq: 1 });

@@ -18,7 +18,17 @@ import {
   type Thought,
 } from "./answer/parts";
 import type { Status, StoredMessage } from "./api";
-import type { LimitReached, Metrics, PrefillProgress, RouteTried, RunEvent, RunReduced, StrategyEvent, Usage } from "./protocol";
+import type {
+  AnswerDone,
+  LimitReached,
+  Metrics,
+  PrefillProgress,
+  RouteTried,
+  RunEvent,
+  RunReduced,
+  StrategyEvent,
+  Usage,
+} from "./protocol";
 
 export interface Failure {
   code: string;
@@ -37,7 +47,8 @@ export interface Answer {
   readonly budget: { readonly tokens: number | null; readonly waits: number }; // of all thinking
   readonly thoughtTokens: number; // so far, of all thinking
   readonly text: string;
-  readonly finishReason: "stop" | "length" | null;
+  readonly checking: number | null; // tokens of a sentence that is held back until it is checked
+  readonly finishReason: AnswerDone["finish_reason"] | null;
   readonly calls: readonly Call[];
   readonly reduced: Omit<RunReduced, "type"> | null; // what it got less of, as many waited
   readonly limit: LimitReached["limit"] | null; // what ended its calling
@@ -64,6 +75,7 @@ export const EMPTY: Answer = {
   budget: { tokens: null, waits: 0 },
   thoughtTokens: 0,
   text: "",
+  checking: null,
   finishReason: null,
   calls: [],
   reduced: null,
@@ -100,6 +112,7 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
       return {
         parts: thinkingStarted(parts, event.started_at),
         budget: { tokens: event.max_tokens, waits: event.waits },
+        checking: null,
         reading: null,
       };
     case "thinking.delta":
@@ -114,16 +127,29 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
       return { parts: done, thoughtTokens: Math.max(answer.thoughtTokens, tokens) };
     }
     case "answer.delta":
-      return { parts: answerGrew(parts, answer.text.length), text: answer.text + event.text, reading: null };
+      return {
+        parts: answerGrew(parts, answer.text.length),
+        text: answer.text + event.text,
+        checking: null,
+        reading: null,
+      };
+    case "answer.checking":
+      return { checking: event.tokens, reading: null };
     case "answer.done":
       return {
         parts: event.text === "" || answer.text !== "" ? closed(parts) : answerGrew(parts, 0),
         text: event.text,
         finishReason: event.finish_reason,
+        checking: null,
         reading: null,
       };
     case "tool.call":
-      return { parts: called(parts, event.call_id), calls: reduceCalls(answer.calls, event), reading: null };
+      return {
+        parts: called(parts, event.call_id),
+        calls: reduceCalls(answer.calls, event),
+        checking: null,
+        reading: null,
+      };
     case "tool.progress":
     case "tool.output":
     case "tool.result":
@@ -188,14 +214,15 @@ export function failed(answer: Answer, failure: Failure): Answer {
 
 /** Nothing stays open when the run has ended. */
 function over(answer: Answer): Partial<Answer> {
-  return { parts: closed(answer.parts), calls: ended(answer.calls), reading: null, position: 0 };
+  return { parts: closed(answer.parts), calls: ended(answer.calls), checking: null, reading: null, position: 0 };
 }
 
 /** What a reader is to be told, if anything, while nothing else on the page says so. */
-export type Doing = "queued" | "reading" | "searching" | "comparing" | "thinking" | null;
+export type Doing = "queued" | "reading" | "searching" | "comparing" | "checking" | "thinking" | null;
 
 export function doing(answer: Answer): Doing {
   if (answer.status !== "running") return null;
+  if (answer.checking !== null) return "checking";
   const last = shownParts(answer).at(-1);
   if (last?.part.kind === "thinking" || last?.part.kind === "text") return null;
   if (last?.part.kind === "calls" && answer.calls.some((call) => call.state === "running")) return null;

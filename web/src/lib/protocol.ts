@@ -97,10 +97,17 @@ export interface AnswerDelta {
   text: string;
 }
 
+/** A sentence of an answer from documents is held back until it is whole and checked: `tokens` of it so far. */
+export interface AnswerChecking {
+  type: "answer.checking";
+  tokens: number;
+}
+
+/** `length`: the run's `max_tokens` were reached. `sources`: it grew as long as its sources. `repetition`: the model wrote the same again and again. */
 export interface AnswerDone {
   type: "answer.done";
   text: string;
-  finish_reason: "stop" | "length";
+  finish_reason: "stop" | "length" | "sources" | "repetition";
   outcome: "answered" | "unknown";
 }
 
@@ -119,7 +126,7 @@ export interface CitationRef {
   sentence: number;
   start: number;
   end: number;
-  support: "supported" | "elsewhere" | "unsupported" | "plain";
+  support: "supported" | "elsewhere" | "partial" | "unsupported" | "plain";
   citations: SourceShown[];
 }
 
@@ -342,6 +349,7 @@ export type RunEvent =
   | ThinkingWait
   | ThinkingDone
   | AnswerDelta
+  | AnswerChecking
   | AnswerDone
   | CitationSources
   | CitationRef

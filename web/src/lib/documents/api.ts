@@ -148,9 +148,22 @@ export async function unshare(id: number, user: string): Promise<void> {
   await request(`/api/collections/${id}/members/${encodeURIComponent(user)}`, { method: "DELETE" });
 }
 
-export async function getDocuments(shelf: number | null, signal?: AbortSignal): Promise<Document[]> {
-  const path = `/api/documents${shelf === null ? "" : `?collection=${shelf}`}`;
-  return (await json<{ documents: Document[] }>(path, bySignal(signal))).documents;
+/** A page of a list, the newest first. `next`, where it is not null, is `before` of the following page. */
+export interface Listed {
+  readonly documents: readonly Document[];
+  readonly next: string | null;
+}
+
+export function getDocuments(
+  shelf: number | null,
+  limit: number,
+  before: string | null,
+  signal?: AbortSignal,
+): Promise<Listed> {
+  const asked = new URLSearchParams({ limit: String(limit) });
+  if (shelf !== null) asked.set("collection", String(shelf));
+  if (before !== null) asked.set("before", before);
+  return json(`/api/documents?${asked}`, bySignal(signal));
 }
 
 export const getDocument = (id: number, signal?: AbortSignal): Promise<Document> =>

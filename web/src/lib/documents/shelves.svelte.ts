@@ -18,10 +18,14 @@ import {
   type Shelf,
 } from "./api";
 
+const PAGE = 100; // documents that are fetched at once
+const MOST = 500; // that the server lists at once
+
 export class Shelves {
   shelves = $state.raw<readonly Shelf[] | null>(null); // null: not told yet
   invitations = $state.raw<readonly Invitation[]>([]); // to others' collections, not answered yet
-  documents = $state.raw<readonly Document[] | null>(null);
+  documents = $state.raw<readonly Document[] | null>(null); // those that were fetched
+  next = $state.raw<string | null>(null); // the place where their list goes on
   hits = $state.raw<readonly Hit[] | null>(null); // null: nothing is searched for
   searching = $state(false);
   failure = $state<string | null>(null); // in the server's words; empty: it could not be reached
@@ -33,7 +37,7 @@ export class Shelves {
 
   /** Show a collection, or null for all. */
   async show(shelf: number | null): Promise<void> {
-    if (shelf !== this.shelf) this.documents = null;
+    if (shelf !== this.shelf) this.documents = this.next = null;
     this.shelf = shelf;
     await this.refresh();
     if (this.query !== "") await this.search(this.query);
@@ -48,8 +52,32 @@ export class Shelves {
       this.invitations = invitations;
       this.shelves = shelves;
       if (this.shelf !== null && this.current === null) this.shelf = null; // it went
-      this.documents = await getDocuments(this.shelf, signal);
+      const wanted = Math.max(PAGE, this.documents?.length ?? 0); // as many as are shown
+      const found: Document[] = [];
+      let next: string | null = null;
+      do {
+        const page = await getDocuments(this.shelf, Math.min(MOST, wanted - found.length), next, signal);
+        found.push(...page.documents);
+        ({ next } = page);
+      } while (next !== null && found.length < wanted);
+      this.documents = found;
+      this.next = next;
       this.failure = null;
+    } catch (error) {
+      if (!signal.aborted) this.#failed(error);
+    }
+  }
+
+  /** Fetch the next page of the list. */
+  async more(): Promise<void> {
+    const { signal } = this.#showing;
+    if (this.next === null) return;
+    try {
+      const { documents, next } = await getDocuments(this.shelf, PAGE, this.next, signal);
+      if (signal.aborted) return;
+      const known = new Set(this.documents?.map(({ id }) => id));
+      this.documents = [...(this.documents ?? []), ...documents.filter(({ id }) => !known.has(id))];
+      this.next = next;
     } catch (error) {
       if (!signal.aborted) this.#failed(error);
     }

@@ -238,6 +238,7 @@ export const de: Strings = {
     reading: "Liest…",
     searching: "Sucht…",
     comparing: "Vergleicht Antworten…",
+    checking: "Prüft den Satz…",
     thinking: "Denkt nach…",
   },
   queued: (ahead: number) => `Wartet, ${count(ahead, "Anfrage", "Anfragen")} davor`,
@@ -316,6 +317,8 @@ export const de: Strings = {
   cite: (n: string, title: string, page: number | null) => `Quelle ${n}: ${place(title, page)}`,
   citeElsewhere: (n: string, title: string, page: number | null) =>
     `Quelle ${n}, obwohl die Antwort eine andere nannte: ${place(title, page)}`,
+  citePartial: (n: string, title: string, page: number | null) =>
+    `Quelle ${n} sagt das nur zum Teil: ${place(title, page)}`,
   unsupported: "ohne Quelle",
   unsupportedLong: "Keine der Quellen sagt das",
   page: (n: number) => `Seite ${n}`,
@@ -386,6 +389,10 @@ export const de: Strings = {
   stopped: "Du hast diese Antwort angehalten.",
   cutShort: (limit: number | null) =>
     `Die Antwort endet hier, weil ihre Grenze${limit === null ? "" : ` von ${tokens(limit)}`} erreicht ist.`,
+  endedEarly: {
+    repetition: "Angehalten: Die Antwort wiederholte sich.",
+    sources: "Angehalten: Die Antwort wurde länger als ihre Quellen.",
+  },
   note: {
     kept: "Für spätere Chats gemerkt.",
     forget: "Vergessen",

@@ -229,6 +229,7 @@ export const en = {
     reading: "Reading…",
     searching: "Searching…",
     comparing: "Comparing answers…",
+    checking: "Checking the sentence…",
     thinking: "Thinking…",
   },
   queued: (ahead: number) => `Waiting, ${count(ahead, "request", "requests")} ahead`,
@@ -306,6 +307,8 @@ export const en = {
   cite: (n: string, title: string, page: number | null) => `Source ${n}: ${place(title, page)}`,
   citeElsewhere: (n: string, title: string, page: number | null) =>
     `Source ${n}, though the answer named another: ${place(title, page)}`,
+  citePartial: (n: string, title: string, page: number | null) =>
+    `Source ${n} says this only in part: ${place(title, page)}`,
   unsupported: "no source",
   unsupportedLong: "None of the sources says this",
   page: (n: number) => `page ${n}`,
@@ -374,6 +377,10 @@ export const en = {
   stopped: "You stopped this answer.",
   cutShort: (limit: number | null) =>
     `The answer ends here because it reached its limit${limit === null ? "" : ` of ${tokens(limit)}`}.`,
+  endedEarly: {
+    repetition: "Stopped: the answer repeated itself.",
+    sources: "Stopped: the answer grew longer than its sources.",
+  },
   note: {
     kept: "Kept for later chats.",
     forget: "Forget it",

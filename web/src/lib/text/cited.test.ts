@@ -74,6 +74,10 @@ test("a sentence's mark is a button for each source, with its title made safe", 
   expect(insert?.html.match(/<button/g)).toHaveLength(2);
   expect(insert?.html).toContain(">12</button>");
   expect(insert?.html).not.toContain("<b>");
+  expect(insert?.html).not.toContain("≈");
+  const [partly] = insertsOf([{ ...mark, support: "partial" }]);
+  expect(partly?.html).toContain(">≈12</button>");
+  expect(partly?.html).toContain("only in part");
   expect(insertsOf([{ ...mark, support: "plain", citations: [] }])).toEqual([]);
   expect(insertsOf([{ ...mark, support: "unsupported", citations: [] }])[0]?.html).toContain("no source");
 });

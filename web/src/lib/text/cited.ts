@@ -15,14 +15,15 @@ const UNSUPPORTED =
   `<span class="cite none" title="${escape(strings.unsupportedLong)}">${escape(strings.unsupported)}</span>`;
 
 function buttons({ citations, support }: Mark, mark: number): string {
-  const elsewhere = support === "elsewhere";
+  const named = { elsewhere: strings.citeElsewhere, partial: strings.citePartial };
+  const special = support === "elsewhere" || support === "partial" ? support : null;
   return citations
     .map(({ label, title, page }, i) => {
       const number = numberOf(label);
-      const name = (elsewhere ? strings.citeElsewhere : strings.cite)(number, title, page);
+      const name = (special === null ? strings.cite : named[special])(number, title, page);
       return (
-        `<button type="button" class="cite${elsewhere ? " elsewhere" : ""}" data-mark="${mark}" data-citation="${i}" ` +
-        `aria-label="${escape(name)}" title="${escape(name)}">${escape(number)}</button>`
+        `<button type="button" class="cite${special === null ? "" : ` ${special}`}" data-mark="${mark}" data-citation="${i}" ` +
+        `aria-label="${escape(name)}" title="${escape(name)}">${special === "partial" ? "≈" : ""}${escape(number)}</button>`
       );
     })
     .join("");

@@ -106,7 +106,7 @@ export const de: typeof en = {
   deleteDocument: (title: string) => `„${title}“ löschen`,
   confirmDelete: "Löschen?",
   deleted: (title: string) => `„${title}“ ist gelöscht.`,
-  showMore: (n: number) => `${number.format(n)} weitere zeigen`,
+  showMore: "Weitere zeigen",
 
   search: "In Dokumenten suchen",
   searchIn: (name: string) => `In ${name} suchen`,

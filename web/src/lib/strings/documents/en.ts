@@ -101,7 +101,7 @@ export const en = {
   deleteDocument: (title: string) => `Delete “${title}”`,
   confirmDelete: "Delete?",
   deleted: (title: string) => `“${title}” was deleted.`,
-  showMore: (n: number) => `Show ${number.format(n)} more`,
+  showMore: "Show more",
 
   search: "Search in documents",
   searchIn: (name: string) => `Search in ${name}`,
