@@ -1,4 +1,5 @@
-"""What others write so that a model does what they want, in pages, rows, notes and descriptions; and a model that does.
+"""Texts that others write so that a model does what they want, in pages, rows, notes and descriptions; and a model
+that does.
 
 Some texts pretend to end the frame around them, some hide what they say from people. `{order}` is where the calls stand
 that are wanted.

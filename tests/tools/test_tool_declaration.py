@@ -187,7 +187,7 @@ def test_every_bad_field_is_named_at_every_depth() -> None:
 def test_what_json_writes_as_a_string_is_read() -> None:
     @tool
     def when(day: datetime.date, amount: Decimal, kind: Kind, mode: Literal["a", "b"]) -> None:
-        """When."""
+        """Goes on a day."""
 
     read = when.validate({"day": "2024-02-29", "amount": "1.10", "kind": "sun", "mode": "b"})
     assert read == {"day": datetime.date(2024, 2, 29), "amount": Decimal("1.10"), "kind": Kind.SUN, "mode": "b"}

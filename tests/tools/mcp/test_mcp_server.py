@@ -80,7 +80,7 @@ def serving(*granted: Permission) -> ToolServer:
 
 
 class Person:
-    """Who is asked by the client."""
+    """Person in front of the client, who answers what it asks."""
 
     def __init__(self, action: str = "accept", **content: Any) -> None:
         self.asked = list[str]()

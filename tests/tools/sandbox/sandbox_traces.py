@@ -1,21 +1,34 @@
-"""What a sandbox could leave behind on this machine, for the tests of it, and whether there can be one here."""
+"""Traces that a sandbox could leave on this machine, a watch over them, and the mark of tests that need a sandbox."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tools.sandbox import Sandbox, SandboxConfig, Support, check
+from tools.sandbox import Finished, Sandbox, SandboxConfig, Support, check
 
 SUPPORT: Support = asyncio.run(check())
 needs_sandboxes = pytest.mark.skipif(not SUPPORT.ok, reason=" ".join(SUPPORT.reasons))
 
 # Nothing is imported ahead, because here more sandboxes are started than waited for.
 SMALL = SandboxConfig(warm=1, memory_bytes=128 << 20, processes=16, scratch_bytes=16 << 20, timeout_s=10, preload=())
+
+# Code for a sandbox: `call` makes a system call by its number and tells the error. Numbers differ between machines, and
+# tables of them have a column for each.
+SYSCALL = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    ctypes.set_errno(0)
+    result = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
+    return errno.errorcode.get(ctypes.get_errno(), "fine") if result < 0 else "fine"
+"""
+COLUMN = 0 if os.uname().machine == "x86_64" else 1
 
 
 def homes(sandbox: Sandbox) -> list[Path]:
@@ -52,3 +65,22 @@ def zombies() -> list[str]:
                 if state == "Z" and int(parent) == os.getpid():
                     found.append(each.name)
     return found
+
+
+@dataclass
+class Watched:
+    """A pool with one warm sandbox, of which every run must have left nothing when it returns."""
+
+    sandbox: Sandbox
+    runs: int = 0
+
+    async def run(self, code: str, timeout_s: float = 10) -> Finished:
+        finished = await self.sandbox.run(code, timeout_s=timeout_s)
+        self.runs += 1
+        # Sandboxes are numbered as they are started, and used in that order.
+        used = {f"jail-{number}" for number in range(1, self.runs + 1)}
+        for home in homes(self.sandbox):
+            assert {folder.name for folder in home.glob("jail-*")} & used == set()
+        assert set(groups_of_processes(homes(self.sandbox)[0])) & used == set()
+        assert zombies() == []
+        return finished
