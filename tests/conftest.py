@@ -1,9 +1,10 @@
-"""What tests of several folders stand on."""
+"""Fixtures that tests of several folders use, and the order that files are run in."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,10 +59,20 @@ MAX_LENGTH = (
     "training/test_trainer.py",
     "e2e/test_operator_page.py",
     "app/api/test_openapi.py",
-    "e2e/test_answers.py",
+    "e2e/answers/test_answers.py",
     "engine/ipc/test_joined_engine.py",
     "e2e/test_chats.py",
 )
+
+
+SLOW_FILE = re.compile(r"^pytestmark = .*pytest\.mark\.slow", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves slow files unread in `make test`, which none of them belong to: importing a file takes long, too."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return bool(SLOW_FILE.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

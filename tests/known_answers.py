@@ -1,4 +1,4 @@
-"""Where the real data and known answers lie that are not part of this repository."""
+"""Paths of the real data and known answers that are not part of this repository."""
 
 from __future__ import annotations
 

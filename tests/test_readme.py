@@ -34,6 +34,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_engine_alone() -> None:
     out = run(snippet("The engine alone"))
     first, forks = out[: out.rindex("[")], ast.literal_eval(out[out.rindex("[") :].strip())
@@ -41,11 +42,13 @@ def test_the_engine_alone() -> None:
     assert len(forks) == 4 and len(set(forks)) > 1  # one prompt, different draws
 
 
+@pytest.mark.slow
 def test_the_engine_with_a_constraint() -> None:
     person = json.loads(run(first_code((ROOT / "docs/constraints.md").read_text(encoding="utf-8"))))
     assert list(person) == ["name", "age"] and len(person["name"]) <= 20 and person["age"] >= 0
 
 
+@pytest.mark.slow
 def test_with_an_openai_client(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "app.cli", "serve", "--port", "0", "--data-dir", str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:

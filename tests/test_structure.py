@@ -22,6 +22,7 @@ NOT_OUR_WORDS = {"backlog", "ticket", "manner", "manners", "toolshed", "dialect"
 WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 OWN_CONSTANTS = re.compile(r"^_?(MOST|LONGEST|LEAST|LARGEST)(_|$)")
 QUESTION = re.compile(r"(What|Who|Whose|Whom|Whether|Which|Where|When|How|Why|Whatever|Whoever|Wherever)\b")
+QUESTION_IN_QUOTES = re.compile(rf'"""\s*{QUESTION.pattern}')
 
 
 @cache
@@ -32,6 +33,12 @@ def _modules() -> dict[str, Path]:
             parts = path.relative_to(ROOT).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
+
+
+@cache
+def _test_modules() -> dict[str, Path]:
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
 
 
 @cache
@@ -64,13 +71,13 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 def test_files_are_read_in_one_sitting() -> None:
-    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in _modules().items()}
+    files = _modules() | _test_modules()
+    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in files.items()}
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
 
 
 def test_folders_are_seen_at_a_glance() -> None:
-    tests = [path for path in (ROOT / "tests").rglob("*.py") if "__pycache__" not in path.parts]
-    counts = Counter(path.parent for path in [*_modules().values(), *tests])
+    counts = Counter(path.parent for path in [*_modules().values(), *_test_modules().values()])
     assert {str(folder): count for folder, count in counts.items() if count > MAX_FILES} == {}
 
 
@@ -84,11 +91,11 @@ def test_a_class_has_a_name_of_its_own() -> None:
     assert len(twice) <= MAX_TWICE, twice
 
 
-@pytest.mark.parametrize("package", PRODUCT)
+@pytest.mark.parametrize("package", [*PRODUCT, "tests"])
 def test_docstrings_begin_with_a_verb_or_a_noun(package: str) -> None:
     asked = []
-    for module, path in _modules().items():
-        if module.partition(".")[0] != package:
+    for module, path in (_modules() | _test_modules()).items():
+        if module.partition(".")[0] != package or not QUESTION_IN_QUOTES.search(path.read_text(encoding="utf-8")):
             continue
         for node in ast.walk(_tree(path)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

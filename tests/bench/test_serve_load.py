@@ -21,6 +21,8 @@ from bench.serve.load_client import Load, LoadTarget, TurnOutcome, load
 from bench.serve.measured import Objective, in_the_way, percentiles, summary
 from tests.app.conftest import Server, server
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["server"]  # fixtures
 
 

@@ -1,4 +1,4 @@
-"""What there is of a device that is not there: streams, events, graphs, locked memory, and what was asked of it."""
+"""Pretends to be a device: streams, events, graphs, locked memory, and a count of what was asked of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Copy:
 
 
 class Stream:
-    """What is queued: the copies, as all else is done at once."""
+    """Queues copies; all else is done at once."""
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.copies: list[Copy] = []
@@ -68,7 +68,7 @@ class Stream:
 
 
 class Event:
-    """What was queued when it was recorded."""
+    """Holds the copies that were queued when it was recorded."""
 
     def __init__(self, **options: bool) -> None:
         self.copies: list[Copy] = []

@@ -1,4 +1,4 @@
-"""What torch and Triton may be asked to do with the tensors of a device that is not there."""
+"""Rules for torch and Triton on the tensors of a device that is not there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Distant(Tensor):
 
 
 class Rules(TorchFunctionMode):
-    """What every call of torch goes through."""
+    """Checks every call of torch, and answers it for the device that is not there."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

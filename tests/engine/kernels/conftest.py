@@ -1,4 +1,4 @@
-"""Where kernels run: on a GPU, or interpreted on the CPU where there is none."""
+"""Device that kernels run on: a GPU, or the interpreter on the CPU where there is none."""
 
 from __future__ import annotations
 

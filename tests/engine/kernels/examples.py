@@ -1,4 +1,4 @@
-"""How many random cases a kernel is tried on."""
+"""Number of random cases that a kernel is tried on."""
 
 from __future__ import annotations
 

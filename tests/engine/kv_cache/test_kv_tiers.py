@@ -121,7 +121,7 @@ async def test_what_was_evicted_is_copied_back_and_not_read_again(
     [{"quantization": "int8"}, {"kernels": "torch"}, {"dtype": "float16"}, {"batch_invariant": False}, {"threads": 2}],
 )
 def test_blocks_of_other_weights_or_kernels_are_not_taken(changed: dict[str, Any]) -> None:
-    """What computes keys and values is in the fingerprint that a block is found by."""
+    """Holds the fingerprint that a block is found by to name everything that computes keys and values."""
     shape, config = (2, 9, 4), EngineConfig("none")
     numerics = Numerics("bfloat16", "AMX", "none", "auto", "cpu", "AVX512", 0, "2.13", batch_invariant=True)
     before, after = (layout_of(b"model", config, each, shape) for each in (numerics, replace(numerics, **changed)))
